@@ -1,0 +1,56 @@
+"""WebDataset shards in AIStore or on disk to training batches, decoded by DALI, in an order that a seed fixes.
+
+>>> import dali_pipes as dp
+>>> loader = dp.loader("ais://pets/shuffled-", dp.segmentation(crop=350), batch_size=64, seed=7)  # doctest: +SKIP
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dali_pipes.errors import CacheError as CacheError
+    from dali_pipes.errors import DataError as DataError
+    from dali_pipes.errors import DecodeError as DecodeError
+    from dali_pipes.errors import PipesError as PipesError
+    from dali_pipes.errors import StoreError as StoreError
+    from dali_pipes.errors import WorkerProcessError as WorkerProcessError
+    from dali_pipes.iterator import Loader as Loader
+    from dali_pipes.iterator import loader as loader
+    from dali_pipes.pipelines import IMAGENET_MEAN as IMAGENET_MEAN
+    from dali_pipes.pipelines import IMAGENET_STD as IMAGENET_STD
+    from dali_pipes.pipelines import classification_eval as classification_eval
+    from dali_pipes.pipelines import classification_train as classification_train
+    from dali_pipes.pipelines import segmentation as segmentation
+    from dali_pipes.seam import Components as Components
+    from dali_pipes.seam import Random as Random
+
+# Resolved when first used: DALI and torch take seconds to import, and the command line must answer at once.
+_HOMES = {
+    "CacheError": "errors",
+    "Components": "seam",
+    "DataError": "errors",
+    "DecodeError": "errors",
+    "IMAGENET_MEAN": "pipelines",
+    "IMAGENET_STD": "pipelines",
+    "Loader": "iterator",
+    "PipesError": "errors",
+    "Random": "seam",
+    "StoreError": "errors",
+    "WorkerProcessError": "errors",
+    "classification_eval": "pipelines",
+    "classification_train": "pipelines",
+    "loader": "iterator",
+    "segmentation": "pipelines",
+}
+
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

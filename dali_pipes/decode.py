@@ -1,0 +1,158 @@
+"""Decode and transform: batches of encoded bytes and the seam's arrays in, finished tensors out. The decode half.
+
+Lives as long as its loader: the decoders' threads and, on a GPU, their buffers and streams are made once. It pulls:
+whenever a batch is scheduled it asks its feed for the next one, in the thread that iterates.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from nvidia.dali.pipeline import Pipeline
+from nvidia.dali.types import PipelineAPIType
+
+from dali_pipes.samples import Batch, Places
+from dali_pipes.seam import Components, Graph, Random, make_source
+
+__all__ = ["DecodeHalf", "Fed"]
+
+
+class Fed(NamedTuple):
+    """What the feed gives for one batch."""
+
+    batch: Batch
+    encoded: Sequence[Any]
+    """For each component of the graph, in its order: a TensorList, or a list of uint8 arrays, one a sample."""
+    arrays: Sequence[npt.NDArray[Any]]
+    """From `DecodeHalf.arrays`."""
+
+
+class DecodeHalf:
+    """A graph, as a pipeline that pulls its batches.
+
+    Args:
+        graph: See `dali_pipes.seam.Graph`.
+        feed: Gives the next batch, ``None`` at the end of the epoch; set `feed` before the first batch is scheduled.
+        places: Where a component of every sample lies.
+        labels: The class id of every sample.
+        batch_size: The most samples a batch.
+        device_id: A CUDA device, ``None`` for the CPU.
+        num_threads: Decoding threads.
+        prefetch_queue_depth: Batches decoded ahead.
+
+    Raises:
+        ValueError: If the graph returns no dict of outputs, or takes no component.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        *,
+        places: Callable[[str], Places],
+        labels: Callable[[], npt.NDArray[np.int64]],
+        batch_size: int,
+        device_id: int | None,
+        num_threads: int,
+        prefetch_queue_depth: int,
+    ) -> None:
+        self.feed: Callable[[], Fed | None] = lambda: None
+        self.scheduled: deque[Batch] = deque()
+        """The batches that were pulled and not yet delivered, oldest first."""
+        self._waiting: dict[str, deque[Any]] = {}
+        self.pipeline = Pipeline(
+            batch_size=batch_size,
+            num_threads=num_threads,
+            device_id=device_id,
+            prefetch_queue_depth=prefetch_queue_depth,
+            # Outputs stay valid while they are held, and TensorLists of the reader half are taken as they are.
+            exec_dynamic=True,
+        )
+        with self.pipeline:
+            components = Components(
+                source=make_source(self._next_input),
+                places=places,
+                labels=labels,
+                device="cpu" if device_id is None else "mixed",
+            )
+            outputs = graph(components, Random(components))
+            if not isinstance(outputs, dict) or not outputs:
+                raise ValueError(f"graph must return a dict of outputs by name, got {type(outputs).__name__}")
+            if not components.inputs.components:
+                raise ValueError("graph takes none of the components; take one as components['image.jpg']")
+            nodes = outputs.values() if device_id is None else [node.gpu() for node in outputs.values()]
+            self.pipeline.set_outputs(*nodes)
+        self.inputs = components.inputs
+        self.output_names = list(outputs)
+        names = [f"component/{name}" for name in self.inputs.components]
+        names += [f"array/{number}" for number in range(len(self.inputs.arrays))]
+        self._waiting = {name: deque() for name in names}
+
+    def arrays(self, batch: Batch) -> list[npt.NDArray[Any]]:
+        """What the graph's arrays are for one batch. Called by the feed, where an error loses no other batch."""
+        return [np.ascontiguousarray(function(batch)) for function, _ in self.inputs.arrays]
+
+    def schedule(self) -> None:
+        """Start decoding a batch: the first call of an epoch pulls as many as are decoded ahead, each next one one
+        more.
+
+        At the end of the epoch's feed it does nothing.
+        """
+        with self._iterator_scope():
+            self.pipeline.schedule_run()
+
+    def take(self) -> tuple[Batch, dict[str, Any]]:
+        """The oldest batch in flight, waited for, and its outputs by name as DALI tensors on the graph's device.
+
+        Raises:
+            StopIteration: If none is in flight.
+            RuntimeError: If DALI could not decode it; the batch is then the oldest in `scheduled`, and is lost.
+        """
+        with self._iterator_scope():
+            outputs = self.pipeline.share_outputs()
+            tensors = {name: out.as_tensor() for name, out in zip(self.output_names, outputs, strict=True)}
+            self.pipeline.release_outputs()
+        return self.scheduled.popleft(), tensors
+
+    def drain(self) -> None:
+        """Throw away what is in flight and be ready for another epoch's feed."""
+        self.feed = lambda: None
+        with self._iterator_scope():
+            self.pipeline.schedule_run()  # pulls the end of the epoch: without it reset() does nothing
+            while True:
+                try:
+                    self.pipeline.share_outputs()
+                except StopIteration:
+                    break
+                except RuntimeError:
+                    continue  # a batch that nobody will see could not be decoded
+                self.pipeline.release_outputs()
+            self.pipeline.reset()
+        self.scheduled.clear()
+        for queue in self._waiting.values():
+            queue.clear()
+
+    def _iterator_scope(self) -> AbstractContextManager[None]:
+        # DALIGenericIterator claims its pipelines for itself when it is made, and DALI refuses other callers than
+        # iterators from then on; this half is driven by such an iterator, and says so.
+        return self.pipeline._check_api_type_scope(PipelineAPIType.ITERATOR)  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        """Destroy the pipeline, its threads and buffers. Can be called twice."""
+        self.feed = lambda: None
+        self.pipeline = None
+
+    def _next_input(self, name: str) -> Any:
+        """What DALI is handed for one input; the first input of an iteration pulls the batch for all of them."""
+        if not self._waiting[name]:
+            fed = self.feed()
+            if fed is None:
+                raise StopIteration
+            self.scheduled.append(fed.batch)
+            for component, encoded in zip(self.inputs.components, fed.encoded, strict=True):
+                self._waiting[f"component/{component}"].append(encoded)
+            for number, array in enumerate(fed.arrays):
+                self._waiting[f"array/{number}"].append(array)
+        return self._waiting[name].popleft()

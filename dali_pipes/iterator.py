@@ -1,0 +1,390 @@
+"""A loader: shard URLs and a graph in, batches out, epoch after epoch. What a training loop holds.
+
+Who owns what: the loader owns the image, the stager's threads, the decode half, and one segment at a time. Everything
+but the stager and DALI's own threads runs in the thread that iterates.
+"""
+
+import contextlib
+import dataclasses
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from nvidia.dali.plugin.base_iterator import LastBatchPolicy
+from nvidia.dali.plugin.pytorch import DALIGenericIterator
+from torch.utils.dlpack import from_dlpack
+
+from dali_pipes.decode import DecodeHalf, Fed
+from dali_pipes.errors import DataError, DecodeError, WorkerProcessError
+from dali_pipes.fetch import Stager
+from dali_pipes.image import Image, choose_cache_dir
+from dali_pipes.plan import LAST_BATCH_POLICIES, LastBatchPolicyName, OrderInputs, Plan, Step, num_steps
+from dali_pipes.randomness import Stream
+from dali_pipes.samples import Batch, Labels, Samples, load_samples
+from dali_pipes.seam import Graph
+from dali_pipes.segments import MAX_LINES, Segment, index_text
+from prep.endpoint import cluster
+from prep.manifest import Manifest, manifest_name
+from prep.urls import ShardUrls, is_remote, resolve_shards
+
+__all__ = ["Loader", "loader"]
+
+_log = logging.getLogger(__name__)
+
+Device = Literal["auto", "gpu", "cpu"]
+
+# The first segment is short, so that the first batch waits for little; each next one is twice as long, up to MAX_LINES.
+FIRST_SEGMENT_LINES = 1024
+
+
+class Loader(DALIGenericIterator):  # type: ignore[misc]
+    """Batches of one data set, in the order that a seed fixes. Made by `loader`; a context manager.
+
+    Iterating gives ``[{name: tensor}]``, a list of one dict as DALI's own iterators do: the graph's outputs by name, on
+    the loader's device, each of shape [batch, ...]; with ``with_keys`` also ``"key"``, a list of str.
+
+    An epoch ends with `StopIteration`. `break` and iterating again goes on with the same epoch, as DALI does; after the
+    end, iterating again, or `reset`, starts the next. `reset` in mid-epoch gives the rest of it up.
+    """
+
+    def __init__(
+        self,
+        decode: DecodeHalf,
+        *,
+        samples: Samples,
+        image: Image,
+        stager: Stager,
+        order: OrderInputs,
+        last_batch_policy: LastBatchPolicyName,
+        auto_reset: bool,
+        with_keys: bool,
+        resources: contextlib.ExitStack,
+    ) -> None:
+        self._decode, self._samples, self._image, self._stager = decode, samples, image, stager
+        self._policy = last_batch_policy
+        self._order = order
+        self._with_keys = with_keys
+        self._pid = os.getpid()
+        self._segment: Segment | None = None
+        self._error: Exception | None = None
+        self._running = False
+        # What the graph asked for, in its order: looked up once.
+        self._places = [samples.places(component) for component in decode.inputs.components]
+        self.num_valid = 0
+        """How many samples of the batch last delivered count; fewer than it holds only in a ``PARTIAL`` last batch."""
+        super().__init__(
+            [decode.pipeline],
+            decode.output_names,
+            size=-1,
+            auto_reset=auto_reset,
+            last_batch_policy=LastBatchPolicy[last_batch_policy],
+            prepare_first_batch=False,
+        )
+        self._start_epoch(order.epoch)
+        self._resources = resources.pop_all()  # from here on close() is what frees them
+        self._closed = False
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of one epoch, exact before the first batch."""
+        return self._plan.num_samples
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is being, or is about to be, iterated; the first is 0."""
+        return self._order.epoch
+
+    def __len__(self) -> int:
+        """Batches of one epoch, exact before the first."""
+        return num_steps(self.num_samples, global_batch_size=self.batch_size, last_batch_policy=self._policy)
+
+    def __iter__(self) -> "Loader":
+        self._check_usable()
+        if self._delivered == len(self):
+            self._start_epoch(self.epoch + 1)
+        return self
+
+    def __next__(self) -> list[dict[str, Any]]:
+        self._check_usable()
+        if self._delivered == len(self):
+            if self._auto_reset == "yes":
+                self._start_epoch(self.epoch + 1)
+            raise StopIteration
+        if not self._running:
+            self._running = True
+            self._decode.schedule()
+        try:
+            batch, tensors = self._decode.take()
+        except RuntimeError as exc:
+            raise self._decode_error(exc) from exc
+        except StopIteration:
+            # The feed ended early: what it could not read was kept, so that all before it was delivered first.
+            assert self._error is not None, "the plan has as many steps as len() says"
+            raise self._error from None
+        self._advance()
+        delivered: dict[str, Any] = {name: from_dlpack(tensor) for name, tensor in tensors.items()}
+        if self._with_keys:
+            delivered["key"] = batch.keys
+        self.num_valid = batch.num_valid
+        return [delivered]
+
+    def reset(self) -> None:
+        """Start the next epoch, giving up the rest of this one. Before an epoch's first batch it does nothing."""
+        self._check_usable()
+        if self._delivered:
+            self._start_epoch(self.epoch + 1)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Start this epoch from its first sample; what is left of the current one is given up.
+
+        Raises:
+            ValueError: If ``epoch`` is negative.
+        """
+        self._check_usable()
+        if epoch < 0:
+            raise ValueError(f"epoch must not be negative, got {epoch}")
+        self._start_epoch(epoch)
+
+    def close(self) -> None:
+        """Stop threads, free the image. Can be called twice; the loader cannot be iterated afterwards."""
+        if self._closed or os.getpid() != self._pid:
+            return
+        self._closed = True
+        self._close_segment()
+        self._decode.close()
+        self._pipes: list[object] = []
+        self._resources.close()
+
+    def __enter__(self) -> "Loader":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        # Only a loader whose constructor came to its end has something to close.
+        if getattr(self, "_closed", True) is False:
+            self.close()
+
+    def _start_epoch(self, epoch: int) -> None:
+        order = dataclasses.replace(self._order, epoch=epoch)
+        if self._running:
+            self._decode.drain()
+        self._close_segment()
+        self._running, self._error, self._delivered = False, None, 0
+        self._order = order
+        manifest = self._samples.manifest
+        self._plan = Plan(shard_bytes=manifest.shard_bytes, shard_samples=manifest.samples, order=order)
+        self._stager.stage(int(shard) for window in self._plan.window_shards() for shard in window)
+        self._streams: dict[str, Stream] = {}
+        self._steps = self._plan.steps(batch_size=self.batch_size, last_batch_policy=self._policy)
+        self._segment_lines = FIRST_SEGMENT_LINES
+        self._feeding = self._feed()
+        self._decode.feed = self._next_fed
+
+    def _next_fed(self) -> Fed | None:
+        """The next batch for the decode half; an error ends the feed and is raised when all before it is delivered."""
+        try:
+            return next(self._feeding, None)
+        except Exception as exc:  # noqa: BLE001 (handed on, whatever it is)
+            self._error = exc
+            return None
+
+    def _feed(self) -> Iterator[Fed]:
+        """The epoch's batches, read: one segment after the other."""
+        pending = next(self._steps, None)
+        while pending is not None:
+            size = len(pending.ordinals)
+            steps = [pending]
+            # A segment is cut at a batch's edge, and a short last batch is a segment of its own: a reader's batches are
+            # of one size.
+            while (pending := next(self._steps, None)) is not None:
+                if len(pending.ordinals) != size or (len(steps) + 1) * size > self._segment_lines:
+                    break
+                steps.append(pending)
+            self._segment_lines = min(2 * self._segment_lines, MAX_LINES)
+            yield from self._read_segment(steps)
+
+    def _read_segment(self, steps: list[Step]) -> Iterator[Fed]:
+        ordinals = np.concatenate([step.ordinals for step in steps])
+        shards = self._samples.shard[ordinals]
+        self._stager.wait(np.unique(shards).tolist())
+        starts = self._image.starts[shards]
+        index = index_text(
+            self._samples.index_names(ordinals),
+            [starts + places.offset[ordinals] for places in self._places],
+            [places.size[ordinals] for places in self._places],
+        )
+        self._close_segment()
+        self._segment = Segment(
+            self._image.path, index, num_components=len(self._places), batch_size=len(steps[0].ordinals)
+        )
+        for step in steps:
+            batch = Batch(self._samples, step.ordinals, step.occurrences, num_valid=step.num_valid, stream=self._stream)
+            yield Fed(batch, self._segment.read(), self._decode.arrays(batch))
+
+    def _stream(self, name: str) -> Stream:
+        if name not in self._streams:
+            self._streams[name] = Stream(self._order.seed, self.epoch, f"graph/{name}")
+        return self._streams[name]
+
+    def _close_segment(self) -> None:
+        if self._segment is not None:
+            self._segment.close()
+            self._segment = None
+
+    def _advance(self) -> None:
+        """Count a batch, and decode another in its place if the epoch has one: nothing is decoded past its end."""
+        self._delivered += 1
+        if self._delivered + len(self._decode.scheduled) < len(self):
+            self._decode.schedule()
+
+    def _decode_error(self, exc: RuntimeError) -> DecodeError:
+        batch = self._decode.scheduled.popleft()
+        self._advance()
+        reason = str(exc).partition("encountered:")[2].strip() or str(exc)
+        reason = " ".join(reason.split("Current pipeline object is no longer valid")[0].split())
+        named = [name for name, key in zip(batch.names, batch.index_names, strict=True) if key in reason]
+        if named:
+            return DecodeError(f"{named[0]}: DALI cannot decode it: {reason}")
+        among = ", ".join(batch.keys[:8]) + (", ..." if len(batch) > 8 else "")
+        return DecodeError(f"DALI cannot decode one of the {len(batch)} samples {among}: {reason}")
+
+    def _check_usable(self) -> None:
+        if os.getpid() != self._pid:
+            raise WorkerProcessError(
+                f"this loader was made in process {self._pid} and is used in process {os.getpid()}, probably a "
+                "DataLoader worker; it has threads of its own and needs no workers: use it directly, or with "
+                "DataLoader(num_workers=0)"
+            )
+        if self._closed:
+            raise ValueError("this loader is closed; make another")
+
+
+def loader(
+    shards: ShardUrls,
+    graph: Graph,
+    *,
+    batch_size: int,
+    seed: int = 0,
+    shuffle: bool = True,
+    last_batch_policy: str | LastBatchPolicy = "PARTIAL",
+    device: Device = "auto",
+    num_threads: int | None = None,
+    with_keys: bool = False,
+    labels: Labels = "raw",
+    auto_reset: bool = False,
+    prefetch_queue_depth: int = 2,
+    cache_dir: str | Path | None = None,
+    endpoint: str | None = None,
+) -> Loader:
+    """A loader over indexed shards.
+
+    Args:
+        shards: ``"ais://pets/shuffled-{000000..000003}.tar"``, ``"ais://pets/shuffled-"``, a glob, a directory or a
+        list;
+            they must have been indexed (``dali-pipes prep index``).
+        graph: ``dali_pipes.segmentation(...)``, another of `dali_pipes.pipelines`, or a ``graph(components, random)``.
+        batch_size: Samples a batch.
+        seed: Fixes the order and every augmentation; each epoch has its own.
+        shuffle: ``False`` reads in the manifest's order.
+        last_batch_policy: ``"PARTIAL"`` gives the last batch short, ``"FILL"`` fills it with the epoch's first samples,
+            ``"DROP"`` leaves it out.
+        device: ``"gpu"``: the current CUDA device; ``"cpu"``; ``"auto"``: the GPU if there is one.
+        num_threads: Decoding threads; ``None``: as many as the process may use cores.
+        with_keys: Add ``"key"``, a list of str, to each batch.
+        labels: ``"raw"``: class ids as ``cls`` holds them; ``"contiguous"``: from 0, by the manifest's class table.
+        auto_reset: As DALI's: start the next epoch by itself when one has ended.
+        prefetch_queue_depth: Batches decoded ahead.
+        cache_dir: Where the image is kept while the loader lives: a local directory with room for all shards. ``None``:
+            shared memory if they fit there twice, else the directory for temporary files.
+        endpoint: AIStore's proxy. ``None``: ``AIS_ENDPOINT``; where that is not set, an embedded node is started.
+
+    Raises:
+        DataError: If the shards are not indexed, or a sample lacks a component that the graph takes.
+        StoreError: If a shard or the store is not there.
+        CacheError: If the shards do not fit the cache.
+        WorkerProcessError: In a DataLoader's worker process.
+    """
+    policy = _policy_name(last_batch_policy)
+    _check_arguments(batch_size=batch_size, num_threads=num_threads, device=device, labels=labels)
+    if torch.utils.data.get_worker_info() is not None:
+        raise WorkerProcessError(
+            "a loader cannot be made in a DataLoader worker process: it has threads of its own, and a GPU cannot be "
+            "used after a fork; make it in the main process and use it directly, or with DataLoader(num_workers=0)"
+        )
+    with contextlib.ExitStack() as resources:
+        first = shards if isinstance(shards, str | Path) else next(iter(shards), "")
+        if is_remote(first):
+            endpoint = resources.enter_context(cluster(endpoint or os.environ.get("AIS_ENDPOINT") or None))
+        resolved = resolve_shards(shards, endpoint=endpoint)
+        name = manifest_name(resolved.prefix)
+        where = resolved.store.locate(name)
+        if resolved.store.size(name) is None:
+            raise DataError(f"no manifest '{where}'; make it: dali-pipes prep index '{resolved.url}'")
+        manifest = Manifest.from_bytes(resolved.store.read(name), where=where).select(resolved.names, where=where)
+        if manifest.num_samples == 0:
+            raise DataError(f"'{resolved.url}': {manifest.num_shards} shards hold no sample")
+        samples = load_samples(resolved.store, manifest)
+        decode = DecodeHalf(
+            graph,
+            places=samples.places,
+            labels=lambda: samples.labels(labels),
+            batch_size=batch_size,
+            device_id=_device_id(device),
+            num_threads=num_threads or len(os.sched_getaffinity(0)),
+            prefetch_queue_depth=prefetch_queue_depth,
+        )
+        for component in [*decode.inputs.components, *decode.inputs.photos]:
+            samples.check_photos(component)
+        directory = Path(cache_dir) if cache_dir is not None else choose_cache_dir(manifest.total_bytes)
+        image = resources.enter_context(contextlib.closing(Image(manifest.shard_bytes, cache_dir=directory)))
+        stager = resources.enter_context(contextlib.closing(Stager(resolved.store, manifest, image)))
+        return Loader(
+            decode,
+            samples=samples,
+            image=image,
+            stager=stager,
+            order=OrderInputs(seed=seed, shuffle=shuffle),
+            last_batch_policy=policy,
+            auto_reset=auto_reset,
+            with_keys=with_keys,
+            resources=resources,
+        )
+
+
+def _policy_name(policy: str | LastBatchPolicy) -> LastBatchPolicyName:
+    name = policy.name if isinstance(policy, LastBatchPolicy) else policy
+    if name not in LAST_BATCH_POLICIES:
+        raise ValueError(f"last_batch_policy must be one of {', '.join(LAST_BATCH_POLICIES)}, got {name!r}")
+    return name  # type: ignore[return-value]
+
+
+def _check_arguments(*, batch_size: int, num_threads: int | None, device: str, labels: str) -> None:
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be positive, got {batch_size}")
+    if num_threads is not None and num_threads < 1:
+        raise ValueError(f"num_threads must be positive, got {num_threads}")
+    if device not in ("auto", "gpu", "cpu"):
+        raise ValueError(f"device must be one of auto, gpu, cpu, got {device!r}")
+    if labels not in ("raw", "contiguous"):
+        raise ValueError(f"labels must be one of raw, contiguous, got {labels!r}")
+
+
+def _device_id(device: Device) -> int | None:
+    """The CUDA device to decode on, ``None`` for the CPU."""
+    if device == "cpu":
+        return None
+    if torch.cuda.is_available():
+        return int(torch.cuda.current_device())
+    if device == "gpu":
+        raise ValueError("device='gpu', and torch finds no CUDA device; pass device='cpu' or 'auto'")
+    _log.info("no CUDA device: decoding on the CPU")
+    return None

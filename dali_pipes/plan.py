@@ -1,0 +1,350 @@
+"""Plan an epoch: a manifest's columns and a seed in, the exact samples of every step of this rank out.
+
+Pure arithmetic on integers. The order is a function of `OrderInputs` and the manifest and of nothing else: not of time,
+threads, world size, batch size or cache. A sample is named by its ordinal, its position in the manifest's order.
+
+Three levels, each a permutation by a counter-based generator (`dali_pipes.randomness`):
+
+* the list of shards, cut into ``num_slices`` slices;
+* each slice, cut into windows: runs of shards that are resident together;
+* the samples of each window.
+
+Cost and memory grow with the window, not with the data set, but for the permutation of the shard list.
+"""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from dali_pipes.randomness import Stream
+
+__all__ = [
+    "LAST_BATCH_POLICIES",
+    "LastBatchPolicyName",
+    "OrderInputs",
+    "Plan",
+    "Step",
+    "Window",
+    "cut_windows",
+    "num_steps",
+]
+
+Int64s = npt.NDArray[np.int64]
+LastBatchPolicyName = Literal["FILL", "DROP", "PARTIAL"]
+LAST_BATCH_POLICIES: tuple[str, ...] = get_args(LastBatchPolicyName)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrderInputs:
+    """All that the order depends on beside the manifest."""
+
+    seed: int = 0
+    epoch: int = 0
+    shuffle: bool = True
+    """``False``: the manifest's order; the other inputs but ``num_slices`` are then without effect."""
+    shuffle_window: int | Literal["all"] = "all"
+    """Bytes of shards that are shuffled together; ``"all"``: the whole slice, an exact global shuffle."""
+    ramp_up: bool = False
+    """Start with windows of 1, 2, 4, ... shards, so that the first batch waits for one shard only."""
+    num_slices: int = 1
+    """Nodes that each stage a share of the shards; each step takes as many samples from every slice."""
+
+    def __post_init__(self) -> None:
+        if self.epoch < 0:
+            raise ValueError(f"epoch must not be negative, got {self.epoch}")
+        if self.num_slices < 1:
+            raise ValueError(f"num_slices must be positive, got {self.num_slices}")
+        if self.shuffle_window != "all" and not (isinstance(self.shuffle_window, int) and self.shuffle_window > 0):
+            raise ValueError(f"shuffle_window must be 'all' or a positive number of bytes, got {self.shuffle_window!r}")
+
+
+class Window(NamedTuple):
+    """Shards that are resident together, and their samples in the order in which they are read."""
+
+    shards: Int64s
+    ordinals: Int64s
+
+
+class Step(NamedTuple):
+    """One batch of one rank."""
+
+    ordinals: Int64s
+    """int64 [batch]: the samples, in order."""
+    occurrences: Int64s
+    """int64 [batch]: how often the epoch had the sample before; not 0 only where samples are repeated."""
+    num_valid: int
+    """How many, from the front, count: fewer than ``len(ordinals)`` only where a rank has nothing in a last batch."""
+
+
+def num_steps(num_samples: int, *, global_batch_size: int, last_batch_policy: LastBatchPolicyName) -> int:
+    """Steps of one epoch, the same on every rank.
+
+    >>> [num_steps(7, global_batch_size=2, last_batch_policy=policy) for policy in ("FILL", "DROP", "PARTIAL")]
+    [4, 3, 4]
+    """
+    if last_batch_policy == "DROP":
+        return num_samples // global_batch_size
+    return -(-num_samples // global_batch_size)
+
+
+def cut_windows(
+    shard_bytes: Int64s, *, shuffle_window: int | Literal["all"], ramp_up: bool
+) -> Iterator[tuple[int, int]]:
+    """Cut a list of shards into ranges ``[start, stop)`` of at most ``shuffle_window`` bytes, but at least one shard.
+
+    >>> list(cut_windows(np.array([4, 4, 4, 9, 1]), shuffle_window=8, ramp_up=False))
+    [(0, 2), (2, 3), (3, 4), (4, 5)]
+    >>> list(cut_windows(np.ones(12, np.int64), shuffle_window="all", ramp_up=True))
+    [(0, 1), (1, 3), (3, 7), (7, 12)]
+    """
+    stops = np.cumsum(shard_bytes)
+    start, ramp = 0, 1
+    while start < len(shard_bytes):
+        stop = len(shard_bytes)
+        if shuffle_window != "all":
+            before = int(stops[start - 1]) if start else 0
+            stop = max(start + 1, int(np.searchsorted(stops, before + shuffle_window, side="right")))
+        if ramp_up and start + ramp < stop:
+            stop = start + ramp
+            ramp *= 2
+        else:
+            ramp_up = False
+        yield start, stop
+        start = stop
+
+
+class Plan:
+    """The order of one epoch.
+
+    Args:
+        shard_bytes: int64 [shards], from the manifest.
+        shard_samples: int64 [shards], samples in each.
+        order: What the order depends on.
+        excluded: Ordinals that are left out, in any order.
+
+    Raises:
+        ValueError: If there are fewer shards than slices, or nothing is left to read.
+    """
+
+    def __init__(
+        self,
+        *,
+        shard_bytes: Int64s,
+        shard_samples: Int64s,
+        order: OrderInputs,
+        excluded: Sequence[int] | Int64s = (),
+    ) -> None:
+        if order.num_slices > len(shard_bytes):
+            raise ValueError(
+                f"num_slices must not exceed the number of shards, {len(shard_bytes)}, got {order.num_slices}"
+            )
+        self.order = order
+        self._shard_bytes = np.asarray(shard_bytes, np.int64)
+        self._shard_stops = np.cumsum(shard_samples, dtype=np.int64)
+        self._shard_starts = self._shard_stops - shard_samples
+        self._excluded = np.unique(np.asarray(excluded, np.int64))
+        total = int(self._shard_stops[-1]) if len(self._shard_stops) else 0
+        if len(self._excluded) and not 0 <= self._excluded[0] <= self._excluded[-1] < total:
+            raise ValueError(
+                f"excluded ordinals must be in [0, {total}), got {self._excluded[0]}..{self._excluded[-1]}"
+            )
+        left_out = np.bincount(self.shard_of(self._excluded), minlength=len(self._shard_bytes))
+        self._shard_kept = np.asarray(shard_samples, np.int64) - left_out
+        self._slices = np.array_split(self._shard_order(), order.num_slices)
+        self._slice_samples = [int(self._shard_kept[shards].sum()) for shards in self._slices]
+        if min(self._slice_samples) == 0:
+            raise ValueError(
+                f"nothing to read: {total} samples, {len(self._excluded)} excluded, in {order.num_slices} slices"
+            )
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of one epoch over all ranks; slices shorter than the longest wrap, which counts."""
+        return max(self._slice_samples) * self.order.num_slices
+
+    def shard_of(self, ordinals: Int64s) -> Int64s:
+        """The shard of each ordinal: int64 [N]."""
+        return np.searchsorted(self._shard_stops, ordinals, side="right").astype(np.int64)
+
+    def row_of(self, ordinals: Int64s, shards: Int64s) -> Int64s:
+        """The position of each ordinal within its shard: int64 [N]."""
+        return ordinals - self._shard_starts[shards]
+
+    def windows(self, slice_: int = 0) -> Iterator[Window]:
+        """The windows of one slice, in the order in which they are read."""
+        for shards in self.window_shards(slice_):
+            yield Window(shards, self._window_ordinals(shards))
+
+    def window_shards(self, slice_: int = 0) -> Iterator[Int64s]:
+        """The shards of the windows of one slice, in the order in which they are read; costs nothing a sample."""
+        shards = self._slices[slice_]
+        window = self.order.shuffle_window if self.order.shuffle else "all"
+        ramp_up = self.order.ramp_up and self.order.shuffle
+        for start, stop in cut_windows(self._shard_bytes[shards], shuffle_window=window, ramp_up=ramp_up):
+            yield shards[start:stop]
+
+    def steps(
+        self,
+        *,
+        batch_size: int,
+        rank: int = 0,
+        world_size: int = 1,
+        last_batch_policy: LastBatchPolicyName = "PARTIAL",
+        start: int = 0,
+    ) -> Iterator[Step]:
+        """The batches of this rank, from position ``start`` of the order on.
+
+        Step *s* takes ``batch_size * world_size`` consecutive samples of the order; rank *r* has the *r*-th block, with
+        several slices after the step's samples were grouped by slice. Seven samples, two ranks, batches of two:
+
+        ===========  ==========  ==========================================================
+        policy       step 0      step 1 (three samples are left: 4, 5, 6)
+        ===========  ==========  ==========================================================
+        ``DROP``     0 1 | 2 3   none
+        ``FILL``     0 1 | 2 3   4 5 | 6 0: the epoch's first samples fill it
+        ``PARTIAL``  0 1 | 2 3   4 5 | 6: dealt evenly, the first ranks one more
+        ===========  ==========  ==========================================================
+
+        A rank that would have nothing in a ``PARTIAL`` last step gets the step's first sample, with ``num_valid`` 0.
+
+        Raises:
+            ValueError: If ``rank`` is not in ``[0, world_size)``, the policy is unknown, or ``num_slices`` does not
+                divide ``batch_size * world_size``.
+        """
+        global_batch_size = batch_size * world_size
+        num_slices = self.order.num_slices
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be positive, got {batch_size}")
+        if not 0 <= rank < world_size:
+            raise ValueError(f"rank must be in [0, world_size), got rank={rank} with world_size={world_size}")
+        if last_batch_policy not in LAST_BATCH_POLICIES:
+            raise ValueError(f"last_batch_policy must be one of FILL, DROP, PARTIAL, got {last_batch_policy!r}")
+        if global_batch_size % num_slices:
+            raise ValueError(
+                f"num_slices must divide batch_size * world_size, got {num_slices} and {batch_size} * {world_size}"
+            )
+        if start % num_slices:
+            raise ValueError(f"start must be a multiple of num_slices, {num_slices}, got {start}")
+        return self._steps(batch_size, rank, world_size, last_batch_policy, start)
+
+    def _steps(
+        self, batch_size: int, rank: int, world_size: int, last_batch_policy: LastBatchPolicyName, start: int
+    ) -> Iterator[Step]:
+        global_batch_size = batch_size * world_size
+        num_slices = self.order.num_slices
+        cursors = [_Cursor(self, slice_, start // num_slices) for slice_ in range(num_slices)]
+        for position in range(start, self.num_samples, global_batch_size):
+            size = min(global_batch_size, self.num_samples - position)
+            parts = [cursor.take(size // num_slices) for cursor in cursors]
+            if size < global_batch_size:
+                if last_batch_policy == "DROP":
+                    return
+                if last_batch_policy == "FILL":
+                    parts = [
+                        _join(part, self._repeated(slice_, (global_batch_size - size) // num_slices))
+                        for slice_, part in enumerate(parts)
+                    ]
+                    size = global_batch_size
+            ordinals, occurrences = (np.concatenate(column) for column in zip(*parts, strict=True))
+            first, stop = _block(size, rank, world_size, batch_size)
+            if first == stop:
+                yield Step(ordinals[:1], occurrences[:1], num_valid=0)
+            else:
+                yield Step(ordinals[first:stop], occurrences[first:stop], num_valid=stop - first)
+
+    def _repeated(self, slice_: int, num: int) -> "_Taken":
+        """The epoch's first samples again, as often as it takes."""
+        samples = max(self._slice_samples)
+        laps = -(-num // samples)
+        ordinals, occurrences = _Cursor(self, slice_, 0).take(min(num, samples))
+        lap = np.repeat(np.arange(1, laps + 1), samples)[:num]
+        return np.resize(ordinals, num), np.resize(occurrences, num) + lap
+
+    def _shard_order(self) -> Int64s:
+        shards = np.arange(len(self._shard_bytes), dtype=np.int64)
+        return self._permuted(shards, "shards") if self.order.shuffle else shards
+
+    def _window_ordinals(self, shards: Int64s) -> Int64s:
+        counts = self._shard_stops[shards] - self._shard_starts[shards]
+        # Each shard's first ordinal, less where its run starts in the concatenation, plus the position in it.
+        offsets = np.repeat(self._shard_starts[shards] - (np.cumsum(counts) - counts), counts)
+        ordinals = offsets + np.arange(len(offsets), dtype=np.int64)
+        if len(self._excluded):
+            ordinals = ordinals[~np.isin(ordinals, self._excluded, assume_unique=True)]
+        return self._permuted(ordinals, "samples") if self.order.shuffle else ordinals
+
+    def _permuted(self, values: Int64s, purpose: str) -> Int64s:
+        # Sorted by 64 random bits each; the sort is stable, so that even equal bits give one order everywhere.
+        stream = Stream(self.order.seed, self.order.epoch, f"order/{purpose}")
+        return values[np.argsort(stream.words(values), kind="stable")]
+
+    def _kept(self, shards: Int64s) -> int:
+        return int(self._shard_kept[shards].sum())
+
+
+_Taken = tuple[Int64s, Int64s]
+
+
+class _Cursor:
+    """Reads one slice's order from a position on, lap after lap; skips windows without permuting them."""
+
+    def __init__(self, plan: Plan, slice_: int, position: int) -> None:
+        self._plan, self._slice = plan, slice_
+        samples = plan._slice_samples[slice_]
+        self._lap, skip = divmod(position, samples)
+        self._windows = plan.window_shards(slice_)
+        self._ordinals = np.empty(0, np.int64)
+        while skip:
+            shards = next(self._windows)
+            kept = plan._kept(shards)
+            if kept > skip:
+                self._ordinals = plan._window_ordinals(shards)[skip:]
+            skip -= min(kept, skip)
+
+    def take(self, num: int) -> _Taken:
+        ordinals: list[Int64s] = []
+        occurrences: list[Int64s] = []
+        while num:
+            if not len(self._ordinals):
+                self._next_window()
+                continue
+            taken = self._ordinals[:num]
+            self._ordinals = self._ordinals[num:]
+            ordinals.append(taken)
+            occurrences.append(np.full(len(taken), self._lap, np.int64))
+            num -= len(taken)
+        empty = [np.empty(0, np.int64)]
+        return np.concatenate(ordinals or empty), np.concatenate(occurrences or empty)
+
+    def _next_window(self) -> None:
+        shards = next(self._windows, None)
+        if shards is None:
+            self._lap += 1
+            self._windows = self._plan.window_shards(self._slice)
+            return
+        self._ordinals = self._plan._window_ordinals(shards)
+
+
+def _join(first: _Taken, second: _Taken) -> _Taken:
+    return np.concatenate([first[0], second[0]]), np.concatenate([first[1], second[1]])
+
+
+def _block(size: int, rank: int, world_size: int, batch_size: int) -> tuple[int, int]:
+    """The rank's range of a step of ``size`` samples: whole blocks, or a short step dealt evenly."""
+    if size == batch_size * world_size:
+        return rank * batch_size, (rank + 1) * batch_size
+    share, extra = divmod(size, world_size)
+    first = rank * share + min(rank, extra)
+    return first, first + share + (rank < extra)
+
+
+def excluded_digest(keys: Sequence[str]) -> str:
+    """SHA-256, hexadecimal, of the keys left out, sorted: an input of the order."""
+    state = hashlib.sha256()
+    for key in sorted(set(keys)):
+        state.update(key.encode() + b"\0")
+    return state.hexdigest()

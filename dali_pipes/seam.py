@@ -1,0 +1,240 @@
+"""Where the two halves meet: what a graph asks for, as inputs of the decode half, and how each batch answers.
+
+A graph is any function ``graph(components, random) -> {output name: DataNode}``. What it takes from `Components` and
+`Random` while the decode half is built becomes an input, which each batch then feeds: encoded bytes from the reader
+half, and plain arrays of what belongs to a sample and is not pixels (label, crop window, random numbers), computed in
+numpy from the plan and the shard indexes.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from nvidia.dali import fn, types
+
+from dali_pipes.samples import Batch, Places
+
+__all__ = ["ArrayFunction", "Components", "Graph", "Inputs", "Random", "make_source", "once_a_batch", "resized_crop"]
+
+Int32s = npt.NDArray[np.int32]
+Float64s = npt.NDArray[np.float64]
+T = TypeVar("T")
+ArrayFunction = Callable[[Batch], npt.NDArray[Any]]
+DecoderDevice = Literal["cpu", "mixed"]
+
+_DALI_TYPES = {
+    np.dtype(np.float32): types.FLOAT,
+    np.dtype(np.int32): types.INT32,
+    np.dtype(np.int64): types.INT64,
+    np.dtype(np.uint8): types.UINT8,
+}
+# torchvision's RandomResizedCrop gives up and crops the centre after as many tries.
+CROP_TRIES = 10
+
+
+class Graph(Protocol):
+    """What the decode half runs: see the functions in `dali_pipes.pipelines` for three to copy."""
+
+    def __call__(self, components: "Components", random: "Random") -> Mapping[str, Any]:
+        """The outputs, by name, in the order in which batches hold them."""
+
+
+@dataclass(kw_only=True)
+class Inputs:
+    """What a graph asked for, in the order in which it asked."""
+
+    components: dict[str, Any]
+    """component -> its node: uint8 [bytes] a sample."""
+    arrays: "list[tuple[ArrayFunction, Any]]"
+    """how a batch computes the array, and its node."""
+    photos: set[str]
+    """Components of which the graph asked the size: they must have a header that can be read."""
+
+
+class Components:
+    """The encoded bytes of a sample's components, and plain arrays beside them; what a graph is handed first.
+
+    Args:
+        source: Makes an input node: name, DALI type and number of dimensions in, node out.
+        places: Looks a component up in the shard indexes.
+        labels: int64 [N] by ordinal, looked up when a graph asks for them.
+        device: What decoders are to be built for.
+    """
+
+    def __init__(
+        self,
+        *,
+        source: Callable[[str, Any, int], Any],
+        places: Callable[[str], Places],
+        labels: Callable[[], npt.NDArray[np.int64]],
+        device: DecoderDevice,
+    ) -> None:
+        self.device = device
+        """``device=`` for `fn.decoders`: ``"mixed"`` where there is a GPU, else ``"cpu"``."""
+        self.inputs = Inputs(components={}, arrays=[], photos=set())
+        self._source, self._places, self._labels = source, places, labels
+
+    def __getitem__(self, component: str) -> Any:
+        """The encoded bytes of a component: a node of uint8 [bytes]. ``"jpg;jpeg"`` takes the first that is there."""
+        if component not in self.inputs.components:
+            self._places(component)  # refuses a component that a sample lacks, before anything is read
+            node = self._source(f"component/{component}", types.UINT8, 1)
+            self.inputs.components[component] = node
+        return self.inputs.components[component]
+
+    @property
+    def label(self) -> Any:
+        """The class id: a node of int64 scalars."""
+        labels = self._labels()
+        return self.array(lambda batch: labels[batch.ordinals])
+
+    def size(self, component: str) -> Callable[[Batch], tuple[Int32s, Int32s]]:
+        """For arrays: a function that gives a batch's photo heights and widths as stored, int32 [B] each."""
+        self.inputs.photos.add(component)
+        places = self._places(component)
+        return lambda batch: (places.height[batch.ordinals], places.width[batch.ordinals])
+
+    def array(self, function: ArrayFunction) -> Any:
+        """A node fed with ``function(batch)``: one row of a float32, int32, int64 or uint8 array [B, ...] a sample.
+
+        The function is called once a batch, in the thread that iterates, with a `Batch`; what it returns must depend on
+        the batch's samples alone if the run is to be resumed exactly.
+        """
+        sample = function(_EXAMPLE)
+        node = self._source(f"array/{len(self.inputs.arrays)}", _DALI_TYPES[sample.dtype], sample.ndim - 1)
+        self.inputs.arrays.append((function, node))
+        return node
+
+
+class Random:
+    """Random numbers that belong to the sample; what a graph is handed second.
+
+    Each call opens a stream of its own, named by its kind and number; pass ``stream=`` to keep it when calls are added.
+    A stream is a function of ``(seed, epoch, ordinal, occurrence, stream)``: another batch size, another number of
+    ranks or a resumed run sees the same numbers.
+    """
+
+    def __init__(self, components: Components) -> None:
+        self._components = components
+        self._num_streams = 0
+
+    def uniform(self, low: float = 0.0, high: float = 1.0, *, stream: str | None = None) -> Any:
+        """A node of float32 scalars in ``[low, high)``."""
+        name = self._name("uniform", stream)
+        return self._components.array(
+            lambda batch: (low + (high - low) * batch.uniforms(name, 1)[:, 0]).astype(np.float32)
+        )
+
+    def coin_flip(self, probability: float = 0.5, *, stream: str | None = None) -> Any:
+        """A node of int32 scalars, 1 with this probability, else 0: what ``mirror=`` takes."""
+        name = self._name("coin_flip", stream)
+        return self._components.array(lambda batch: (batch.uniforms(name, 1)[:, 0] < probability).astype(np.int32))
+
+    def resized_crop(
+        self,
+        component: str,
+        *,
+        scale: tuple[float, float] = (0.08, 1.0),
+        ratio: tuple[float, float] = (3 / 4, 4 / 3),
+        stream: str | None = None,
+    ) -> tuple[Any, Any]:
+        """A random window of a photo: nodes of its start and its shape, int32 [2] (rows, columns) each.
+
+        Computed from the height and width in the shard index, so that `fn.decoders.image_slice` decodes the window
+        only. See `resized_crop` for how it is drawn.
+        """
+        name = self._name("resized_crop", stream)
+        size = self._components.size(component)
+
+        @once_a_batch
+        def window(batch: Batch) -> Int32s:
+            height, width = size(batch)
+            return resized_crop(height, width, batch.uniforms(name, 2 * CROP_TRIES + 2), scale=scale, ratio=ratio)
+
+        return (
+            self._components.array(lambda batch: window(batch)[:, :2]),
+            self._components.array(lambda batch: window(batch)[:, 2:]),
+        )
+
+    def _name(self, kind: str, stream: str | None) -> str:
+        self._num_streams += 1
+        return stream if stream is not None else f"{kind}/{self._num_streams - 1}"
+
+
+def resized_crop(
+    height: Int32s, width: Int32s, uniforms: Float64s, *, scale: tuple[float, float], ratio: tuple[float, float]
+) -> Int32s:
+    """Windows as torchvision's ``RandomResizedCrop.get_params`` draws them, from given uniform numbers.
+
+    Ten tries of an area, uniform in ``scale`` of the photo's, and an aspect ratio, log-uniform in ``ratio``; the first
+    that fits is placed uniformly. If none fits: the centre, of the nearest ratio allowed.
+
+    Args:
+        height: int32 [B], rows of the photo.
+        width: int32 [B].
+        uniforms: float64 [B, 22] in [0, 1).
+        scale: Least and greatest share of the area.
+        ratio: Least and greatest width / height.
+
+    Returns:
+        int32 [B, 4]: start row, start column, rows, columns.
+    """
+    tries = uniforms[:, :-2].reshape(len(uniforms), CROP_TRIES, 2)
+    area = height.astype(np.float64) * width  # [B]
+    target = area[:, None] * (scale[0] + (scale[1] - scale[0]) * tries[:, :, 0])
+    log_ratio = math.log(ratio[0]) + (math.log(ratio[1]) - math.log(ratio[0])) * tries[:, :, 1]
+    aspect = np.exp(log_ratio)
+    columns = np.rint(np.sqrt(target * aspect)).astype(np.int32)  # [B, try]
+    rows = np.rint(np.sqrt(target / aspect)).astype(np.int32)
+    fits = (columns > 0) & (columns <= width[:, None]) & (rows > 0) & (rows <= height[:, None])
+    pick = np.argmax(fits, axis=1)[:, None]
+    drawn_rows, drawn_columns = (np.take_along_axis(drawn, pick, axis=1)[:, 0] for drawn in (rows, columns))
+    whole_rows = np.where(width < ratio[0] * height, np.rint(width / ratio[0]), height).astype(np.int32)
+    whole_columns = np.where(width > ratio[1] * height, np.rint(height * ratio[1]), width).astype(np.int32)
+    any_fits = np.asarray(fits.any(axis=1))
+    final_rows = np.where(any_fits, drawn_rows, whole_rows)
+    final_columns = np.where(any_fits, drawn_columns, whole_columns)
+    place = np.where(any_fits[:, None], uniforms[:, -2:], 0.5)
+    slack = np.stack([height - final_rows, width - final_columns], axis=1)
+    # Where a window was drawn each of its slack + 1 places is as likely; where the centre is taken, slack // 2.
+    start = np.where(any_fits[:, None], np.floor(place * (slack + 1)), slack // 2).astype(np.int32)
+    return np.concatenate([start, np.stack([final_rows, final_columns], axis=1)], axis=1).astype(np.int32)
+
+
+def once_a_batch(function: Callable[[Batch], T]) -> Callable[[Batch], T]:
+    """Keep the last batch's result, for what several arrays of a batch are cut from."""
+    kept: list[tuple[Batch, T]] = []
+
+    def kept_function(batch: Batch) -> T:
+        if not kept or kept[0][0] is not batch:
+            kept[:] = [(batch, function(batch))]
+        return kept[0][1]
+
+    return kept_function
+
+
+class _ExampleBatch(Batch):
+    """An empty batch, to learn an array's dtype and dimensions by."""
+
+    def __init__(self) -> None:
+        self.ordinals = np.zeros(0, np.int64)
+        self.occurrences = np.zeros(0, np.int64)
+        self.num_valid = 0
+
+    def uniforms(self, stream: str, num: int) -> Float64s:
+        return np.zeros((0, num))
+
+
+_EXAMPLE = _ExampleBatch()
+
+
+def make_source(feed: Callable[[str], Any]) -> Callable[[str, Any, int], Any]:
+    """Input nodes that ask ``feed(name)`` for each batch, inside the pipeline that is being defined."""
+
+    def source(name: str, dtype: Any, ndim: int) -> Any:
+        return fn.external_source(source=lambda: feed(name), batch=True, dtype=dtype, ndim=ndim)
+
+    return source

@@ -1,0 +1,92 @@
+"""Read a segment: the plan's rows as a DALI index over the image in, batches of encoded bytes out. The reader half.
+
+A segment is one reader, made for at most `MAX_LINES` index lines and then thrown away. Building one holds the GIL for
+some 16 us a line, which is why segments are short; reading costs one Python call a batch, none a sample.
+"""
+
+import os
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+import numpy.typing as npt
+from nvidia.dali import fn
+from nvidia.dali.pipeline import Pipeline
+
+__all__ = ["MAX_LINES", "Segment", "index_text"]
+
+MAX_LINES = 8192
+
+Int64s = npt.NDArray[np.int64]
+
+
+def index_text(names: Sequence[str], offsets: Sequence[Int64s], sizes: Sequence[Int64s]) -> str:
+    """A DALI index, version 1.2: one line a sample, in this order.
+
+    The reader believes an index: components are called ``c0``, ``c1``, ... here, whatever they are called in the
+    archive, and the member's name, which DALI repeats in its errors, is shard and key. Names with white space, which no
+    index made by others can hold, are percent-encoded.
+
+    >>> print(index_text(["a.tar/k 1"], [np.array([512])], [np.array([7])]), end="")
+    v1.2 1
+    c0 512 7 a.tar/k%201
+    """
+    columns: list[list[str]] = []
+    quoted = [quote(name, safe="/:") for name in names]
+    for number, (offset, size) in enumerate(zip(offsets, sizes, strict=True)):
+        places = zip(offset.tolist(), size.tolist(), quoted, strict=True)
+        columns.append([f"c{number} {first} {length} {name}" for first, length, name in places])
+    lines = [" ".join(line) for line in zip(*columns, strict=True)]
+    return "\n".join([f"v1.2 {len(names)}", *lines, ""])
+
+
+class Segment:
+    """A `fn.readers.webdataset` over the image, alone in its pipeline; a context manager.
+
+    Args:
+        image_path: The sparse file.
+        index: From `index_text`.
+        num_components: Components a line; that many outputs.
+        batch_size: Must divide the number of lines: a reader wraps round to fill its last batch.
+    """
+
+    def __init__(self, image_path: str, index: str, *, num_components: int, batch_size: int) -> None:
+        # A file of no name: the reader wants a path, and nothing is left of it when it is closed.
+        index_file = os.memfd_create("dali-pipes-index", os.MFD_CLOEXEC)
+        try:
+            with os.fdopen(os.dup(index_file), "w", encoding="ascii") as stream:
+                stream.write(index)
+            # exec_dynamic: without it the TensorLists handed on are overwritten by the next run.
+            self._pipeline = Pipeline(batch_size=batch_size, num_threads=1, device_id=None, exec_dynamic=True)
+            with self._pipeline:
+                outputs = fn.readers.webdataset(
+                    paths=[image_path],
+                    index_paths=[f"/proc/self/fd/{index_file}"],
+                    ext=[f"c{number}" for number in range(num_components)],
+                    missing_component_behavior="error",
+                    # Mapped holes allocate pages on tmpfs, and a mapped read can end in SIGBUS.
+                    dont_use_mmap=True,
+                )
+                # One component gives a node, several a list.
+                self._pipeline.set_outputs(*(outputs if isinstance(outputs, list | tuple) else [outputs]))
+            self._pipeline.build()
+        finally:
+            os.close(index_file)
+
+    def read(self) -> Sequence[Any]:
+        """The next batch's encoded bytes: for each component a TensorListCPU of uint8 [bytes]."""
+        return self._pipeline.run()  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        """Destroy the reader, which closes the image. Can be called twice."""
+        self._pipeline = None
+
+    def __enter__(self) -> "Segment":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()

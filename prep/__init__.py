@@ -1,0 +1,1 @@
+"""Source files to indexed WebDataset shards: pack, shuffle (dSort), index. Needs neither DALI nor torch."""

@@ -1,0 +1,261 @@
+"""Index shards: tar bytes in, where every component of every sample lies out; one manifest for the set.
+
+A shard is read once, front to back: its checksum is taken, its members are located, its photos' headers are read.
+"""
+
+import json
+import re
+import tarfile
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import BinaryIO, cast
+
+import numpy as np
+import xxhash
+
+from prep.errors import DataError
+from prep.keys import split_key
+from prep.manifest import Manifest, PhotoColumns, ShardIndex, checksum, classes_name, index_name, manifest_name
+from prep.photos import PHOTO_FORMATS, is_photo, read_photo_header
+from prep.progress import bar
+from prep.store import Store
+from prep.urls import ShardSet
+
+__all__ = ["LABEL_COMPONENT", "index_shard", "index_shards", "parse_label", "read_class_table"]
+
+LABEL_COMPONENT = "cls"
+"""The component that holds a class id in ASCII digits: WebDataset's name for it."""
+
+# Shards read at a time. Reading waits for the store; parsing holds the GIL, so more gain nothing.
+NUM_READERS = 4
+BLOCK = 512
+READ_BYTES = 1 << 20
+_INTEGER = re.compile(rb"[+-]?[0-9]+")
+
+
+def index_shards(
+    shards: ShardSet, *, classes: Mapping[int, str] | None = None, show_progress: bool = False
+) -> Manifest:
+    """Write a shard index beside each shard and, last, the manifest beside them all.
+
+    Args:
+        shards: The shards, in the order that their samples are to be numbered in.
+        classes: Class id -> name; where ``None``, the table that `pack` left beside the shards, if there is one.
+        show_progress: Draw a bar, in bytes.
+
+    Raises:
+        DataError: If a shard is cut off or empty, samples are interleaved or doubled, or a label is no integer: the
+            text names shard, key and component. Nothing is written for that shard, and no manifest.
+        StoreError: If a shard is not there.
+    """
+    store, prefix = shards.store, shards.prefix
+    sizes = _listed_sizes(shards)
+    if classes is None:
+        classes = read_class_table(store, prefix)
+
+    def index_one(name: str) -> tuple[ShardIndex, bytes]:
+        with store.open(name) as stream:
+            index = index_shard(stream, shard=name, classes=classes)
+        return index, index.to_bytes()
+
+    indexes: list[ShardIndex] = []
+    index_files: list[tuple[int, int]] = []
+    components: dict[str, int] = {}
+    with bar(what="index", total=sum(sizes), unit="B") as drawn, ThreadPoolExecutor(NUM_READERS) as readers:
+        drawn.disable = drawn.disable or not show_progress
+        try:
+            for index, data in readers.map(index_one, shards.names):
+                store.write(index_name(index.shard), data)
+                indexes.append(index)
+                index_files.append((len(data), checksum(data)))
+                for component, offsets in index.offsets.items():
+                    components[component] = components.get(component, 0) + int((offsets >= 0).sum())
+                drawn.update(index.shard_bytes)
+        except BaseException:
+            readers.shutdown(cancel_futures=True)
+            raise
+    manifest = Manifest(
+        names=shards.names,
+        shard_bytes=np.array([index.shard_bytes for index in indexes], np.int64),
+        checksums=np.array([index.shard_checksum for index in indexes], np.uint64),
+        samples=np.array([index.num_samples for index in indexes], np.int64),
+        index_bytes=np.array([size for size, _ in index_files], np.int64),
+        index_checksums=np.array([value for _, value in index_files], np.uint64),
+        components=components,
+        classes=classes or {},
+    )
+    store.write(manifest_name(prefix), manifest.to_bytes())
+    return manifest
+
+
+def index_shard(stream: BinaryIO, *, shard: str, classes: Mapping[int, str] | None = None) -> ShardIndex:
+    """The index of one tar, read front to back from ``stream``.
+
+    Right for ustar, GNU and PAX archives with long, non-ASCII or spaced names (facts: DALI's own inference and
+    ``wds2idx`` each get some of these wrong). Directories, links and names that belong to no sample are passed over.
+
+    Raises:
+        DataError: See `index_shards`; ``shard`` names it.
+    """
+    source = _HashedStream(stream)
+    rows: list[_Row] = []
+    finished: set[str] = set()
+    data_stop = 0
+    try:
+        # Stream mode: sequential reads only, so a network stream does, and a header never has to be sought back to.
+        with tarfile.open(fileobj=cast("BinaryIO", source), mode="r|", bufsize=READ_BYTES) as archive:
+            for member in archive:
+                data_stop = max(data_stop, member.offset_data + -(-member.size // BLOCK) * BLOCK)
+                _add_member(rows, finished, archive, member, shard=shard, classes=classes)
+    except tarfile.ReadError as exc:
+        raise DataError(f"shard '{shard}' is no readable tar: {exc}, {source.num_bytes} bytes read") from exc
+    source.drain()
+    if source.num_bytes < data_stop + BLOCK:
+        expected = f"expected an end-of-archive block after byte {data_stop}"
+        raise DataError(f"shard '{shard}' is cut off: {source.num_bytes} bytes, {expected}")
+    return _columns(rows, shard=shard, source=source)
+
+
+def read_class_table(store: Store, prefix: str) -> dict[int, str] | None:
+    """The class table that `pack` left beside the shards, ``None`` where there is none."""
+    name = classes_name(prefix)
+    if store.size(name) is None:
+        return None
+    try:
+        return {int(label): str(text) for label, text in json.loads(store.read(name)).items()}
+    except (ValueError, AttributeError) as exc:
+        raise DataError(f'class table \'{store.locate(name)}\': expected {{"1": "name", ...}} ({exc})') from exc
+
+
+def parse_label(data: bytes, *, shard: str, key: str) -> int:
+    """A class id from the bytes of a ``cls`` component: an integer in ASCII digits, white space around it allowed.
+
+    Raises:
+        DataError: If it is anything else, or does not fit int64.
+    """
+    text = data.strip()
+    if not _INTEGER.fullmatch(text) or not -(2**63) <= (label := int(text)) < 2**63:
+        shown = data[:40].decode("ascii", "backslashreplace")
+        raise DataError(
+            f"shard '{shard}', key '{key}': component '{LABEL_COMPONENT}' holds '{shown}', expected an integer"
+        )
+    return label
+
+
+@dataclass(kw_only=True)
+class _Row:
+    key: str
+    label: int = 0
+    places: dict[str, tuple[int, int]] = field(default_factory=dict)
+    photos: dict[str, tuple[int, int, int]] = field(default_factory=dict)
+
+
+class _HashedStream:
+    """A stream that counts and hashes what passes through it."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self._state = xxhash.xxh64()
+        self.num_bytes = 0
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._stream.read(size)
+        self._state.update(data)
+        self.num_bytes += len(data)
+        return data
+
+    def drain(self) -> None:
+        while self.read(READ_BYTES):
+            pass
+
+    @property
+    def checksum(self) -> int:
+        return cast("int", self._state.intdigest())
+
+
+def _add_member(
+    rows: list[_Row],
+    finished: set[str],
+    archive: tarfile.TarFile,
+    member: tarfile.TarInfo,
+    *,
+    shard: str,
+    classes: Mapping[int, str] | None,
+) -> None:
+    names = split_key(member.name)
+    if not member.isreg() or names is None:
+        return
+    key, component = names[0], names[1].lower()
+    where = f"shard '{shard}', key '{key}'"
+    if member.issparse():
+        raise DataError(
+            f"{where}: component '{component}' is a sparse file, expected its bytes in one run; pack it anew"
+        )
+    if not rows or rows[-1].key != key:
+        if key in finished:
+            raise DataError(
+                f"{where}: member '{member.name}' comes after other samples; the members of a sample must stand "
+                "together: sort the files by name before they are packed"
+            )
+        finished.add(key)
+        rows.append(_Row(key=key))
+    row = rows[-1]
+    if component in row.places:
+        raise DataError(f"{where}: component '{component}' is there twice (member '{member.name}')")
+    row.places[component] = (member.offset_data, member.size)
+    if component == LABEL_COMPONENT:
+        row.label = parse_label(_read(archive, member), shard=shard, key=key)
+        if classes and row.label not in classes:
+            raise DataError(f"{where}: class id {row.label} is not in the class table ({_span(classes)})")
+    elif is_photo(component):
+        header = read_photo_header(_read(archive, member))
+        row.photos[component] = (header.height, header.width, PHOTO_FORMATS.index(header.format))
+
+
+def _read(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    stream = archive.extractfile(member)
+    assert stream is not None, "only regular members are read"
+    return stream.read()
+
+
+def _columns(rows: list[_Row], *, shard: str, source: _HashedStream) -> ShardIndex:
+    components = sorted({component for row in rows for component in row.places})
+    absent = (-1, 0)
+    places = {c: np.array([row.places.get(c, absent) for row in rows], np.int64).reshape(-1, 2) for c in components}
+    headers = {
+        c: np.array([row.photos.get(c, (0, 0, 0)) for row in rows], np.int64).reshape(-1, 3)
+        for c in components
+        if is_photo(c)
+    }
+    has_labels = LABEL_COMPONENT in places
+    return ShardIndex(
+        shard=shard,
+        shard_bytes=source.num_bytes,
+        shard_checksum=source.checksum,
+        keys=tuple(row.key for row in rows),
+        offsets={c: place[:, 0] for c, place in places.items()},
+        sizes={c: place[:, 1] for c, place in places.items()},
+        labels=np.array([row.label for row in rows], np.int64) if has_labels else None,
+        photos={
+            c: PhotoColumns(
+                height=header[:, 0].astype(np.int32),
+                width=header[:, 1].astype(np.int32),
+                format=header[:, 2].astype(np.uint8),
+            )
+            for c, header in headers.items()
+        },
+    )
+
+
+def _listed_sizes(shards: ShardSet) -> list[int]:
+    listed = {entry.name: entry.size for entry in shards.store.list(shards.prefix)}
+    missing = [name for name in shards.names if name not in listed]
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise DataError(f"no shard '{shards.store.locate(missing[0])}'{more}; {len(shards.names)} were named")
+    return [listed[name] for name in shards.names]
+
+
+def _span(classes: Mapping[int, str]) -> str:
+    return f"{len(classes)} classes, {min(classes)} to {max(classes)}"

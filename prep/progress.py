@@ -1,0 +1,35 @@
+"""Long steps to progress bars on stderr; nothing is drawn where stderr is no terminal."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+__all__ = ["bar", "progress"]
+
+
+def progress(
+    items: Iterable[T], *, what: str, total: int | None = None, unit: str = "it", shown: bool = True
+) -> Iterator[T]:
+    """Yield ``items`` under a bar labelled ``what``; it stays on the screen when they are through."""
+    with bar(what=what, total=total if total is not None else _length(items), unit=unit, shown=shown) as drawn:
+        for item in items:
+            yield item
+            drawn.update(1)
+
+
+def bar(*, what: str, total: int | None, unit: str = "it", shown: bool = True) -> Any:
+    """A bar to ``update(n)`` by hand; a context manager. ``unit="B"`` counts bytes in KiB, MiB, GiB.
+
+    Drawn where stderr is a terminal and it is ``shown``: a library's caller decides.
+    """
+    from tqdm import tqdm
+
+    scaled: dict[str, Any] = {"unit_scale": True, "unit_divisor": 1024} if unit == "B" else {}
+    # None: only where stderr is a terminal.
+    disable = None if shown else True
+    return tqdm(desc=what, total=total, unit=unit, leave=True, disable=disable, dynamic_ncols=True, **scaled)
+
+
+def _length(items: object) -> int | None:
+    return len(items) if hasattr(items, "__len__") else None

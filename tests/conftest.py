@@ -1,0 +1,121 @@
+"""Shards from a handful of generated photos, and the real photos where they are at hand."""
+
+import io
+import os
+import tarfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from prep.index import index_shards
+from prep.urls import resolve_shards
+
+SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One sample as it goes into a tar: key and component -> bytes."""
+
+    key: str
+    components: dict[str, bytes]
+
+
+def photo_bytes(seed: int, width: int, height: int, *, mode: str = "RGB", **options: object) -> bytes:
+    """A JPEG with smooth colours and some noise, so that neither decoder has it too easy."""
+    draw = np.random.default_rng(seed)
+    coarse = draw.integers(0, 256, (max(2, height // 24), max(2, width // 24), 3), np.uint8)
+    image = Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
+    pixels = np.asarray(image, np.int16) + draw.integers(-8, 9, (height, width, 3), np.int16)
+    stream = io.BytesIO()
+    image = Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8)).convert(mode)
+    image.save(stream, "JPEG", **({"quality": 88} | options))
+    return stream.getvalue()
+
+
+def mask_bytes(seed: int, width: int, height: int) -> bytes:
+    """A PNG, gray, 8 bit, of the values 1, 2, 3."""
+    draw = np.random.default_rng(seed)
+    coarse = draw.integers(1, 4, (max(2, height // 30), max(2, width // 30)), np.uint8)
+    stream = io.BytesIO()
+    Image.fromarray(coarse).resize((width, height), Image.Resampling.NEAREST).save(stream, "PNG")
+    return stream.getvalue()
+
+
+def make_samples(sizes: Sequence[tuple[int, int]], *, first: int = 0, num_classes: int = 5) -> list[Sample]:
+    """A sample for each (width, height): photo, class id from 1, mask."""
+    return [
+        Sample(
+            f"s{first + i:05d}",
+            {
+                "cls": str((first + i) % num_classes + 1).encode(),
+                "image.jpg": photo_bytes(first + i, width, height),
+                "trimap.png": mask_bytes(first + i, width, height),
+            },
+        )
+        for i, (width, height) in enumerate(sizes)
+    ]
+
+
+def write_tar(path: Path, samples: Iterable[Sample], *, format: int = tarfile.USTAR_FORMAT) -> Path:
+    """A tar of these samples, members in the order in which a sample's components are listed."""
+    with tarfile.open(path, "w", format=format) as archive:
+        for sample in samples:
+            for component, data in sample.components.items():
+                member = tarfile.TarInfo(f"{sample.key}.{component}")
+                member.size = len(data)
+                archive.addfile(member, io.BytesIO(data))
+    return path
+
+
+def write_shards(directory: Path, samples: Sequence[Sample], *, per_shard: int, index: bool = True) -> Path:
+    """Shards ``s-000000.tar``, ... of these samples, indexed."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for shard, first in enumerate(range(0, len(samples), per_shard)):
+        write_tar(directory / f"s-{shard:06d}.tar", samples[first : first + per_shard])
+    if index:
+        index_shards(resolve_shards(directory, endpoint=None))
+    return directory
+
+
+@pytest.fixture(scope="session")
+def small_samples() -> list[Sample]:
+    """23 small samples of odd and even sizes."""
+    return make_samples([(40 + 7 * (i % 5), 33 + 5 * (i % 7)) for i in range(23)])
+
+
+@pytest.fixture(scope="session")
+def small_shards(tmp_path_factory: pytest.TempPathFactory, small_samples: list[Sample]) -> Path:
+    """The small samples in four indexed shards of 6, 6, 6, 5."""
+    return write_shards(tmp_path_factory.mktemp("small"), small_samples, per_shard=6)
+
+
+@pytest.fixture(scope="session")
+def pets_dir() -> Path:
+    """The sample of real pets photos; tests that want it are skipped where it is not."""
+    path = SHARED_DATA / "oxford-pets-sample"
+    if not path.is_dir():
+        pytest.skip("no ../shared/data/oxford-pets-sample beside the checkout")
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _no_cluster_by_accident(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only tests marked ``aistore`` see a cluster that the environment names."""
+    if "aistore" not in request.keywords:
+        monkeypatch.delenv("AIS_ENDPOINT", raising=False)
+
+
+@pytest.fixture(scope="session")
+def gpu() -> None:
+    """Skips without a CUDA device, but fails under REQUIRE_GPU=1."""
+    import torch
+
+    if not torch.cuda.is_available():
+        if os.environ.get("REQUIRE_GPU") == "1":
+            pytest.fail("REQUIRE_GPU=1 and torch finds no CUDA device")
+        pytest.skip("no CUDA device")

@@ -1,0 +1,151 @@
+"""The graphs against torchvision, photo by photo."""
+
+import io
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from PIL import Image
+from torchvision import transforms
+
+import dali_pipes as dp
+from tests.conftest import make_samples, write_shards
+
+# Odd, even, smaller, larger, by one, by three, much; every pair of them as width and height.
+SIDES = (1, 2, 199, 347, 348, 349, 350, 351, 352, 353, 354, 355, 601)
+
+NORMALISE = transforms.Compose(
+    [transforms.CenterCrop(350), transforms.ToTensor(), transforms.Normalize(dp.IMAGENET_MEAN, dp.IMAGENET_STD)]
+)
+
+
+def reference_mask(png: bytes, crop: int) -> npt.NDArray[np.uint8]:
+    return np.asarray(transforms.CenterCrop(crop)(Image.open(io.BytesIO(png))))
+
+
+def test_segmentation_equals_torchvision_for_every_size(tmp_path: Path) -> None:
+    """Crop offset, padding and normalisation are torchvision's: photo within 1e-6, mask equal, for every size."""
+    samples = {s.key: s for s in make_samples([(w, h) for w in SIDES for h in SIDES])}
+    shards = write_shards(tmp_path, list(samples.values()), per_shard=50)
+    seen = []
+    with dp.loader(shards, dp.segmentation(crop=350), batch_size=16, device="cpu", with_keys=True) as loader:
+        for (batch,) in loader:
+            for i, key in enumerate(batch["key"]):
+                components = samples[key].components
+                expected = NORMALISE(Image.open(io.BytesIO(components["image.jpg"])))
+                assert (batch["image"][i] - expected).abs().max() <= 1e-6, key
+                assert np.array_equal(batch["trimap"][i, 0], reference_mask(components["trimap.png"], 350)), key
+                assert batch["label"][i] == int(components["cls"])
+                seen.append(key)
+    assert sorted(seen) == sorted(samples)
+
+
+@pytest.mark.parametrize("layout", ["CHW", "HWC"])
+@pytest.mark.parametrize(
+    ("dtype", "expected", "tolerance"),
+    [
+        ("float32", torch.float32, 1e-6),
+        ("float16", torch.float16, 2e-3),  # half a unit in the last place at 2.6, the largest normalised value
+        ("uint8", torch.uint8, 0),
+    ],
+)
+def test_segmentation_dtype_and_layout(
+    small_shards: Path, small_samples: list, layout: str, dtype: str, expected: torch.dtype, tolerance: float
+) -> None:
+    """Every output type and layout holds the same pixels."""
+    by_key = {s.key: s.components for s in small_samples}
+    graph = dp.segmentation(crop=48, dtype=dtype, layout=layout)
+    reference = [transforms.CenterCrop(48), transforms.ToTensor()]
+    if dtype != "uint8":
+        reference.append(transforms.Normalize(dp.IMAGENET_MEAN, dp.IMAGENET_STD))
+    transform = transforms.Compose(reference)
+    with dp.loader(small_shards, graph, batch_size=23, device="cpu", with_keys=True) as loader:
+        ((batch,),) = list(loader)
+    assert batch["image"].dtype == expected
+    assert batch["image"].shape == ((23, 3, 48, 48) if layout == "CHW" else (23, 48, 48, 3))
+    assert batch["trimap"].shape == ((23, 1, 48, 48) if layout == "CHW" else (23, 48, 48, 1))
+    images = batch["image"] if layout == "CHW" else batch["image"].permute(0, 3, 1, 2)
+    for key, image, mask in zip(batch["key"], images, batch["trimap"], strict=True):
+        wanted = transform(Image.open(io.BytesIO(by_key[key]["image.jpg"])))
+        wanted = wanted * 255 if dtype == "uint8" else wanted
+        assert (image.float() - wanted).abs().max() <= max(tolerance, 1e-4 if dtype == "uint8" else 0), key
+        assert np.array_equal(mask.numpy().squeeze(), reference_mask(by_key[key]["trimap.png"], 48))
+
+
+def test_classification_eval_close_to_torchvision(tmp_path: Path) -> None:
+    """Sizes and offsets are torchvision's; the filters differ by a few grey levels, never by a shift of the picture."""
+    samples = {s.key: s for s in make_samples([(300, 400), (401, 299), (150, 163), (700, 333), (256, 256)])}
+    shards = write_shards(tmp_path, list(samples.values()), per_shard=5)
+    reference = transforms.Compose([transforms.Resize(256), transforms.CenterCrop(224), transforms.ToTensor()])
+    graph = dp.classification_eval(resize=256, crop=224, mean=(0, 0, 0), std=(1, 1, 1))
+    with dp.loader(shards, graph, batch_size=5, device="cpu", with_keys=True) as loader:
+        ((batch,),) = list(loader)
+    for i, key in enumerate(batch["key"]):
+        expected = reference(Image.open(io.BytesIO(samples[key].components["image.jpg"])))
+        difference = (batch["image"][i] - expected).abs() * 255
+        assert difference.mean() < 0.6, (key, difference.mean())
+        assert difference.max() < 6, (key, difference.max())
+        shifted = (batch["image"][i][:, 1:, :] - expected[:, :-1, :]).abs() * 255
+        assert difference.mean() < shifted.mean() / 3, key
+
+
+def test_classification_train_crops_belong_to_the_sample(small_shards: Path) -> None:
+    """Another batch size, another number of threads: the same crops and flips, bit for bit; another epoch: others."""
+    graph = dp.classification_train(crop=24)
+
+    def epochs(batch_size: int, num_threads: int) -> list[dict[str, torch.Tensor]]:
+        seen = []
+        with dp.loader(
+            small_shards, graph, batch_size=batch_size, seed=3, device="cpu", num_threads=num_threads, with_keys=True
+        ) as loader:
+            for _ in range(2):
+                batches = [batch for (batch,) in loader]
+                seen.append({k: image for b in batches for k, image in zip(b["key"], b["image"], strict=True)})
+        return seen
+
+    first, second = epochs(4, 1), epochs(9, 2)
+    for one, other in zip(first, second, strict=True):
+        assert one.keys() == other.keys()
+        assert all(torch.equal(one[key], other[key]) for key in one)
+    assert sum(torch.equal(first[0][key], first[1][key]) for key in first[0]) < 3
+
+
+def test_own_graph_takes_components_labels_and_random_numbers(small_shards: Path, small_samples: list) -> None:
+    """A user's graph sees encoded bytes, labels, sizes and numbers of its own in [low, high)."""
+
+    def graph(components: dp.Components, random: dp.Random) -> dict[str, object]:
+        from nvidia.dali import fn
+
+        size = components.size("image.jpg")
+        return {
+            "pixels": fn.crop(fn.decoders.image(components["image.jpg"], device=components.device), crop=(8, 8)),
+            "shift": random.uniform(2.0, 3.0),
+            "height": components.array(lambda batch: size(batch)[0]),
+            "label": components.label,
+        }
+
+    by_key = {s.key: s.components for s in small_samples}
+    with dp.loader(small_shards, graph, batch_size=23, device="cpu", with_keys=True) as loader:
+        ((batch,),) = list(loader)
+    assert batch["pixels"].shape == (23, 8, 8, 3)
+    assert ((batch["shift"] >= 2) & (batch["shift"] < 3)).all()
+    assert len(set(batch["shift"].tolist())) == 23
+    for key, height in zip(batch["key"], batch["height"], strict=True):
+        assert height == Image.open(io.BytesIO(by_key[key]["image.jpg"])).height
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: dp.segmentation(crop=0), "crop must be positive, got 0"),
+        (lambda: dp.segmentation(dtype="int8"), "dtype must be one of float32, float16, uint8, got 'int8'"),
+        (lambda: dp.classification_train(layout="NCHW"), "layout must be CHW or HWC, got 'NCHW'"),
+        (lambda: dp.classification_eval(resize=0), "resize must be positive, got 0"),
+    ],
+)
+def test_bad_graph_arguments_are_refused(make, text: str) -> None:
+    """A bad argument is refused where it is given, not when a pipeline is built."""
+    with pytest.raises(ValueError, match=text):
+        make()
