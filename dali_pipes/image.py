@@ -27,6 +27,7 @@ COPY_BYTES = 1 << 20
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (files there get no name)
 # copy_file_range answers one of these where it cannot serve this pair of files; reading and writing does.
 _NO_COPY = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF, errno.EPERM}
+_CHANGED = "it was cut off or replaced since: put it back, or index the shards anew: dali-pipes prep index URL"
 
 Int64s = npt.NDArray[np.int64]
 
@@ -105,21 +106,22 @@ class Image:
         """
         start, expected = int(self.starts[shard]), int(self._shard_bytes[shard])
         self._reserve(shard, name)
-        if not self._copy_by_kernel(stream, start, expected):
-            self._copy_by_hand(stream, start, expected, stopped)
+        copied = self._copy_by_kernel(stream, start, expected)
+        if copied is None:
+            copied = self._copy_by_hand(stream, start, expected, stopped)
         if stopped():
             return False
-        more_follows = bool(stream.read(1))
+        if copied < expected or stream.read(1):
+            found = f"{copied}" if copied < expected else f"more than {expected}"
+            raise DataError(f"shard '{name}' has {found} bytes, the manifest says {expected}; {_CHANGED}")
         state, position = xxhash.xxh64(), start
         while position < start + expected:
             block = os.pread(self._file.fileno(), min(COPY_BYTES, start + expected - position), position)
             state.update(block)
             position += len(block)
-        if more_follows or state.intdigest() != checksum:
+        if state.intdigest() != checksum:
             raise DataError(
-                f"shard '{name}' is not what was indexed: xxhash2 of its first {expected} bytes is {state.hexdigest()}"
-                f"{', and more bytes follow' if more_follows else ''}; the manifest has {checksum:016x}; "
-                "it was cut off or replaced: put it back, or index the shards anew: dali-pipes prep index URL"
+                f"shard '{name}' has the xxhash2 {state.hexdigest()}, the manifest says {checksum:016x}; {_CHANGED}"
             )
         return True
 
@@ -140,9 +142,10 @@ class Image:
                 f"({exc.strerror}); pass cache_dir= with room for {int(self.starts[-1])} bytes"
             ) from exc
 
-    def _copy_by_kernel(self, stream: BinaryIO, start: int, num_bytes: int) -> bool:
+    def _copy_by_kernel(self, stream: BinaryIO, start: int, num_bytes: int) -> int | None:
+        """Bytes copied, fewer only where the file is shorter; ``None`` where the kernel cannot do it."""
         if not isinstance(stream, io.BufferedReader):
-            return False
+            return None
         copied = 0
         while copied < num_bytes:
             try:
@@ -151,24 +154,26 @@ class Image:
                 )
             except OSError as exc:
                 if exc.errno in _NO_COPY and copied == 0:
-                    return False
+                    return None
                 raise CacheError(f"cannot copy '{stream.name}' into '{self.cache_dir}': {exc.strerror}") from exc
             if step == 0:
-                break  # shorter than the manifest says: its checksum will not be right
+                break
             copied += step
         stream.seek(copied)
-        return True
+        return copied
 
-    def _copy_by_hand(self, stream: BinaryIO, start: int, num_bytes: int, stopped: Callable[[], bool]) -> None:
+    def _copy_by_hand(self, stream: BinaryIO, start: int, num_bytes: int, stopped: Callable[[], bool]) -> int:
+        """Bytes copied, fewer only where the stream is shorter or ``stopped``."""
         copied = 0
         while copied < num_bytes and not stopped():
             block = stream.read(min(COPY_BYTES, num_bytes - copied))
             if not block:
-                return
+                break
             written = 0
             while written < len(block):
                 written += os.pwrite(self._file.fileno(), block[written:], start + copied + written)
             copied += len(block)
+        return copied
 
 
 def _free_bytes(directory: Path) -> int:

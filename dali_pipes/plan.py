@@ -259,10 +259,11 @@ class Plan:
     def _repeated(self, slice_: int, num: int) -> "_Taken":
         """The epoch's first samples again, as often as it takes."""
         samples = max(self._slice_samples)
-        laps = -(-num // samples)
+        # A slice shorter than the longest has already repeated its first samples within the epoch.
+        turns = -(-samples // self._slice_samples[slice_])
         ordinals, occurrences = _Cursor(self, slice_, 0).take(min(num, samples))
-        lap = np.repeat(np.arange(1, laps + 1), samples)[:num]
-        return np.resize(ordinals, num), np.resize(occurrences, num) + lap
+        lap = np.repeat(np.arange(1, -(-num // samples) + 1), samples)[:num]
+        return np.resize(ordinals, num), np.resize(occurrences, num) + lap * turns
 
     def _shard_order(self) -> Int64s:
         shards = np.arange(len(self._shard_bytes), dtype=np.int64)

@@ -169,8 +169,8 @@ def load_samples(store: Store, manifest: Manifest) -> Samples:
         if len(data) != manifest.index_bytes[shard] or checksum(data) != manifest.index_checksums[shard]:
             raise DataError(
                 f"'{store.locate(name)}' is not the index that the manifest was made with: {len(data)} bytes, xxhash2 "
-                f"{checksum(data):016x}, expected {manifest.index_bytes[shard]}, {manifest.index_checksums[shard]:016x}; "
-                "index the shards anew: dali-pipes prep index URL"
+                f"{checksum(data):016x}; expected {manifest.index_bytes[shard]}, "
+                f"{manifest.index_checksums[shard]:016x}; index the shards anew: dali-pipes prep index URL"
             )
         return ShardIndex.from_bytes(data, where=store.locate(name))
 

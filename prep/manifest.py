@@ -158,7 +158,8 @@ class ShardIndex:
             DataError: If ``data`` is not a shard index of this version; ``where`` names it.
         """
         columns, header = _load(data, where=where, kind=INDEX_KIND)
-        components = [name.removeprefix("offset/") for name in columns if name.startswith("offset/")]
+        # Sorted: safetensors gives columns in no order of its own.
+        components = sorted(name.removeprefix("offset/") for name in columns if name.startswith("offset/"))
         photos = {
             component: PhotoColumns(
                 height=columns[f"height/{component}"],

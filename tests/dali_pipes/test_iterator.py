@@ -1,0 +1,465 @@
+"""The loader's contract: each sample once, lengths exact, break, reset, epochs, errors that name what is wrong."""
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from nvidia.dali.plugin.base_iterator import LastBatchPolicy
+from nvidia.dali.plugin.pytorch import DALIGenericIterator
+
+import dali_pipes as dp
+from prep.index import index_shards
+from prep.manifest import index_name
+from prep.urls import resolve_shards
+from tests.conftest import Sample, make_samples, photo_bytes, write_shards, write_tar
+
+KEYS = [f"s{i:05d}" for i in range(23)]
+
+
+def open_loader(shards: object, **options: object) -> dp.Loader:
+    return dp.loader(
+        shards, dp.segmentation(crop=16), **({"batch_size": 5, "device": "cpu", "with_keys": True} | options)
+    )
+
+
+def keys_of(batches: object) -> list[str]:
+    return [key for (batch,) in batches for key in batch["key"]]
+
+
+@pytest.mark.parametrize(
+    ("policy", "batch_size", "sizes", "num_distinct"),
+    [
+        ("PARTIAL", 5, [5, 5, 5, 5, 3], 23),
+        ("FILL", 5, [5, 5, 5, 5, 5], 23),
+        ("DROP", 5, [5, 5, 5, 5], 20),
+        ("PARTIAL", 23, [23], 23),  # one batch, exactly full
+        ("PARTIAL", 64, [23], 23),  # an epoch smaller than a batch
+        ("FILL", 64, [64], 23),
+        ("DROP", 64, [], 0),
+        (LastBatchPolicy.PARTIAL, 22, [22, 1], 23),  # DALI's own name for it
+    ],
+)
+def test_epoch_has_the_batches_that_len_says(
+    small_shards: Path, policy: str, batch_size: int, sizes: list[int], num_distinct: int
+) -> None:
+    """Lengths are exact before the first batch, batches are as long as the policy says, no key comes twice unfilled."""
+    with open_loader(small_shards, batch_size=batch_size, last_batch_policy=policy) as loader:
+        assert len(loader) == len(sizes)
+        assert loader.num_samples == 23
+        for _ in range(2):
+            batches = list(loader)
+            assert [len(batch["label"]) for (batch,) in batches] == sizes
+            assert len(set(keys_of(batches))) == num_distinct
+
+
+def test_batches_are_those_of_a_dali_iterator(small_shards: Path) -> None:
+    """A list of one dict of tensors; labels int64 [B]; an instance of DALI's own iterator."""
+    with open_loader(small_shards, with_keys=False) as loader:
+        assert isinstance(loader, DALIGenericIterator)
+        batch = next(iter(loader))
+        assert isinstance(batch, list)
+        assert list(batch[0]) == ["image", "trimap", "label"]
+        assert batch[0]["label"].dtype == torch.int64
+        assert batch[0]["label"].shape == (5,)
+        assert loader.batch_size == 5
+
+
+def test_batches_can_be_held(small_shards: Path) -> None:
+    """Tensors of earlier batches stay as they were while later ones are made."""
+    with open_loader(small_shards, seed=1) as loader:
+        held = [batch for (batch,) in loader]
+    with open_loader(small_shards, seed=1) as loader:
+        for kept, (batch,) in zip(held, loader, strict=True):
+            assert torch.equal(kept["image"], batch["image"])
+
+
+def test_same_seed_same_order_in_every_process(small_shards: Path) -> None:
+    """The order is the seed's: the same here and in a fresh process, with other threads; each epoch has another."""
+    with open_loader(small_shards, seed=11) as loader:
+        epochs = [keys_of(loader), keys_of(loader)]
+    assert epochs[0] != epochs[1]
+    assert sorted(epochs[0]) == sorted(epochs[1]) == KEYS
+    program = (
+        "import dali_pipes as dp, sys\n"
+        "with dp.loader(sys.argv[1], dp.segmentation(crop=16), batch_size=7, seed=11, device='cpu', with_keys=True,"
+        " num_threads=1) as loader:\n"
+        "    for _ in range(2): print(*[key for (batch,) in loader for key in batch['key']])\n"
+    )
+    fresh = subprocess.run([sys.executable, "-c", program, small_shards], capture_output=True, text=True, check=True)
+    assert [line.split() for line in fresh.stdout.splitlines()] == epochs
+
+
+def test_shuffle_false_reads_in_order(small_shards: Path) -> None:
+    """Without shuffling the order is the manifest's, in every epoch."""
+    with open_loader(small_shards, shuffle=False) as loader:
+        assert keys_of(loader) == KEYS
+        assert keys_of(loader) == KEYS
+
+
+def test_break_and_again_continues_the_epoch(small_shards: Path) -> None:
+    """As DALI: `break` keeps the place; what comes is the rest of the epoch, then the next epoch."""
+    with open_loader(small_shards, seed=2) as loader:
+        whole = keys_of(loader)
+    with open_loader(small_shards, seed=2) as loader:
+        first = keys_of([next(iter(loader))])
+        rest = keys_of(loader)
+        assert first + rest == whole
+        assert loader.epoch == 0
+        assert sorted(keys_of(loader)) == KEYS
+        assert loader.epoch == 1
+
+
+def test_reset_in_mid_epoch_starts_the_next(small_shards: Path) -> None:
+    """What was decoded ahead of the old epoch is never delivered."""
+    with open_loader(small_shards, seed=2) as loader:
+        epochs = [keys_of(loader), keys_of(loader)]
+    with open_loader(small_shards, seed=2) as loader:
+        next(loader)
+        next(loader)
+        loader.reset()
+        assert loader.epoch == 1
+        assert keys_of(loader) == epochs[1]
+
+
+def test_reset_after_an_epoch_starts_one_not_two(small_shards: Path) -> None:
+    """The loop of DALI's examples, `for batch in it: ...; it.reset()`, visits epochs 0, 1, 2."""
+    with open_loader(small_shards, seed=2) as loader:
+        visited = []
+        for _ in range(3):
+            visited.append(loader.epoch)
+            keys = keys_of(loader)
+            assert sorted(keys) == KEYS
+            loader.reset()
+            loader.reset()  # before the first batch of an epoch there is nothing to give up
+        assert visited == [0, 1, 2]
+
+
+def test_auto_reset_goes_on_by_itself(small_shards: Path) -> None:
+    """With auto_reset, next() after the end gives the next epoch's first batch."""
+    with open_loader(small_shards, auto_reset=True) as loader:
+        keys_of(loader)
+        assert loader.epoch == 1
+        assert len(keys_of([next(loader)])) == 5
+
+
+def test_without_auto_reset_the_end_stays_the_end(small_shards: Path) -> None:
+    """next() after the end raises StopIteration again until somebody starts another epoch."""
+    with open_loader(small_shards) as loader:
+        list(loader)
+        for _ in range(2):
+            with pytest.raises(StopIteration):
+                next(loader)
+
+
+def test_set_epoch_gives_that_epoch(small_shards: Path) -> None:
+    """Any epoch, in any order, twice the same."""
+    with open_loader(small_shards, seed=4) as loader:
+        epochs = [keys_of(loader) for _ in range(3)]
+        loader.set_epoch(1)
+        assert keys_of(loader) == epochs[1]
+        next(iter(loader))
+        loader.set_epoch(0)
+        assert keys_of(loader) == epochs[0]
+        with pytest.raises(ValueError, match="epoch must not be negative, got -1"):
+            loader.set_epoch(-1)
+
+
+def test_segments_do_not_show(small_shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However short the segments are, the batches are the same."""
+    from dali_pipes import iterator
+
+    with open_loader(small_shards, seed=6) as loader:
+        whole = list(loader)
+    monkeypatch.setattr(iterator, "FIRST_SEGMENT_LINES", 5)
+    monkeypatch.setattr(iterator, "MAX_LINES", 10)
+    with open_loader(small_shards, seed=6) as loader:
+        cut = list(loader)
+    assert keys_of(whole) == keys_of(cut)
+    assert all(torch.equal(a["image"], b["image"]) for (a,), (b,) in zip(whole, cut, strict=True))
+
+
+@pytest.mark.parametrize("form", ["directory", "glob", "list", "braces", "prefix"])
+def test_shards_can_be_named_in_every_form(small_shards: Path, form: str) -> None:
+    """A directory, a glob, a list, braces or a prefix: the same data set."""
+    named = {
+        "directory": small_shards,
+        "glob": f"{small_shards}/s-*.tar",
+        "list": [f"{small_shards}/s-{i:06d}.tar" for i in range(4)],
+        "braces": f"{small_shards}/s-{{000000..000003}}.tar",
+        "prefix": f"{small_shards}/s-",
+    }
+    with open_loader(named[form], shuffle=False) as loader:
+        assert keys_of(loader) == KEYS
+
+
+def test_some_of_the_indexed_shards_can_be_named(small_shards: Path) -> None:
+    """Two of four shards: only their samples, numbered as in the list given."""
+    with open_loader([f"{small_shards}/s-000003.tar", f"{small_shards}/s-000001.tar"], shuffle=False) as loader:
+        assert keys_of(loader) == [*KEYS[18:], *KEYS[6:12]]
+
+
+def test_labels_contiguous_count_from_zero(tmp_path: Path) -> None:
+    """Class ids 10, 20, 30 of the class table become 0, 1, 2; without a table the error says so."""
+    samples = [
+        Sample(f"k{i}", {"cls": str(10 * (i % 3 + 1)).encode(), "image.jpg": photo_bytes(i, 20, 20)}) for i in range(6)
+    ]
+    write_tar(tmp_path / "x-0.tar", samples)
+    shards = resolve_shards(tmp_path, endpoint=None)
+    graph = dp.classification_eval(resize=16, crop=16)
+    index_shards(shards)
+    with pytest.raises(dp.DataError, match="labels='contiguous' needs a class table"):
+        dp.loader(tmp_path, graph, batch_size=6, labels="contiguous", device="cpu")
+    index_shards(shards, classes={10: "a", 20: "b", 30: "c"})
+    for labels, expected in (("raw", [10, 20, 30] * 2), ("contiguous", [0, 1, 2] * 2)):
+        with dp.loader(tmp_path, graph, batch_size=6, labels=labels, shuffle=False, device="cpu") as loader:
+            assert next(loader)[0]["label"].tolist() == expected
+
+
+def test_names_with_spaces_and_other_scripts_are_read(tmp_path: Path) -> None:
+    """Keys that no index made by other tools can hold."""
+    keys = ["a b/c d", "ключ", "x%20y", 'q"uote']
+    samples = [Sample(key, s.components) for key, s in zip(keys, make_samples([(20, 20)] * 4), strict=True)]
+    shards = write_shards(tmp_path, samples, per_shard=4)
+    with open_loader(shards, batch_size=4) as loader:
+        assert sorted(keys_of(loader)) == sorted(keys)
+
+
+def test_alternatives_take_the_first_component_that_is_there(tmp_path: Path) -> None:
+    """`"jpg;jpeg"`: some samples have the one, some the other."""
+    samples = [
+        Sample("a", {"jpg": photo_bytes(0, 20, 30), "cls": b"0"}),
+        Sample("b", {"jpeg": photo_bytes(1, 30, 20), "cls": b"1"}),
+    ]
+    shards = write_shards(tmp_path, samples, per_shard=2)
+    with dp.loader(
+        shards, dp.classification_eval(resize=16, crop=16, photo="jpg;jpeg"), batch_size=2, device="cpu"
+    ) as loader:
+        assert sorted(next(loader)[0]["label"].tolist()) == [0, 1]
+
+
+# --- what is refused, and how -----------------------------------------------------------------------------------------
+
+
+def test_missing_manifest_names_the_command(small_shards: Path, tmp_path: Path) -> None:
+    """Shards that nobody indexed: where the manifest was looked for, and what makes it."""
+    write_tar(tmp_path / "t-0.tar", make_samples([(20, 20)]))
+    with pytest.raises(
+        dp.DataError, match=r"no manifest '.*t-manifest.safetensors'; make it: dali-pipes prep index '.*t-'"
+    ):
+        open_loader(tmp_path)
+
+
+def test_missing_component_names_the_sample_and_what_it_has(tmp_path: Path) -> None:
+    """Refused when the loader is made, before any shard is read."""
+    samples = [*make_samples([(20, 20)]), Sample("bare", {"image.jpg": photo_bytes(0, 20, 20), "cls": b"1"})]
+    shards = write_shards(tmp_path, samples, per_shard=2)
+    text = r"shard 's-000000.tar', key 'bare': no component 'trimap.png' \(found: cls, image.jpg\)"
+    with pytest.raises(dp.DataError, match=text):
+        open_loader(shards)
+
+
+def test_gif_is_refused_by_name_before_dali_sees_it(tmp_path: Path) -> None:
+    """DALI decodes no GIF, and its error names nothing; ours does, at construction."""
+    import io
+
+    from PIL import Image
+
+    stream = io.BytesIO()
+    Image.new("P", (20, 20)).save(stream, "GIF")
+    (good,) = make_samples([(20, 20)])
+    bad = Sample("gif", good.components | {"image.jpg": stream.getvalue()})
+    shards = write_shards(tmp_path, [good, bad], per_shard=2)
+    with pytest.raises(dp.DataError, match=r"key 'gif': component 'image.jpg' holds a GIF, expected JPEG, PNG"):
+        open_loader(shards)
+
+
+def test_undecodable_photo_is_named_and_the_next_batches_come(tmp_path: Path) -> None:
+    """A photo cut off in the middle: the error names shard and key; the batches after it are delivered."""
+    samples = make_samples([(140, 140)] * 12)
+    cut = samples[5].components["image.jpg"]
+    samples[5] = Sample("cut off", samples[5].components | {"image.jpg": cut[: len(cut) // 2]})
+    shards = write_shards(tmp_path, samples, per_shard=12)
+    with open_loader(shards, batch_size=4, shuffle=False) as loader:
+        seen = keys_of([next(loader)])
+        with pytest.raises(dp.DecodeError, match=r"shard 's-000000.tar', key 'cut off': DALI cannot decode it"):
+            next(loader)
+        seen += keys_of(loader)
+        assert seen == [s.key for s in samples[:4] + samples[8:]]
+
+
+def test_shard_changed_after_indexing_is_refused(tmp_path: Path) -> None:
+    """One flipped byte, same size: the checksum finds it, the message names the shard, no batch of it is delivered."""
+    shards = write_shards(tmp_path, make_samples([(30, 30)] * 6), per_shard=3)
+    path = tmp_path / "s-000001.tar"
+    data = bytearray(path.read_bytes())
+    data[700] ^= 1
+    path.write_bytes(data)
+    text = r"s-000001.tar' has the xxhash2 [0-9a-f]{16}, the manifest says [0-9a-f]{16}"
+    with open_loader(shards, batch_size=3, shuffle=False) as loader, pytest.raises(dp.DataError, match=text):
+        list(loader)
+
+
+@pytest.mark.parametrize("change", ["shorter", "longer", "gone"])
+def test_shard_of_another_size_is_refused(tmp_path: Path, change: str) -> None:
+    """Cut off, grown or deleted since it was indexed."""
+    shards = write_shards(tmp_path, make_samples([(30, 30)] * 3), per_shard=3)
+    path = tmp_path / "s-000000.tar"
+    if change == "gone":
+        path.unlink()
+        shards = [path]
+    else:
+        path.write_bytes(path.read_bytes()[:-1024] if change == "shorter" else path.read_bytes() + b"\0" * 512)
+    error, text = {
+        "shorter": (
+            dp.DataError,
+            r"s-000000.tar' has 19456 bytes, the manifest says 20480; it was cut off or replaced",
+        ),
+        "longer": (dp.DataError, r"has more than 20480 bytes, the manifest says 20480"),
+        "gone": (dp.StoreError, "No such file"),
+    }[change]
+    with open_loader(shards) as loader, pytest.raises(error, match=text):
+        list(loader)
+
+
+def test_index_changed_after_the_manifest_is_refused(small_shards: Path, tmp_path: Path) -> None:
+    """A shard index that is not the manifest's would point at the wrong bytes."""
+    shards = write_shards(tmp_path, make_samples([(30, 30)] * 3), per_shard=3)
+    (tmp_path / index_name("s-000000.tar")).write_bytes((small_shards / index_name("s-000000.tar")).read_bytes())
+    with pytest.raises(dp.DataError, match="is not the index that the manifest was made with"):
+        open_loader(shards)
+
+
+def test_no_room_for_the_image_says_how_much_is_needed(small_shards: Path) -> None:
+    """Where the cache directory cannot hold the shards: the directory, the bytes needed, what to do."""
+    program = (
+        "import resource, sys, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "import dali_pipes as dp\n"
+        "loader = dp.loader(sys.argv[1], dp.segmentation(crop=16), batch_size=5, device='cpu')\n"
+        "loader.close()\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
+        "dp.loader(sys.argv[1], dp.segmentation(crop=16), batch_size=5, device='cpu')\n"
+    )
+    failed = subprocess.run([sys.executable, "-c", program, small_shards], capture_output=True, text=True)
+    assert "CacheError: cannot make an image in '/dev/shm': File too large; pass another cache_dir=" in failed.stderr
+
+
+def test_cache_dir_that_is_not_there_is_refused(small_shards: Path, tmp_path: Path) -> None:
+    """The directory is named."""
+    with pytest.raises(dp.CacheError, match=f"cannot make an image in '{tmp_path}/nope': No such file or directory"):
+        open_loader(small_shards, cache_dir=tmp_path / "nope")
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"batch_size": 0}, "batch_size must be positive, got 0"),
+        ({"num_threads": 0}, "num_threads must be positive, got 0"),
+        ({"device": "tpu"}, "device must be one of auto, gpu, cpu, got 'tpu'"),
+        ({"labels": "one-hot"}, "labels must be one of raw, contiguous, got 'one-hot'"),
+        ({"last_batch_policy": "pad"}, "last_batch_policy must be one of FILL, DROP, PARTIAL, got 'pad'"),
+    ],
+)
+def test_bad_arguments_are_refused(small_shards: Path, options: dict, text: str) -> None:
+    """Refused with the value in the text."""
+    with pytest.raises(ValueError, match=text):
+        open_loader(small_shards, **options)
+
+
+@pytest.mark.parametrize(
+    ("graph", "text"),
+    [
+        (lambda components, random: components["image.jpg"], "graph must return a dict of outputs by name"),
+        (lambda components, random: {"label": components.label}, "graph takes none of the components"),
+    ],
+)
+def test_graphs_that_cannot_be_run_are_refused(small_shards: Path, graph, text: str) -> None:
+    """What a graph must give is said when it does not."""
+    with pytest.raises(ValueError, match=text):
+        dp.loader(small_shards, graph, batch_size=5, device="cpu")
+
+
+def test_error_in_a_graphs_array_keeps_its_type_and_loses_no_batch(small_shards: Path) -> None:
+    """A user's array function that fails in the third batch: the first two come, then the error as it was raised."""
+
+    def fail_late(batch: object) -> object:
+        if 12 in batch.ordinals.tolist():
+            raise KeyError("mine")
+        return batch.ordinals
+
+    def graph(components: dp.Components, random: dp.Random) -> dict[str, object]:
+        return {"bytes": components["cls"], "number": components.array(fail_late)}
+
+    with dp.loader(small_shards, graph, batch_size=5, shuffle=False, device="cpu") as loader:
+        assert [next(loader)[0]["number"].tolist() for _ in range(2)] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+        with pytest.raises(KeyError, match="mine"):
+            next(loader)
+
+
+class _InWorker(torch.utils.data.Dataset):
+    """Makes, or uses, a loader where it must not be."""
+
+    def __init__(self, shards: Path, loader: object = None) -> None:
+        self.shards, self.loader = shards, loader
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, item: int) -> object:
+        return next(self.loader or open_loader(self.shards))
+
+
+def test_loader_in_a_dataloader_worker_is_refused(small_shards: Path) -> None:
+    """Made in a worker process: the error says what to do instead."""
+    workers = torch.utils.data.DataLoader(_InWorker(small_shards), num_workers=1, batch_size=None)
+    with pytest.raises(dp.WorkerProcessError, match="cannot be made in a DataLoader worker process"):
+        list(workers)
+
+
+def test_loader_used_after_a_fork_is_refused(small_shards: Path) -> None:
+    """Made here, used in a forked worker: refused there, and still good here."""
+    with open_loader(small_shards) as loader:
+        next(loader)
+        workers = torch.utils.data.DataLoader(
+            _InWorker(small_shards, loader), num_workers=1, batch_size=None, multiprocessing_context="fork"
+        )
+        with pytest.raises(dp.WorkerProcessError, match=rf"was made in process {os.getpid()} and is used in process"):
+            list(workers)
+        assert len(keys_of(loader)) == 18
+
+
+def test_closed_loader_is_refused_and_close_can_be_called_twice(small_shards: Path) -> None:
+    """After close() there is nothing to iterate."""
+    loader = open_loader(small_shards)
+    next(loader)
+    loader.close()
+    loader.close()
+    with pytest.raises(ValueError, match="this loader is closed"):
+        next(loader)
+
+
+def test_closed_loaders_leave_nothing(small_shards: Path) -> None:
+    """No thread of ours, no descriptor: over five loaders, closed in mid-epoch or forgotten."""
+
+    def descriptors() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    def threads() -> set[str]:
+        return {thread.name for thread in threading.enumerate() if thread.name.startswith("dali-pipes")}
+
+    list(open_loader(small_shards))
+    gc.collect()
+    before = descriptors()
+    for number in range(5):
+        loader = open_loader(small_shards)
+        next(loader)
+        if number % 2:
+            loader.close()
+        del loader
+        gc.collect()
+    assert not threads()
+    assert descriptors() <= before
