@@ -10,7 +10,7 @@ __all__ = ["main"]
 
 _COMMANDS = {
     "bench": ("bench.cli", "bench", "Time loaders on the same shards, after comparing what they give."),
-    "demo": ("dali_pipes.demo", "demo", "The main job on real photos: pack, dSort, index, DALI, against WebLoader."),
+    "demo": ("bench.demo", "demo", "The main job on real photos: pack, dSort, index, DALI, against WebLoader."),
     "prep": ("prep.cli", "prep", "Pack photos into shards, shuffle them with dSort, index them."),
 }
 

@@ -62,8 +62,8 @@ def index_shards(
     indexes: list[ShardIndex] = []
     index_files: list[tuple[int, int]] = []
     components: dict[str, int] = {}
-    with bar(what="index", total=sum(sizes), unit="B") as drawn, ThreadPoolExecutor(NUM_READERS) as readers:
-        drawn.disable = drawn.disable or not show_progress
+    drawn = bar(what="index", total=sum(sizes), unit="B", shown=show_progress)
+    with drawn, ThreadPoolExecutor(NUM_READERS) as readers:
         try:
             for index, data in readers.map(index_one, shards.names):
                 store.write(index_name(index.shard), data)
@@ -250,6 +250,10 @@ def _columns(rows: list[_Row], *, shard: str, source: _HashedStream) -> ShardInd
 
 def _listed_sizes(shards: ShardSet) -> list[int]:
     listed = {entry.name: entry.size for entry in shards.store.list(shards.prefix)}
+    for name in shards.names:
+        # Local shards may lie in several folders, which one listing does not cover.
+        if name not in listed and (size := shards.store.size(name)) is not None:
+            listed[name] = size
     missing = [name for name in shards.names if name not in listed]
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""

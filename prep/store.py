@@ -50,7 +50,7 @@ class Store(Protocol):
         """The URL or path of one object, for messages and for what reads it directly."""
 
     def list(self, prefix: str) -> "list[ObjectEntry]":
-        """The objects whose name starts with ``prefix``, by name."""
+        """The objects whose name starts with ``prefix``, by name; of a directory, files in the prefix's folder only."""
 
     def read(self, name: str) -> bytes:
         """All bytes of a (small) object."""
@@ -85,10 +85,11 @@ class LocalStore:
         return str(self.directory / name)
 
     def list(self, prefix: str) -> list[ObjectEntry]:
-        folder = self.directory / prefix if prefix.endswith("/") else (self.directory / prefix).parent
+        folder = self.directory / prefix.rpartition("/")[0]
         if not folder.is_dir():
             return []
-        files = (path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
+        # Not the folders below: a bucket lists itself, a directory may be the root of everything.
+        files = (path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
         named = ((str(path.relative_to(self.directory)), path) for path in files)
         return [
             ObjectEntry(name=name, size=path.stat().st_size, checksum=None)

@@ -11,6 +11,8 @@ from prep.store import PROVIDERS, AisStore, LocalStore, Store
 
 __all__ = ["ShardSet", "is_remote", "open_store", "resolve_shards", "shared_prefix"]
 
+_EXPECTED_SCHEME = f"scheme must be one of {', '.join(PROVIDERS)}, or a local path"
+
 ShardUrls = str | Path | Sequence[str | Path]
 
 
@@ -52,7 +54,7 @@ def open_store(url: str | Path, *, endpoint: str | None) -> tuple[Store, str]:
             raise ValueError(f"'{url}' is in a bucket, and no AIStore endpoint is given; set AIS_ENDPOINT")
         return AisStore(endpoint, bucket, provider=PROVIDERS[scheme]), name
     if "://" in str(url):
-        raise ValueError(f"'{url}': scheme must be one of {', '.join(PROVIDERS)}, or a local path")
+        raise ValueError(f"'{url}': {_EXPECTED_SCHEME}")
     folder, _, name = str(url).rpartition("/")
     return LocalStore(Path(folder or (os.sep if str(url).startswith(os.sep) else "."))), name
 
@@ -106,6 +108,8 @@ def _expand(url: str | Path, *, endpoint: str | None) -> list[str]:
     from braceexpand import braceexpand
 
     text = str(url)
+    if "://" in text and not is_remote(url):
+        raise ValueError(f"'{text}': {_EXPECTED_SCHEME}")
     if "{" in text:
         return list(braceexpand(text))
     if text.endswith(".tar") and not glob.has_magic(text):

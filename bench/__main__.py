@@ -1,0 +1,8 @@
+"""``python -m bench`` is ``dali-pipes bench``."""
+
+import sys
+
+from dali_pipes.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main(["bench", *sys.argv[1:]]))

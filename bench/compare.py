@@ -1,0 +1,285 @@
+"""One epoch of a loader against plain Pillow and torchvision, sample by sample, before anything is timed.
+
+The reference reads each sample's bytes again, decodes them and transforms them with torchvision; nothing but the place
+of each sample is kept, so memory does not grow with the pictures. Shards in a bucket are copied to a temporary
+directory for as long as the comparison takes.
+"""
+
+import contextlib
+import functools
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from bench.loaders import Batch, LoaderOptions, available_cores
+from bench.transforms import SampleDecoder, TensorSample
+from prep.errors import DataError, PipesError
+from prep.keys import split_key
+from prep.progress import bar, progress
+from prep.store import LocalStore
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from prep.urls import ShardSet
+
+__all__ = [
+    "Comparison",
+    "OutputError",
+    "Reference",
+    "Tolerance",
+    "assert_images_close",
+    "compare_epoch",
+    "tolerance_of",
+]
+
+
+class OutputError(PipesError, AssertionError):
+    """A loader does not yield what the shards hold; names loader, key, what differs and by how much."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tolerance:
+    """How far a normalised photo may be from the reference: one level of 255 is 0.017 there."""
+
+    max_abs: float
+    """Of any one value."""
+    mean_abs: float
+    """Of one sample's values on average."""
+
+
+SAME_PIXELS = Tolerance(max_abs=1e-6, mean_abs=1e-6)
+"""The same pixels, normalised in another order: a float32 near 2.6 has steps of 2.4e-7."""
+
+TURBO = Tolerance(max_abs=1e-6, mean_abs=1e-6)
+"""torchvision 0.29 against Pillow 13, measured: 0 of 255 levels, mean 0, on the 292 photos of an Oxford-IIIT Pet sample
+(JPEG 4:4:4 and 4:2:0, progressive, one RGBA PNG) and on JPEGs of all subsamplings, gray and CMYK. Both carry
+libjpeg-turbo and both use its accurate transform and smooth upsampling; a wheel built otherwise would fail here."""
+
+GPU = Tolerance(max_abs=1.0, mean_abs=0.035)
+"""Not measured: nvJPEG rounds and upsamples chroma in its own way. Two levels on average, more at a coloured edge."""
+
+
+def tolerance_of(*, decode: str, device: str) -> Tolerance:
+    """The tolerance for what a loader decodes with, and where."""
+    if decode == "turbo":
+        return TURBO
+    return GPU if decode == "dali" and device == "cuda" else SAME_PIXELS
+
+
+def assert_images_close(
+    actual: "Tensor", expected: "Tensor", *, tolerance: Tolerance, where: str
+) -> tuple[float, float]:
+    """Check two photos of one shape; the one place where closeness is defined.
+
+    Returns:
+        The largest and the mean absolute difference.
+
+    Raises:
+        OutputError: If shape or dtype differ, or the difference is above ``tolerance`` (or not a number).
+    """
+    _assert_alike(actual, expected, what="photo", where=where)
+    difference = (actual.float() - expected.float()).abs()
+    largest, mean = float(difference.max()), float(difference.mean())
+    # Written so that NaN fails.
+    if not (largest <= tolerance.max_abs and mean <= tolerance.mean_abs):
+        at = _position(difference, int(difference.argmax()))
+        raise OutputError(
+            f"{where}: photo differs from Pillow and torchvision by up to {largest:.3g} (mean {mean:.3g}), expected at "
+            f"most {tolerance.max_abs:g} (mean {tolerance.mean_abs:g}); the largest at {at}: "
+            f"expected {float(expected[at]):.6g}, found {float(actual[at]):.6g}"
+        )
+    return largest, mean
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """What one loader's epoch was found to be; no difference above the tolerance, or there would be none of these."""
+
+    loader: str
+    num_samples: int
+    max_photo_difference: float
+    mean_photo_difference: float
+    max_tolerance: float
+    mean_tolerance: float
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields, for the report."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class _Place:
+    shard: int
+    offset: int
+    size: int
+
+
+class Reference:
+    """What the shards hold: keys, and for each the tensors that Pillow and torchvision make of it."""
+
+    def __init__(self, paths: list[Path], *, options: LoaderOptions) -> None:
+        self._paths = paths
+        self._decode = SampleDecoder(LoaderOptions(crop=options.crop, photo=options.photo, mask=options.mask))
+        self._places: dict[str, dict[str, _Place]] = {}
+        for row in range(len(paths)):
+            self._add_shard(row)
+
+    @classmethod
+    @contextlib.contextmanager
+    def open(cls, shards: "ShardSet", *, options: LoaderOptions) -> Iterator["Reference"]:
+        """The reference for ``shards``.
+
+        Raises:
+            DataError: If a key comes twice in the shards: samples are matched by key.
+        """
+        with contextlib.ExitStack() as stack:
+            if isinstance(shards.store, LocalStore):
+                paths = [Path(shards.store.locate(name)) for name in shards.names]
+            else:
+                copies = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dali-pipes-compare-")))
+                paths = []
+                for row, name in enumerate(progress(shards.names, what="copy shards", unit="shard")):
+                    path = copies / f"{row:06d}.tar"
+                    with shards.store.open(name) as source, path.open("wb") as target:
+                        shutil.copyfileobj(source, target, 1 << 20)
+                    paths.append(path)
+            yield cls(paths, options=options)
+
+    @property
+    def keys(self) -> set[str]:
+        return set(self._places)
+
+    def sample(self, key: str) -> TensorSample:
+        """The reference for one key; its bytes are read and decoded anew each time."""
+        members: dict[str, Any] = {"__key__": key}
+        for component, place in self._places[key].items():
+            with self._paths[place.shard].open("rb") as stream:
+                stream.seek(place.offset)
+                members[component] = stream.read(place.size)
+        return self._decode(members)
+
+    def _add_shard(self, row: int) -> None:
+        current: str | None = None
+        with tarfile.open(self._paths[row], "r:") as archive:
+            for member in archive:
+                split = split_key(member.name) if member.isreg() else None
+                if split is None:
+                    continue
+                key, component = split
+                if key != current and key in self._places:
+                    raise DataError(
+                        f"key '{key}' comes twice in the shards; outputs are compared by key, so keys must be unique"
+                    )
+                current = key
+                place = _Place(row, member.offset_data, member.size)
+                self._places.setdefault(key, {}).setdefault(component.lower(), place)
+
+
+def compare_epoch(
+    batches: Iterable[Batch], reference: Reference, *, loader: str, tolerance: Tolerance, show: str | None = None
+) -> Comparison:
+    """Hold one epoch against the reference: every key exactly once, labels and masks equal, photos close.
+
+    Args:
+        batches: One epoch.
+        reference: What is expected.
+        loader: For messages.
+        tolerance: For photos.
+        show: The label of a progress bar; none is drawn without.
+
+    Raises:
+        OutputError: At the first difference.
+    """
+    expected_keys = reference.keys
+    seen: set[str] = set()
+    largest, total = 0.0, 0.0
+    with (
+        bar(what=show or "", total=len(expected_keys), unit="sample", shown=show is not None) as drawn,
+        ThreadPoolExecutor(available_cores(), thread_name_prefix="compare") as pool,
+    ):
+        for batch in batches:
+            _check_batch(batch, loader=loader)
+            for key in batch["key"]:
+                if key in seen:
+                    raise OutputError(f"loader '{loader}', key '{key}': comes twice in one epoch")
+                if key not in expected_keys:
+                    raise OutputError(f"loader '{loader}', key '{key}': is not in the shards")
+                seen.add(key)
+            # A batch on the GPU is brought over once.
+            image, trimap, label = batch["image"].cpu(), batch["trimap"].cpu(), batch["label"].tolist()
+            check = functools.partial(_check_sample, reference=reference, loader=loader, tolerance=tolerance)
+            checked = pool.map(check, batch["key"], image, trimap, label)
+            for sample_largest, sample_mean in checked:
+                largest, total = max(largest, sample_largest), total + sample_mean
+                drawn.update(1)
+    missing = sorted(expected_keys - seen)
+    if missing:
+        named = ", ".join(f"'{key}'" for key in missing[:3])
+        raise OutputError(
+            f"loader '{loader}': {len(seen)} of {len(expected_keys)} keys came in one epoch; missing: {named}"
+            f"{', ...' if len(missing) > 3 else ''}"
+        )
+    return Comparison(
+        loader=loader,
+        num_samples=len(seen),
+        max_photo_difference=largest,
+        mean_photo_difference=total / max(len(seen), 1),
+        max_tolerance=tolerance.max_abs,
+        mean_tolerance=tolerance.mean_abs,
+    )
+
+
+def _check_batch(batch: Batch, *, loader: str) -> None:
+    size = len(batch["key"])
+    lengths = {"image": len(batch["image"]), "trimap": len(batch["trimap"]), "label": len(batch["label"])}
+    wrong = {name: length for name, length in lengths.items() if length != size}
+    if wrong:
+        raise OutputError(f"loader '{loader}': a batch of {size} keys has {wrong} rows")
+    if batch["label"].dtype != torch.int64 or batch["label"].ndim != 1:
+        found = f"{batch['label'].dtype} {list(batch['label'].shape)}"
+        raise OutputError(f"loader '{loader}': labels must be int64 [{size}], found {found}")
+
+
+def _check_sample(
+    key: str,
+    image: "Tensor",
+    trimap: "Tensor",
+    label: int,
+    *,
+    reference: Reference,
+    loader: str,
+    tolerance: Tolerance,
+) -> tuple[float, float]:
+    where = f"loader '{loader}', key '{key}'"
+    expected = reference.sample(key)
+    if label != expected["label"]:
+        raise OutputError(f"{where}: label differs: expected {expected['label']}, found {label}")
+    _assert_alike(trimap, expected["trimap"], what="mask", where=where)
+    unequal = trimap != expected["trimap"]
+    if unequal.any():
+        at = _position(unequal, int(unequal.int().argmax()))
+        raise OutputError(
+            f"{where}: {int(unequal.sum())} mask pixels differ, expected 0; the first at {at}: "
+            f"expected {int(expected['trimap'][at])}, found {int(trimap[at])}"
+        )
+    return assert_images_close(image, expected["image"], tolerance=tolerance, where=where)
+
+
+def _assert_alike(actual: "Tensor", expected: "Tensor", *, what: str, where: str) -> None:
+    if actual.shape != expected.shape or actual.dtype != expected.dtype:
+        raise OutputError(
+            f"{where}: {what} must be {expected.dtype} {list(expected.shape)}, "
+            f"found {actual.dtype} {list(actual.shape)}"
+        )
+
+
+def _position(values: "Tensor", flat: int) -> tuple[int, ...]:
+    return tuple(int(index) for index in torch.unravel_index(torch.tensor(flat), values.shape))

@@ -1,0 +1,274 @@
+"""The main job on one machine: photos to shards, dSort, index, DALI, compared with WebLoader; a picture and a report.
+
+Everything that it does is a function that a user calls, or a command that a user types; it prints which.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from prep.manifest import Manifest
+    from prep.store import AisStore
+    from prep.urls import ShardSet
+
+__all__ = ["demo"]
+
+BUCKET = "dali-pipes-demo"
+PACKED_PREFIX, SHUFFLED_PREFIX = "samples-", "shuffled-"
+STAMP = "demo-stamp.json"
+# What is in the bucket was made by this recipe; count up when the steps before the loaders change.
+RECIPE = 1
+# Several for each of a laptop's cores: WebLoader gives each worker whole shards.
+NUM_SHARDS = 8
+SHEET_SAMPLES = 24
+REPEATS = 3
+CROP = 350
+
+
+@click.command()
+@click.option(
+    "--out",
+    default="demo-out",
+    show_default=True,
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where the contact sheet, the report, the shards and the embedded node's storage go.",
+)
+@click.option(
+    "--samples", default=600, show_default=True, type=click.IntRange(min=16), help="Photos to cut and to load."
+)
+@click.option("--seed", default=7, show_default=True, help="Fixes the photos, the shuffle and the order of loading.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object, in place of the table.")
+@click.option(
+    "--endpoint",
+    envvar="AIS_ENDPOINT",
+    show_envvar=True,
+    help="AIStore's proxy; without one, an embedded node runs for as long as the demo.",
+)
+def demo(*, out: Path, samples: int, seed: int, as_json: bool, endpoint: str | None) -> None:
+    """Pack real photos, dSort and index them in AIStore, load them through DALI and WebLoader, and compare.
+
+    Reads the photographs that ship inside scikit-image. Writes to the bucket ais://dali-pipes-demo and to --out:
+    contact-sheet.png, report.json and shards/. A second run takes what is in the bucket, if it was made in the same
+    way.
+    """
+    from bench.environment import check_extras
+
+    check_extras()
+    from bench.processes import child_pids
+    from prep.endpoint import cluster
+    from prep.store import AisStore
+
+    started = time.perf_counter()
+    out.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        others = child_pids()
+        with _step("AIStore") as say:
+            url = stack.enter_context(cluster(endpoint, embedded_dir=out / "ais"))
+            say(f"{'embedded node' if endpoint is None else 'cluster'} at {url}")
+        node = child_pids() - others
+        store = AisStore(url, BUCKET)
+        shards, manifest = _prepare(store, samples=samples, seed=seed)
+        with _step("copy") as say:
+            _copy_out(store, out / "shards")
+            say(f"{manifest.num_shards} shards to {out / 'shards'}")
+        with _step("contact sheet") as say:
+            path = _draw_sheet(shards, manifest, out / "contact-sheet.png", seed=seed)
+            say(str(path))
+        report = _compare_and_time(shards, seed=seed, bystanders=node)
+    report["demo"] = {
+        "samples": manifest.num_samples,
+        "seed": seed,
+        "shards": list(shards.names),
+        "shard_bytes": manifest.total_bytes,
+        "manifest_digest": manifest.digest,
+        "elapsed_s": round(time.perf_counter() - started, 3),
+    }
+    (out / "report.json").write_text(json.dumps(report, indent=2) + "\n")
+    click.echo(json.dumps(report) if as_json else _summary(report, out))
+
+
+def _prepare(store: "AisStore", *, samples: int, seed: int) -> tuple["ShardSet", "Manifest"]:
+    """Shuffled, indexed shards in the bucket: those that are there if they are of this recipe, else new ones."""
+    from prep.demo_photos import demo_photos
+    from prep.index import index_shards
+    from prep.pack import pack
+    from prep.shuffle import shuffle
+    from prep.urls import resolve_shards
+
+    recipe = {"recipe": RECIPE, "samples": samples, "seed": seed, "versions": _versions()}
+    with _step("look for an earlier run") as say:
+        found = _earlier_run(store, recipe)
+        say("none that fits" if found is None else f"{found[1].num_samples} samples in {store.url}: taken as they are")
+    if found is not None:
+        return found
+
+    # Gone before anything is replaced, and written again when all is there.
+    if store.exists():
+        store.delete(STAMP)
+    with _step("photos") as say:
+        photos = demo_photos(count=samples, seed=seed, show_progress=True)
+        say(f"{len(photos.records)} with masks, cut from {len(photos.classes)} photographs of scikit-image")
+    with _step("pack") as say:
+        max_count = -(-samples // NUM_SHARDS)
+        packed = pack(
+            photos, store=store, prefix=PACKED_PREFIX, max_count=max_count, overwrite=True, show_progress=True
+        )
+        say(f"{packed.num_samples} samples in {len(packed.shards)} shards, {packed.num_bytes / 2**20:.1f} MiB")
+    with _step("dSort") as say:
+        source = resolve_shards(store.locate(PACKED_PREFIX), endpoint=store.endpoint)
+        shuffled = shuffle(source, output_prefix=SHUFFLED_PREFIX, seed=seed, overwrite=True, show_progress=True)
+        say(f"{shuffled.num_samples} samples shuffled into {len(shuffled.shards)} shards, none lost, none changed")
+    with _step("index") as say:
+        shards = resolve_shards(store.locate(SHUFFLED_PREFIX), endpoint=store.endpoint)
+        manifest = index_shards(shards, show_progress=True)
+        say(f"{manifest.num_samples} samples, manifest {store.locate(SHUFFLED_PREFIX)}manifest.safetensors")
+    store.write(STAMP, json.dumps(recipe).encode())
+    return shards, manifest
+
+
+def _earlier_run(store: "AisStore", recipe: dict[str, Any]) -> "tuple[ShardSet, Manifest] | None":
+    """What an earlier run left, if it was finished and of this recipe, and every shard still has its size.
+
+    The bytes are checked against the manifest's checksums when the loader stages them.
+    """
+    from prep.errors import PipesError
+    from prep.manifest import Manifest, manifest_name
+    from prep.urls import resolve_shards
+
+    if not store.exists():
+        return None
+    sizes = {entry.name: entry.size for entry in store.list("")}
+    name = manifest_name(SHUFFLED_PREFIX)
+    if STAMP not in sizes or name not in sizes:
+        return None
+    try:
+        if json.loads(store.read(STAMP)) != recipe:
+            return None
+        manifest = Manifest.from_bytes(store.read(name), where=store.locate(name))
+        shards = resolve_shards(store.locate(SHUFFLED_PREFIX), endpoint=store.endpoint)
+    except (PipesError, ValueError):
+        return None
+    expected = dict(zip(manifest.names, manifest.shard_bytes.tolist(), strict=True))
+    whole = shards.names == manifest.names and all(sizes[shard] == size for shard, size in expected.items())
+    return (shards, manifest) if whole else None
+
+
+def _versions() -> dict[str, str]:
+    """What the photos' bytes depend on."""
+    from importlib.metadata import version
+
+    return {name: version(name) for name in ("pillow", "scikit-image")}
+
+
+def _copy_out(store: "AisStore", directory: Path) -> None:
+    """The shuffled shards, their indexes, manifest and class table, and nothing else of ours, in a directory."""
+    from prep.progress import progress
+    from prep.store import LocalStore
+
+    local = LocalStore(directory)
+    wanted = [entry.name for entry in store.list(SHUFFLED_PREFIX)]
+    for name in progress(wanted, what="copy", unit="object"):
+        local.write(name, store.read(name))
+    for entry in local.list(SHUFFLED_PREFIX):
+        if entry.name not in wanted:
+            local.delete(entry.name)
+
+
+def _draw_sheet(shards: "ShardSet", manifest: "Manifest", path: Path, *, seed: int) -> Path:
+    """The first samples of epoch 0, from the very batches that a training step would get."""
+    import dali_pipes as dp
+    from bench.loaders.workers import endpoint_of
+    from prep.contact_sheet import Cell, contact_sheet, denormalised
+
+    with dp.loader(
+        [shards.store.locate(name) for name in shards.names],
+        dp.segmentation(crop=CROP),
+        batch_size=SHEET_SAMPLES,
+        seed=seed,
+        with_keys=True,
+        endpoint=endpoint_of(shards),
+    ) as loader:
+        batch = next(iter(loader))[0]
+        cells = [
+            Cell(
+                photo=denormalised(image, mean=dp.IMAGENET_MEAN, std=dp.IMAGENET_STD),
+                mask=mask[0].numpy(),
+                label=manifest.classes.get(label, str(label)),
+                note=f"class {label}, {key}",
+            )
+            for image, mask, label, key in zip(
+                batch["image"].cpu(), batch["trimap"].cpu(), batch["label"].tolist(), batch["key"], strict=True
+            )
+        ]
+    sheet = contact_sheet(
+        cells,
+        title="As the model sees them",
+        subtitle=f"the first {len(cells)} of {manifest.num_samples} samples, epoch 0, seed {seed}: "
+        f"centre crop {CROP}, normalisation undone; right, with the trimap",
+    )
+    sheet.save(path)
+    return path
+
+
+def _compare_and_time(shards: "ShardSet", *, seed: int, bystanders: set[int]) -> dict[str, Any]:
+    from bench.loaders import LoaderOptions, LoaderSpec
+    from bench.loaders.workers import fitting_batch_size
+    from bench.run import run_benchmark
+
+    # 64 as in the benchmarks, less where a container has little shared memory for WebLoader's batches.
+    options = LoaderOptions(seed=seed, crop=CROP)
+    batch_size = fitting_batch_size(options, num_shards=len(shards.names))
+    options = LoaderOptions(seed=seed, crop=CROP, batch_size=batch_size)
+    specs = [LoaderSpec(name="dali"), LoaderSpec(name="webloader")]
+    with _step("compare and time") as say:
+        report = run_benchmark(shards, specs, options=options, repeats=REPEATS, bystanders=bystanders)
+        say(f"{', '.join(spec.name for spec in specs)}: one epoch compared, {REPEATS} timed each")
+    return report
+
+
+def _summary(report: dict[str, Any], out: Path) -> str:
+    from bench.report import format_table
+
+    records = report["records"]
+    outputs = [record["outputs"] for record in records]
+    largest = max(output["max_photo_difference"] for output in outputs)
+    batch_size, threads = records[0]["batch_size"], records[0]["num_threads"]
+    return "\n".join(
+        [
+            "",
+            f"dali and webloader gave the same {outputs[0]['num_samples']} samples, each once: keys, labels and masks "
+            f"equal, photos within {largest:.1e} of Pillow and torchvision.",
+            "",
+            format_table(records),
+            "",
+            f"Median of {REPEATS} epochs (smallest to largest), batch {batch_size}, {threads} cores, "
+            f"{records[0]['device']}.",
+            "",
+            f"{out / 'contact-sheet.png'}  the first samples as the model sees them",
+            f"{out / 'report.json'}  these figures and where they come from",
+            f"{out / 'shards'}  the shuffled shards; try: dali-pipes bench run --shards {out / 'shards'}",
+            f"{report['demo']['elapsed_s']:.0f} s in all",
+        ]
+    )
+
+
+@contextmanager
+def _step(name: str) -> Iterator[Any]:
+    """One line on stderr when a step is done: its name, what came of it, seconds."""
+    started = time.perf_counter()
+    outcome = ""
+
+    def say(text: str) -> None:
+        nonlocal outcome
+        outcome = text
+
+    yield say
+    elapsed = time.perf_counter() - started
+    click.echo(f"{click.style(name, bold=True)}: {outcome} ({elapsed:.1f} s)", file=sys.stderr)

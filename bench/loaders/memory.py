@@ -1,0 +1,124 @@
+"""Encoded bytes in memory to batches: dali's own graph and decode half, with nothing to fetch, stage or read. The
+ceiling.
+
+What it leaves out is what `dali` is to hide: the store, the image, the index, the reader. Order, batches and the arrays
+at the seam are those of `dali`, sample for sample.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from bench.loaders import Batch, Loader, LoaderOptions
+from bench.loaders.devices import delivery_device
+
+if TYPE_CHECKING:
+    from dali_pipes.decode import DecodeHalf, Fed
+    from dali_pipes.plan import Plan
+    from dali_pipes.samples import Samples
+    from prep.urls import ShardSet
+
+__all__ = ["open_loader"]
+
+PREFETCH_QUEUE_DEPTH = 2  # dali_pipes.loader's default
+
+
+@contextlib.contextmanager
+def open_loader(shards: "ShardSet", *, options: LoaderOptions) -> Iterator[Loader]:
+    """Every sample's encoded components as arrays, through ``segmentation``."""
+    import torch
+
+    import dali_pipes as dp
+    from dali_pipes.decode import DecodeHalf
+    from dali_pipes.samples import load_samples
+    from prep.manifest import Manifest, manifest_name
+
+    name = manifest_name(shards.prefix)
+    manifest = Manifest.from_bytes(shards.store.read(name), where=name).select(shards.names, where=name)
+    samples = load_samples(shards.store, manifest)
+    device = delivery_device(options.device)
+    decode = DecodeHalf(
+        dp.segmentation(crop=options.crop, photo=options.photo, mask=options.mask),
+        places=samples.places,
+        labels=lambda: samples.labels("raw"),
+        batch_size=options.batch_size,
+        device_id=None if device == "cpu" else torch.cuda.current_device(),
+        num_threads=options.num_threads,
+        prefetch_queue_depth=PREFETCH_QUEUE_DEPTH,
+    )
+    with contextlib.closing(decode):
+        yield _MemoryEpochs(decode, samples, _read_components(shards, samples, decode), options, device=device)
+
+
+class _MemoryEpochs:
+    num_workers = 0
+    decode = "dali"
+
+    def __init__(
+        self,
+        decode: "DecodeHalf",
+        samples: "Samples",
+        components: list[list[npt.NDArray[np.uint8]]],
+        options: LoaderOptions,
+        *,
+        device: str,
+    ) -> None:
+        self._decode, self._samples, self._components, self._options = decode, samples, components, options
+        self._epochs = 0
+        self.device = device
+
+    def epoch(self) -> Iterator[Batch]:
+        from torch.utils.dlpack import from_dlpack
+
+        from dali_pipes.plan import OrderInputs, Plan, num_steps
+
+        if self._epochs:
+            self._decode.drain()
+        manifest = self._samples.manifest
+        order = OrderInputs(seed=self._options.seed, epoch=self._epochs)
+        plan = Plan(shard_bytes=manifest.shard_bytes, shard_samples=manifest.samples, order=order)
+        self._epochs += 1
+        batch_size = self._options.batch_size
+        fed = self._fed(plan)
+        self._decode.feed = lambda: next(fed, None)
+        for step in range(num_steps(plan.num_samples, global_batch_size=batch_size, last_batch_policy="PARTIAL")):
+            if step == 0:
+                self._decode.schedule()
+            batch, tensors = self._decode.take()
+            self._decode.schedule()
+            yield {
+                "image": from_dlpack(tensors["image"]),
+                "trimap": from_dlpack(tensors["trimap"]),
+                "label": from_dlpack(tensors["label"]),
+                "key": batch.keys,
+            }
+
+    def _fed(self, plan: "Plan") -> Iterator["Fed"]:
+        from dali_pipes.decode import Fed
+        from dali_pipes.randomness import Stream
+        from dali_pipes.samples import Batch as Rows
+
+        for step in plan.steps(batch_size=self._options.batch_size, last_batch_policy="PARTIAL"):
+            rows = Rows(
+                self._samples,
+                step.ordinals,
+                step.occurrences,
+                num_valid=step.num_valid,
+                stream=lambda name: Stream(plan.order.seed, plan.order.epoch, f"graph/{name}"),
+            )
+            encoded = [[arrays[ordinal] for ordinal in step.ordinals] for arrays in self._components]
+            yield Fed(rows, encoded, self._decode.arrays(rows))
+
+
+def _read_components(shards: "ShardSet", samples: "Samples", decode: "DecodeHalf") -> list[list[npt.NDArray[np.uint8]]]:
+    """For each component that the graph takes, every sample's bytes: [component][ordinal], uint8 [bytes]."""
+    data = [np.frombuffer(shards.store.read(name), np.uint8) for name in samples.manifest.names]
+    components = []
+    for component in decode.inputs.components:
+        places = samples.places(component)
+        rows = zip(samples.shard.tolist(), places.offset.tolist(), places.size.tolist(), strict=True)
+        components.append([data[shard][offset : offset + size] for shard, offset, size in rows])
+    return components

@@ -1,0 +1,65 @@
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bench.loaders import LoaderOptions
+from prep import embedded
+from prep.index import index_shards
+from prep.store import AisStore
+from prep.urls import ShardSet, resolve_shards
+from tests.conftest import Sample, mask_bytes, photo_bytes, write_tar
+
+CROP = 64
+# Below, at and above the crop, odd and even, so that padding, cutting and rounding all happen.
+SIDES = (33, 50, 63, 64, 65, 67, 90, 131)
+NUM_SAMPLES = 22
+NUM_SHARDS = 3
+
+
+def samples() -> list[Sample]:
+    return [
+        Sample(
+            f"animals/pet_{row:03d}",
+            {
+                "image.jpg": photo_bytes(row, *size, mode="L" if row == 4 else "RGB"),
+                "cls": str(row % 5 + 1).encode(),
+                "trimap.png": mask_bytes(row, *size),
+            },
+        )
+        for row, size in ((row, (SIDES[(row * 3 + 1) % 8], SIDES[row % 8])) for row in range(NUM_SAMPLES))
+    ]
+
+
+@pytest.fixture(scope="session")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> ShardSet:
+    """22 samples in three indexed shards."""
+    directory = tmp_path_factory.mktemp("pets")
+    for shard in range(NUM_SHARDS):
+        write_tar(directory / f"pets-{shard:06d}.tar", samples()[shard::NUM_SHARDS])
+    found = resolve_shards(directory, endpoint=None)
+    index_shards(found)
+    return found
+
+
+@pytest.fixture(scope="session")
+def bucket(shards: ShardSet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShardSet]:
+    """The same shards in a bucket of an embedded node."""
+    with embedded.start(tmp_path_factory.mktemp("node")) as node:
+        store = AisStore(node.endpoint, "pets")
+        store.create()
+        for name in shards.names:
+            store.upload(name, Path(shards.store.locate(name)))
+        found = resolve_shards("ais://pets/pets-", endpoint=node.endpoint)
+        index_shards(found)
+        yield found
+
+
+@pytest.fixture(scope="session")
+def options() -> LoaderOptions:
+    return LoaderOptions(batch_size=5, num_threads=2, crop=CROP, device="cpu")
+
+
+@pytest.fixture(scope="session")
+def keys() -> set[str]:
+    return {sample.key for sample in samples()}

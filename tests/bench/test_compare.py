@@ -1,0 +1,168 @@
+"""What the comparison finds, by planting it."""
+
+import io
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from bench.compare import SAME_PIXELS, OutputError, Reference, Tolerance, assert_images_close, compare_epoch
+from bench.loaders import Batch, LoaderOptions
+from prep.errors import DataError
+from prep.urls import ShardSet, resolve_shards
+
+KEY = "animals/pet_003"
+
+
+@pytest.fixture(scope="module")
+def reference(shards: ShardSet, options: LoaderOptions) -> Iterator[Reference]:
+    with Reference.open(shards, options=options) as opened:
+        yield opened
+
+
+@pytest.fixture
+def epoch(reference: Reference) -> list[Batch]:
+    """A right epoch, in batches of 4; tests spoil it."""
+    keys = sorted(reference.keys)
+    batches: list[Batch] = []
+    for start in range(0, len(keys), 4):
+        rows = [reference.sample(key) for key in keys[start : start + 4]]
+        batches.append(
+            {
+                "image": torch.stack([row["image"] for row in rows]),
+                "trimap": torch.stack([row["trimap"] for row in rows]),
+                "label": torch.tensor([row["label"] for row in rows]),
+                "key": [row["key"] for row in rows],
+            }
+        )
+    return batches
+
+
+def compare(epoch: list[Batch], reference: Reference) -> None:
+    compare_epoch(epoch, reference, loader="dali", tolerance=SAME_PIXELS)
+
+
+def test_compare_right_epoch_passes(epoch: list[Batch], reference: Reference) -> None:
+    """An epoch that is right in every sample is reported as such, with the differences found."""
+    found = compare_epoch(epoch, reference, loader="dali", tolerance=SAME_PIXELS)
+    assert (found.loader, found.num_samples, found.max_photo_difference) == ("dali", 22, 0.0)
+
+
+def test_compare_wrong_label_is_named(epoch: list[Batch], reference: Reference) -> None:
+    """pet_003 has class 4."""
+    epoch[0]["label"][3] += 1
+    with pytest.raises(OutputError, match=f"loader 'dali', key '{KEY}': label differs: expected 4, found 5"):
+        compare(epoch, reference)
+
+
+def test_compare_wrong_mask_pixel_is_named(epoch: list[Batch], reference: Reference) -> None:
+    """One pixel of one mask is enough."""
+    epoch[0]["trimap"][3, 0, 30, 31] = 77
+    with pytest.raises(OutputError, match=rf"key '{KEY}': 1 mask pixels differ, .* at \(0, 30, 31\): .*, found 77"):
+        compare(epoch, reference)
+
+
+def test_compare_photo_off_by_one_level_is_named(epoch: list[Batch], reference: Reference) -> None:
+    """One level of 255 in one pixel: 1 / 255 / 0.225 of the normalised blue channel is 0.0174."""
+    epoch[0]["image"][3, 2, 10, 20] += 1 / 255 / 0.225
+    pattern = rf"key '{KEY}': photo differs .* by up to 0\.0174 .* expected at most 1e-06 .* at \(2, 10, 20\)"
+    with pytest.raises(OutputError, match=pattern):
+        compare(epoch, reference)
+
+
+def test_compare_nan_is_a_difference(epoch: list[Batch], reference: Reference) -> None:
+    """A value that is not a number compares with nothing, and must not pass for that."""
+    epoch[0]["image"][3, 0, 0, 0] = torch.nan
+    with pytest.raises(OutputError, match=f"key '{KEY}': photo differs"):
+        compare(epoch, reference)
+
+
+def test_compare_missing_keys_are_named(epoch: list[Batch], reference: Reference) -> None:
+    """A batch that does not come is found at the end."""
+    with pytest.raises(OutputError, match=r"18 of 22 keys came .* missing: .*, 'animals/pet_002', \.\.\."):
+        compare(epoch[1:], reference)
+
+
+def test_compare_repeated_key_is_named(epoch: list[Batch], reference: Reference) -> None:
+    """The same batch twice."""
+    with pytest.raises(OutputError, match="key 'animals/pet_000': comes twice in one epoch"):
+        compare([*epoch, epoch[0]], reference)
+
+
+def test_compare_unknown_key_is_named(epoch: list[Batch], reference: Reference) -> None:
+    """A sample of another data set."""
+    epoch[0]["key"][0] = "plants/oak"
+    with pytest.raises(OutputError, match="key 'plants/oak': is not in the shards"):
+        compare(epoch, reference)
+
+
+def test_compare_swapped_samples_are_found(epoch: list[Batch], reference: Reference) -> None:
+    """All keys there, all photos there, one pair under each other's key."""
+    epoch[0]["key"][0], epoch[0]["key"][3] = epoch[0]["key"][3], epoch[0]["key"][0]
+    with pytest.raises(OutputError, match=r"key 'animals/pet_00[03]'"):
+        compare(epoch, reference)
+
+
+def test_compare_wrong_dtype_or_length_is_named(epoch: list[Batch], reference: Reference) -> None:
+    """Tensors of another type or size are differences, not errors of torch."""
+    batch = epoch[0]
+    for spoilt, message in (
+        ({**batch, "label": batch["label"].int()}, r"labels must be int64 \[4\], found torch.int32 \[4\]"),
+        ({**batch, "label": batch["label"][:, None]}, r"labels must be int64 \[4\], found torch.int64 \[4, 1\]"),
+        ({**batch, "image": batch["image"].half()}, "photo must be torch.float32"),
+        ({**batch, "image": batch["image"][:3]}, "a batch of 4 keys has {'image': 3} rows"),
+        ({**batch, "trimap": batch["trimap"][..., :-1]}, "mask must be torch.uint8"),
+    ):
+        with pytest.raises(OutputError, match=message):
+            compare([spoilt], reference)  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize(
+    ("difference", "tolerance", "close"),
+    [
+        (0.0, (0.0, 0.0), True),
+        (0.5, (0.5, 0.125), True),  # one of four values: the mean is a quarter of it
+        (0.5, (0.49, 0.125), False),  # the largest is too large
+        (0.5, (0.5, 0.12), False),  # the mean is
+    ],
+)
+def test_assert_images_close_bounds(difference: float, tolerance: tuple[float, float], close: bool) -> None:
+    """Both the largest and the mean difference must be within the tolerance, bounds included."""
+    expected = torch.zeros(1, 2, 2)
+    actual = expected.clone()
+    actual[0, 1, 0] = difference
+    allowed = Tolerance(max_abs=tolerance[0], mean_abs=tolerance[1])
+    if close:
+        assert assert_images_close(actual, expected, tolerance=allowed, where="here") == (difference, difference / 4)
+    else:
+        with pytest.raises(AssertionError, match=r"here: photo differs .* at \(0, 1, 0\): expected 0, found 0\.5"):
+            assert_images_close(actual, expected, tolerance=allowed, where="here")
+
+
+def test_reference_key_in_two_shards_is_refused(tmp_path: Path, options: LoaderOptions) -> None:
+    """Outputs are matched by key; two samples of one key cannot be."""
+    for shard in range(2):
+        with tarfile.open(tmp_path / f"pets-{shard}.tar", "w") as archive:
+            archive.addfile(tarfile.TarInfo("same.cls"), io.BytesIO())
+    with (
+        pytest.raises(DataError, match="key 'same' comes twice"),
+        Reference.open(resolve_shards(tmp_path, endpoint=None), options=options),
+    ):
+        pass
+
+
+def test_reference_equals_arithmetic_by_hand(reference: Reference, shards: ShardSet) -> None:
+    """The reference itself, against numpy: pet_004 is grey, 65 rows of 67, cut at row 0 and column 2."""
+    archive = tarfile.open(shards.store.locate("pets-000001.tar"))  # noqa: SIM115
+    with archive, Image.open(archive.extractfile("animals/pet_004.image.jpg")) as image:  # type: ignore[arg-type]
+        assert (image.mode, image.size) == ("L", (67, 65))
+        pixels = np.asarray(image.convert("RGB"), np.float32)
+    top, left = (round((side - 64) / 2) for side in pixels.shape[:2])
+    window = pixels[top : top + 64, left : left + 64].transpose(2, 0, 1) / np.float32(255)
+    mean = np.array([0.485, 0.456, 0.406], np.float32)[:, None, None]
+    std = np.array([0.229, 0.224, 0.225], np.float32)[:, None, None]
+    assert np.array_equal(reference.sample("animals/pet_004")["image"].numpy(), (window - mean) / std)

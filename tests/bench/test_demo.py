@@ -1,0 +1,104 @@
+"""The demo on few photos: what it leaves, and what a second run takes from the first."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+from PIL import Image
+
+from bench.demo import demo
+from prep.contact_sheet import Cell, contact_sheet, denormalised, overlaid
+from prep.manifest import Manifest, manifest_name
+
+pytest.importorskip("skimage")
+
+
+def run_demo(out: Path, *arguments: str) -> Result:
+    options = ["--out", str(out), "--samples", "32", *arguments]
+    done = CliRunner(env={"AIS_ENDPOINT": ""}).invoke(demo, options, catch_exceptions=False)
+    assert done.exit_code == 0, done.stderr
+    return done
+
+
+@pytest.fixture(autouse=True)
+def _one_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bench.demo.REPEATS", 1)
+
+
+def test_demo_leaves_sheet_report_and_shards_and_runs_again(tmp_path: Path) -> None:
+    """The first run makes everything; the second takes the shards as they are, and is as right; another seed is not."""
+    out = tmp_path / "demo-out"
+    first = run_demo(out)
+    assert "dali and webloader gave the same 32 samples" in first.stdout
+    assert [line.split()[0] for line in first.stdout.splitlines() if line.startswith(("dali  ", "webloader "))] == [
+        "dali",
+        "webloader",
+    ]
+
+    report = json.loads((out / "report.json").read_text())
+    assert [record["loader"] for record in report["records"]] == ["dali", "webloader"]
+    assert all(record["outputs"]["num_samples"] == 32 for record in report["records"])
+    assert report["environment"]["options"]["source"] == "AIStore"
+    with Image.open(out / "contact-sheet.png") as sheet:
+        assert sheet.width > sheet.height / 2 > 300
+    manifest = Manifest.from_bytes((out / "shards" / manifest_name("shuffled-")).read_bytes(), where="shards")
+    sizes = {name: (out / "shards" / name).stat().st_size for name in manifest.names}
+    assert list(sizes.values()) == manifest.shard_bytes.tolist()
+    assert manifest.classes[1] == "astronaut"
+
+    second = run_demo(out, "--json")
+    assert "32 samples in ais://dali-pipes-demo: taken as they are" in second.stderr
+    assert "dSort" not in second.stderr
+    again = json.loads(second.stdout)
+    assert again["demo"]["manifest_digest"] == report["demo"]["manifest_digest"]
+
+    other = run_demo(out, "--seed", "8", "--json")
+    assert "none that fits" in other.stderr
+    assert json.loads(other.stdout)["demo"]["manifest_digest"] != report["demo"]["manifest_digest"]
+
+
+def test_denormalised_gives_the_pixels_back() -> None:
+    """All 256 levels of each channel survive normalising and its undoing."""
+    pixels = np.stack([np.arange(256, dtype=np.uint8).reshape(16, 16)] * 3, axis=-1)
+    mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    image = ((pixels / np.float32(255) - np.float32(mean)) / np.float32(std)).transpose(2, 0, 1)
+    assert np.array_equal(denormalised(image, mean=mean, std=std), pixels)
+
+
+def test_overlaid_colours_each_mask_value() -> None:
+    """Three values mix with the photo, padding is covered, a value that has no colour leaves the photo alone."""
+    photo = np.full((1, 5, 3), 100, np.uint8)
+    mask = np.array([[0, 1, 2, 3, 9]], np.uint8)
+    shown = overlaid(photo, mask)[0].tolist()
+    assert shown[0] == [200, 200, 200]
+    assert shown[4] == [100, 100, 100]
+    assert len({tuple(colour) for colour in shown}) == 5
+
+
+@pytest.mark.parametrize(
+    ("count", "columns", "rows"),
+    [
+        (1, 1, 1),
+        (4, 4, 1),
+        (5, 4, 2),  # a row that is not full
+        (24, 4, 6),
+    ],
+)
+def test_contact_sheet_grows_by_whole_rows(count: int, columns: int, rows: int) -> None:
+    """Four cells a row; a label that is too long is cut, not drawn over its neighbour."""
+    cell = Cell(
+        photo=np.zeros((350, 350, 3), np.uint8), mask=np.ones((350, 350), np.uint8), label="a" * 200, note="class 1"
+    )
+    sheet = contact_sheet([cell] * count, title="Title", subtitle="subtitle")
+    one = contact_sheet([cell], title="Title", subtitle="subtitle")
+    assert (sheet.width - 80 + 24) == columns * (one.width - 80 + 24)
+    assert (sheet.height - one.height) % max(rows - 1, 1) == 0
+    assert (sheet.height > one.height) == (rows > 1)
+
+
+def test_contact_sheet_without_samples_is_refused() -> None:
+    """There is nothing to draw."""
+    with pytest.raises(ValueError, match="at least one sample"):
+        contact_sheet([], title="", subtitle="")

@@ -1,0 +1,92 @@
+"""CPU time of workers is counted, whether they live on or have ended."""
+
+import multiprocessing
+import multiprocessing.connection
+import time
+
+import psutil
+
+from bench.loaders.workers import worker_context
+from bench.processes import ProcessTree, child_pids
+
+BURNT_S = 0.3
+# The kernel adds up whole ticks of 10 ms, for user and system time of each process.
+TICKS_S = 0.05
+
+
+def burn(done: "multiprocessing.connection.Connection", stay: "multiprocessing.connection.Connection") -> None:
+    """Spend CPU time, however long that takes, then stay until told."""
+    while time.process_time() < BURNT_S:
+        pass
+    done.send(time.process_time())
+    stay.recv()
+
+
+def burn_below(done: "multiprocessing.connection.Connection", stay: "multiprocessing.connection.Connection") -> None:
+    """Have a process of one's own do it."""
+    below = multiprocessing.get_context("fork").Process(target=burn, args=(done, stay))
+    below.start()
+    below.join()
+
+
+def spent(target: object, *, method: str, bystanders: set[int] | None = None) -> tuple[float, float]:
+    """CPU seconds seen while a process that burns them lives, and when it has ended."""
+    context = worker_context() if method == "forkserver" else multiprocessing.get_context(method)
+    done, done_end = context.Pipe(duplex=False)
+    stay_end, stay = context.Pipe(duplex=False)
+    # The server itself starts before the clock.
+    warm = context.Process(target=int)
+    warm.start()
+    warm.join()
+    before = child_pids()
+    start = ProcessTree().cpu_s()
+    process = context.Process(target=target, args=(done_end, stay_end))
+    process.start()
+    done.recv()
+    if bystanders is not None:
+        bystanders |= child_pids() - before
+    alive = ProcessTree(bystanders=bystanders or ()).cpu_s() - start
+    stay.send(None)
+    process.join()
+    return alive, ProcessTree().cpu_s() - start
+
+
+def test_cpu_of_a_child_counts_alive_and_ended() -> None:
+    """A forked child's time is there while it lives, and stays when it has ended."""
+    alive, ended = spent(burn, method="fork")
+    assert alive >= BURNT_S - TICKS_S
+    assert ended >= BURNT_S - TICKS_S
+
+
+def test_cpu_of_a_fork_servers_worker_counts_alive_and_ended() -> None:
+    """A worker is the fork server's child, which waits for it; its time must not be lost there."""
+    alive, ended = spent(burn, method="forkserver")
+    assert alive >= BURNT_S - TICKS_S
+    assert ended >= BURNT_S - TICKS_S
+
+
+def test_cpu_of_a_grandchild_counts() -> None:
+    """What a worker starts is the loader's cost too."""
+    alive, ended = spent(burn_below, method="fork")
+    assert alive >= BURNT_S - TICKS_S
+    assert ended >= BURNT_S - TICKS_S
+
+
+def test_cpu_of_a_bystander_does_not_count() -> None:
+    """An embedded AIS node spends CPU beside the loaders, and is none of them."""
+    alive, _ = spent(burn, method="fork", bystanders=set())
+    assert alive < BURNT_S - TICKS_S
+
+
+def test_rss_of_a_child_counts() -> None:
+    """Memory of workers is part of the figure."""
+    alone = ProcessTree(bystanders=child_pids()).rss_bytes()
+    process = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+    process.start()
+    try:
+        assert ProcessTree().rss_bytes() > alone
+        assert process.pid in child_pids()
+    finally:
+        process.terminate()
+        process.join()
+    assert not psutil.pid_exists(process.pid or 0)
