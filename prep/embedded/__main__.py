@@ -1,0 +1,38 @@
+"""``python -m prep.embedded --dir DIR``: the embedded node in the foreground, or as the child of ``start``."""
+
+import argparse
+import os
+import sys
+import threading
+from pathlib import Path
+
+from prep.embedded.process import end_with_owner
+from prep.embedded.server import serve_forever
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Serve until interrupted; 1 if it cannot."""
+    parser = argparse.ArgumentParser(prog="python -m prep.embedded", description=__doc__)
+    parser.add_argument("--dir", type=Path, required=True, help="the folder that holds buckets and objects")
+    parser.add_argument("--port", type=int, default=0, help="on 127.0.0.1; 0, the default, takes a free one")
+    parser.add_argument("--owner", type=int, help=argparse.SUPPRESS)
+    args = parser.parse_args(argv)
+    if args.owner is not None:
+        threading.Thread(target=_watch, args=(args.owner,), daemon=True).start()
+    try:
+        serve_forever(args.dir, args.port)
+    except KeyboardInterrupt:
+        return 0
+    except (OSError, OverflowError) as exc:
+        print(f"cannot serve '{args.dir}' on 127.0.0.1:{args.port}: {exc}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _watch(owner: int) -> None:
+    end_with_owner(owner)
+    os._exit(0)  # connections and jobs end where they stand; what is on disk is whole at any moment
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,216 @@
+"""Run a dSort job: a spec in; new shards in a bucket, and a status in AIS's words, out. Shuffle only."""
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from prep import reshard
+from prep.embedded import wire
+from prep.embedded.sortspec import SortSpec, with_extension
+from prep.embedded.storage import BucketExistsError, BucketMissingError, ObjectMissingError, Storage
+from prep.errors import DataError
+
+_NEVER = "0001-01-01T00:00:00Z"
+_NO_STATS = {"total_ms": "0", "count": "0", "min_ms": "9223372036854775807", "max_ms": "0", "avg_ms": "0"}
+
+
+class _AbortedError(Exception):
+    """The job was asked to stop."""
+
+
+@dataclass
+class _Phase:
+    started_ns: int = 0
+    ended_ns: int = 0
+
+    def json(self) -> dict[str, Any]:
+        end_ns = self.ended_ns or time.time_ns()
+        return {
+            "started_time": _timestamp(self.started_ns),
+            "end_time": _timestamp(self.ended_ns),
+            "elapsed": end_ns - self.started_ns if self.started_ns else 0,
+            "running": bool(self.started_ns and not self.ended_ns),
+            "finished": bool(self.ended_ns),
+        }
+
+
+@dataclass
+class SortJob:
+    """One run of a spec, in a thread of its own; what is known of it goes to the storage at every step."""
+
+    spec: SortSpec
+    storage: Storage
+    node: str
+    """The target's name, in statuses."""
+    job: str = field(default_factory=lambda: f"srt-{os.urandom(5).hex()}")
+    num_extracted: int = 0
+    extracted_bytes: int = 0
+    num_members: int = 0
+    num_planned: int = 0
+    num_created: int = 0
+    error: str = ""
+    _extraction: _Phase = field(default_factory=_Phase)
+    _sorting: _Phase = field(default_factory=_Phase)
+    _creation: _Phase = field(default_factory=_Phase)
+
+    def start(self) -> str:
+        """Begin; the job's number."""
+        self.storage.bucket_info(self.spec.source)
+        if self.spec.target not in self.storage.list_buckets():
+            with suppress(BucketExistsError):
+                self.storage.create_bucket(self.spec.target)  # AIS makes it too
+        self._save()
+        threading.Thread(target=self._run, name=self.job, daemon=True).start()
+        return self.job
+
+    def _run(self) -> None:
+        try:
+            with reshard.Sources() as sources:
+                with self._phase(self._extraction):
+                    samples = self._extract(sources)
+                with self._phase(self._sorting):
+                    outputs = self._plan(samples)
+                with self._phase(self._creation):
+                    self._create(outputs, sources)
+        except _AbortedError:
+            self.error = f"t[{self.node}]: [dsort] {self.job} aborted"
+        except BucketMissingError as exc:
+            self.error = f'bucket "ais://{exc.args[0]}" does not exist'
+        except (DataError, OSError) as exc:
+            self.error = str(exc)
+        except Exception as exc:
+            self.error = f"{type(exc).__name__}: {exc}"  # a bug; who waits for the job must hear of it too
+            raise
+        finally:
+            self._save()
+
+    @contextmanager
+    def _phase(self, phase: _Phase) -> Iterator[None]:
+        phase.started_ns = time.time_ns()
+        self._save()
+        yield
+        phase.ended_ns = time.time_ns()
+
+    def _extract(self, sources: reshard.Sources) -> list[reshard.Sample]:
+        samples: list[reshard.Sample] = []
+        for name in self._input_names():
+            self._check_aborted()
+            try:
+                shard = self.storage.shard(self.spec.source, name)
+            except ObjectMissingError:
+                continue  # as AIS, whose setting is to ignore missing shards
+            sources.check(shard)
+            found = reshard.scan(shard)
+            if self.storage.shard(self.spec.source, name) != shard:
+                raise DataError(f"shard '{name}': changed while it was being read; start again")
+            sources.check(shard)
+            samples += found
+            self.num_extracted += 1
+            self.extracted_bytes += sum(sample.num_bytes for sample in found)
+            self.num_members += sum(len(sample.members) for sample in found)
+            self._save()
+        return samples
+
+    def _plan(self, samples: list[reshard.Sample]) -> list[reshard.OutputShard]:
+        names = (with_extension(name) for name in self.spec.outputs.names())
+        size = self.spec.output_shard_size or max(1, -(-self.extracted_bytes // len(self.spec.outputs)))
+        outputs = reshard.plan(samples, names=names, output_shard_size=size, seed=self.spec.seed)
+        if self.spec.source == self.spec.target:
+            inputs = {sample.shard.name for sample in samples}
+            for output in outputs:
+                if output.name in inputs:
+                    raise DataError(f"output shard '{output.name}' is an input too; choose another output_format")
+        self.num_planned = len(outputs)
+        return outputs
+
+    def _create(self, outputs: list[reshard.OutputShard], sources: reshard.Sources) -> None:
+        for output in outputs:
+            self.storage.write(self.spec.target, output.name, self._chunks(output, sources))
+            self.num_created += 1
+            self._save()
+
+    def _chunks(self, output: reshard.OutputShard, sources: reshard.Sources) -> Iterator[bytes]:
+        for chunk in reshard.tar_chunks(output.samples, sources=sources):
+            self._check_aborted()
+            yield chunk
+
+    def _input_names(self) -> Iterator[str]:
+        inputs = self.spec.inputs
+        return iter(inputs) if isinstance(inputs, list) else map(with_extension, inputs.names())
+
+    def _check_aborted(self) -> None:
+        if self.storage.is_job_aborted(self.job):
+            raise _AbortedError
+
+    def _save(self) -> None:
+        self.storage.write_job(self.job, {"runner": self.storage.node, "targets": {self.node: self._json()}})
+
+    def _json(self) -> dict[str, Any]:
+        failed = bool(self.error)
+        done = failed or bool(self._creation.ended_ns)
+        phases = (self._extraction, self._sorting, self._creation)
+        extraction, sorting, creation = (phase.json() for phase in phases)
+        metrics = {
+            "local_extraction": extraction
+            | {
+                "total_count": str(len(self.spec.inputs)),
+                "extracted_count": str(self.num_extracted),
+                "extracted_size": str(self.extracted_bytes),
+                "extracted_record_count": str(self.num_members),
+                "extracted_to_disk_count": "0",
+                "extracted_to_disk_size": "0",
+            },
+            "meta_sorting": sorting | {"sent_stats": _NO_STATS, "recv_stats": _NO_STATS},
+            "shard_creation": creation
+            | {
+                "to_create": str(self.num_planned),
+                "created_count": str(self.num_created),
+                "moved_shard_count": "0",
+            },
+            "description": self.spec.description,
+            **({"errors": [self.error]} if failed else {}),
+            "aborted": failed,
+            "archived": done,
+        }
+        names = ("started_meta_sorting", "started_shard_creation", "finished_shard_creation")
+        return {
+            "id": self.job,
+            "src-bck": wire.bucket_json(self.spec.source),
+            "dst-bck": wire.bucket_json(self.spec.target),
+            "started_time": extraction["started_time"],
+            "finish_time": creation["end_time"],
+            **{name: phase.json()["elapsed"] for name, phase in zip(names, phases, strict=True) if phase.started_ns},
+            "loc-objs": str(self.num_extracted),
+            "loc-bytes": str(self.extracted_bytes),
+            "Metrics": metrics,
+            "aborted": failed,
+            "archived": done,
+        }
+
+
+def read_status(storage: Storage, job: str) -> dict[str, Any] | None:
+    """A job's status by target, as ``GET /v1/sort?uuid=`` answers; None for a job that never was.
+
+    A job whose node has gone without finishing it is reported as aborted.
+    """
+    known = storage.read_job(job)
+    if known is None:
+        return None
+    targets: dict[str, Any] = known["targets"]
+    for target, status in targets.items():
+        if not status["archived"] and not storage.is_alive(known["runner"]):
+            for part in (status, status["Metrics"]):
+                part |= {"aborted": True, "archived": True}
+            status["Metrics"]["errors"] = [f"t[{target}]: the node that ran [dsort] {job} has gone"]
+    return targets
+
+
+def _timestamp(time_ns: int) -> str:
+    if not time_ns:
+        return _NEVER
+    return f"{datetime.fromtimestamp(time_ns // 10**9, UTC):%Y-%m-%dT%H:%M:%S}.{time_ns % 10**9:09}Z"

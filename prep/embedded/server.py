@@ -1,0 +1,355 @@
+"""Answer AIStore's HTTP API from a folder: requests on loopback in, answers and files out.
+
+One process plays a whole cluster, proxy and target at one address. As in a cluster, an object's request first meets the
+proxy, which sends it on (301 for GET, 307 for the rest) to the target's URL with ``pid`` in its query; a request with
+``pid`` is the target's. So clients meet the redirects here that they will meet there.
+
+# Note [threads]: one thread a connection, one a dSort job; they share nothing but the ``Storage``, which takes any.
+"""
+
+import json
+import os
+import sys
+import time
+from datetime import UTC, datetime
+from html import escape
+from http.server import ThreadingHTTPServer
+from pathlib import Path
+from socketserver import TCPServer
+from typing import Any
+from urllib.parse import parse_qsl, unquote
+
+from prep.embedded import wire
+from prep.embedded.dsort import SortJob, read_status
+from prep.embedded.exchange import ClientGoneError, Exchange
+from prep.embedded.sortspec import SortSpec
+from prep.embedded.storage import (
+    BucketExistsError,
+    BucketMissingError,
+    ChecksumMismatchError,
+    ObjectMeta,
+    ObjectMissingError,
+    Storage,
+)
+from prep.embedded.wire import RefusalError
+
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_OBJECT_QUERY = {"provider", "pid", "utm", "props", "latest", "uuid"}
+
+
+class NodeServer(ThreadingHTTPServer):
+    """Listens on 127.0.0.1, nowhere else."""
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, storage: Storage, *, port: int) -> None:
+        """Bound and listening when this returns; port 0 takes a free one."""
+        super().__init__(("127.0.0.1", port), _Handler)
+        self.storage = storage
+        self.port = int(self.server_address[1])
+        self.endpoint = f"http://127.0.0.1:{self.port}"
+        self.started_ns = time.time_ns()
+        self.uuid = os.urandom(6).hex()
+
+    def server_bind(self) -> None:
+        """Bind, without the look-up of the machine's name that ``HTTPServer`` adds."""
+        TCPServer.server_bind(self)
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that hung up is no news; the rest is a bug, and its traceback goes to stderr."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]  # socketserver's own types
+
+
+class _Handler(Exchange):
+    server: NodeServer
+
+    def _dispatch(self) -> None:
+        self.begin()
+        self._is_target = False
+        try:
+            self._attempt()
+            self.body.drain()
+        except ClientGoneError:
+            self.close_connection = True
+
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = do_PATCH = do_OPTIONS = _dispatch  # noqa: N815  # http.server's names
+
+    def _attempt(self) -> None:
+        try:
+            self._route()
+        except RefusalError as refusal:
+            self._refuse(refusal)
+        except BucketMissingError as exc:
+            self._refuse(wire.bucket_missing(exc.args[0]))
+        except OSError as exc:
+            if isinstance(exc, ConnectionError) or self.has_answered:
+                raise
+            # 507 and not 500, which the SDK would try again for a minute and a half.
+            message = f"{self.command} {self._path}: the node's folder did not take it: {exc.strerror}"
+            self._refuse(RefusalError(507, message, "ErrCapExceeded"))
+
+    def _route(self) -> None:
+        if not self.body.is_valid:
+            self.close_connection = True
+            raise RefusalError(400, "invalid Content-Length")
+        host = self.headers.get("Host", "")
+        if host and host.rsplit(":", 1)[0].strip("[]") not in _LOOPBACK:
+            raise RefusalError(403, f"the embedded node answers on loopback only, not as '{host}'")
+        raw_path, _, raw_query = self.path.partition("?")
+        self._query = dict(parse_qsl(raw_query, keep_blank_values=True))
+        try:
+            self._path = unquote(raw_path, errors="strict")
+        except UnicodeDecodeError as exc:
+            raise RefusalError(400, f"invalid request URI: '{self.command} {raw_path}' is not UTF-8") from exc
+        if self._query.get("provider", "") not in ("", "ais") or self._query.get("namespace"):
+            raise wire.unsupported(
+                f"provider '{self._query.get('provider')}', namespace '{self._query.get('namespace', '')}'"
+            )
+        match self.command, self._path.split("/", 4)[1:]:
+            case "GET", ["v1", "health"]:
+                self._health()
+            case "GET", ["v1", "daemon"] if self._query.get("what") == "smap":
+                created = str(datetime.fromtimestamp(self.server.started_ns / 1e9, UTC))
+                self.answer_json(wire.cluster_map(port=self.server.port, uuid=self.server.uuid, created=created))
+            case "GET", ["v1", "buckets"]:
+                self.answer_json([wire.bucket_json(name) for name in self.server.storage.list_buckets()])
+            case "POST", ["v1", "sort"]:
+                self._start_sort()
+            case "GET", ["v1", "sort"] if "uuid" in self._query:
+                self._sort_status()
+            case "DELETE", ["v1", "sort", "abort"]:
+                self._abort_sort()
+            case _, ["v1", "buckets", bucket]:
+                wire.check_bucket_name(bucket)
+                self._bucket(bucket)
+            case "GET" | "HEAD" | "PUT" | "DELETE", ["v1", "objects", bucket, name]:
+                wire.check_bucket_name(bucket)
+                self._object(bucket, name)
+            case _:
+                raise wire.unsupported(f"{self.command} {self._path}")
+
+    # Cluster and buckets
+
+    def _health(self) -> None:
+        uptime = str(time.time_ns() - self.server.started_ns)
+        self.answer(200, headers=[("Ais-Cluster-Uptime", uptime), ("Ais-Node-Uptime", uptime)])
+
+    def _bucket(self, bucket: str) -> None:
+        storage = self.server.storage
+        if self.command == "HEAD":
+            self._bucket_head(bucket)
+            return
+        message = self.read_json()
+        match self.command, message.get("action"):
+            case "POST", "create-bck":
+                try:
+                    storage.create_bucket(bucket)
+                except BucketExistsError as exc:
+                    tcode = "ErrBucketAlreadyExists"
+                    raise RefusalError(409, f'bucket "ais://{bucket}" already exists', tcode) from exc
+                self.answer(200)
+            case "DELETE", "destroy-bck":
+                storage.destroy_bucket(bucket)
+                self.answer(200)
+            case "GET", "list":
+                self._list(bucket, message.get("value") or {})
+            case "GET", "summary-bck":
+                value = message.get("value") or {}
+                storage.bucket_info(bucket)
+                if not value.get("uuid"):  # a real cluster starts a job; the client asks again with its number
+                    self.answer_text(os.urandom(5).hex(), status=202)
+                else:
+                    self.answer_text(json.dumps([self._summary(bucket, value.get("prefix") or "")]))
+            case _, action:
+                raise wire.unsupported(f"{self.command} {self._path}, action '{action}'")
+
+    def _bucket_head(self, bucket: str) -> None:
+        bucket_id, created_ns = self.server.storage.bucket_info(bucket)
+        headers = [("Ais-Bucket-Props", wire.bucket_props(bucket_id=bucket_id, created_ns=created_ns))]
+        if "bsumm_remote" not in self._query:
+            self.answer(200, headers=headers, length=None)
+        elif "uuid" not in self._query:
+            self.answer(202, headers=[*headers, ("Ais-Xaction-Id", os.urandom(5).hex())], length=None)
+        else:
+            headers.append(("Ais-Bucket-Summ", json.dumps(self._summary(bucket, ""))))
+            self.answer(200, headers=[*headers, ("Ais-Xaction-Id", self._query["uuid"])], length=None)
+
+    def _summary(self, bucket: str, prefix: str) -> dict[str, Any]:
+        storage = self.server.storage
+        sizes = [meta.num_bytes for meta in storage.heads(bucket, storage.list_names(bucket, prefix=prefix))]
+        return wire.bucket_summary(bucket, sizes, disk_bytes=storage.disk_bytes())
+
+    def _list(self, bucket: str, message: dict[str, Any]) -> None:
+        storage, flags = self.server.storage, int(message.get("flags") or 0)
+        if flags & ~wire.LIST_FLAGS:
+            raise wire.unsupported(f"listing with flags {flags}")
+        props = frozenset(filter(None, str(message.get("props") or "name,size").split(",")))
+        if flags & 16:
+            props = frozenset({"name"})
+        elif flags & 32:
+            props = frozenset({"name", "size"})
+        after = message.get("continuation_token") or message.get("start_after") or ""
+        limit = int(message.get("pagesize") or 0) or wire.PAGE_SIZE
+        names = storage.list_names(bucket, prefix=message.get("prefix") or "", after=after)[:limit]
+        # AIS gives a token with every full page, even if nothing follows: the next page is then empty.
+        page = wire.listing(
+            storage.heads(bucket, names),
+            props=props,
+            uuid=message.get("uuid") or os.urandom(5).hex(),
+            token=names[-1] if len(names) == limit else "",
+            atime=f"{datetime.now(UTC):%d %b %y %H:%M UTC}",
+            location=self._location(),
+        )
+        self.answer(200, page, headers=[("Content-Type", "application/msgpack")])
+
+    # Objects
+
+    def _object(self, bucket: str, name: str) -> None:
+        wire.check_object_name(name)
+        if unknown := self._query.keys() - _OBJECT_QUERY:
+            raise wire.unsupported(f"{self.command} of an object with {', '.join(sorted(unknown))}")
+        self.server.storage.bucket_info(bucket)
+        if "pid" not in self._query:
+            self._redirect()
+            return
+        self._is_target = True
+        try:
+            match self.command:
+                case "GET":
+                    self._get(bucket, name)
+                case "HEAD":
+                    self._head(bucket, name)
+                case "PUT":
+                    self._put(bucket, name)
+                case _:
+                    self.server.storage.delete(bucket, name)
+                    self.answer(200)
+        except ObjectMissingError as exc:
+            if self.command == "DELETE":
+                raise RefusalError(404, f"ais://{bucket}/{name} doesn't exist") from exc
+            node = wire.target_id(self.server.port)
+            raise RefusalError(404, f"t[{node}]: ais://{bucket}/{name} does not exist", "ErrNotFound") from exc
+
+    def _redirect(self) -> None:
+        path, _, query = self.path.partition("?")
+        pid = f"pid={wire.proxy_id(self.server.port)}&utm={time.time_ns():x}"
+        location = f"{self.server.endpoint}{path}?{query}{'&' if query else ''}{pid}"
+        body = b""
+        headers = [("Location", location)]
+        if self.command in ("GET", "HEAD"):
+            headers.insert(0, ("Content-Type", "text/html; charset=utf-8"))
+        if self.command == "GET":
+            body = f'<a href="{escape(location)}">Moved Permanently</a>.\n\n'.encode()
+        if self.body.is_long:
+            self.close_connection = True
+        length = None if self.command == "HEAD" else len(body)
+        self.answer(301 if self.command == "GET" else 307, body, headers=headers, length=length)
+
+    def _get(self, bucket: str, name: str) -> None:
+        file, meta = self.server.storage.open(bucket, name)
+        with file:
+            headers = [*wire.object_headers(meta), ("Content-Type", "application/octet-stream")]
+            start, stop, status = 0, meta.num_bytes, 200
+            if wanted := self.headers.get("Range"):
+                start, stop = wire.parse_range(wanted, meta.num_bytes, what=f"ais://{bucket}/{name}")
+                headers += [("Content-Range", f"bytes {start}-{stop - 1}/{meta.num_bytes}"), ("Accept-Ranges", "bytes")]
+                status = 206
+            self.answer(status, headers=headers, length=stop - start)
+            if start < stop:
+                self.connection.sendfile(file, start, stop - start)
+
+    def _head(self, bucket: str, name: str) -> None:
+        meta = self.server.storage.head(bucket, name)
+        everything = "props" not in self._query
+        props = self._query.get("props", "checksum,atime,version,copies,location").split(",")
+        headers = [("Ais-Present", "true"), *self._head_headers(meta, props)]
+        if everything:
+            headers += [("Ais-Name", name), ("Ais-Bucket-Name", bucket), ("Ais-Bucket-Provider", "ais")]
+        self.answer(200, headers=headers, length=meta.num_bytes)
+
+    def _head_headers(self, meta: ObjectMeta, props: list[str]) -> list[tuple[str, str]]:
+        atime, checksum_type, checksum, version = wire.object_headers(meta)
+        copies = [("Ais-Mirror-Copies", "1"), ("Ais-Mirror-Paths", "[/]")]
+        known = {
+            "checksum": [checksum_type, checksum],
+            "atime": [atime],
+            "version": [version],
+            "copies": copies,
+            "location": [("Ais-Location", self._location())],
+            **{prop: [] for prop in ("name", "size", "custom", "ec", "chunked", "etag", "last-modified", "")},
+        }
+        for prop in props:
+            if prop not in known:
+                raise RefusalError(400, f'invalid property "{prop}" in props list')
+        return [header for prop in props for header in known[prop]]
+
+    def _location(self) -> str:
+        return f"t[{wire.target_id(self.server.port)}]:mp[/]"
+
+    def _put(self, bucket: str, name: str) -> None:
+        checksum = self.headers.get("Ais-Checksum-Value", "")
+        if self.headers.get("Ais-Checksum-Type", "xxhash2") != "xxhash2":
+            raise wire.unsupported(f"checksum type '{self.headers['Ais-Checksum-Type']}'")
+        try:
+            meta = self.server.storage.write(bucket, name, self.body.chunks(), checksum=checksum)
+        except ChecksumMismatchError as exc:
+            given, found = exc.args
+            message = f"BAD DATA CHECKSUM: xxhash2({given} != {found}) (context: ais://{bucket}/{name})"
+            raise RefusalError(500, message, "ErrBadCksum") from exc
+        self.answer(200, headers=wire.object_headers(meta))
+
+    # dSort
+
+    def _start_sort(self) -> None:
+        spec = SortSpec.parse(self.read_json())
+        job = SortJob(spec, self.server.storage, wire.target_id(self.server.port))
+        self.answer_text(job.start())
+
+    def _sort_status(self) -> None:
+        job = self._query["uuid"]
+        status = read_status(self.server.storage, job)
+        if status is None:
+            raise RefusalError(404, f"[dsort] {job} does not exist")
+        self.answer_text(json.dumps(status))
+
+    def _abort_sort(self) -> None:
+        job = self._query.get("uuid", "")
+        status = read_status(self.server.storage, job)
+        if status is None:
+            raise RefusalError(404, f"dsort job {job} does not exist", "ErrNotFound")
+        if all(target["archived"] for target in status.values()):
+            raise RefusalError(410, f"[dsort] {job} is already archived")
+        self.server.storage.abort_job(job)
+        self.answer(200)
+
+    def _refuse(self, refusal: RefusalError) -> None:
+        port = self.server.port
+        body = wire.error_body(
+            refusal,
+            method=self.command,
+            path=unquote(self.path.partition("?")[0], errors="replace"),
+            remote=f"{self.client_address[0]}:{self.client_address[1]}",
+            node=f"t[{wire.target_id(port)}]" if self._is_target else f"p[{wire.proxy_id(port)}]",
+        )
+        headers = [*refusal.headers, ("Content-Type", "application/json")]
+        if self.command == "HEAD":
+            self.answer(refusal.status, headers=[*headers, ("Hdr-Error", body.decode().strip())], length=None)
+        else:
+            self.answer(refusal.status, body, headers=headers)
+
+
+def serve_forever(directory: Path, port: int = 0) -> None:
+    """Serve ``directory`` on 127.0.0.1 until interrupted; prints the endpoint when it answers.
+
+    Args:
+        directory: Made if need be; nothing is kept anywhere else.
+        port: 0 takes a free one.
+
+    Raises:
+        OSError: The folder cannot be written, or the port is taken.
+    """
+    with Storage(directory) as storage, NodeServer(storage, port=port) as server:
+        print(server.endpoint, flush=True)  # what this command is run for
+        server.serve_forever()

@@ -1,0 +1,225 @@
+"""The words of AIStore's HTTP API: values in; JSON, msgpack and header text out, as AIS 4.9 was seen to write them."""
+
+import json
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec.msgpack
+import xxhash
+
+from prep.embedded.storage import ObjectMeta
+
+BUCKET_NAME = re.compile(r"(?!\.\.?$)[A-Za-z0-9._-]{1,64}")
+MAX_NAME_BYTES = 1024
+PAGE_SIZE = 10_000
+"""Entries of a listing's page, when the client names no number."""
+ENTRY_PRESENT = 64
+LIST_FLAGS = 1 | 16 | 32 | 64 | 128 | 256
+"""Listing flags that an ``ais://`` bucket in one place can honour: cached, name only, name and size, bucket present,
+do not ask a remote, do not add a remote."""
+
+_ID_SEED = 1103515245  # of AIS's own digests: the SDK picks an object's target by them
+
+
+class RefusalError(Exception):
+    """A request that is answered with an error."""
+
+    def __init__(self, status: int, message: str, tcode: str = "", headers: tuple[tuple[str, str], ...] = ()) -> None:
+        """AIS's ``tcode`` names the kind of error; empty where AIS sends none."""
+        super().__init__(message)
+        self.status, self.message, self.tcode, self.headers = status, message, tcode, headers
+
+
+def bucket_missing(bucket: str) -> RefusalError:
+    """404, in the words by which the SDK tells a missing bucket from a missing object."""
+    return RefusalError(404, f'bucket "ais://{bucket}" does not exist', "ErrBckNotFound")
+
+
+def unsupported(what: str) -> RefusalError:
+    """501, which the SDK does not retry."""
+    message = f"{what}: the embedded node does not do that; set AIS_ENDPOINT to a cluster that does"
+    return RefusalError(501, message, "ErrUnsupp")
+
+
+def error_body(refusal: RefusalError, *, method: str, path: str, remote: str, node: str) -> bytes:
+    """The JSON that AIS sends with an error."""
+    fields = {"tcode": refusal.tcode} if refusal.tcode else {}
+    fields |= {"message": refusal.message, "method": method, "url_path": path, "remote_addr": remote}
+    return json.dumps(fields | {"caller": "", "node": node, "status": refusal.status}).encode() + b"\n"
+
+
+def bucket_json(name: str) -> dict[str, Any]:
+    """A bucket's name, as it stands in listings and jobs."""
+    return {"name": name, "provider": "ais", "namespace": {"uuid": "", "name": ""}}
+
+
+def cluster_map(*, port: int, uuid: str, created: str) -> dict[str, Any]:
+    """A cluster of one proxy and one target that share one address."""
+    net = {"node_ip_addr": "127.0.0.1", "daemon_port": str(port), "direct_url": f"http://127.0.0.1:{port}"}
+    nets = {"public_net": net, "intra_data_net": net, "intra_control_net": net}
+
+    def node(kind: str, node_id: str, flags: int) -> dict[str, Any]:
+        digest = xxhash.xxh64_intdigest(node_id.encode(), seed=_ID_SEED)
+        return nets | {"daemon_type": kind, "daemon_id": node_id, "flags": flags, "id_digest": digest}
+
+    proxy = node("proxy", proxy_id(port), 2)
+    target = node("target", target_id(port), 0)
+    return {
+        "pmap": {proxy_id(port): proxy},
+        "proxy_si": proxy,
+        "tmap": {target_id(port): target},
+        "uuid": uuid,
+        "creation_time": created,
+        "version": "1",
+    }
+
+
+def proxy_id(port: int) -> str:
+    """The name of the node in its role as proxy."""
+    return f"embp{port}"
+
+
+def target_id(port: int) -> str:
+    """The name of the node in its role as target."""
+    return f"embt{port}"
+
+
+def bucket_props(*, bucket_id: int, created_ns: int) -> str:
+    """The ``Ais-Bucket-Props`` header: a bucket with AIS's defaults, mirroring and erasure coding off."""
+    limit = {"interval": "1m", "max_tokens": 1000, "enabled": False}
+    props = {
+        "backend_bck": {"name": "", "provider": "", "namespace": {"uuid": "", "name": ""}},
+        "write_policy": {"data": "immediate", "md": "immediate"},
+        "provider": "ais",
+        "Renamed": "",
+        "checksum": {
+            "type": "xxhash2",
+            "validate_cold_get": False,
+            "validate_warm_get": False,
+            "validate_obj_move": False,
+            "enable_read_range": False,
+        },
+        "extra": {"http": {}, "aws": {}, "gcp": {}, "oci": {}},
+        "rate_limit": {"backend": limit | {"num_retries": 3}, "frontend": limit | {"burst_size": 375}},
+        "ec": {
+            "compression": "never",
+            "bundle_multiplier": 2,
+            "burst_buffer": 256,
+            "objsize_limit": 262144,
+            "data_slices": 1,
+            "parity_slices": 1,
+            "enabled": False,
+            "disk_only": False,
+        },
+        "chunks": {"objsize_limit": "0B", "max_monolithic_size": "1TiB", "chunk_size": "1GiB"},
+        "mirror": {"copies": 2, "burst_buffer": 512, "enabled": False},
+        "lru": {"dont_evict_time": "2h0m", "capacity_upd_time": "10m", "batch_size": 32768, "enabled": False},
+        "access": "18446744073709551615",
+        "features": "0",
+        "bid": str(bucket_id),
+        "created": str(created_ns),
+        "versioning": {"enabled": True, "validate_warm_get": False, "synchronize": False},
+    }
+    return json.dumps(props)
+
+
+def bucket_summary(bucket: str, sizes: list[int], *, disk_bytes: int) -> dict[str, Any]:
+    """Counts and sizes of a bucket's objects. ``size_on_disk`` is the sum of their bytes."""
+    total = sum(sizes)
+    return bucket_json(bucket) | {
+        "ObjCount": {"obj_count_present": str(len(sizes)), "obj_count_remote": "0"},
+        "ObjSize": {
+            "obj_min_size": min(sizes, default=0),
+            "obj_avg_size": total // len(sizes) if sizes else 0,
+            "obj_max_size": max(sizes, default=0),
+        },
+        "TotalSize": {
+            "size_on_disk": str(total),
+            "size_all_present_objs": str(total),
+            "size_all_remote_objs": "0",
+            "total_disks_size": str(disk_bytes),
+        },
+        "used_pct": total * 100 // disk_bytes if disk_bytes else 0,
+        "is_present": True,
+    }
+
+
+def listing(
+    metas: Iterable[ObjectMeta], *, props: frozenset[str], uuid: str, token: str, atime: str, location: str
+) -> bytes:
+    """One page of a listing in msgpack. Fields whose value is zero or empty are left out, as AIS does."""
+    entries = []
+    for meta in metas:
+        entry: dict[str, str | int] = {"n": meta.name}
+        if "checksum" in props:
+            entry["cs"] = meta.checksum
+        if "atime" in props:
+            entry["a"] = atime
+        if "version" in props:
+            entry["v"] = str(meta.version)
+        if "location" in props:
+            entry["t"] = location
+        if "size" in props and meta.num_bytes:
+            entry["s"] = meta.num_bytes
+        if "copies" in props:
+            entry["c"] = 1
+        entry["f"] = ENTRY_PRESENT
+        entries.append(entry)
+    return msgspec.msgpack.encode({"UUID": uuid, "ContinuationToken": token, "Entries": entries, "Flags": 0})
+
+
+def object_headers(meta: ObjectMeta) -> list[tuple[str, str]]:
+    """What every answer about an object's body carries."""
+    return [
+        ("Ais-Atime", str(meta.atime_ns)),
+        ("Ais-Checksum-Type", "xxhash2"),
+        ("Ais-Checksum-Value", meta.checksum),
+        ("Ais-Version", str(meta.version)),
+    ]
+
+
+def check_object_name(name: str) -> None:
+    """Refuse a name that climbs out, or that a cluster would fold into another one's.
+
+    AIS 4.9 refuses ``..`` and a slash at the end; it takes ``a//b``, ``./b`` and ``/b``, and then lists them under
+    other names or not at all. Here they are refused too.
+    """
+    parts = name.split("/")
+    if not name or any(part in ("", ".", "..") for part in parts) or "\0" in name:
+        raise RefusalError(400, f'invalid object name "{name}"', "errInvalidObjName")
+    if len(name.encode()) > MAX_NAME_BYTES:
+        raise RefusalError(
+            400, f"object name is too long: {len(name.encode())} > {MAX_NAME_BYTES} bytes", "errInvalidObjName"
+        )
+
+
+def check_bucket_name(name: str) -> None:
+    """Refuse what AIS refuses as a bucket's name."""
+    if len(name) > 64:
+        raise RefusalError(400, f"bucket name is too long: {len(name)} > 64(max length)")
+    if not BUCKET_NAME.fullmatch(name):
+        allowed = "may only contain letters, numbers, dashes (-), underscores (_), and dots (.)"
+        raise RefusalError(400, f"bucket name is invalid: {allowed}")
+
+
+def parse_range(header: str, num_bytes: int, *, what: str) -> tuple[int, int]:
+    """``[start, stop)`` that a ``Range`` header asks for; ``bytes=-5`` means the last five.
+
+    Raises:
+        RefusalError: 416: not a range, more than one, or none of it inside the object.
+    """
+    if "," in header:
+        raise RefusalError(416, f"cannot multi-range read {what} - operation not supported", "ErrUnsupp")
+    match = re.fullmatch(r"bytes=(\d*)-(\d*)", header.strip())
+    if match is None or match.group(0).endswith("=-"):
+        raise RefusalError(416, f'read range "{header}" is invalid')
+    first, last = match.groups()
+    if first and last and int(last) < int(first):
+        raise RefusalError(416, f'read range "{first}-{last}" is invalid (end)')
+    start = int(first) if first else max(0, num_bytes - int(last))
+    stop = min(int(last) + 1, num_bytes) if first and last else num_bytes
+    if start >= stop:
+        message = f"object size = {num_bytes}, range [{first}-{last}] not satisfiable"
+        raise RefusalError(416, message, "ErrRangeNotSatisfiable", (("Content-Range", f"bytes */{num_bytes}"),))
+    return start, stop

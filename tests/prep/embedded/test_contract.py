@@ -1,0 +1,447 @@
+"""What the project needs of AIStore, through the SDK: on the embedded node, and on a cluster when there is one."""
+
+import json
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import xxhash
+from aistore import Client
+from aistore.sdk.bucket import Bucket
+from aistore.sdk.dsort import Dsort
+from aistore.sdk.errors import AISError, ErrBckAlreadyExists, ErrBckNotFound, ErrObjNotFound
+from aistore.sdk.wait_result import WaitResult
+
+from tests.prep.embedded.tars import make_tar, read_tar
+
+NUM_SAMPLES = 24
+
+
+def put(bucket: Bucket, name: str, data: bytes) -> None:
+    bucket.object(name).get_writer().put_content(data)
+
+
+def get(bucket: Bucket, name: str) -> bytes:
+    return bytes(bucket.object(name).get_reader().read_all())
+
+
+# Cluster and buckets
+
+
+def test_cluster_is_ready_and_knows_its_nodes(client: Client) -> None:
+    """A client that asks whether the cluster is up hears yes, and finds a primary and a target."""
+    cluster = client.cluster()
+    assert cluster.is_ready()
+    info = cluster.get_info()
+    assert info.proxy_si.daemon_id in info.pmap
+    assert info.tmap
+
+
+def test_bucket_create_list_destroy(client: Client, bucket: Bucket) -> None:
+    """A bucket exists from its creation to its destruction, and twice is an error either way unless excused."""
+    assert bucket.name in [found.name for found in client.cluster().list_buckets()]
+    with pytest.raises(ErrBckAlreadyExists):
+        bucket.create()
+    bucket.create(exist_ok=True)
+    put(bucket, "a/b", b"x")
+    bucket.delete()
+    assert bucket.name not in [found.name for found in client.cluster().list_buckets()]
+    with pytest.raises(ErrBckNotFound):
+        bucket.delete()
+    bucket.delete(missing_ok=True)
+    bucket.create()
+    assert bucket.list_all_objects() == []  # what it held is gone
+
+
+def test_bucket_head_gives_properties(bucket: Bucket, client: Client) -> None:
+    """Bucket properties name the checksum that objects carry."""
+    props = json.loads(bucket.head()["Ais-Bucket-Props"])
+    assert props["checksum"]["type"] == "xxhash2"
+    assert props["provider"] == "ais"
+    assert int(props["created"]) > 0
+    with pytest.raises(AISError) as missing:
+        client.bucket("contract-nosuch").head()
+    assert missing.value.status_code == 404
+
+
+@pytest.mark.parametrize("name", ["with space", "a" * 65, "@x"])
+def test_bucket_with_a_bad_name_is_refused(client: Client, name: str) -> None:
+    """400, and no bucket."""
+    with pytest.raises(AISError) as refused:
+        client.bucket(name).create()
+    assert refused.value.status_code == 400
+
+
+def test_bucket_summary_and_info_count_objects(bucket: Bucket) -> None:
+    """Number and bytes of the objects, by both of the SDK's ways."""
+    for index in range(3):
+        put(bucket, f"a-{index}", b"x" * (index + 1))
+    summary = bucket.summary()
+    assert summary["ObjCount"]["obj_count_present"] == "3"
+    assert summary["TotalSize"]["size_all_present_objs"] == "6"
+    _, info = bucket.info()
+    assert (info["ObjSize"]["obj_min_size"], info["ObjSize"]["obj_max_size"]) == (1, 3)
+
+
+# Objects
+
+
+@pytest.mark.parametrize("num_bytes", [0, 1, 511, 512, (1 << 20) + 7, 9 << 20])
+def test_object_comes_back_as_it_went(bucket: Bucket, num_bytes: int) -> None:
+    """Bytes, size and checksum (XXH64), whatever the size; the largest goes through the redirect in pieces."""
+    data = bytes(range(256)) * (num_bytes // 256) + bytes(num_bytes % 256)
+    put(bucket, "dir/object", data)
+    assert get(bucket, "dir/object") == data
+    props = bucket.object("dir/object").props
+    assert props.size == num_bytes
+    assert (props.checksum_type, props.checksum_value) == ("xxhash2", xxhash.xxh64_hexdigest(data))
+    assert props.obj_version == "1"
+    assert props.present
+
+
+def test_object_from_a_file_and_as_a_stream(bucket: Bucket, tmp_path: Path) -> None:
+    """A file goes up; it comes down in pieces, through the proxy and straight from the target."""
+    data = b"0123456789" * 100_000
+    (tmp_path / "file").write_bytes(data)
+    bucket.object("file").get_writer().put_file(tmp_path / "file")
+    assert b"".join(bucket.object("file").get_reader(chunk_size=4096)) == data
+    assert bytes(bucket.object("file").get_reader(direct=True).read_all()) == data
+
+
+def test_object_replaced_has_new_bytes_and_next_version(bucket: Bucket) -> None:
+    """The last PUT is what is there."""
+    put(bucket, "a", b"first")
+    put(bucket, "a", b"the second")
+    assert get(bucket, "a") == b"the second"
+    props = bucket.object("a").props
+    assert (props.obj_version, props.size) == ("2", 10)
+
+
+@pytest.mark.parametrize(
+    ("byte_range", "expected"),
+    [
+        ("bytes=0-0", b"0"),
+        ("bytes=2-4", b"234"),
+        ("bytes=7-", b"789"),
+        ("bytes=-2", b"89"),
+        ("bytes=-100", b"0123456789"),  # more than there is: all of it
+        ("bytes=8-100", b"89"),  # the end is clipped
+    ],
+)
+def test_object_range(bucket: Bucket, byte_range: str, expected: bytes) -> None:
+    """Exactly the bytes asked for, with 206."""
+    put(bucket, "a", b"0123456789")
+    reader = bucket.object("a").get_reader(byte_range=byte_range)
+    assert bytes(reader.read_all()) == expected
+    assert reader.raw() is not None
+
+
+@pytest.mark.parametrize("byte_range", ["bytes=10-", "bytes=10-20", "bytes=3-1"])
+def test_object_range_outside_is_416(bucket: Bucket, byte_range: str) -> None:
+    """A range with nothing in it is refused."""
+    put(bucket, "a", b"0123456789")
+    with pytest.raises(AISError) as refused:
+        bucket.object("a").get_reader(byte_range=byte_range).read_all()
+    assert refused.value.status_code == 416
+
+
+def test_object_missing(client: Client, bucket: Bucket) -> None:
+    """A missing object and a missing bucket are told apart."""
+    with pytest.raises(ErrObjNotFound):
+        get(bucket, "no")
+    with pytest.raises(AISError) as missing:
+        bucket.object("no").head()
+    assert missing.value.status_code == 404
+    with pytest.raises(ErrObjNotFound):
+        bucket.object("no").delete()
+    with pytest.raises(ErrBckNotFound):
+        get(client.bucket("contract-nosuch"), "no")
+    with pytest.raises(ErrBckNotFound):
+        put(client.bucket("contract-nosuch"), "no", b"")
+
+
+def test_object_deleted_is_gone(bucket: Bucket) -> None:
+    """From reads and from listings."""
+    put(bucket, "a", b"x")
+    put(bucket, "b", b"x")
+    bucket.object("a").delete()
+    with pytest.raises(ErrObjNotFound):
+        get(bucket, "a")
+    assert [entry.name for entry in bucket.list_all_objects()] == ["b"]
+
+
+NAMES = [
+    "plain",
+    "deep/er/and-deeper/name.tar",
+    "two words",
+    "plus+plus",
+    "per%cent",
+    "per%41cent",
+    "quest?ion",
+    "ha#sh",
+    "am&p=x",
+    "tilde~",
+    "umlaut-\u00e4\u6f22",
+    "dots...x",
+    "long-" + "n" * 300,
+    "long/" + "n" * 200 + "/" + "m" * 200,
+]
+
+
+def test_object_names_of_all_sorts(bucket: Bucket) -> None:
+    """Each name holds its own bytes, and the listing has them all, in order of code points."""
+    for name in NAMES:
+        put(bucket, name, name.encode())
+    for name in NAMES:
+        assert get(bucket, name) == name.encode()
+    assert [entry.name for entry in bucket.list_all_objects()] == sorted(NAMES)
+
+
+@pytest.mark.parametrize("name", ["../up", "a/../../up", "a/..", "end/"])
+def test_object_name_that_climbs_is_refused(bucket: Bucket, name: str) -> None:
+    """400, never a file elsewhere. Sent raw: the SDK's HTTP library would resolve the dots."""
+    encoded = name.replace("/", "%2F").replace("..", "%2E%2E")
+    with pytest.raises(AISError) as refused:
+        bucket.client.request("PUT", path=f"objects/{bucket.name}/{encoded}", params=bucket.qparam, data=b"x")
+    assert refused.value.status_code == 400
+    assert bucket.list_all_objects() == []
+
+
+def test_object_put_by_many_at_once_is_one_of_them(bucket: Bucket) -> None:
+    """Readers and writers of one object never see a mixture."""
+    bodies = [bytes([65 + index]) * 300_000 for index in range(6)]
+    put(bucket, "a", bodies[0])
+    seen: list[bytes] = []
+    errors: list[BaseException] = []
+
+    def run(body: bytes) -> None:
+        try:
+            for _ in range(4):
+                try:
+                    put(bucket, "a", body)
+                    seen.append(get(bucket, "a"))
+                except AISError as exc:  # a cluster may say that the object is busy
+                    if exc.status_code not in (404, 409, 503):
+                        raise
+        except BaseException as exc:  # noqa: BLE001  # to be raised in the test's thread
+            errors.append(exc)
+
+    threads = [threading.Thread(target=run, args=(body,)) for body in bodies]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert set(seen) <= set(bodies)
+    final = get(bucket, "a")
+    assert final in bodies
+    assert bucket.object("a").props.checksum_value == xxhash.xxh64_hexdigest(final)
+
+
+# Listings
+
+
+@pytest.fixture
+def listed(bucket: Bucket) -> Bucket:
+    for index in range(5):
+        put(bucket, f"train-{index:02}.tar", b"x" * index)
+    put(bucket, "val-00.tar", b"x")
+    return bucket
+
+
+def test_listing_by_prefix(listed: Bucket) -> None:
+    """Names that begin with the prefix; none is no error."""
+    assert [entry.name for entry in listed.list_all_objects(prefix="train-")] == [
+        f"train-{index:02}.tar" for index in range(5)
+    ]
+    assert listed.list_all_objects(prefix="test-") == []
+
+
+@pytest.mark.parametrize("page_size", [1, 2, 3, 5, 6, 7])
+def test_listing_in_pages_gives_each_name_once(listed: Bucket, page_size: int) -> None:
+    """Pages of every size join to the whole; a page is never longer than asked."""
+    expected = [entry.name for entry in listed.list_all_objects()]
+    assert [entry.name for entry in listed.list_all_objects(page_size=page_size)] == expected
+    page = listed.list_objects(page_size=page_size)
+    assert [entry.name for entry in page.entries] == expected[:page_size]
+
+
+def test_listing_full_last_page_has_a_token(listed: Bucket) -> None:
+    """A token does not promise that something follows: the page after the last full one is empty."""
+    page = listed.list_objects(prefix="train-", page_size=5)
+    assert page.continuation_token == "train-04.tar"
+    rest = listed.list_objects(prefix="train-", page_size=5, uuid=page.uuid, continuation_token=page.continuation_token)
+    assert (rest.entries, rest.continuation_token) == ([], "")
+
+
+def test_listing_properties(listed: Bucket) -> None:
+    """Size by default; checksum and version when asked; only the name when only that."""
+    default = listed.list_all_objects(prefix="train-03")[0]
+    assert (default.size, default.checksum, default.version) == (3, "", "")
+    full = listed.list_all_objects(prefix="train-03", props="name,size,checksum,version")[0]
+    assert (full.size, full.checksum, full.version) == (3, xxhash.xxh64_hexdigest(b"xxx"), "1")
+    assert listed.list_all_objects(prefix="train-03", props="name")[0].size == 0
+
+
+def test_listing_start_after(listed: Bucket) -> None:
+    """Names that come after the one given."""
+    assert [entry.name for entry in listed.list_all_objects(start_after="train-03.tar")] == [
+        "train-04.tar",
+        "val-00.tar",
+    ]
+
+
+def test_listing_of_a_missing_bucket(client: Client) -> None:
+    """An error, not an empty list."""
+    with pytest.raises(ErrBckNotFound):
+        client.bucket("contract-nosuch").list_all_objects()
+
+
+# dSort
+
+
+@pytest.fixture
+def shards(bucket: Bucket) -> dict[str, bytes]:
+    """24 samples of three members in four shards ``in-0.tar`` ...; all members by name."""
+    members = {}
+    for index in range(NUM_SAMPLES):
+        for component in ("seg.png", "cls", "jpg"):
+            members[f"d/{index:04}.{component}"] = f"{index}/{component}".encode() * 20
+    names = list(members)
+    for shard in range(4):
+        put(bucket, f"in-{shard}.tar", make_tar({name: members[name] for name in names[shard * 18 : shard * 18 + 18]}))
+    return members
+
+
+def sort(client: Client, bucket: Bucket, tmp_path: Path, **changes: object) -> tuple[Dsort, WaitResult]:
+    """Run a shuffle with those changes to its spec, and wait for it."""
+    spec = {
+        "description": "contract",
+        "input_extension": ".tar",
+        "input_bck": {"name": bucket.name, "provider": "ais"},
+        "output_bck": {"name": bucket.name, "provider": "ais"},
+        "input_format": {"template": "in-{0..3}"},
+        "output_format": "out-{00..99}",
+        "output_shard_size": "1KB",
+        "algorithm": {"kind": "shuffle", "seed": "7"},
+    } | changes
+    (tmp_path / "spec.json").write_text(json.dumps({key: value for key, value in spec.items() if value is not None}))
+    job = client.dsort()
+    job.start(tmp_path / "spec.json")
+    deadline_s = time.monotonic() + 30  # wait() looks once in seconds
+    while time.monotonic() < deadline_s:
+        infos = job.get_job_info().values()
+        if all(info.metrics.shard_creation.finished for info in infos) or all(info.metrics.aborted for info in infos):
+            break
+        time.sleep(0.05)
+    return job, job.wait(timeout=30, verbose=False)
+
+
+def errors_of(job: Dsort) -> str:
+    """What all nodes say: the one that ``WaitResult`` shows may only know that another one gave up."""
+    return "; ".join(error for info in job.get_job_info().values() for error in info.metrics.errors or [])
+
+
+def outputs(bucket: Bucket, prefix: str = "out-") -> dict[str, list[tuple[str, bytes]]]:
+    return {entry.name: read_tar(get(bucket, entry.name)) for entry in bucket.list_all_objects(prefix=prefix)}
+
+
+def test_dsort_shuffles_whole_samples(client: Client, bucket: Bucket, shards: dict[str, bytes], tmp_path: Path) -> None:
+    """Every member once, unchanged, in shards named by the template; a sample's members stay together and in order."""
+    job, result = sort(client, bucket, tmp_path)
+    assert result.success, result.error
+    found = outputs(bucket)
+    assert list(found) == [f"out-{index:02}.tar" for index in range(len(found))]
+    members = [member for shard in found.values() for member in shard]
+    assert sorted(members) == sorted(shards.items())
+    keys = [name.partition(".")[0] for name, _ in members]
+    assert keys[::3] == keys[1::3] == keys[2::3]
+    assert keys[::3] != sorted(keys[::3])
+    assert {tuple(name.partition(".")[2] for name, _ in members[at : at + 3]) for at in range(0, len(members), 3)} == {
+        ("seg.png", "cls", "jpg")
+    }
+    sizes = [sum(len(data) for _, data in shard) for shard in found.values()]
+    largest_sample = 3 * 20 * len("23/seg.png")
+    assert all(1024 <= size < 1024 + largest_sample for size in sizes[:-1])  # a target; the last takes what is left
+    infos = job.get_job_info().values()
+    assert sum(int(info.metrics.shard_creation.created_count) for info in infos) == len(found)
+    assert sum(int(info.metrics.local_extraction.extracted_record_count) for info in infos) == len(shards)
+
+
+def test_dsort_of_one_shard_size_gives_one_shard(
+    client: Client, bucket: Bucket, shards: dict[str, bytes], tmp_path: Path
+) -> None:
+    """A size that nothing reaches gives one shard."""
+    _, result = sort(client, bucket, tmp_path, output_shard_size="1GiB")
+    assert result.success, result.error
+    assert list(outputs(bucket)) == ["out-00.tar"]
+
+
+def test_dsort_list_of_names_into_a_new_bucket(
+    client: Client, bucket: Bucket, shards: dict[str, bytes], tmp_path: Path
+) -> None:
+    """Inputs by name; one that is missing is passed over; the output bucket is made."""
+    target = client.bucket(f"{bucket.name}-out")
+    try:
+        _, result = sort(
+            client,
+            bucket,
+            tmp_path,
+            input_format={"objnames": ["in-0.tar", "in-9.tar"]},
+            output_bck={"name": target.name, "provider": "ais"},
+        )
+        assert result.success, result.error
+        assert sorted(name for shard in outputs(target).values() for name, _ in shard) == sorted(shards)[:18]
+    finally:
+        target.delete(missing_ok=True)
+
+
+def test_dsort_absent_input_succeeds_with_nothing(client: Client, bucket: Bucket, tmp_path: Path) -> None:
+    """So who asked must look at what came out."""
+    _, result = sort(client, bucket, tmp_path, input_format={"template": "absent-{0..3}"})
+    assert result.success
+    assert bucket.list_all_objects() == []
+
+
+def test_dsort_unbalanced_template_succeeds_with_nothing(
+    client: Client, bucket: Bucket, shards: dict[str, bytes], tmp_path: Path
+) -> None:
+    """A template without a range names nothing."""
+    _, result = sort(client, bucket, tmp_path, input_format={"template": "in-{0.."})
+    assert result.success
+    assert outputs(bucket) == {}
+
+
+def test_dsort_with_too_few_names_fails_and_says_so(
+    client: Client, bucket: Bucket, shards: dict[str, bytes], tmp_path: Path
+) -> None:
+    """The error holds the number of names there were; nothing is written."""
+    job, result = sort(client, bucket, tmp_path, output_format="out-{0..1}")
+    assert not result.success
+    assert "number of shards to be created exceeds expected number of shards (2)" in errors_of(job)
+    assert outputs(bucket) == {}
+
+
+def test_dsort_of_a_missing_bucket(client: Client, bucket: Bucket, tmp_path: Path) -> None:
+    """Refused at the start."""
+    with pytest.raises(ErrBckNotFound):
+        sort(client, bucket, tmp_path, input_bck={"name": "contract-nosuch", "provider": "ais"})
+
+
+def test_dsort_of_a_broken_shard_fails(
+    client: Client, bucket: Bucket, shards: dict[str, bytes], tmp_path: Path
+) -> None:
+    """The job fails, and one of its errors names the shard; nothing is written."""
+    put(bucket, "in-2.tar", get(bucket, "in-2.tar")[:2648])  # in a member's bytes
+    job, result = sort(client, bucket, tmp_path)
+    assert not result.success
+    assert "in-2.tar" in errors_of(job)
+    assert outputs(bucket) == {}
+
+
+def test_dsort_unknown_job(client: Client) -> None:
+    """404."""
+    with pytest.raises(AISError) as missing:
+        Dsort(client._request_client, "srt-nosuch").get_job_info()
+    assert missing.value.status_code == 404

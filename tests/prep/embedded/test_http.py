@@ -1,0 +1,251 @@
+"""The embedded node over plain HTTP: redirects, connections that stay open or break, names and bodies meant to harm."""
+
+import http.client
+import json
+import socket
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import xxhash
+
+from prep.embedded import EmbeddedNode
+
+
+class Raw:
+    """One connection to the node, kept open."""
+
+    def __init__(self, node: EmbeddedNode) -> None:
+        self.host, _, port = node.endpoint.removeprefix("http://").partition(":")
+        self.port = int(port)
+        self.connection = http.client.HTTPConnection(self.host, self.port, timeout=10)
+
+    def ask(
+        self, method: str, path: str, body: object = None, headers: dict[str, str] | None = None
+    ) -> tuple[http.client.HTTPResponse, bytes]:
+        self.connection.request(method, path, body, headers or {})  # type: ignore[arg-type]
+        response = self.connection.getresponse()
+        return response, response.read()
+
+    def socket(self) -> socket.socket:
+        return socket.create_connection((self.host, self.port), timeout=10)
+
+
+@pytest.fixture
+def raw(node: EmbeddedNode) -> Raw:
+    """A connection to a node that has the bucket ``b`` with the object ``a``."""
+    raw = Raw(node)
+    assert raw.ask("POST", "/v1/buckets/b?provider=ais", json.dumps({"action": "create-bck"}))[0].status == 200
+    assert raw.ask("PUT", "/v1/objects/b/a?provider=ais&pid=p", b"0123456789")[0].status == 200
+    return raw
+
+
+def test_one_connection_serves_all_kinds_of_answers(raw: Raw) -> None:
+    """Redirects, errors and bodies do not end it; what was not read of a request is read away."""
+    raw.ask("GET", "/v1/health")
+    assert raw.connection.sock is not None
+    port = raw.connection.sock.getsockname()
+    for method, path, body, status in (
+        ("GET", "/v1/objects/b/a?provider=ais", None, 301),
+        ("GET", "/v1/objects/b/a?provider=ais&pid=p", None, 200),
+        ("HEAD", "/v1/objects/b/a?provider=ais&pid=p", None, 200),
+        ("PUT", "/v1/objects/b/c?provider=ais", b"x" * 200_000, 307),
+        ("PUT", "/v1/objects/b/c?provider=ais&pid=p", b"x" * 200_000, 200),
+        ("PUT", "/v1/objects/nosuch/c?provider=ais&pid=p", b"x" * 200_000, 404),
+        ("GET", "/v1/objects/b/no?provider=ais&pid=p", None, 404),
+        ("HEAD", "/v1/objects/b/no?provider=ais&pid=p", None, 404),
+        ("HEAD", "/v1/buckets/nosuch?provider=ais", None, 404),
+        ("POST", "/v1/buckets/b?provider=ais", b"{", 400),
+        ("PATCH", "/v1/objects/b/a?provider=ais", b"{}", 501),
+        ("GET", "/v1/objects/b/a?provider=ais&pid=p", None, 200),
+    ):
+        assert raw.ask(method, path, body)[0].status == status, path
+        assert raw.connection.sock is not None, path
+        assert raw.connection.sock.getsockname() == port, path
+
+
+def test_redirect_goes_to_a_url_that_answers(raw: Raw) -> None:
+    """The path as it was sent, the query kept, ``pid`` added."""
+    response, _ = raw.ask("GET", "/v1/objects/b/%61?provider=ais")
+    location = response.headers["Location"]
+    assert location.startswith(f"http://127.0.0.1:{raw.port}/v1/objects/b/%61?provider=ais&pid=")
+    assert raw.ask("GET", location.removeprefix(f"http://127.0.0.1:{raw.port}"))[1] == b"0123456789"
+
+
+def test_redirect_of_a_long_body_closes_but_answers(raw: Raw) -> None:
+    """As in Go's server; the client may send all of it and still gets the answer."""
+    response, _ = raw.ask("PUT", "/v1/objects/b/c?provider=ais", b"x" * 5_000_000)
+    assert (response.status, response.headers["Connection"]) == (307, "close")
+    assert raw.ask("GET", "/v1/objects/b/c?provider=ais&pid=p")[0].status == 404
+
+
+def test_redirect_spares_the_body_of_a_client_that_asks_first(raw: Raw) -> None:
+    """``Expect: 100-continue``: the proxy redirects without it, the target takes it."""
+    headers = "Host: 127.0.0.1\r\nExpect: 100-continue\r\nContent-Length: 3\r\n"
+    head = f"PUT /v1/objects/b/c?provider=ais{{}} HTTP/1.1\r\n{headers}\r\n"
+    with raw.socket() as proxy:
+        proxy.sendall(head.format("").encode())
+        assert proxy.makefile("rb").read().startswith(b"HTTP/1.1 307 ")  # read to the end: it closes
+    with raw.socket() as target:
+        target.sendall(head.format("&pid=p").encode())
+        answers = target.makefile("rb")
+        assert answers.readline() == b"HTTP/1.1 100 Continue\r\n"
+        target.sendall(b"abc")
+        answers.readline()
+        assert answers.readline().startswith(b"HTTP/1.1 200 ")
+    assert raw.ask("GET", "/v1/objects/b/c?provider=ais&pid=p")[1] == b"abc"
+
+
+def test_chunked_body(raw: Raw) -> None:
+    """A body of unknown length, with the connection open afterwards; then one whose bucket is missing."""
+    pieces = [b"a" * 70_000, b"b", b"c" * 2_000_000]
+    for bucket, status in (("b", 200), ("nosuch", 404)):
+        path = f"/v1/objects/{bucket}/c?provider=ais&pid=p"
+        assert raw.ask("PUT", path, iter(pieces))[0].status == status
+    assert raw.ask("GET", "/v1/objects/b/c?provider=ais&pid=p")[1] == b"".join(pieces)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../x",
+        "..%2Fx",
+        "a/../../x",
+        "a%2F..%2Fx",
+        "%2E%2E/x",
+        "/x",
+        "a//b",
+        "./x",
+        "x/",
+        "x/.",
+        "%00",
+        "%FF",
+        "y" * 1025,
+    ],
+)
+def test_name_that_leads_elsewhere_is_refused(raw: Raw, tmp_path: Path, name: str) -> None:
+    """400 at the proxy and at the target; the folder is as it was."""
+    before = sorted(tmp_path.rglob("*"))
+    for query in ("provider=ais", "provider=ais&pid=p"):
+        for method in ("PUT", "GET", "DELETE"):
+            response, body = raw.ask(method, f"/v1/objects/b/{name}?{query}", b"x" if method == "PUT" else None)
+            assert response.status == 400, body
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("name", ["..", ".", "%2E%2E", "a%2Fb", "%00"])
+def test_bucket_name_that_leads_elsewhere_is_refused(raw: Raw, tmp_path: Path, name: str) -> None:
+    """Nothing is created, nothing destroyed outside the buckets' folder."""
+    before = sorted(tmp_path.rglob("*"))
+    for method, action in (("POST", "create-bck"), ("DELETE", "destroy-bck")):
+        assert raw.ask(method, f"/v1/buckets/{name}?provider=ais", json.dumps({"action": action}))[0].status >= 400
+    assert raw.ask("GET", f"/v1/objects/{name}/a?provider=ais&pid=p")[0].status >= 400
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("headers", "status", "stored"),
+    [
+        ({"Ais-Checksum-Type": "xxhash2", "Ais-Checksum-Value": xxhash.xxh64_hexdigest(b"data")}, 200, True),
+        ({"Ais-Checksum-Type": "xxhash2", "Ais-Checksum-Value": "0" * 16}, 500, False),  # so says AIS
+        ({"Ais-Checksum-Type": "md5", "Ais-Checksum-Value": "0" * 32}, 501, False),
+        ({"Content-Length": "x"}, 400, False),
+    ],
+)
+def test_put_checks_what_the_client_declares(raw: Raw, headers: dict[str, str], status: int, stored: bool) -> None:
+    """A body that is not what its checksum says is not stored."""
+    response, body = raw.ask("PUT", "/v1/objects/b/c?provider=ais&pid=p", b"data", headers)
+    assert response.status == status, body
+    assert raw.ask("GET", "/v1/objects/b/c?provider=ais&pid=p")[0].status == (200 if stored else 404)
+
+
+def test_client_that_goes_in_mid_body_leaves_the_old_object(raw: Raw, tmp_path: Path) -> None:
+    """Half a body is no object, and its file does not stay."""
+    with raw.socket() as client:
+        client.sendall(
+            b"PUT /v1/objects/b/a?provider=ais&pid=p HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\nhalf"
+        )
+        wait_until(lambda: len(scratch_files(tmp_path)) == 1)
+    wait_until(lambda: scratch_files(tmp_path) == [])
+    assert raw.ask("GET", "/v1/objects/b/a?provider=ais&pid=p")[1] == b"0123456789"
+
+
+def test_get_goes_on_while_the_object_is_replaced_and_deleted(raw: Raw) -> None:
+    """A reader has the object that was there when it asked."""
+    old, new = b"a" * 20_000_000, b"b" * 20_000_000
+    path = "/v1/objects/b/c?provider=ais&pid=p"
+    raw.ask("PUT", path, old)
+    slow = http.client.HTTPConnection(raw.host, raw.port, timeout=10)
+    slow.request("GET", path)
+    response = slow.getresponse()
+    assert raw.ask("PUT", path, new)[0].status == 200
+    assert raw.ask("DELETE", path)[0].status == 200
+    assert response.read() == old
+
+
+def test_many_writers_get_versions_of_their_own(raw: Raw) -> None:
+    """Twenty PUTs of one object at once: versions 2 to 21, none twice."""
+    versions: list[str] = []
+
+    def put() -> None:
+        connection = http.client.HTTPConnection(raw.host, raw.port, timeout=10)
+        for _ in range(4):
+            connection.request("PUT", "/v1/objects/b/a?provider=ais&pid=p", b"x" * 1000)
+            response = connection.getresponse()
+            response.read()
+            versions.append(response.headers["Ais-Version"])
+
+    threads = [threading.Thread(target=put) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(map(int, versions)) == list(range(2, 22))
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("GET", "/v1/objects/b/a?provider=ais&archpath=x", None),
+        ("GET", "/v1/objects/b/a?provider=aws", None),
+        ("GET", "/v1/objects/b/a?provider=ais&namespace=%40%23ns", None),
+        ("GET", "/v1/etl", None),
+        ("POST", "/v1/buckets/b?provider=ais", {"action": "move-bck"}),
+        ("GET", "/v1/buckets/b?provider=ais", {"action": "list", "value": {"flags": "8"}}),  # into archives
+        (
+            "POST",
+            "/v1/sort",
+            {"input_bck": {"name": "b"}, "output_format": "o-{0..9}", "algorithm": {"kind": "content"}},
+        ),
+    ],
+)
+def test_what_the_node_does_not_do_is_said(raw: Raw, method: str, path: str, body: dict[str, object] | None) -> None:
+    """501, with the way out, rather than something else than was asked."""
+    response, text = raw.ask(method, path, json.dumps(body) if body else None)
+    assert response.status == 501
+    assert "set AIS_ENDPOINT" in json.loads(text)["message"]
+
+
+def test_host_that_is_not_loopback_is_refused(raw: Raw) -> None:
+    """A web page whose name was made to mean 127.0.0.1 gets nothing."""
+    assert raw.ask("GET", "/v1/health", headers={"Host": "evil.example:80"})[0].status == 403
+    for host in ("localhost", "127.0.0.1:1", "[::1]:1"):
+        assert raw.ask("GET", "/v1/health", headers={"Host": host})[0].status == 200
+
+
+def test_node_listens_on_loopback_only(raw: Raw) -> None:
+    """The port is closed on the machine's other addresses."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.bind(("127.0.0.2", raw.port))  # taken, if the node had bound to all addresses
+
+
+def scratch_files(tmp_path: Path) -> list[Path]:
+    return [path for path in tmp_path.glob("ais/scratch/*/*") if path.name != ".lock"]
+
+
+def wait_until(condition: object, *, timeout_s: float = 5.0) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)

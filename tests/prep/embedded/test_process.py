@@ -1,0 +1,207 @@
+"""The embedded node as a process: it starts fast, fails in words, ends with its owner, and keeps what it was given."""
+
+import http.client
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from aistore.sdk.errors import AISError, ErrObjNotFound
+
+from prep.embedded import EmbeddedNode, start
+from prep.errors import StoreError
+from tests.prep.embedded.conftest import sdk
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def answers(endpoint: str) -> bool:
+    connection = http.client.HTTPConnection(endpoint.removeprefix("http://"), timeout=2)
+    try:
+        connection.request("GET", "/v1/health")
+        return connection.getresponse().status == 200
+    except OSError:
+        return False
+    finally:
+        connection.close()
+
+
+def wait_for_the_end(endpoint: str) -> float:
+    """Seconds until the node does not answer any more."""
+    start_s = time.monotonic()
+    while answers(endpoint):
+        assert time.monotonic() - start_s < 5, "the node outlived its owner"
+        time.sleep(0.02)
+    return time.monotonic() - start_s
+
+
+def test_start_is_fast_and_close_can_be_called_twice(tmp_path: Path) -> None:
+    """Half a second at most (a tenth on an idle machine); after ``close`` nothing answers, and nothing runs."""
+    times_s = []
+    for _ in range(3):
+        begin_s = time.monotonic()
+        node = start(tmp_path / "new" / "folder")
+        times_s.append(time.monotonic() - begin_s)
+        assert answers(node.endpoint)
+        node.close()
+        node.close()
+        assert not answers(node.endpoint)
+    assert min(times_s) < 0.5
+
+
+def test_server_imports_little() -> None:
+    """Neither the SDK nor torch: they would cost seconds at every start."""
+    code = "import sys, prep.embedded.__main__; print({'aistore', 'torch', 'pydantic', 'numpy'} & set(sys.modules))"
+    loaded = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert loaded.stdout.strip() == "set()"
+
+
+def test_start_where_nothing_can_be_written_is_an_error(tmp_path: Path) -> None:
+    """The folder is named."""
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match=r"cannot use the folder '.*file'"):
+        start(tmp_path / "file")
+
+
+def test_start_on_a_taken_port_says_so(tmp_path: Path) -> None:
+    """The error holds what the node said."""
+    with start(tmp_path / "one") as node:
+        port = int(node.endpoint.rpartition(":")[2])
+        with pytest.raises(StoreError, match=rf"did not start: cannot serve .* on 127\.0\.0\.1:{port}: .*in use"):
+            start(tmp_path / "two", port=port)
+
+
+def test_module_in_the_foreground_prints_its_endpoint(tmp_path: Path) -> None:
+    """``python -m prep.embedded`` serves until Ctrl-C, then ends with 0 and leaves no scratch files."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "prep.embedded", "--dir", str(tmp_path / "ais")],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    endpoint = process.stdout.readline().strip()
+    assert answers(endpoint)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(5) == 0
+    process.stdout.close()
+    assert list((tmp_path / "ais" / "scratch").iterdir()) == []
+
+
+OWNER = """
+import os, sys, time
+from pathlib import Path
+from prep.embedded import start
+node = start(Path(sys.argv[1]))
+if sys.argv[2] == "fork" and os.fork() == 0:  # the child holds the pipe's end, and does not own the node
+    node.close()
+    time.sleep(4)
+    os._exit(0)
+print(node.endpoint, flush=True)
+if sys.argv[2] == "return":
+    sys.exit()
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "end", "limit_s"),
+    [
+        ("sleep", signal.SIGKILL, 0.4),  # the pipe ends at once
+        ("sleep", signal.SIGTERM, 0.4),
+        ("return", None, 0.4),  # without close()
+        ("fork", signal.SIGKILL, 2.0),  # the pipe stays open; the parent's number changes
+    ],
+)
+def test_node_ends_with_its_owner(tmp_path: Path, how: str, end: signal.Signals | None, limit_s: float) -> None:
+    """However the owner dies, the node does not stay."""
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER, str(tmp_path), how],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert owner.stdout is not None
+    endpoint = owner.stdout.readline().strip()
+    assert endpoint.startswith("http://127.0.0.1:")
+    if end is not None:
+        assert answers(endpoint)
+        owner.send_signal(end)
+    owner.wait(5)
+    assert wait_for_the_end(endpoint) < limit_s + 1.0  # the second is for a machine that is busy
+    owner.stdout.close()
+
+
+def test_node_started_by_a_thread_outlives_the_thread(tmp_path: Path) -> None:
+    """Its owner is the process."""
+    nodes: list[EmbeddedNode] = []
+    thread = threading.Thread(target=lambda: nodes.append(start(tmp_path)))
+    thread.start()
+    thread.join()
+    time.sleep(0.7)  # longer than the node takes to look at its parent
+    assert answers(nodes[0].endpoint)
+    nodes[0].close()
+
+
+def test_interrupt_at_the_terminal_does_not_end_the_node(node: EmbeddedNode) -> None:
+    """Ctrl-C goes to the owner's process group; the node is in another."""
+    assert os.getpgid(node._process.pid) != os.getpgid(0)
+
+
+def test_two_nodes_over_one_folder_see_the_same(tmp_path: Path) -> None:
+    """What one is given the other has, also while both run; both may write one object."""
+    with start(tmp_path) as one, start(tmp_path) as two:
+        first, second = sdk(one.endpoint).bucket("b").create(), sdk(two.endpoint).bucket("b")
+        first.object("a").get_writer().put_content(b"one")
+        assert bytes(second.object("a").get_reader().read_all()) == b"one"
+        second.object("a").get_writer().put_content(b"two")
+        assert bytes(first.object("a").get_reader().read_all()) == b"two"
+        assert first.object("a").props.obj_version == "2"
+        second.delete()
+        assert sdk(one.endpoint).cluster().list_buckets() == []
+
+
+def test_killed_in_mid_put_keeps_the_old_object(tmp_path: Path) -> None:
+    """The next node finds the object as it was, and sweeps the half one away."""
+    node = start(tmp_path)
+    bucket = sdk(node.endpoint).bucket("b").create()
+    bucket.object("a").get_writer().put_content(b"old")
+    with socket.create_connection(("127.0.0.1", int(node.endpoint.rpartition(":")[2]))) as client:
+        client.sendall(b"PUT /v1/objects/b/a?pid=p HTTP/1.1\r\nContent-Length: 9000000\r\n\r\n" + bytes(5_000_000))
+        while not any(path.stat().st_size > 1 << 20 for path in tmp_path.glob("scratch/*/*")):
+            time.sleep(0.01)
+        node._process.kill()
+        node.close()
+    assert len(list(tmp_path.glob("scratch/*/*"))) == 2  # the lock and the half object
+    with start(tmp_path) as after:
+        assert len(list(tmp_path.glob("scratch/*/*"))) == 1
+        found = sdk(after.endpoint).bucket("b").object("a")
+        assert bytes(found.get_reader().read_all()) == b"old"
+        assert found.props.obj_version == "1"
+
+
+def test_folder_that_takes_no_more_is_507_and_nothing_changes(node: EmbeddedNode, tmp_path: Path) -> None:
+    """The kernel refuses (here a file may not grow past 1 MiB): the error names the object, the old one stays."""
+    bucket = sdk(node.endpoint).bucket("b").create()
+    bucket.object("dir/a").get_writer().put_content(b"old")
+    no_limit = resource.prlimit(node._process.pid, resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))
+    for num_bytes in (3 << 20, 1 << 20):  # in the body; in the last bytes, which hold the metadata
+        for name in ("dir/a", "dir/new"):
+            with pytest.raises(AISError, match=f"b/{name}.*File too large") as refused:
+                bucket.object(name).get_writer().put_content(bytes(num_bytes))
+            assert refused.value.status_code == 507
+    assert bytes(bucket.object("dir/a").get_reader().read_all()) == b"old"
+    with pytest.raises(ErrObjNotFound):
+        bucket.object("dir/new").get_reader().read_all()
+    assert [entry.name for entry in bucket.list_all_objects()] == ["dir/a"]
+    assert [path.name for path in tmp_path.glob("ais/scratch/*/*")] == [".lock"]
+    resource.prlimit(node._process.pid, resource.RLIMIT_FSIZE, no_limit)
+    bucket.object("dir/new").get_writer().put_content(bytes(3 << 20))
+    assert bucket.object("dir/new").props.size == 3 << 20

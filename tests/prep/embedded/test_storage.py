@@ -1,0 +1,120 @@
+"""Objects in a folder: names that share a prefix or are too long, files that were damaged, buckets that go."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import xxhash
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from prep.embedded.storage import BucketExistsError, BucketMissingError, ObjectMissingError, Storage
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> Iterator[Storage]:
+    with Storage(tmp_path) as made:
+        made.create_bucket("b")
+        yield made
+
+
+def read(storage: Storage, name: str) -> bytes:
+    file, meta = storage.open("b", name)
+    with file:
+        data = file.read(meta.num_bytes)
+    assert meta.checksum == xxhash.xxh64_hexdigest(data)
+    return data
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.dictionaries(
+        st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=120), st.binary(), max_size=6
+    )
+)
+def test_any_names_live_side_by_side(storage: Storage, objects: dict[str, bytes]) -> None:
+    """Each name has its bytes; the listing has the names, in order of code points."""
+    for name, data in objects.items():
+        storage.write("b", name, [data])
+    assert storage.list_names("b") == sorted(objects)
+    for name, data in objects.items():
+        assert read(storage, name) == data
+        storage.delete("b", name)
+    assert storage.list_names("b") == []
+
+
+def test_object_beside_a_folder_of_its_name(storage: Storage) -> None:
+    """``a``, ``a/b`` and ``a/b/c`` are three objects; so are names that differ only past what a file name holds."""
+    names = ["a", "a/b", "a/b/c", "x" * 400, "x" * 401, "a.obj", "a.long", ".bucket"]
+    for name in names:
+        storage.write("b", name, [name.encode()])
+    assert [read(storage, name) for name in names] == [name.encode() for name in names]
+    assert storage.list_names("b") == sorted(names)
+
+
+@pytest.mark.parametrize("part", [slice(0), slice(5), slice(12), slice(40), slice(60), slice(-1), slice(3, None)])
+def test_file_damaged_by_a_power_failure_is_no_object(storage: Storage, tmp_path: Path, part: slice) -> None:
+    """Whatever part of it is left; it can be stored again."""
+    storage.write("b", "a", [b"x" * 50])
+    path = tmp_path / "buckets" / "b" / "a.obj"
+    path.write_bytes(path.read_bytes()[part])
+    with pytest.raises(ObjectMissingError):
+        storage.open("b", "a")
+    assert storage.write("b", "a", [b"new"]).version == 1
+    assert read(storage, "a") == b"new"
+
+
+def test_failure_in_mid_body_changes_nothing(storage: Storage, tmp_path: Path) -> None:
+    """The exception comes through; no file stays."""
+
+    def broken() -> Iterator[bytes]:
+        yield b"half"
+        raise RuntimeError("gone")
+
+    storage.write("b", "a", [b"old"])
+    with pytest.raises(RuntimeError, match="gone"):
+        storage.write("b", "a", broken())
+    assert read(storage, "a") == b"old"
+    assert [path.name for path in tmp_path.glob("scratch/*/*")] == [".lock"]
+
+
+def test_bucket_that_goes_during_a_put(storage: Storage, tmp_path: Path) -> None:
+    """The object has no bucket to go to."""
+
+    def destroying() -> Iterator[bytes]:
+        yield b"x"
+        storage.destroy_bucket("b")
+
+    with pytest.raises(BucketMissingError):
+        storage.write("b", "a", destroying())
+    assert list((tmp_path / "buckets").iterdir()) == []
+    assert [path.name for path in tmp_path.glob("scratch/*/*")] == [".lock"]
+
+
+def test_bucket_created_twice(storage: Storage) -> None:
+    """The second is refused, empty or not, and the first keeps what it has."""
+    with pytest.raises(BucketExistsError):
+        storage.create_bucket("b")
+    storage.write("b", "a", [b"x"])
+    with pytest.raises(BucketExistsError):
+        storage.create_bucket("b")
+    assert storage.list_names("b") == ["a"]
+    storage.destroy_bucket("b")
+    with pytest.raises(BucketMissingError):
+        storage.destroy_bucket("b")
+
+
+def test_sweep_spares_the_living(storage: Storage, tmp_path: Path) -> None:
+    """A second node removes what a dead one left, not what a running one writes."""
+    dead = tmp_path / "scratch" / "dead"
+    dead.mkdir()
+    (dead / "half").touch()
+
+    def chunks() -> Iterator[bytes]:
+        yield b"x"
+        with Storage(tmp_path):
+            assert not dead.exists()
+        yield b"y"
+
+    storage.write("b", "a", chunks())
+    assert read(storage, "a") == b"xy"

@@ -1,0 +1,294 @@
+"""The client's shuffle: order from keys and seed, cuts by size, tars of any dialect in, whole samples out."""
+
+import io
+import subprocess
+import sys
+import tarfile
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from prep.errors import DataError
+from prep.keys import split_key
+from prep.reshard import InputShard, Sources, cut, plan, reshard, scan, shuffled
+from tests.prep.embedded.tars import make_tar, read_tar
+
+NAMES = [f"out-{index:03}.tar" for index in range(1000)]
+
+
+def write(folder: Path, name: str, data: bytes) -> InputShard:
+    (folder / name).write_bytes(data)
+    return InputShard(name=name, path=folder / name)
+
+
+def members_of(folder: Path) -> list[tuple[str, bytes]]:
+    return [member for path in sorted(folder.glob("out-*.tar")) for member in read_tar(path.read_bytes())]
+
+
+# Order
+
+
+def test_shuffled_is_the_same_everywhere_and_for_ever() -> None:
+    """A changed order would be a changed data set: these are the numbers, from any machine and Python."""
+    assert shuffled([f"{index:02}" for index in range(8)], seed=0) == [6, 3, 7, 2, 1, 4, 0, 5]
+    code = "from prep.reshard import shuffled; print(shuffled([f'{i:02}' for i in range(8)], seed=0))"
+    root = str(Path(__file__).parents[2])
+    other = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root, env={"PYTHONHASHSEED": "5"}
+    )
+    assert other.stdout.strip() == "[6, 3, 7, 2, 1, 4, 0, 5]"
+
+
+@given(st.lists(st.text(max_size=5), max_size=50), st.integers(-3, 1 << 70))
+def test_shuffled_is_a_permutation(keys: list[str], seed: int) -> None:
+    """Each position once, also when keys repeat; the same again when asked again."""
+    order = shuffled(keys, seed=seed)
+    assert sorted(order) == list(range(len(keys)))
+    assert shuffled(keys, seed=seed) == order
+
+
+def test_shuffled_depends_on_seed_and_keys() -> None:
+    """Another seed, another order; positions are spread evenly enough to call it a shuffle."""
+    keys = [str(index) for index in range(200)]
+    assert shuffled(keys, seed=1) != shuffled(keys, seed=2)
+    means = [sum(shuffled(keys, seed=seed)[:20]) / 20 for seed in range(50)]
+    assert 90 < sum(means) / 50 < 109
+
+
+# Cuts
+
+
+@pytest.mark.parametrize(
+    ("sizes", "target", "expected"),
+    [
+        ([], 10, []),  # nothing gives no shard
+        ([1], 10, [1]),
+        ([5, 5, 5], 10, [2, 1]),  # the item that reaches the target still belongs to the shard
+        ([20, 1, 20], 10, [1, 2]),  # one too large is a shard of its own
+        ([0, 0, 0], 10, [3]),
+        ([10, 10], 10, [1, 1]),  # no empty shard at the end
+    ],
+)
+def test_cut(sizes: list[int], target: int, expected: list[int]) -> None:
+    """A shard ends with the item that brings it to the target."""
+    assert cut(sizes, target=target) == expected
+
+
+@given(st.lists(st.integers(0, 100)), st.integers(1, 300))
+def test_cut_takes_all(sizes: list[int], target: int) -> None:
+    """Every item is in one shard; all but the last reach the target, and none would without its last item."""
+    counts = cut(sizes, target=target)
+    assert sum(counts) == len(sizes)
+    start = 0
+    for count in counts:
+        shard = sizes[start : start + count]
+        start += count
+        assert sum(shard[:-1]) < target
+        assert sum(shard) >= target or start == len(sizes)
+
+
+# Whole
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data(), seed=st.integers(0, 1 << 63), target=st.integers(1, 4000))
+def test_reshard_gives_every_member_once(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, seed: int, target: int
+) -> None:
+    """Names and bytes in are names and bytes out; a sample's members stay side by side, in order."""
+    folder = tmp_path_factory.mktemp("reshard")
+    stems = st.text(st.sampled_from("ab./\u00e4-\U0001f600"), min_size=1, max_size=130).filter(
+        lambda text: not text.startswith("/") and not text.endswith("/") and "//" not in text
+    )
+    names = data.draw(st.lists(stems.map(lambda stem: f"{stem}.{len(stem)}"), unique=True, max_size=12))
+    samples: dict[str, list[str]] = {}
+    for name in names:
+        samples.setdefault((split_key(name) or (name,))[0], []).append(name)
+    shards: list[dict[str, bytes]] = [{}, {}, {}]
+    for place, group in enumerate(samples.values()):
+        for name in group:
+            shards[place % 3][name] = data.draw(st.binary(max_size=1500))
+    inputs = [
+        write(folder, f"in-{at}.tar", make_tar(shard, tar_format=tar_format))
+        for at, (shard, tar_format) in enumerate(
+            zip(shards, (tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT), strict=True)
+        )
+    ]
+    list(reshard(inputs, folder=folder, names=NAMES, output_shard_size=target, seed=seed))
+    found = members_of(folder)
+    assert Counter(found) == Counter(member for shard in shards for member in shard.items())
+    order = [name for name, _ in found]
+    for group in samples.values():
+        if split_key(group[0]) is not None:
+            start = order.index(group[0])
+            assert order[start : start + len(group)] == group
+
+
+@pytest.mark.parametrize("tar_format", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_scan_reads_every_dialect(tmp_path: Path, tar_format: int) -> None:
+    """Long names included, where the dialect has them; offsets point at the bytes."""
+    long_name = "d/" * 60 + "long.jpg" if tar_format == tarfile.USTAR_FORMAT else "n" * 300 + ".jpg"
+    shard = write(tmp_path, "s.tar", make_tar({"a.jpg": b"A" * 700, long_name: b"B"}, tar_format=tar_format))
+    samples = scan(shard)
+    assert [member.name for sample in samples for member in sample.members] == ["a.jpg", long_name]
+    raw = shard.path.read_bytes()
+    for sample, expected in zip(samples, (b"A" * 700, b"B"), strict=True):
+        member = sample.members[0]
+        assert raw[member.offset : member.offset + member.num_bytes] == expected
+        assert member.offset % 512 == 0
+
+
+def test_reshard_output_is_plain_ustar(tmp_path: Path) -> None:
+    """Headers of 512 bytes where names allow, two zero blocks at the end: the size that dSort gave, too."""
+    members = {
+        f"s{index}.{part}": bytes(size) for index in range(5) for part, size in (("cls", 1), ("jpg", 700), ("png", 300))
+    }
+    shard = write(tmp_path, "in.tar", make_tar(members))
+    [(output, path)] = reshard([shard], folder=tmp_path, names=NAMES, output_shard_size=1 << 20, seed=0)
+    assert (output.name, path.stat().st_size) == ("out-000.tar", 18944)
+    with tarfile.open(path) as tar:
+        assert all(info.offset_data - info.offset == 512 and info.pax_headers == {} for info in tar)
+
+
+def test_reshard_keeps_mode_and_time(tmp_path: Path) -> None:
+    """Not the owner, which is whoever packed."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        info = tarfile.TarInfo("a.jpg")
+        info.mode, info.mtime, info.uname, info.uid = 0o600, 1234.75, "me", 1000
+        tar.addfile(info)
+    shard = write(tmp_path, "in.tar", out.getvalue())
+    [(_, path)] = reshard([shard], folder=tmp_path, names=NAMES, output_shard_size=1, seed=0)
+    with tarfile.open(path) as tar:
+        [info] = tar
+    assert (info.mode, info.mtime, info.uname, info.uid) == (0o600, 1234, "", 0)
+
+
+def test_reshard_same_seed_same_bytes(tmp_path: Path) -> None:
+    """Run twice, the outputs are equal to the byte; with another seed they hold other samples."""
+    shard = write(tmp_path, "in.tar", make_tar({f"{index:03}.jpg": bytes([index]) * 100 for index in range(40)}))
+    runs = []
+    for seed in (3, 3, 4):
+        folder = tmp_path / f"run{len(runs)}"
+        list(reshard([shard], folder=folder, names=NAMES, output_shard_size=1000, seed=seed))
+        runs.append([path.read_bytes() for path in sorted(folder.iterdir())])
+    assert len(runs[0]) == 4
+    assert runs[0] == runs[1]
+    assert runs[0] != runs[2]
+
+
+def test_members_without_a_key_are_kept_and_folders_left_out(tmp_path: Path) -> None:
+    """``README`` in two shards, ``._a.jpg``, ``a`` beside ``a.jpg``: all come out; a directory does not."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        folder = tarfile.TarInfo("dir")
+        folder.type = tarfile.DIRTYPE
+        tar.addfile(folder)
+        for name in ("a", "a.jpg", "._a.jpg", "README"):
+            tar.addfile(tarfile.TarInfo(name))
+    shards = [write(tmp_path, "in-0.tar", out.getvalue()), write(tmp_path, "in-1.tar", make_tar({"README": b"2"}))]
+    list(reshard(shards, folder=tmp_path, names=NAMES, output_shard_size=1 << 20, seed=0))
+    assert sorted(members_of(tmp_path)) == [
+        ("._a.jpg", b""), ("README", b""), ("README", b"2"), ("a", b""), ("a.jpg", b"")
+    ]  # fmt: skip
+
+
+# Refusals
+
+
+def test_scan_of_a_cut_shard_is_refused_wherever_it_was_cut(tmp_path: Path) -> None:
+    """Also between members, and in padding, where tar readers see nothing wrong."""
+    whole = make_tar({"a.jpg": b"A" * 700, "b.jpg": b"B" * 10})
+    end = 512 + 1024 + 512 + 512  # of the last member
+    for num_bytes in [*range(0, end + 512, 100), 512, 1536, end, end + 511]:
+        shard = write(tmp_path, "cut.tar", whole[:num_bytes])
+        with pytest.raises(DataError, match=r"shard 'cut\.tar'"):
+            scan(shard)
+    assert len(scan(write(tmp_path, "whole.tar", whole[: end + 512]))) == 2
+
+
+def test_scan_of_a_damaged_header_is_refused(tmp_path: Path) -> None:
+    """tarfile would take it for the end, and the rest would be lost without a word."""
+    data = bytearray(make_tar({"a.jpg": b"A", "b.jpg": b"B", "c.jpg": b"C"}))
+    data[1024 + 150] ^= 1  # the second header's checksum
+    with pytest.raises(DataError, match=r"shard 'bad\.tar': no tar header at byte 1024 of 10240"):
+        scan(write(tmp_path, "bad.tar", bytes(data)))
+
+
+def test_scan_of_no_tar_is_refused(tmp_path: Path) -> None:
+    """Text, and a compressed tar."""
+    for data in (b"not a tar" * 200, b"\x1f\x8b" + bytes(2000)):
+        with pytest.raises(DataError, match=r"shard 'x\.tar'"):
+            scan(write(tmp_path, "x.tar", data))
+
+
+def test_scan_stops_at_the_length_given(tmp_path: Path) -> None:
+    """A file may go on after the tar, with anything."""
+    whole = make_tar({"a.jpg": b"A"})
+    path = write(tmp_path, "s.tar", whole + make_tar({"b.jpg": b"B"}) + b"more").path
+    assert [sample.key for sample in scan(InputShard(name="s", path=path, num_bytes=len(whole)))] == ["a"]
+    with pytest.raises(DataError, match="cut short"):
+        scan(InputShard(name="s", path=path, num_bytes=1024))
+
+
+def test_scan_refuses_links_and_twins(tmp_path: Path) -> None:
+    """A link has no bytes to copy; a member that is there twice would be two answers to one name."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        link = tarfile.TarInfo("a.jpg")
+        link.type, link.linkname = tarfile.SYMTYPE, "b.jpg"
+        tar.addfile(link)
+    with pytest.raises(DataError, match=r"member 'a\.jpg': is no regular file"):
+        scan(write(tmp_path, "link.tar", out.getvalue()))
+    twins = make_tar({"a.jpg": b"1"})[:1024] + make_tar({"a.jpg": b"2"})
+    with pytest.raises(DataError, match=r"member 'a\.jpg': is there twice"):
+        scan(write(tmp_path, "twins.tar", twins))
+
+
+def test_plan_refuses_a_key_of_two_shards(tmp_path: Path) -> None:
+    """Their members would run together in one output."""
+    samples = [sample for at in range(2) for sample in scan(write(tmp_path, f"in-{at}.tar", make_tar({"a.jpg": b""})))]
+    with pytest.raises(DataError, match=r"shard 'in-1\.tar', key 'a': is in shard 'in-0\.tar' too"):
+        plan(samples, names=NAMES, output_shard_size=1, seed=0)
+
+
+def test_plan_refuses_too_few_names_and_sizes_below_one(tmp_path: Path) -> None:
+    """Before anything is written, in dSort's words."""
+    shard = write(tmp_path, "in.tar", make_tar({f"{index}.jpg": b"x" for index in range(4)}))
+    with pytest.raises(DataError, match=r"exceeds expected number of shards \(3\)"):
+        list(reshard([shard], folder=tmp_path / "out", names=NAMES[:3], output_shard_size=1, seed=0))
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(ValueError, match="output_shard_size must be positive, got 0"):
+        plan([], names=NAMES, output_shard_size=0, seed=0)
+
+
+def test_reshard_refuses_to_overwrite_an_input(tmp_path: Path) -> None:
+    """The input stays as it was."""
+    shard = write(tmp_path, "out-000.tar", make_tar({"a.jpg": b"x"}))
+    with pytest.raises(DataError, match="is an input too"):
+        list(reshard([shard], folder=tmp_path, names=NAMES, output_shard_size=1, seed=0))
+    assert read_tar(shard.path.read_bytes()) == [("a.jpg", b"x")]
+
+
+def test_reshard_notices_an_input_replaced_meanwhile(tmp_path: Path) -> None:
+    """Offsets of the old file say nothing about the new one; no half-written output stays."""
+    shard = write(tmp_path, "in.tar", make_tar({f"{index}.jpg": b"x" * 9 for index in range(4)}))
+    running = reshard([shard], folder=tmp_path / "out", names=NAMES, output_shard_size=1, seed=0)
+    with Sources() as sources:
+        sources.check(shard)
+        samples = scan(shard)
+        shard.path.unlink()
+        write(tmp_path, "in.tar", make_tar({"other.jpg": b"y" * 9}))
+        with pytest.raises(DataError, match=r"shard 'in\.tar': changed while it was being read"):
+            list(sources.read(shard, samples[0].members[0]))
+    assert len(list(running)) == 1  # not begun before: it reads the new file
+
+
+def test_reshard_of_more_inputs_than_are_open_at_once(tmp_path: Path) -> None:
+    """Seventy shards; all samples arrive."""
+    shards = [write(tmp_path, f"in-{at:02}.tar", make_tar({f"{at}.jpg": str(at).encode()})) for at in range(70)]
+    list(reshard(shards, folder=tmp_path, names=NAMES, output_shard_size=40, seed=1))
+    assert sorted(members_of(tmp_path)) == sorted((f"{at}.jpg", str(at).encode()) for at in range(70))
