@@ -47,7 +47,7 @@ def describe_environment() -> dict[str, Any]:
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "commit": _commit(),
         "python": platform.python_version(),
-        "platform": platform.platform(),
+        "platform": f"{platform.system()} {platform.release().partition('-')[0]} {platform.machine()}",
         "versions": _versions(),
         "cpu": {
             "model": _cpu_model(),

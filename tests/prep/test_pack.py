@@ -1,0 +1,488 @@
+import json
+import re
+import signal
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import webdataset
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prep.errors import DataError, StoreError
+from prep.index import index_shards
+from prep.pack import OnBad, ShardPlan, open_target, pack, plan_shards, tar_bytes
+from prep.records import Record, Source, imagefolder, pets
+from prep.store import AisStore, LocalStore, Store
+from prep.urls import resolve_shards
+from tests.prep.conftest import encode_mask, encode_photo, make_source, start_python, write_pets
+
+
+@pytest.fixture(params=["directory", "bucket"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    """A place that is not there yet."""
+    return LocalStore(tmp_path / "out") if request.param == "directory" else request.getfixturevalue("bucket")
+
+
+def _read_back(store: Store, names: tuple[str, ...], folder: Path) -> list[dict[str, Any]]:
+    """What WebDataset makes of the shards."""
+    folder.mkdir(exist_ok=True)
+    for name in names:
+        (folder / name).write_bytes(store.read(name))
+    dataset = webdataset.WebDataset([str(folder / name) for name in names], shardshuffle=False, empty_check=False)
+    return [
+        {key: value for key, value in sample.items() if key not in ("__url__", "__local_path__")} for sample in dataset
+    ]
+
+
+def _contents(store: Store) -> dict[str, bytes]:
+    return {entry.name: store.read(entry.name) for entry in store.list("")}
+
+
+def _source(*records: Record) -> Source:
+    return Source(name="made up", records=records, classes={0: "zero"}, masks=frozenset({"trimap.png"}))
+
+
+def _record(key: str = "a", **components: bytes) -> Record:
+    return Record(key=key, components={name.replace("_", "."): data for name, data in components.items()}, label=0)
+
+
+# What is written
+
+
+def test_pack_is_read_back_by_webdataset_byte_for_byte(store: Store, tmp_path: Path) -> None:
+    source = make_source(23)
+    report = pack(source, store=store, max_count=10)
+    assert report.shards == ("samples-000000.tar", "samples-000001.tar", "samples-000002.tar")
+    assert (report.num_samples, report.num_written, report.url) == (23, 3, store.locate("samples-"))
+    assert _read_back(store, report.shards, tmp_path / "read") == [
+        {"__key__": record.key, "cls": str(record.label).encode(), **record.components} for record in source.records
+    ]
+    assert report.num_bytes == sum(entry.size for entry in store.list("samples-0"))
+    assert json.loads(store.read("samples-classes.json")) == {"0": "zero", "1": "one", "2": "two"}
+
+
+def test_pack_photos_keep_their_original_bytes(tmp_path: Path) -> None:
+    source = pets(write_pets(tmp_path / "in", {"Abyssinian_1": 1, "beagle_1": 5}))
+    store = LocalStore(tmp_path / "out")
+    samples = _read_back(store, pack(source, store=store).shards, tmp_path / "read")
+    assert [sample["cls"] for sample in samples] == [b"1", b"5"]
+    for sample in samples:
+        assert sample["image.jpg"] == (tmp_path / "in" / "images" / f"{sample['__key__']}.jpg").read_bytes()
+        trimap = tmp_path / "in" / "annotations" / "trimaps" / f"{sample['__key__']}.png"
+        assert sample["trimap.png"] == trimap.read_bytes()
+
+
+def test_pack_long_and_unusual_keys_are_indexed_and_planned_to_the_byte(tmp_path: Path) -> None:
+    keys = ["x" * 90, "a/" + "y" * 150, "ä/ö", "with space/1", "z" * 300]
+    source = _source(*(_record(key, image_jpg=encode_photo()) for key in keys))
+    store = LocalStore(tmp_path / "out")
+    report = pack(source, store=store, max_count=2)
+    assert report.num_bytes == sum(entry.size for entry in store.list("samples-0"))
+    manifest = index_shards(resolve_shards(tmp_path / "out", endpoint=None))
+    assert manifest.num_samples == len(keys)
+    assert manifest.classes == {0: "zero"}
+
+
+def test_pack_same_records_give_same_bytes(tmp_path: Path) -> None:
+    first, second = LocalStore(tmp_path / "1"), LocalStore(tmp_path / "2")
+    for store in (first, second):
+        pack(make_source(9), store=store, max_count=4)
+    assert _contents(first) == _contents(second)
+
+
+def test_pack_members_carry_no_time_owner_or_name(tmp_path: Path) -> None:
+    pack(make_source(2), store=LocalStore(tmp_path))
+    with tarfile.open(tmp_path / "samples-000000.tar") as archive:
+        assert {(m.mtime, m.uid, m.gid, m.uname, m.gname, m.mode) for m in archive} == {(0, 0, 0, "", "", 0o644)}
+
+
+def test_pack_into_a_temporary_directory_with_a_percent_sign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "100%d").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "100%d"))
+    pack(make_source(4), store=LocalStore(tmp_path / "out"), max_count=2)
+    assert len(list((tmp_path / "out").glob("*.tar"))) == 2
+    assert list((tmp_path / "100%d").iterdir()) == []
+
+
+def test_pack_dry_run_writes_nothing_and_tells_the_same(store: Store) -> None:
+    planned = pack(make_source(23), store=store, max_count=10, dry_run=True)
+    assert not store.exists() if isinstance(store, AisStore) else store.list("") == []
+    done = pack(make_source(23), store=store, max_count=10)
+    assert (planned.shards, planned.num_bytes, planned.num_samples) == (done.shards, done.num_bytes, done.num_samples)
+    assert (planned.dry_run, planned.num_written) == (True, 0)
+
+
+# Where shards end
+
+
+@pytest.mark.parametrize(
+    ("sizes", "max_count", "max_bytes", "expected"),
+    [
+        ([], 10, 10240, []),
+        ([1024], 10, 10240, [(0, 1, 10240)]),  # filled up to a record of 20 blocks
+        ([9216, 1024], 10, 10240, [(0, 1, 10240), (1, 2, 10240)]),  # 9216 and two end blocks are exactly 10240
+        ([9216, 1024], 10, 20480, [(0, 2, 20480)]),
+        ([1024] * 5, 2, 1 << 20, [(0, 2, 10240), (2, 4, 10240), (4, 5, 10240)]),
+        ([1024, 50_000, 1024], 10, 10240, [(0, 1, 10240), (1, 2, 51200), (2, 3, 10240)]),  # too large: a shard alone
+        ([1024] * 3, 1, 1, [(0, 1, 10240), (1, 2, 10240), (2, 3, 10240)]),
+    ],
+)
+def test_plan_shards_fills_each_up_to_both_limits(
+    sizes: list[int], max_count: int, max_bytes: int, expected: list[tuple[int, int, int]]
+) -> None:
+    assert plan_shards(sizes, max_count=max_count, max_bytes=max_bytes) == [ShardPlan(*row) for row in expected]
+
+
+@given(
+    sizes=st.lists(st.integers(512, 40_000), max_size=40),
+    max_count=st.integers(1, 12),
+    max_bytes=st.integers(1, 100_000),
+)
+def test_plan_shards_keeps_order_and_limits(sizes: list[int], max_count: int, max_bytes: int) -> None:
+    plan = plan_shards(sizes, max_count=max_count, max_bytes=max_bytes)
+    assert [number for shard in plan for number in range(shard.start, shard.stop)] == list(range(len(sizes)))
+    for shard in plan:
+        count = shard.stop - shard.start
+        assert 1 <= count <= max_count
+        assert shard.num_bytes <= max_bytes or count == 1
+        assert shard.num_bytes >= sum(sizes[shard.start : shard.stop]) + 1024
+
+
+def test_plan_shards_beyond_six_digits_says_what_to_change() -> None:
+    with pytest.raises(ValueError, match="1000001 shards, names count to 1000000; use larger --max-bytes"):
+        plan_shards([512] * 1_000_001, max_count=1, max_bytes=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "expected"),
+    [
+        ("a.jpg", 0, 512),
+        ("a.jpg", 1, 1024),
+        ("a.jpg", 512, 1024),
+        ("a.jpg", 513, 1536),
+        ("x" * 100, 1, 1024),
+        ("x" * 101, 1, 1024 + 1024),  # PAX: a header and a record of its own
+        ("ä.jpg", 1, 1024 + 1024),
+    ],
+)
+def test_tar_bytes_counts_headers_and_blocks(name: str, size: int, expected: int) -> None:
+    assert tar_bytes(name, size) == expected
+
+
+@pytest.mark.parametrize(
+    ("url", "store_url", "prefix"),
+    [
+        ("ais://pets", "ais://pets", "samples-"),
+        ("ais://pets/", "ais://pets", "samples-"),
+        ("ais://pets/train-", "ais://pets", "train-"),
+        ("ais://pets/a/train_", "ais://pets", "a/train_"),
+        ("ais://pets/train", "ais://pets", "train/samples-"),
+        ("ais://pets/train/", "ais://pets", "train/samples-"),
+        ("out", "out", "samples-"),
+        ("out/", "out", "samples-"),
+        ("out/train-", "out", "train-"),
+        ("/a/b_", "/a", "b_"),
+    ],
+)
+def test_open_target_tells_folder_from_prefix(url: str, store_url: str, prefix: str) -> None:
+    store, found = open_target(url, endpoint="http://127.0.0.1:1")
+    assert (store.url, found) == (store_url, prefix)
+
+
+def test_open_target_of_an_existing_directory_that_ends_in_a_dash_is_that_directory(tmp_path: Path) -> None:
+    (tmp_path / "out-").mkdir()
+    store, prefix = open_target(f"{tmp_path}/out-", endpoint=None)
+    assert (store.url, prefix) == (f"{tmp_path}/out-", "samples-")
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("ais://pets/a-{0..1}.tar", "names shards; expected what their names start with"),
+        ("a.tar", "names shards"),
+        ("ais://pets", "no AIStore endpoint is given"),
+        ("http://pets", "scheme must be one of ais"),
+    ],
+)
+def test_open_target_that_is_no_prefix_is_an_error(url: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        open_target(url, endpoint=None)
+
+
+# Bad records
+
+
+GIF = encode_photo("gif", mode="L")
+PNG = encode_photo("png")
+RGBA_PNG = encode_photo("png", mode="RGBA")
+BAD = [
+    ({"image_jpg": GIF}, "image.jpg is a GIF, which DALI cannot decode"),
+    ({"gif": GIF}, "gif is a GIF, which DALI cannot decode"),
+    ({"jpg": PNG}, "jpg is a PNG"),  # DALI would decode it; what reads by extension would not
+    ({"png": encode_photo("jpg")}, "png is a JPEG"),
+    ({"jpg": b""}, "jpg is empty"),
+    ({"jpg": encode_photo(), "json": b""}, "json is empty"),
+    ({"jpg": b"<html>"}, "jpg is no photo of a known format (starts with 3c 68 74 6d)"),
+    ({"jpg": b"\xff"}, "jpg is no photo of a known format (starts with ff)"),
+    ({"jpg": encode_photo(), "trimap_png": PNG}, "trimap.png is no 8-bit grey PNG (bit depth 8, colour type 2)"),
+    ({"jpg": encode_photo(), "trimap_png": encode_photo()}, "trimap.png is a JPEG"),
+]
+
+
+@pytest.mark.parametrize(("components", "reason"), BAD)
+def test_pack_bad_record_fails_before_anything_is_written(
+    components: dict[str, bytes], reason: str, tmp_path: Path
+) -> None:
+    source = _source(_record("good", jpg=encode_photo()), _record("bad", **components))
+    with pytest.raises(DataError, match=f"1 of 2 records of made up are bad: bad: {re.escape(reason)}.*--on-bad skip"):
+        pack(source, store=LocalStore(tmp_path / "out"))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("components", "reason"), BAD)
+@pytest.mark.parametrize("on_bad", ["skip", "keep"])
+def test_pack_bad_record_is_skipped_or_kept_and_named(
+    on_bad: OnBad, components: dict[str, bytes], reason: str, tmp_path: Path
+) -> None:
+    source = _source(_record("good", jpg=encode_photo()), _record("bad", **components), _record("good2", json=b"1"))
+    store = LocalStore(tmp_path / "out")
+    report = pack(source, store=store, on_bad=on_bad)
+    named = {"skip": report.skipped, "keep": report.kept}
+    assert len(named[on_bad]) == 1
+    assert named[on_bad][0].startswith(f"bad: {reason}")
+    assert named["keep" if on_bad == "skip" else "skip"] == ()
+    samples = {sample.pop("__key__"): sample for sample in _read_back(store, report.shards, tmp_path / "read")}
+    assert set(samples) == {"good", "good2"} | ({"bad"} if on_bad == "keep" else set())
+    if on_bad == "keep":
+        assert samples["bad"] == {"cls": b"0", **{name.replace("_", "."): data for name, data in components.items()}}
+
+
+@pytest.mark.parametrize(
+    ("extension", "photo"),
+    [("jpg", encode_photo()), ("jpeg", encode_photo()), ("png", RGBA_PNG), ("webp", encode_photo("webp"))],
+)
+def test_pack_photo_that_is_what_its_extension_says_is_good(extension: str, photo: bytes, tmp_path: Path) -> None:
+    record = Record(key="a", components={extension: photo, "trimap.png": encode_mask()}, label=0)
+    assert pack(_source(record), store=LocalStore(tmp_path)).num_samples == 1
+
+
+def test_pack_pets_sample_names_the_png_and_skips_the_gif(pets_dir: Path, tmp_path: Path) -> None:
+    source, store = pets(pets_dir), LocalStore(tmp_path)
+    with pytest.raises(DataError, match=r"1 of 292 records of pets '.*' are bad: Abyssinian_5: image\.jpg is a PNG;"):
+        pack(source, store=store)
+    report = pack(source, store=store, on_bad="skip", max_count=80)
+    assert (report.num_samples, len(report.shards)) == (291, 4)
+    assert report.skipped == (
+        "Abyssinian_34: no row in list.txt",
+        "Abyssinian_82: no row in list.txt",
+        "Abyssinian_5: image.jpg is a PNG",
+    )
+
+
+def test_pack_gif_under_a_jpg_name_in_an_imagefolder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "in" / "cat").mkdir(parents=True)
+    (tmp_path / "in" / "cat" / "1.jpg").write_bytes(GIF)
+    with pytest.raises(DataError, match=r"cat/1: jpg is a GIF, which DALI cannot decode"):
+        pack(imagefolder(tmp_path / "in"), store=LocalStore(tmp_path / "out"))
+    with pytest.raises(DataError, match=r"no record is left to pack; cat/1: jpg is a GIF"):
+        pack(imagefolder(tmp_path / "in"), store=LocalStore(tmp_path / "out"), on_bad="skip")
+
+
+@pytest.mark.parametrize(
+    ("records", "message"),
+    [
+        ([_record("a", json=b"1"), _record("a", json=b"2")], "key 'a' is there twice, records 0 and 1"),
+        ([_record("a.b", json=b"1")], "'a.b.json' would not be read back as key 'a.b', component 'json'"),
+        ([_record("", json=b"1")], "WebDataset cuts the key at the first dot, and it must not be empty"),
+        ([], "no record is left to pack"),
+    ],
+)
+def test_pack_records_that_could_not_be_read_back_are_an_error(
+    records: list[Record], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(DataError, match=message):
+        pack(_source(*records), store=LocalStore(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_count": 0}, "max_count must be positive, got 0"),
+        ({"max_bytes": -1}, "max_bytes must be positive, got -1"),
+        ({"on_bad": "ignore"}, "on_bad must be one of fail, skip, keep, got 'ignore'"),
+        ({"prefix": ""}, "prefix must end in a name's start that is no digit"),
+        ({"prefix": "a/"}, "prefix must end in"),
+        ({"prefix": "v2"}, "prefix must end in"),  # v2000000.tar: where does the number start?
+    ],
+)
+def test_pack_bad_argument_is_refused(options: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        pack(make_source(1), store=LocalStore(tmp_path), **options)
+
+
+def test_pack_file_that_vanished_is_named(tmp_path: Path) -> None:
+    record = Record(key="a", components={"jpg": tmp_path / "gone.jpg"}, label=0)
+    with pytest.raises(StoreError, match=r"cannot read '.*gone\.jpg': No such file"):
+        pack(_source(record), store=LocalStore(tmp_path))
+
+
+def test_pack_file_that_changes_while_it_is_packed_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.jpg"
+    path.write_bytes(encode_photo())
+    source = _source(Record(key="a", components={"jpg": path}, label=0))
+    monkeypatch.setattr("prep.pack._check_existing", lambda *_, **__: path.write_bytes(b"\xff\xd8\xff" * 30_000) and [])
+    with pytest.raises(DataError, match=r"shard 'samples-000000\.tar' came out at .* source files changed"):
+        pack(source, store=LocalStore(tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+# What is there already
+
+
+def test_pack_again_writes_nothing_anew(store: Store) -> None:
+    pack(make_source(23), store=store, max_count=10)
+    index_shards(resolve_shards(f"{store.url}/samples-", endpoint=getattr(store, "endpoint", None)))
+    before = _contents(store)
+    report = pack(make_source(23), store=store, max_count=10)
+    assert report.num_written == 0
+    assert _contents(store) == before  # the manifest, too
+
+
+def test_pack_finishes_what_was_interrupted(store: Store) -> None:
+    pack(make_source(23), store=store, max_count=10)
+    before = _contents(store)
+    store.delete("samples-000001.tar")
+    store.delete("samples-classes.json")
+    assert pack(make_source(23), store=store, max_count=10).num_written == 1
+    assert _contents(store) == before
+
+
+@pytest.mark.parametrize(
+    ("other", "max_count", "message"),
+    [
+        (make_source(40), 10, r"holds shards of another pack: samples-000003\.tar;"),  # one shard too many
+        (make_source(23), 5, r"samples-000003\.tar; samples-000004\.tar; samples-000000\.tar and 1 more;"),
+        (make_source(23, seed=1), 10, r"samples-000000\.tar' is there with other content"),  # same sizes
+    ],
+)
+def test_pack_over_other_shards_is_refused_and_done_with_overwrite(
+    store: Store, other: Source, max_count: int, message: str
+) -> None:
+    pack(other, store=store, max_count=max_count)
+    index_shards(resolve_shards(f"{store.url}/samples-", endpoint=getattr(store, "endpoint", None)))
+    before = _contents(store)
+    with pytest.raises(StoreError, match=message):
+        pack(make_source(23), store=store, max_count=10)
+    assert _contents(store) == before  # nothing was lost
+
+    report = pack(make_source(23), store=store, max_count=10, overwrite=True)
+    names = {entry.name for entry in store.list("")}
+    # No shard of the other pack is left, nor an index or a manifest that describes one.
+    assert names - {"samples-000000.index.safetensors"} >= {*report.shards, "samples-classes.json"}
+    assert "samples-manifest.safetensors" not in names
+    assert {name for name in names if name.endswith(".tar")} == set(report.shards)
+    again = pack(make_source(23), store=store, max_count=10)
+    assert again.num_written == 0
+
+
+def test_pack_leaves_other_prefixes_alone(store: Store) -> None:
+    pack(make_source(23), store=store, prefix="train-", max_count=2)
+    pack(make_source(3), store=store, prefix="train-val-")
+    pack(make_source(3), store=store, prefix="samples-")
+    assert len(store.list("train-0")) == 12
+    assert pack(make_source(23), store=store, prefix="train-", max_count=2).num_written == 0
+
+
+# Interrupted and out of room: real signals and limits, in a process of its own
+
+
+SLOW_PACK = """
+import sys, time
+from pathlib import Path
+from prep.pack import pack
+from prep.store import LocalStore
+from tests.prep.conftest import make_source
+
+class SlowStore(LocalStore):
+    def upload(self, name, path):
+        super().upload(name, path)
+        print(name, flush=True)
+        time.sleep(0.2)
+
+pack(make_source(200), store=SlowStore(Path(sys.argv[1])), max_count=10)
+"""
+
+
+def test_pack_interrupted_by_ctrl_c_leaves_whole_shards_and_is_finished_by_running_again(tmp_path: Path) -> None:
+    (tmp_path / "tmp").mkdir()
+    out = tmp_path / "out"
+    process = start_python(SLOW_PACK, out, TMPDIR=str(tmp_path / "tmp"))
+    assert process.stdout is not None
+    assert process.stdout.readline() == "samples-000000.tar\n"
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode != 0
+    assert errors.rstrip().endswith("KeyboardInterrupt")
+
+    assert list((tmp_path / "tmp").iterdir()) == []
+    written = sorted(path.name for path in out.iterdir())  # hidden ones, too
+    assert 1 <= len(written) < 20
+    assert all(re.fullmatch(r"samples-\d{6}\.tar", name) for name in written)
+    straight = LocalStore(tmp_path / "straight")
+    pack(make_source(200), store=straight, max_count=10)
+    for name in written:
+        assert (out / name).read_bytes() == straight.read(name)
+
+    report = pack(make_source(200), store=LocalStore(out), max_count=10)
+    assert report.num_written == 20 - len(written)
+    assert _contents(LocalStore(out)) == _contents(straight)
+
+
+NO_ROOM = """
+import resource, sys, tempfile
+from pathlib import Path
+from prep.errors import StoreError
+from prep.pack import pack
+from prep.store import LocalStore
+from tests.prep.conftest import make_source
+
+out, limited = sys.argv[1:]
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(limited), resource.RLIM_INFINITY))
+try:
+    pack(make_source(200), store=LocalStore(Path(out)), max_count=100)
+except StoreError as exc:
+    print(exc)
+"""
+
+
+def test_pack_out_of_room_says_where_and_leaves_nothing_half_written(tmp_path: Path) -> None:
+    (tmp_path / "tmp").mkdir()
+    source = make_source(200)
+    planned = pack(source, store=LocalStore(tmp_path / "planned"), max_count=100)
+    sizes = [(tmp_path / "planned" / name).stat().st_size for name in planned.shards]
+    assert sizes[0] < sizes[1]
+    process = start_python(NO_ROOM, tmp_path / "out", str(sizes[1] - 1), TMPDIR=str(tmp_path / "tmp"))
+    output, errors = process.communicate(timeout=30)
+    assert errors == ""
+    assert re.fullmatch(rf"cannot write '{tmp_path}/tmp': File too large; .* set TMPDIR .*\n", output)
+    assert list((tmp_path / "tmp").iterdir()) == []
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["samples-000000.tar"]
+    assert pack(source, store=LocalStore(tmp_path / "out"), max_count=100).num_written == 1
+
+
+def test_pack_without_a_temporary_directory_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
+    with pytest.raises(StoreError, match=r"cannot write '.*/gone/.*': No such file or directory; .* set TMPDIR"):
+        pack(make_source(4), store=LocalStore(tmp_path / "out"))
+
+
+def test_pack_to_an_endpoint_that_dies_says_so_and_is_finished_later(tmp_path: Path) -> None:
+    from prep import embedded
+
+    with embedded.start(tmp_path / "node") as node:
+        store = AisStore(node.endpoint, "pets")
+        pack(make_source(4), store=store, prefix="a-")
+    with pytest.raises(StoreError, match=f"no answer from AIStore at {node.endpoint}"):
+        pack(make_source(23), store=store, max_count=10)
