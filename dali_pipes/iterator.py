@@ -35,6 +35,8 @@ from prep.urls import ShardUrls, is_remote, resolve_shards
 __all__ = ["Loader", "loader"]
 
 _log = logging.getLogger(__name__)
+_inherited: list[object] = []
+"""Pipelines of another process, kept from being destroyed in this one."""
 
 Device = Literal["auto", "gpu", "cpu"]
 
@@ -170,8 +172,13 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
 
     def __del__(self) -> None:
         # Only a loader whose constructor came to its end has something to close.
-        if getattr(self, "_closed", True) is False:
+        if getattr(self, "_closed", True):
+            return
+        if os.getpid() == self._pid:
             self.close()
+        else:
+            # To destroy a pipeline is to join its threads, and a forked process has none of them: it would wait for ever.
+            _inherited.append((self._decode, self._segment, self._pipes))
 
     def _start_epoch(self, epoch: int) -> None:
         order = dataclasses.replace(self._order, epoch=epoch)
