@@ -43,6 +43,11 @@ class Stager:
         for shard in wanted:
             self._staged[shard].result()
 
+    def is_ready(self, shards: Iterable[int]) -> bool:
+        """Whether all of these are resident already."""
+        staged = (self._staged.get(shard) for shard in shards)
+        return all(future is not None and future.done() and future.exception() is None for future in staged)
+
     def close(self) -> None:
         """Stop fetching and end the threads. Can be called twice."""
         self._stopped.set()

@@ -8,12 +8,11 @@ import contextlib
 import dataclasses
 import logging
 import os
-from collections.abc import Iterator
+import re
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 from nvidia.dali.plugin.pytorch import DALIGenericIterator
@@ -21,13 +20,12 @@ from torch.utils.dlpack import from_dlpack
 
 from dali_pipes.decode import DecodeHalf, Fed
 from dali_pipes.errors import DataError, DecodeError, WorkerProcessError
+from dali_pipes.feed import Feed
 from dali_pipes.fetch import Stager
 from dali_pipes.image import Image, choose_cache_dir
-from dali_pipes.plan import LAST_BATCH_POLICIES, LastBatchPolicyName, OrderInputs, Plan, Step, num_steps
-from dali_pipes.randomness import Stream
-from dali_pipes.samples import Batch, Labels, Samples, load_samples
+from dali_pipes.plan import LAST_BATCH_POLICIES, LastBatchPolicyName, OrderInputs, Plan, num_steps
+from dali_pipes.samples import Labels, Samples, load_samples
 from dali_pipes.seam import Graph
-from dali_pipes.segments import MAX_LINES, Segment, index_text
 from prep.endpoint import cluster
 from prep.manifest import Manifest, manifest_name
 from prep.urls import ShardUrls, is_remote, resolve_shards
@@ -39,9 +37,6 @@ _inherited: list[object] = []
 """Pipelines of another process, kept from being destroyed in this one."""
 
 Device = Literal["auto", "gpu", "cpu"]
-
-# The first segment is short, so that the first batch waits for little; each next one is twice as long, up to MAX_LINES.
-FIRST_SEGMENT_LINES = 1024
 
 
 class Loader(DALIGenericIterator):  # type: ignore[misc]
@@ -72,7 +67,7 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
         self._order = order
         self._with_keys = with_keys
         self._pid = os.getpid()
-        self._segment: Segment | None = None
+        self._prepared: Feed | None = None
         self._error: Exception | None = None
         self._running = False
         # What the graph asked for, in its order: looked up once.
@@ -87,23 +82,23 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
             last_batch_policy=LastBatchPolicy[last_batch_policy],
             prepare_first_batch=False,
         )
-        self._start_epoch(order.epoch)
+        self._begin(self._make_feed(order.epoch))
         self._resources = resources.pop_all()  # from here on close() is what frees them
         self._closed = False
 
     @property
     def num_samples(self) -> int:
         """Samples of one epoch, exact before the first batch."""
-        return self._plan.num_samples
+        return self._feed.plan.num_samples
 
     @property
     def epoch(self) -> int:
         """The epoch that is being, or is about to be, iterated; the first is 0."""
-        return self._order.epoch
+        return self._feed.plan.order.epoch
 
     def __len__(self) -> int:
         """Batches of one epoch, exact before the first."""
-        return num_steps(self.num_samples, global_batch_size=self.batch_size, last_batch_policy=self._policy)
+        return self._num_batches
 
     def __iter__(self) -> "Loader":
         self._check_usable()
@@ -157,7 +152,9 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
         if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
-        self._close_segment()
+        self._feed.close()
+        if self._prepared is not None:
+            self._prepared.close()
         self._decode.close()
         self._pipes: list[object] = []
         self._resources.close()
@@ -177,90 +174,70 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
         if os.getpid() == self._pid:
             self.close()
         else:
-            # To destroy a pipeline is to join its threads, and a forked process has none of them: it would wait for ever.
-            _inherited.append((self._decode, self._segment, self._pipes))
+            # To destroy a pipeline is to join its threads; a forked process has none of them and would wait for ever.
+            _inherited.append((self._decode, self._feed, self._prepared, self._pipes))
 
     def _start_epoch(self, epoch: int) -> None:
-        order = dataclasses.replace(self._order, epoch=epoch)
         if self._running:
             self._decode.drain()
-        self._close_segment()
+        self._feed.close()
+        prepared, self._prepared = self._prepared, None
+        if prepared is not None and prepared.plan.order.epoch != epoch:
+            prepared.close()
+            prepared = None
+        self._begin(prepared or self._make_feed(epoch))
+
+    def _begin(self, feed: Feed) -> None:
+        self._feed = feed
+        self._num_batches = num_steps(
+            self._feed.plan.num_samples, global_batch_size=self.batch_size, last_batch_policy=self._policy
+        )
         self._running, self._error, self._delivered = False, None, 0
-        self._order = order
-        manifest = self._samples.manifest
-        self._plan = Plan(shard_bytes=manifest.shard_bytes, shard_samples=manifest.samples, order=order)
-        self._stager.stage(int(shard) for window in self._plan.window_shards() for shard in window)
-        self._streams: dict[str, Stream] = {}
-        self._steps = self._plan.steps(batch_size=self.batch_size, last_batch_policy=self._policy)
-        self._segment_lines = FIRST_SEGMENT_LINES
-        self._feeding = self._feed()
         self._decode.feed = self._next_fed
+
+    def _make_feed(self, epoch: int) -> Feed:
+        manifest = self._samples.manifest
+        order = dataclasses.replace(self._order, epoch=epoch)
+        return Feed(
+            Plan(shard_bytes=manifest.shard_bytes, shard_samples=manifest.samples, order=order),
+            samples=self._samples,
+            places=self._places,
+            image=self._image,
+            stager=self._stager,
+            batch_size=self.batch_size,
+            last_batch_policy=self._policy,
+        )
 
     def _next_fed(self) -> Fed | None:
         """The next batch for the decode half; an error ends the feed and is raised when all before it is delivered."""
         try:
-            return next(self._feeding, None)
+            read = self._feed.next()
+            if read is None:
+                return None
+            batch, encoded = read
+            return Fed(batch, encoded, self._decode.arrays(batch))
         except Exception as exc:  # noqa: BLE001 (handed on, whatever it is)
             self._error = exc
             return None
 
-    def _feed(self) -> Iterator[Fed]:
-        """The epoch's batches, read: one segment after the other."""
-        pending = next(self._steps, None)
-        while pending is not None:
-            size = len(pending.ordinals)
-            steps = [pending]
-            # A segment is cut at a batch's edge, and a short last batch is a segment of its own: a reader's batches are
-            # of one size.
-            while (pending := next(self._steps, None)) is not None:
-                if len(pending.ordinals) != size or (len(steps) + 1) * size > self._segment_lines:
-                    break
-                steps.append(pending)
-            self._segment_lines = min(2 * self._segment_lines, MAX_LINES)
-            yield from self._read_segment(steps)
-
-    def _read_segment(self, steps: list[Step]) -> Iterator[Fed]:
-        ordinals = np.concatenate([step.ordinals for step in steps])
-        shards = self._samples.shard[ordinals]
-        self._stager.wait(np.unique(shards).tolist())
-        starts = self._image.starts[shards]
-        index = index_text(
-            self._samples.index_names(ordinals),
-            [starts + places.offset[ordinals] for places in self._places],
-            [places.size[ordinals] for places in self._places],
-        )
-        self._close_segment()
-        self._segment = Segment(
-            self._image.path, index, num_components=len(self._places), batch_size=len(steps[0].ordinals)
-        )
-        for step in steps:
-            batch = Batch(self._samples, step.ordinals, step.occurrences, num_valid=step.num_valid, stream=self._stream)
-            yield Fed(batch, self._segment.read(), self._decode.arrays(batch))
-
-    def _stream(self, name: str) -> Stream:
-        if name not in self._streams:
-            self._streams[name] = Stream(self._order.seed, self.epoch, f"graph/{name}")
-        return self._streams[name]
-
-    def _close_segment(self) -> None:
-        if self._segment is not None:
-            self._segment.close()
-            self._segment = None
-
     def _advance(self) -> None:
         """Count a batch, and decode another in its place if the epoch has one: nothing is decoded past its end."""
         self._delivered += 1
-        if self._delivered + len(self._decode.scheduled) < len(self):
+        if self._delivered + len(self._decode.scheduled) < self._num_batches:
             self._decode.schedule()
+        elif self._prepared is None and self._error is None:
+            # All is read; while the last batches are decoded there is time to have the next epoch's reader ready.
+            self._prepared = self._make_feed(self.epoch + 1)
+            self._prepared.prepare()
 
     def _decode_error(self, exc: RuntimeError) -> DecodeError:
         batch = self._decode.scheduled.popleft()
         self._advance()
         reason = str(exc).partition("encountered:")[2].strip() or str(exc)
         reason = " ".join(reason.split("Current pipeline object is no longer valid")[0].split())
-        named = [name for name, key in zip(batch.names, batch.index_names, strict=True) if key in reason]
-        if named:
-            return DecodeError(f"{named[0]}: DALI cannot decode it: {reason}")
+        # Where DALI names the sample at all, it is by the index line: path, offset and ordinal.
+        if (named := re.search(rf"{re.escape(self._image.path)}:\d+:(\d+)", reason)) is not None:
+            return DecodeError(f"{self._samples.name(int(named[1]))}: DALI cannot decode it: {reason}")
         among = ", ".join(batch.keys[:8]) + (", ..." if len(batch) > 8 else "")
         return DecodeError(f"DALI cannot decode one of the {len(batch)} samples {among}: {reason}")
 

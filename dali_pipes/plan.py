@@ -156,15 +156,12 @@ class Plan:
         self._shard_kept = np.asarray(shard_samples, np.int64) - left_out
         self._slices = np.array_split(self._shard_order(), order.num_slices)
         self._slice_samples = [int(self._shard_kept[shards].sum()) for shards in self._slices]
+        self.num_samples = max(self._slice_samples) * order.num_slices
+        """Samples of one epoch over all ranks; slices shorter than the longest wrap, which counts."""
         if min(self._slice_samples) == 0:
             raise ValueError(
                 f"nothing to read: {total} samples, {len(self._excluded)} excluded, in {order.num_slices} slices"
             )
-
-    @property
-    def num_samples(self) -> int:
-        """Samples of one epoch over all ranks; slices shorter than the longest wrap, which counts."""
-        return max(self._slice_samples) * self.order.num_slices
 
     def shard_of(self, ordinals: Int64s) -> Int64s:
         """The shard of each ordinal: int64 [N]."""

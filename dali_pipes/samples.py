@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
-from urllib.parse import quote
 
 import numpy as np
 import numpy.typing as npt
@@ -66,12 +65,6 @@ class Samples:
     def name(self, ordinal: int) -> str:
         """Shard and key of one sample, as errors give them."""
         return f"shard '{self.manifest.names[self.shard[ordinal]]}', key '{self.key(ordinal)}'"
-
-    def index_names(self, ordinals: Int64s) -> list[str]:
-        """What stands for each sample in a DALI index: ``shard/key``."""
-        names = self.manifest.names
-        shards = self.shard[ordinals].tolist()
-        return [f"{names[shard]}/{self.key(row)}" for shard, row in zip(shards, ordinals.tolist(), strict=True)]
 
     def places(self, component: str) -> Places:
         """Where one component of every sample lies.
@@ -203,16 +196,6 @@ class Batch:
     def keys(self) -> list[str]:
         """The samples' keys."""
         return [self._samples.key(ordinal) for ordinal in self.ordinals.tolist()]
-
-    @cached_property
-    def names(self) -> list[str]:
-        """Shard and key of each, as errors give them."""
-        return [self._samples.name(ordinal) for ordinal in self.ordinals.tolist()]
-
-    @cached_property
-    def index_names(self) -> list[str]:
-        """What stands for each in the DALI index, percent-encoded as there: what DALI's errors name it by."""
-        return [quote(name, safe="/:") for name in self._samples.index_names(self.ordinals)]
 
     def uniforms(self, stream: str, num: int) -> npt.NDArray[np.float64]:
         """``num`` numbers in [0, 1) for each sample, its own in this epoch: float64 [B, num]."""

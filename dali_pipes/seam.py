@@ -235,6 +235,8 @@ def make_source(feed: Callable[[str], Any]) -> Callable[[str, Any, int], Any]:
     """Input nodes that ask ``feed(name)`` for each batch, inside the pipeline that is being defined."""
 
     def source(name: str, dtype: Any, ndim: int) -> Any:
-        return fn.external_source(source=lambda: feed(name), batch=True, dtype=dtype, ndim=ndim)
+        # Encoded bytes are not copied again: a TensorList is shared, not borrowed, so it lives until it was decoded.
+        no_copy = name.startswith("component/")
+        return fn.external_source(source=lambda: feed(name), batch=True, dtype=dtype, ndim=ndim, no_copy=no_copy)
 
     return source

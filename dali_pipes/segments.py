@@ -8,7 +8,6 @@ import os
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
-from urllib.parse import quote
 
 import numpy as np
 import numpy.typing as npt
@@ -22,24 +21,21 @@ MAX_LINES = 8192
 Int64s = npt.NDArray[np.int64]
 
 
-def index_text(names: Sequence[str], offsets: Sequence[Int64s], sizes: Sequence[Int64s]) -> str:
+def index_text(ordinals: Int64s, offsets: Sequence[Int64s], sizes: Sequence[Int64s]) -> str:
     """A DALI index, version 1.2: one line a sample, in this order.
 
     The reader believes an index: components are called ``c0``, ``c1``, ... here, whatever they are called in the
-    archive, and the member's name, which DALI repeats in its errors, is shard and key. Names with white space, which no
-    index made by others can hold, are percent-encoded.
+    archive, and the member's name, which DALI repeats in its errors, is the sample's ordinal. So names with white
+    space, which no index made by others can hold, do not come into it.
 
-    >>> print(index_text(["a.tar/k 1"], [np.array([512])], [np.array([7])]), end="")
+    >>> print(index_text(np.array([42]), [np.array([512]), np.array([1536])], [np.array([7]), np.array([3])]), end="")
     v1.2 1
-    c0 512 7 a.tar/k%201
+    c0 512 7 42 c1 1536 3 42
     """
-    columns: list[list[str]] = []
-    quoted = [quote(name, safe="/:") for name in names]
-    for number, (offset, size) in enumerate(zip(offsets, sizes, strict=True)):
-        places = zip(offset.tolist(), size.tolist(), quoted, strict=True)
-        columns.append([f"c{number} {first} {length} {name}" for first, length, name in places])
-    lines = [" ".join(line) for line in zip(*columns, strict=True)]
-    return "\n".join([f"v1.2 {len(names)}", *lines, ""])
+    columns = [column.tolist() for pair in zip(offsets, sizes, strict=True) for column in (*pair, ordinals)]
+    line = " ".join(f"c{number} %d %d %d" for number in range(len(offsets)))
+    lines = [line % values for values in zip(*columns, strict=True)]
+    return "\n".join([f"v1.2 {len(ordinals)}", *lines, ""])
 
 
 class Segment:

@@ -171,12 +171,12 @@ def test_set_epoch_gives_that_epoch(small_shards: Path) -> None:
 
 def test_segments_do_not_show(small_shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However short the segments are, the batches are the same."""
-    from dali_pipes import iterator
+    from dali_pipes import feed
 
     with open_loader(small_shards, seed=6) as loader:
         whole = list(loader)
-    monkeypatch.setattr(iterator, "FIRST_SEGMENT_LINES", 5)
-    monkeypatch.setattr(iterator, "MAX_LINES", 10)
+    monkeypatch.setattr(feed, "FIRST_SEGMENT_LINES", 5)
+    monkeypatch.setattr(feed, "MAX_LINES", 10)
     with open_loader(small_shards, seed=6) as loader:
         cut = list(loader)
     assert keys_of(whole) == keys_of(cut)
