@@ -33,6 +33,13 @@ def bench() -> None:
     type=click.IntRange(min=1),
     help="Openings of each loader; they take turns.",
 )
+@click.option(
+    "--epochs",
+    default=1,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Epochs timed in each opening, after the first, which is not.",
+)
 @click.option("--batch-size", default=64, show_default=True, type=click.IntRange(min=1), help="Samples a batch.")
 @click.option(
     "--num-threads",
@@ -77,6 +84,7 @@ def run(
     shards: str,
     loaders: str,
     repeats: int,
+    epochs: int,
     batch_size: int,
     num_threads: int | None,
     decode: str,
@@ -133,7 +141,7 @@ def run(
             directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="dali-pipes-bench-"))
             found = repeat_shards(found, num_samples=repeat_samples, directory=Path(directory))
             index_shards(found)
-        report = run_benchmark(found, specs, options=options, repeats=repeats, bystanders=node)
+        report = run_benchmark(found, specs, options=options, repeats=repeats, epochs=epochs, bystanders=node)
     if json_path is not None:
         json_path.write_text(json.dumps(report, indent=2) + "\n")
     click.echo(format_table(report["records"]))

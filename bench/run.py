@@ -1,9 +1,10 @@
 """Shards and loader names in, records out: compare first, then time, one loader at a time, repeats interleaved.
 
-A repeat opens the loader, draws a first epoch (warm-up: its figures are kept apart, as ``first_epoch``), then a second
-one, which is the figure, and closes it. Nothing of one loader is alive while another is timed: no thread, no worker
-process, no prefetched batch. Figures are of the steady state: DALI's shards are staged in the first epoch, the others'
-are in the page cache after it or come from the bucket each epoch, as they do in training.
+A repeat opens the loader, draws a first epoch (warm-up: its figures are kept apart, as ``first_epoch``), then one or more
+that are the figure, the turn from one to the next included, and closes it. Nothing of one loader is alive while another
+is timed: no thread, no worker process, no prefetched batch. Figures are of the steady state: DALI's shards are staged
+in the first epoch, the others' are in the page cache after it or come from the bucket each epoch, as they do in
+training.
 """
 
 import math
@@ -32,10 +33,13 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Repeat:
-    """One opening of one loader: its first epoch, then the one that counts."""
+    """One opening of one loader: its first epoch, then those that count."""
 
     num_samples: int
+    """Of an epoch."""
     num_batches: int
+    num_epochs: int
+    """Timed; `epoch_s` and `epoch_cpu_s` are of one of them, on average."""
     time_to_first_batch_s: float
     """From before the loader was constructed to its first batch on the device."""
     first_epoch_s: float
@@ -56,6 +60,7 @@ def run_benchmark(
     *,
     options: LoaderOptions,
     repeats: int = 3,
+    epochs: int = 1,
     bystanders: Collection[int] = (),
 ) -> dict[str, Any]:
     """Compare, then time.
@@ -65,6 +70,7 @@ def run_benchmark(
         specs: The loaders, in the order of the table.
         options: What they share.
         repeats: Openings of each loader; the order is A B C A B C, so that a drift of the machine meets all alike.
+        epochs: Epochs timed in each opening: more of them where one is short.
         bystanders: Processes below this one whose CPU is nobody's, such as an embedded AIS node.
 
     Returns:
@@ -80,6 +86,8 @@ def run_benchmark(
         raise ValueError(f"loaders must not repeat, got {', '.join(spec.name for spec in specs)}")
     if repeats < 1:
         raise ValueError(f"repeats must be at least 1, got {repeats}")
+    if epochs < 1:
+        raise ValueError(f"epochs must be at least 1, got {epochs}")
     shard_bytes = sum(shards.store.size(name) or 0 for name in shards.names)
     comparisons = _compare(shards, specs, options=options)
     tree = ProcessTree(bystanders=bystanders)
@@ -87,7 +95,7 @@ def run_benchmark(
     with bar(what="time loaders", total=repeats * len(specs), unit="run") as drawn:
         for _ in range(repeats):
             for spec, results in zip(specs, timed, strict=True):
-                results.append(time_loader(spec.name, shards, options=spec.apply(options), tree=tree))
+                results.append(time_loader(spec.name, shards, options=spec.apply(options), epochs=epochs, tree=tree))
                 drawn.update(1)
     records = [
         _record(spec, results, comparison=comparison, options=spec.apply(options), shard_bytes=shard_bytes)
@@ -98,14 +106,15 @@ def run_benchmark(
         **asdict(options),
         "loaders": [spec.name if spec.decode is None else f"{spec.name}:{spec.decode}" for spec in specs],
         "repeats": repeats,
+        "epochs": epochs,
         "num_shards": len(shards.names),
         "source": "local files" if endpoint_of(shards) is None else "AIStore",
     }
     return {"records": records, "environment": environment}
 
 
-def time_loader(name: str, shards: "ShardSet", *, options: LoaderOptions, tree: ProcessTree) -> Repeat:
-    """Open a loader, draw two epochs, close it."""
+def time_loader(name: str, shards: "ShardSet", *, options: LoaderOptions, epochs: int = 1, tree: ProcessTree) -> Repeat:
+    """Open a loader, draw a first epoch and those that are timed, close it."""
     peak_rss = 0
     first_batch_s = math.nan
     cpu_start, start = tree.cpu_s(), time.perf_counter()
@@ -118,13 +127,16 @@ def time_loader(name: str, shards: "ShardSet", *, options: LoaderOptions, tree: 
 
         num_samples, num_batches = 0, 0
         cpu_start, start = tree.cpu_s(), time.perf_counter()
-        for batch in _delivered(loader):
-            num_samples += len(batch["key"])
-            num_batches += 1
-        epoch_s, epoch_cpu_s = time.perf_counter() - start, tree.cpu_s() - cpu_start
+        for _ in range(epochs):
+            for batch in _delivered(loader):
+                num_samples += len(batch["key"])
+                num_batches += 1
+        epoch_s, epoch_cpu_s = (time.perf_counter() - start) / epochs, (tree.cpu_s() - cpu_start) / epochs
+        assert num_samples % epochs == 0, "comparison found every sample once an epoch"
         return Repeat(
-            num_samples=num_samples,
-            num_batches=num_batches,
+            num_samples=num_samples // epochs,
+            num_batches=num_batches // epochs,
+            num_epochs=epochs,
             time_to_first_batch_s=first_batch_s,
             first_epoch_s=first_epoch_s,
             first_epoch_cpu_s=first_epoch_cpu_s,

@@ -29,6 +29,7 @@ def test_run_writes_a_record_for_each_loader(shards: ShardSet, tmp_path: Path) -
     """The command compares, times, prints a table and writes JSON with every promised field."""
     out = tmp_path / "run.json"
     arguments = ["run", "--shards", shards.store.url, "--loaders", "dali,webloader,webloader:turbo", "--repeats", "2"]
+    arguments += ["--epochs", "3"]
     arguments += ["--batch-size", "5", "--num-threads", "2", "--crop", "64", "--device", "cpu", "--json", str(out)]
     done = CliRunner().invoke(bench_command, arguments, catch_exceptions=False)
 
@@ -52,7 +53,7 @@ def test_run_writes_a_record_for_each_loader(shards: ShardSet, tmp_path: Path) -
         assert (row["batch_size"], row["num_threads"], row["num_samples"], row["device"]) == (5, 2, 22, "cpu")
         assert row["outputs"]["num_samples"] == 22
         assert row["outputs"]["max_photo_difference"] <= 1e-6
-        assert len(row["repeats"]) == 2
+        assert [repeat["num_epochs"] for repeat in row["repeats"]] == [3, 3]
         for figure in FIGURES:
             low, high = row["spread"][figure]
             assert 0 <= low <= row[figure] <= high
