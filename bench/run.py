@@ -1,9 +1,9 @@
 """Shards and loader names in, records out: compare first, then time, one loader at a time, repeats interleaved.
 
 A repeat opens the loader, draws a first epoch (warm-up: its figures are kept apart, as ``first_epoch``), then one or
-more that are the figure, the turn from one to the next included, and closes it. Nothing of one loader is alive while another
-is timed: no thread, no worker process, no prefetched batch. Figures are of the steady state: DALI's shards are staged
-in the first epoch, the others' are in the page cache after it or come from the bucket each epoch, as they do in
+more that are the figure, the turn from one to the next included, and closes it. Nothing of one loader is alive while
+another is timed: no thread, no worker process, no prefetched batch. Figures are of the steady state: DALI's shards are
+staged in the first epoch, the others' are in the page cache after it or come from the bucket each epoch, as they do in
 training.
 """
 

@@ -1,0 +1,126 @@
+"""The loader over a bucket: the embedded node, or any cluster that AIS_ENDPOINT names."""
+
+import os
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import dali_pipes as dp
+from prep import embedded
+from prep.index import index_shards
+from prep.store import AisStore
+from prep.urls import resolve_shards
+
+KEYS = [f"s{i:05d}" for i in range(23)]
+
+
+@pytest.fixture(params=["embedded", pytest.param("cluster", marks=pytest.mark.aistore)])
+def bucket(request: pytest.FixtureRequest, tmp_path: Path, small_shards: Path) -> Iterator[AisStore]:
+    """A bucket of its own with the small shards, indexed there."""
+    if request.param == "cluster":
+        endpoint = os.environ.get("AIS_ENDPOINT")
+        if not endpoint:
+            pytest.skip("AIS_ENDPOINT names no cluster")
+        yield from filled(endpoint, small_shards)
+    else:
+        with embedded.start(tmp_path / "node") as node:
+            yield from filled(node.endpoint, small_shards)
+
+
+def filled(endpoint: str, shards: Path) -> Iterator[AisStore]:
+    store = AisStore(endpoint, f"test-loader-{uuid.uuid4().hex[:8]}")
+    store.create()
+    try:
+        for path in shards.glob("*.tar"):
+            store.upload(f"train/{path.name}", path)
+        index_shards(resolve_shards(f"{store.url}/train/s-", endpoint=endpoint))
+        yield store
+    finally:
+        store.client.bucket(store.bucket).delete(missing_ok=True)
+
+
+def keys_of(loader: dp.Loader) -> list[str]:
+    return [key for (batch,) in loader for key in batch["key"]]
+
+
+@pytest.mark.parametrize("form", ["{}/train/s-{{000000..000003}}.tar", "{}/train/s-", "{}/train/"])
+def test_loader_reads_a_bucket(bucket: AisStore, small_shards: Path, form: str) -> None:
+    """By braces, a prefix or a folder; the same batches as from local files, since the shards are the same."""
+    url = form.format(bucket.url)
+    options = {"batch_size": 5, "seed": 3, "device": "cpu", "with_keys": True}
+    with dp.loader(url, dp.segmentation(crop=16), endpoint=bucket.endpoint, **options) as loader:
+        from_bucket = [keys_of(loader), keys_of(loader)]
+    with dp.loader(small_shards, dp.segmentation(crop=16), **options) as loader:
+        assert [keys_of(loader), keys_of(loader)] == from_bucket
+    assert sorted(from_bucket[0]) == KEYS
+
+
+def test_loader_of_some_shards_finds_the_manifest_of_all(bucket: AisStore) -> None:
+    """Braces that name two of four shards: the manifest is that of what was indexed together."""
+    url = f"{bucket.url}/train/s-{{000001..000002}}.tar"
+    with dp.loader(url, dp.segmentation(crop=16), batch_size=5, device="cpu", endpoint=bucket.endpoint) as loader:
+        assert loader.num_samples == 12
+
+
+def test_loader_missing_manifest_or_bucket_is_named(bucket: AisStore) -> None:
+    """What is missing, where, and the command that makes it."""
+    options = {"batch_size": 5, "device": "cpu", "endpoint": bucket.endpoint}
+    bucket.delete("train/s-manifest.safetensors")
+    with pytest.raises(
+        dp.DataError, match=rf"no manifest '{bucket.url}/train/s-manifest.safetensors'; make it: dali-pipes"
+    ):
+        dp.loader(f"{bucket.url}/train/s-", dp.segmentation(), **options)
+    with pytest.raises(dp.StoreError, match=rf"no bucket 'ais://{bucket.bucket}-not' at {bucket.endpoint}"):
+        dp.loader(f"ais://{bucket.bucket}-not/s-", dp.segmentation(), **options)
+
+
+def test_loader_shard_gone_from_the_bucket_is_named(bucket: AisStore) -> None:
+    """A shard deleted after it was indexed: the error names it."""
+    bucket.delete("train/s-000002.tar")
+    url = f"{bucket.url}/train/s-{{000000..000003}}.tar"
+    loader = dp.loader(url, dp.segmentation(crop=16), batch_size=5, device="cpu", endpoint=bucket.endpoint)
+    with loader, pytest.raises(dp.StoreError, match=r"no object 'ais://.*/train/s-000002.tar'"):
+        keys_of(loader)
+
+
+def test_endpoint_that_does_not_answer_is_named_within_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read from AIS_ENDPOINT, refused before anything starts."""
+    monkeypatch.setenv("AIS_ENDPOINT", "http://127.0.0.1:9")
+    started = time.monotonic()
+    with pytest.raises(dp.StoreError, match=r"no answer from AIStore at http://127.0.0.1:9 .*AIS_ENDPOINT"):
+        dp.loader("ais://pets/shuffled-", dp.segmentation(), batch_size=5)
+    assert time.monotonic() - started < 10  # a promise to users, not a benchmark
+
+
+def test_without_an_endpoint_an_embedded_node_serves_the_default_folder(
+    tmp_path: Path, small_shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What one command packed is there for the loader, with no server and no setting; the node ends with the loader."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    with embedded.start(tmp_path / "dali-pipes" / "embedded") as node:
+        store = AisStore(node.endpoint, "pets")
+        store.create()
+        for path in small_shards.glob("s-*"):
+            store.upload(path.name, path)
+    with dp.loader("ais://pets/s-", dp.segmentation(crop=16), batch_size=5, device="cpu", with_keys=True) as loader:
+        assert sorted(keys_of(loader)) == KEYS
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("gpu")
+def test_gpu_batches_equal_cpu_batches(small_shards: Path) -> None:
+    """On a GPU: every tensor there, labels and masks equal, photos close; the order the same."""
+    options = {"batch_size": 8, "seed": 5, "with_keys": True}
+    with (
+        dp.loader(small_shards, dp.segmentation(crop=32), device="gpu", **options) as on_gpu,
+        dp.loader(small_shards, dp.segmentation(crop=32), device="cpu", **options) as on_cpu,
+    ):
+        for (gpu_batch,), (cpu_batch,) in zip(on_gpu, on_cpu, strict=True):
+            assert gpu_batch["key"] == cpu_batch["key"]
+            assert all(gpu_batch[name].is_cuda for name in ("image", "trimap", "label"))
+            assert gpu_batch["label"].tolist() == cpu_batch["label"].tolist()
+            assert bool((gpu_batch["trimap"].cpu() == cpu_batch["trimap"]).all())
+            assert float((gpu_batch["image"].cpu() - cpu_batch["image"]).abs().mean()) < 0.035
