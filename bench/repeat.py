@@ -4,8 +4,8 @@ import io
 import tarfile
 from pathlib import Path
 
+from prep.archive import ArchiveReader
 from prep.errors import DataError
-from prep.keys import split_key
 from prep.progress import progress
 from prep.store import LocalStore
 from prep.urls import ShardSet
@@ -42,15 +42,10 @@ def _samples(shards: ShardSet, name: str) -> list[list[tuple[str, bytes]]]:
     """The samples of a shard, each its members' names and bytes."""
     samples: list[list[tuple[str, bytes]]] = []
     current: str | None = None
-    with shards.store.open(name) as stream, tarfile.open(fileobj=stream, mode="r|") as archive:
-        for member in archive:
-            split = split_key(member.name) if member.isreg() else None
-            if split is None:
-                continue
-            if split[0] != current:
+    with shards.store.open(name) as stream:
+        for member in ArchiveReader(stream, shard=shards.store.locate(name)):
+            if member.key != current:
                 samples.append([])
-                current = split[0]
-            body = archive.extractfile(member)
-            assert body is not None
-            samples[-1].append((member.name, body.read()))
+                current = member.key
+            samples[-1].append((member.name, member.read()))
     return samples

@@ -5,17 +5,15 @@ A shard is read once, front to back: its checksum is taken, its members are loca
 
 import json
 import re
-import tarfile
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import BinaryIO, cast
+from typing import BinaryIO
 
 import numpy as np
-import xxhash
 
+from prep.archive import ArchiveReader, Member
 from prep.errors import DataError
-from prep.keys import split_key
 from prep.manifest import Manifest, PhotoColumns, ShardIndex, checksum, classes_name, index_name, manifest_name
 from prep.photos import PHOTO_FORMATS, is_photo, read_photo_header
 from prep.progress import bar
@@ -29,8 +27,6 @@ LABEL_COMPONENT = "cls"
 
 # Shards read at a time. Reading waits for the store; parsing holds the GIL, so more gain nothing.
 NUM_READERS = 4
-BLOCK = 512
-READ_BYTES = 1 << 20
 _INTEGER = re.compile(rb"[+-]?[0-9]+")
 
 
@@ -98,23 +94,12 @@ def index_shard(stream: BinaryIO, *, shard: str, classes: Mapping[int, str] | No
     Raises:
         DataError: See `index_shards`; ``shard`` names it.
     """
-    source = _HashedStream(stream)
+    archive = ArchiveReader(stream, shard=shard)
     rows: list[_Row] = []
     finished: set[str] = set()
-    data_stop = 0
-    try:
-        # Stream mode: sequential reads only, so a network stream does, and a header never has to be sought back to.
-        with tarfile.open(fileobj=cast("BinaryIO", source), mode="r|", bufsize=READ_BYTES) as archive:
-            for member in archive:
-                data_stop = max(data_stop, member.offset_data + -(-member.size // BLOCK) * BLOCK)
-                _add_member(rows, finished, archive, member, shard=shard, classes=classes)
-    except tarfile.ReadError as exc:
-        raise DataError(f"shard '{shard}' is no readable tar: {exc}, {source.num_bytes} bytes read") from exc
-    source.drain()
-    if source.num_bytes < data_stop + BLOCK:
-        expected = f"expected an end-of-archive block after byte {data_stop}"
-        raise DataError(f"shard '{shard}' is cut off: {source.num_bytes} bytes, {expected}")
-    return _columns(rows, shard=shard, source=source)
+    for member in archive:
+        _add_member(rows, finished, member, shard=shard, classes=classes)
+    return _columns(rows, shard=shard, archive=archive)
 
 
 def read_class_table(store: Store, prefix: str) -> dict[int, str] | None:
@@ -151,47 +136,11 @@ class _Row:
     photos: dict[str, tuple[int, int, int]] = field(default_factory=dict)
 
 
-class _HashedStream:
-    """A stream that counts and hashes what passes through it."""
-
-    def __init__(self, stream: BinaryIO) -> None:
-        self._stream = stream
-        self._state = xxhash.xxh64()
-        self.num_bytes = 0
-
-    def read(self, size: int = -1) -> bytes:
-        data = self._stream.read(size)
-        self._state.update(data)
-        self.num_bytes += len(data)
-        return data
-
-    def drain(self) -> None:
-        while self.read(READ_BYTES):
-            pass
-
-    @property
-    def checksum(self) -> int:
-        return cast("int", self._state.intdigest())
-
-
 def _add_member(
-    rows: list[_Row],
-    finished: set[str],
-    archive: tarfile.TarFile,
-    member: tarfile.TarInfo,
-    *,
-    shard: str,
-    classes: Mapping[int, str] | None,
+    rows: list[_Row], finished: set[str], member: Member, *, shard: str, classes: Mapping[int, str] | None
 ) -> None:
-    names = split_key(member.name)
-    if not member.isreg() or names is None:
-        return
-    key, component = names[0], names[1].lower()
+    key, component = member.key, member.component
     where = f"shard '{shard}', key '{key}'"
-    if member.issparse():
-        raise DataError(
-            f"{where}: component '{component}' is a sparse file, expected its bytes in one run; pack it anew"
-        )
     if not rows or rows[-1].key != key:
         if key in finished:
             raise DataError(
@@ -203,23 +152,17 @@ def _add_member(
     row = rows[-1]
     if component in row.places:
         raise DataError(f"{where}: component '{component}' is there twice (member '{member.name}')")
-    row.places[component] = (member.offset_data, member.size)
+    row.places[component] = (member.offset, member.size)
     if component == LABEL_COMPONENT:
-        row.label = parse_label(_read(archive, member), shard=shard, key=key)
+        row.label = parse_label(member.read(), shard=shard, key=key)
         if classes and row.label not in classes:
             raise DataError(f"{where}: class id {row.label} is not in the class table ({_span(classes)})")
     elif is_photo(component):
-        header = read_photo_header(_read(archive, member))
+        header = read_photo_header(member.read())
         row.photos[component] = (header.height, header.width, PHOTO_FORMATS.index(header.format))
 
 
-def _read(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
-    stream = archive.extractfile(member)
-    assert stream is not None, "only regular members are read"
-    return stream.read()
-
-
-def _columns(rows: list[_Row], *, shard: str, source: _HashedStream) -> ShardIndex:
+def _columns(rows: list[_Row], *, shard: str, archive: ArchiveReader) -> ShardIndex:
     components = sorted({component for row in rows for component in row.places})
     absent = (-1, 0)
     places = {c: np.array([row.places.get(c, absent) for row in rows], np.int64).reshape(-1, 2) for c in components}
@@ -231,8 +174,8 @@ def _columns(rows: list[_Row], *, shard: str, source: _HashedStream) -> ShardInd
     has_labels = LABEL_COMPONENT in places
     return ShardIndex(
         shard=shard,
-        shard_bytes=source.num_bytes,
-        shard_checksum=source.checksum,
+        shard_bytes=archive.num_bytes,
+        shard_checksum=archive.checksum,
         keys=tuple(row.key for row in rows),
         offsets={c: place[:, 0] for c, place in places.items()},
         sizes={c: place[:, 1] for c, place in places.items()},

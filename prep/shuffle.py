@@ -7,24 +7,18 @@ So the request is made from what is there, and both sides are read and compared.
 import contextlib
 import json
 import re
-import tarfile
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-import xxhash
-
+from prep.contents import check_same, check_unique, digest_contents
 from prep.errors import DataError, StoreError
-from prep.keys import split_key
 from prep.manifest import classes_name, index_name, manifest_name
 from prep.progress import bar
-from prep.store import PROVIDERS, AisStore, Store
+from prep.store import PROVIDERS, AisStore
 from prep.urls import ShardSet
 
 if TYPE_CHECKING:
@@ -41,15 +35,9 @@ OUTPUT_DIGITS = 6
 SPARE_NAMES = 16
 POLL_S = (0.05, 1.0)
 """The first pause between two looks at the job, doubled up to the second: short for small jobs, light for long ones."""
-# Shards read at a time to verify. Reading waits for the store; parsing holds the GIL, so more gain nothing.
-NUM_READERS = 4
-READ_BYTES = 1 << 20
-BLOCK = 512
 _SHOWN = 3
 
 _NUMBERED = re.compile(r"(?P<prefix>.*?)(?P<digits>[0-9]+)\.tar", re.DOTALL)
-
-UInt64s = npt.NDArray[np.uint64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,8 +128,8 @@ def shuffle(
     if missing:
         raise StoreError(f"no shard {_shown([store.locate(name) for name in missing])}; {len(shards.names)} were named")
     stale = _check_output(store, shards, output_prefix, overwrite=overwrite)
-    went_in = _digest_all(store, shards.names, what="read", show_progress=show_progress)
-    _check_unique(store, shards.names, went_in)
+    went_in = digest_contents(store, shards.names, what="read", show_progress=show_progress)
+    check_unique(store, shards.names, went_in)
     shard_bytes = shard_bytes if shard_bytes is not None else max(1, -(-went_in.num_bytes // len(shards.names)))
     output = _output_range(output_prefix, num_bytes=went_in.num_bytes, shard_bytes=shard_bytes)
     spec = dsort_spec(source, output, bucket=store.bucket, scheme=store.scheme, seed=seed, shard_bytes=shard_bytes)
@@ -151,7 +139,10 @@ def shuffle(
     _run_job(store, spec, output, num_input_shards=len(shards.names), show_progress=show_progress)
     made = [entry for entry in store.list(output_prefix) if entry.name in output]
     names = tuple(entry.name for entry in made)
-    _verify(store, shards.names, names, went_in, show_progress=show_progress)
+    if not names:
+        raise DataError(f"dSort at '{store.url}' reported success and wrote no shard; {len(shards.names)} went in")
+    came_out = digest_contents(store, names, what="verify", show_progress=show_progress)
+    check_same(store, shards.names, names, went_in, came_out)
     if store.size(classes_name(shards.prefix)) is not None:
         store.write(classes_name(output_prefix), store.read(classes_name(shards.prefix)))
     return ShuffleReport(
@@ -318,164 +309,6 @@ def _draw(drawn: Any, jobs: Sequence["JobInfo"], *, num_input_shards: int) -> No
     to_create = sum(int(job.metrics.shard_creation.to_create) for job in jobs)
     drawn.total = num_input_shards + (to_create or num_input_shards)
     drawn.update(extracted + created - drawn.n)
-
-
-# Verification
-
-
-class _Digests(NamedTuple):
-    """What a set of shards holds, in 16 bytes a sample."""
-
-    rows: UInt64s
-    """uint64 [sample, (key, content)], sorted."""
-    num_bytes: int
-    """Of all components; a tar's headers and fill are not counted, neither are they by dSort."""
-
-
-def _check_unique(store: Store, names: Sequence[str], digests: _Digests) -> None:
-    keys = digests.rows[:, 0]
-    twice = set(keys[1:][keys[1:] == keys[:-1]].tolist())
-    if twice:
-        found = sorted(_find_keys(store, names, twice).values())
-        raise DataError(
-            f"'{store.url}': {len(found)} keys come more than once in the {len(names)} shards: {_shown(found)}; "
-            "shuffled, two of them could stand together and be read as one sample: pack them with other keys"
-        )
-
-
-def _verify(
-    store: Store, before: Sequence[str], after: Sequence[str], went_in: _Digests, *, show_progress: bool
-) -> None:
-    """Compare what came out with what went in.
-
-    Raises:
-        DataError: If they are not the same.
-    """
-    if not after:
-        raise DataError(f"dSort at '{store.url}' reported success and wrote no shard; {len(before)} went in")
-    came_out = _digest_all(store, after, what="verify", show_progress=show_progress)
-    if not np.array_equal(went_in.rows, came_out.rows):
-        raise DataError(_difference(store, before, after, went_in.rows, came_out.rows))
-
-
-def _digest_all(store: Store, names: Sequence[str], *, what: str, show_progress: bool) -> _Digests:
-    parts: list[UInt64s] = []
-    num_bytes = 0
-    with (
-        bar(what=what, total=len(names), unit="shards", shown=show_progress) as drawn,
-        ThreadPoolExecutor(NUM_READERS) as readers,
-    ):
-        try:
-            for part in readers.map(lambda name: _digest_shard(store, name), names):
-                parts.append(part.rows)
-                num_bytes += part.num_bytes
-                drawn.update(1)
-        except BaseException:
-            readers.shutdown(cancel_futures=True)
-            raise
-    rows = np.concatenate(parts)
-    return _Digests(rows[np.lexsort((rows[:, 1], rows[:, 0]))], num_bytes)
-
-
-def _digest_shard(store: Store, name: str) -> _Digests:
-    samples = list(_samples(store, name))
-    rows = [(_digest_key(sample.key), sample.content) for sample in samples]
-    return _Digests(np.array(rows, np.uint64).reshape(-1, 2), sum(sample.num_bytes for sample in samples))
-
-
-def _digest_key(key: str) -> int:
-    # An archive may hold names that are no UTF-8.
-    return int(xxhash.xxh64_intdigest(key.encode("utf-8", "surrogateescape")))
-
-
-@dataclass
-class _Sample:
-    key: str
-    content: int = 0
-    """The sum of its components' digests, each of name and bytes: their order within a sample is free."""
-    num_bytes: int = 0
-
-
-class _Counted:
-    """A stream that counts what was read from it."""
-
-    def __init__(self, stream: BinaryIO) -> None:
-        self._stream = stream
-        self.num_bytes = 0
-
-    def read(self, size: int) -> bytes:
-        data = self._stream.read(size)
-        self.num_bytes += len(data)
-        return data
-
-
-def _samples(store: Store, name: str) -> Iterator[_Sample]:
-    """Each run of members that share a key, as a reader of the shard groups them."""
-    sample: _Sample | None = None
-    data_stop = 0
-    with store.open(name) as stream:
-        counted = _Counted(stream)
-        try:
-            with tarfile.open(fileobj=cast("BinaryIO", counted), mode="r|", bufsize=READ_BYTES) as archive:
-                for member in archive:
-                    data_stop = member.offset_data + -(-member.size // BLOCK) * BLOCK
-                    names = split_key(member.name)
-                    component = archive.extractfile(member)
-                    if names is None or component is None:
-                        continue
-                    if sample is None or sample.key != names[0]:
-                        if sample is not None:
-                            yield sample
-                        sample = _Sample(names[0])
-                    data = component.read()
-                    state = xxhash.xxh64(names[1].encode("utf-8", "surrogateescape") + b"\0")
-                    state.update(data)
-                    sample.content = (sample.content + state.intdigest()) % 2**64
-                    sample.num_bytes += len(data)
-        except tarfile.ReadError as exc:
-            raise DataError(f"shard '{store.locate(name)}' is no readable tar: {exc}") from exc
-        # To the end, so that the connection can be used again.
-        while counted.read(READ_BYTES):
-            pass
-    if counted.num_bytes < data_stop + BLOCK:
-        # tarfile takes the end of a file for the end of the archive.
-        raise DataError(f"shard '{store.locate(name)}' is cut off after {counted.num_bytes} bytes")
-    if sample is not None:
-        yield sample
-
-
-def _difference(store: Store, before: Sequence[str], after: Sequence[str], went_in: UInt64s, came_out: UInt64s) -> str:
-    """What went wrong, with the keys: both sides are read once more for them."""
-    rows, inverse = np.unique(np.concatenate([went_in, came_out]), axis=0, return_inverse=True)
-    counts = np.zeros(len(rows), np.int64)
-    np.add.at(counts, inverse.ravel()[: len(went_in)], 1)
-    np.add.at(counts, inverse.ravel()[len(went_in) :], -1)
-    lost = set(rows[counts > 0][:, 0].tolist())
-    gained = set(rows[counts < 0][:, 0].tolist())
-    keys = _find_keys(store, [*before, *after], lost | gained)
-    findings = [
-        f"{len(digests)} {what} ({_shown(sorted(keys[digest] for digest in digests))})"
-        for what, digests in (
-            ("missing", lost - gained),
-            ("extra", gained - lost),
-            ("changed", lost & gained),
-        )
-        if digests
-    ]
-    return (
-        f"dSort changed the data: {len(went_in)} samples went in, {len(came_out)} came out of '{store.url}': "
-        f"{', '.join(findings)}. Do not use '{store.locate(after[0])}' and the following; the input is as it was"
-    )
-
-
-def _find_keys(store: Store, names: Sequence[str], digests: set[int]) -> dict[int, str]:
-    """The keys that have these digests."""
-    return {
-        digest: sample.key
-        for name in names
-        for sample in _samples(store, name)
-        if (digest := _digest_key(sample.key)) in digests
-    }
 
 
 def _shown(names: Sequence[str]) -> str:

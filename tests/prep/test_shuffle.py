@@ -254,8 +254,8 @@ def test_shuffle_of_shards_that_share_a_key_names_it(bucket: AisStore) -> None:
     [
         (0, "is no readable tar: empty file"),
         (300, "is no readable tar"),
-        (4608, r"is cut off after 4608 bytes"),  # between two members: tarfile takes it for the end
-        (5000, r"is cut off after 5000 bytes"),  # in a header: likewise
+        (4608, r"is cut off: 4608 bytes"),  # between two members: tarfile takes it for the end
+        (5000, r"is cut off: 5000 bytes"),  # in a header: likewise
         (5700, "is no readable tar: unexpected end of data"),
     ],
 )
