@@ -7,30 +7,27 @@ the same shards, byte for byte, so a pack that was interrupted is finished by ru
 
 import contextlib
 import json
-import os
 import re
 import sys
-import tarfile
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Literal, NamedTuple, get_args
+from typing import BinaryIO, Literal, get_args
 
 import xxhash
 
 from prep.errors import DataError, StoreError
-from prep.index import LABEL_COMPONENT
-from prep.keys import split_key
 from prep.manifest import classes_name, index_name, manifest_name
-from prep.photos import is_photo, read_photo_header
 from prep.progress import bar
+from prep.record_check import check_records, components_with_label, open_source
 from prep.records import Record, Source
+from prep.shard_plan import ShardPlan, plan_shards
 from prep.store import AisStore, LocalStore, ObjectEntry, Store
 from prep.urls import is_remote, open_store
 
-__all__ = ["DEFAULT_PREFIX", "OnBad", "PackReport", "ShardPlan", "open_target", "pack", "plan_shards", "tar_bytes"]
+__all__ = ["DEFAULT_PREFIX", "OnBad", "PackReport", "open_target", "pack"]
 
 OnBad = Literal["fail", "skip", "keep"]
 DEFAULT_PREFIX = "samples-"
@@ -39,33 +36,8 @@ DEFAULT_PREFIX = "samples-"
 DEFAULT_MAX_COUNT = 10_000
 DEFAULT_MAX_BYTES = 256 << 20
 
-BLOCK = 512
-# A tar ends with two empty blocks and is filled up to a multiple of this.
-RECORD = 20 * BLOCK
-MAX_SHARDS = 10**6
-
-# Enough of a file to tell its format, and a PNG's colour type.
-HEAD_BYTES = 64
 COPY_BYTES = 1 << 20
 _SHOWN = 3
-
-_FORMATS = {
-    "jpg": "JPEG",
-    "jpeg": "JPEG",
-    "jpe": "JPEG",
-    "png": "PNG",
-    "webp": "WEBP",
-    "tif": "TIFF",
-    "tiff": "TIFF",
-    "bmp": "BMP",
-    "ppm": "PPM",
-    "pgm": "PPM",
-    "pbm": "PPM",
-    "pnm": "PPM",
-    "jp2": "JPEG2000",
-    "j2k": "JPEG2000",
-}
-"""Extension -> the format that its bytes must have. A GIF is not among them: DALI cannot decode one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,14 +59,6 @@ class PackReport:
     """Bad records that were packed all the same, likewise."""
     elapsed_s: float
     dry_run: bool
-
-
-class ShardPlan(NamedTuple):
-    """Which records ``[start, stop)`` one shard holds, and the size that gives it."""
-
-    start: int
-    stop: int
-    num_bytes: int
 
 
 def pack(
@@ -132,7 +96,7 @@ def pack(
     """
     started = time.perf_counter()
     _check_arguments(prefix=prefix, max_count=max_count, max_bytes=max_bytes, on_bad=on_bad)
-    bad, sizes = _check_records(source, show_progress=show_progress)
+    bad, sizes = check_records(source, show_progress=show_progress)
     if bad and on_bad == "fail":
         raise DataError(
             f"{len(bad)} of {len(source.records)} records of {source.name} are bad: {_shown(list(bad.values()))}; "
@@ -192,46 +156,6 @@ def open_target(url: str | Path, *, endpoint: str | None) -> tuple[Store, str]:
     return LocalStore(Path(text)), DEFAULT_PREFIX
 
 
-def plan_shards(sizes: Sequence[int], *, max_count: int, max_bytes: int) -> list[ShardPlan]:
-    """Cut records into shards, in order, each as full as both limits allow.
-
-    Args:
-        sizes: Bytes that each record takes in a tar; see `tar_bytes`.
-        max_count: Records a shard at most.
-        max_bytes: Bytes of the finished tar at most; one record alone may be more.
-
-    >>> plan_shards([2048, 2048, 2048], max_count=2, max_bytes=1 << 20)
-    [ShardPlan(start=0, stop=2, num_bytes=10240), ShardPlan(start=2, stop=3, num_bytes=10240)]
-    """
-    shards: list[ShardPlan] = []
-    start, filled = 0, 0
-    for number, size in enumerate(sizes):
-        if number > start and (number - start >= max_count or _finished_bytes(filled + size) > max_bytes):
-            shards.append(ShardPlan(start, number, _finished_bytes(filled)))
-            start, filled = number, 0
-        filled += size
-    if sizes:
-        shards.append(ShardPlan(start, len(sizes), _finished_bytes(filled)))
-    if len(shards) > MAX_SHARDS:
-        raise ValueError(f"{len(shards)} shards, names count to {MAX_SHARDS}; use larger --max-bytes and --max-count")
-    return shards
-
-
-def tar_bytes(name: str, size: int) -> int:
-    """Bytes that a member takes in a tar: header blocks, more for a long or non-ASCII name, and data blocks.
-
-    >>> tar_bytes("a.jpg", 1)
-    1024
-    """
-    member = tarfile.TarInfo(name)
-    member.size = size
-    return len(member.tobuf()) + -(-size // BLOCK) * BLOCK
-
-
-def _finished_bytes(filled: int) -> int:
-    return -(-(filled + 2 * BLOCK) // RECORD) * RECORD
-
-
 def _check_arguments(*, prefix: str, max_count: int, max_bytes: int, on_bad: str) -> None:
     if not prefix or prefix.endswith("/") or prefix[-1].isdigit():
         raise ValueError(
@@ -246,66 +170,6 @@ def _check_arguments(*, prefix: str, max_count: int, max_bytes: int, on_bad: str
 
 
 # Before anything is written
-
-
-def _check_records(source: Source, *, show_progress: bool) -> tuple[dict[int, str], list[int]]:
-    """The bad records, number -> key and reason, and the bytes that each record takes in a tar."""
-    bad: dict[int, str] = {}
-    sizes: list[int] = []
-    numbers: dict[str, int] = {}
-    with bar(what="check", total=len(source.records), unit="records", shown=show_progress) as drawn:
-        for number, record in enumerate(source.records):
-            earlier = numbers.setdefault(record.key, number)
-            if earlier != number:
-                raise DataError(f"{source.name}: key '{record.key}' is there twice, records {earlier} and {number}")
-            reasons: list[str] = []
-            size = 0
-            for component, content in _with_label(record).items():
-                name = f"{record.key}.{component}"
-                if split_key(name) != (record.key, component):
-                    raise DataError(
-                        f"{source.name}: '{name}' would not be read back as key '{record.key}', component "
-                        f"'{component}': WebDataset cuts the key at the first dot, and it must not be empty"
-                    )
-                head, num_bytes = _head(content)
-                size += tar_bytes(name, num_bytes)
-                reason = _reason(component, head, num_bytes, is_mask=component in source.masks)
-                if reason:
-                    reasons.append(reason)
-            sizes.append(size)
-            if reasons:
-                bad[number] = f"{record.key}: {'; '.join(reasons)}"
-            drawn.update(1)
-    return bad, sizes
-
-
-def _reason(component: str, head: bytes, num_bytes: int, *, is_mask: bool) -> str | None:
-    """Why a component is bad, ``None`` where it is not."""
-    if not num_bytes:
-        return f"{component} is empty"
-    if not is_photo(component):
-        return None
-    expected = "PNG" if is_mask else _FORMATS.get(component.rpartition(".")[2])
-    found = read_photo_header(head).format
-    if found == "GIF":
-        return f"{component} is a GIF, which DALI cannot decode"
-    if found == "unknown":
-        return f"{component} is no photo of a known format (starts with {head[:4].hex(' ')})"
-    if found != expected:
-        return f"{component} is a {found}"
-    # IHDR: bit depth, colour type.
-    if is_mask and tuple(head[24:26]) != (8, 0):
-        return (
-            f"{component} is no 8-bit grey PNG (bit depth {head[24]}, colour type {head[25]}), class ids would be lost"
-        )
-    return None
-
-
-def _head(content: bytes | Path) -> tuple[bytes, int]:
-    if isinstance(content, bytes):
-        return content[:HEAD_BYTES], len(content)
-    with _reading(content) as stream:
-        return stream.read(HEAD_BYTES), os.fstat(stream.fileno()).st_size
 
 
 def _listing(store: Store, prefix: str) -> dict[str, ObjectEntry]:
@@ -452,26 +316,13 @@ def _write_shards(
 
 def _read_sample(record: Record) -> dict[str, str | bytes]:
     sample: dict[str, str | bytes] = {"__key__": record.key}
-    for component, content in _with_label(record).items():
+    for component, content in components_with_label(record).items():
         if isinstance(content, bytes):
             sample[component] = content
         else:
-            with _reading(content) as stream:
+            with open_source(content) as stream:
                 sample[component] = stream.read()
     return sample
-
-
-def _with_label(record: Record) -> dict[str, bytes | Path]:
-    return {**record.components, LABEL_COMPONENT: str(record.label).encode()}
-
-
-@contextlib.contextmanager
-def _reading(path: Path) -> Iterator[BinaryIO]:
-    try:
-        with path.open("rb") as stream:
-            yield stream
-    except OSError as exc:
-        raise StoreError(f"cannot read '{path}': {exc.strerror or exc}") from exc
 
 
 @contextlib.contextmanager

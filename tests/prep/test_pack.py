@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from prep.errors import DataError, StoreError
 from prep.index import index_shards
-from prep.pack import OnBad, ShardPlan, open_target, pack, plan_shards, tar_bytes
+from prep.pack import OnBad, open_target, pack
 from prep.records import Record, Source, imagefolder, pets
+from prep.shard_plan import ShardPlan, plan_shards, tar_bytes
 from prep.store import AisStore, LocalStore, Store
 from prep.urls import resolve_shards
 from tests.prep.conftest import encode_mask, encode_photo, make_source, start_python, write_pets
