@@ -2,6 +2,7 @@
 
 import importlib
 import logging
+import signal
 import sys
 
 import click
@@ -57,6 +58,7 @@ def main(argv: list[str] | None = None) -> int:
     """
     from prep.errors import PipesError
 
+    previous = signal.signal(signal.SIGTERM, _terminate)
     try:
         result = cli.main(args=argv, prog_name="dali-pipes", standalone_mode=False)
     except click.exceptions.Exit as exc:
@@ -70,12 +72,27 @@ def main(argv: list[str] | None = None) -> int:
     except (KeyboardInterrupt, click.Abort):
         click.echo("error: interrupted", err=True)
         return 130  # 128 + SIGINT, as shells report it
-    except (PipesError, ValueError, OSError) as exc:
-        if logging.getLogger().isEnabledFor(logging.INFO):
-            logging.getLogger(__name__).exception("failed")
-        click.echo(f"error: {exc}", err=True)
-        return 1
+    except ValueError as exc:  # an argument's value, by the style of this project's own code
+        return _fail(str(exc), code=2)
+    except (PipesError, OSError) as exc:
+        return _fail(str(exc), code=1)
+    except Exception as exc:  # noqa: BLE001 (a bug: still one line, and where to find the rest)
+        return _fail(f"internal: {type(exc).__name__}: {exc}; run it with -v and report what that shows", code=1)
+    finally:
+        signal.signal(signal.SIGTERM, previous)
     return result if isinstance(result, int) else 0
+
+
+def _fail(text: str, *, code: int) -> int:
+    if logging.getLogger().isEnabledFor(logging.INFO):
+        logging.getLogger(__name__).exception("failed")
+    click.echo(f"error: {text}", err=True)
+    return code
+
+
+def _terminate(signum: int, frame: object) -> None:
+    """End as on Ctrl-C: what owns processes and files gives them back."""
+    raise SystemExit(128 + signum)
 
 
 if __name__ == "__main__":

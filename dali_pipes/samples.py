@@ -16,9 +16,10 @@ import numpy.typing as npt
 from dali_pipes.errors import DataError
 from dali_pipes.randomness import Stream
 from prep.index import LABEL_COMPONENT
-from prep.manifest import Manifest, ShardIndex, checksum, index_name, pack_texts
+from prep.manifest import Manifest, ShardIndex, checksum, classes_name, index_name, pack_texts
 from prep.photos import PHOTO_FORMATS
 from prep.store import Store
+from prep.urls import shared_prefix
 
 __all__ = ["Batch", "Places", "Samples", "load_samples"]
 
@@ -123,8 +124,10 @@ class Samples:
             return raw
         ids = np.array(sorted(self.manifest.classes), np.int64)
         if not len(ids):
+            table = classes_name(shared_prefix(self.manifest.names))
             raise DataError(
-                "labels='contiguous' needs a class table; index with one: dali-pipes prep index URL --classes"
+                f"labels='contiguous' needs a class table, and the manifest has none; write '{table}' beside the "
+                'shards, {"1": "name", ...}, and index them anew: dali-pipes prep index URL'
             )
         return np.searchsorted(ids, raw).astype(np.int64)
 

@@ -54,7 +54,8 @@ def test_packages_are_the_same_commands(program: str) -> None:
         (["nonsense"], 2, "No such command 'nonsense'"),
         (["prep", "index"], 2, "Missing argument"),
         (["bench", "run", "--repeats", "0"], 2, "0 is not in the range x>=1"),
-        (["prep", "index", "gopher://x"], 1, "error: 'gopher://x': scheme must be one of"),
+        (["prep", "index", "gopher://x"], 2, "error: 'gopher://x': scheme must be one of"),
+        (["prep", "index", "nowhere/x-"], 1, "error: 'nowhere/x-' matches no .tar"),
     ],
 )
 def test_misuse_and_failure_have_their_own_exit_codes(
@@ -81,3 +82,25 @@ def test_version_is_the_distributions() -> None:
     from importlib.metadata import version
 
     assert version("dali-pipes") in run("--version").stdout
+
+
+def test_sigterm_ends_a_command_as_ctrl_c_does(tmp_path: Path) -> None:
+    """Under `timeout`, Slurm or a container's stop: the embedded node and temporary files go with the command."""
+    program = (
+        "import sys, os, signal, click, dali_pipes.cli as module\n"
+        "from prep import embedded\nfrom pathlib import Path\n"
+        "@module.cli.command()\n"
+        "def hang():\n"
+        "    with embedded.start(Path(sys.argv[1])) as node:\n"
+        "        print(node._process.pid, flush=True)\n"
+        "        signal.pause()\n"
+        "module._Lazy.get_command = click.Group.get_command\n"
+        "sys.exit(module.main(['hang']))"
+    )
+    done = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert done.stdout is not None
+    node = int(done.stdout.readline())
+    done.terminate()
+    assert done.wait(20) == 128 + 15
+    assert not Path(f"/proc/{node}").exists()
+    done.stdout.close()

@@ -212,7 +212,9 @@ def test_labels_contiguous_count_from_zero(tmp_path: Path) -> None:
     shards = resolve_shards(tmp_path, endpoint=None)
     graph = dp.classification_eval(resize=16, crop=16)
     index_shards(shards)
-    with pytest.raises(dp.DataError, match="labels='contiguous' needs a class table"):
+    with pytest.raises(
+        dp.DataError, match=r"needs a class table, and the manifest has none; write 'x-classes.json' beside"
+    ):
         dp.loader(tmp_path, graph, batch_size=6, labels="contiguous", device="cpu")
     index_shards(shards, classes={10: "a", 20: "b", 30: "c"})
     for labels, expected in (("raw", [10, 20, 30] * 2), ("contiguous", [0, 1, 2] * 2)):
