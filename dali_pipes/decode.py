@@ -4,8 +4,9 @@ Lives as long as its loader: the decoders' threads and, on a GPU, their buffers 
 whenever a batch is scheduled it asks its feed for the next one, in the thread that iterates.
 """
 
+import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -14,8 +15,9 @@ import numpy.typing as npt
 from nvidia.dali.pipeline import Pipeline
 from nvidia.dali.types import PipelineAPIType
 
+from dali_pipes.forks import keep_in_children
 from dali_pipes.samples import Batch, Places
-from dali_pipes.seam import Components, Graph, Random, make_source
+from dali_pipes.seam import ArrayKind, Components, Graph, Random, make_source
 
 __all__ = ["DecodeHalf", "Fed"]
 
@@ -35,9 +37,9 @@ class DecodeHalf:
 
     Args:
         graph: See `dali_pipes.seam.Graph`.
-        feed: Gives the next batch, ``None`` at the end of the epoch; set `feed` before the first batch is scheduled.
         places: Where a component of every sample lies.
         labels: The class id of every sample.
+        example: Some batch of the data set.
         batch_size: The most samples a batch.
         device_id: A CUDA device, ``None`` for the CPU.
         num_threads: Decoding threads.
@@ -45,6 +47,7 @@ class DecodeHalf:
 
     Raises:
         ValueError: If the graph returns no dict of outputs, or takes no component.
+        TypeError: If one of its arrays is none that DALI takes.
     """
 
     def __init__(
@@ -53,46 +56,73 @@ class DecodeHalf:
         *,
         places: Callable[[str], Places],
         labels: Callable[[], npt.NDArray[np.int64]],
+        example: Batch,
         batch_size: int,
         device_id: int | None,
         num_threads: int,
         prefetch_queue_depth: int,
     ) -> None:
         self.feed: Callable[[], Fed | None] = lambda: None
+        """Gives the next batch, ``None`` at the end of the epoch; to be set before the first batch is scheduled."""
         self.scheduled: deque[Batch] = deque()
         """The batches that were pulled and not yet delivered, oldest first."""
-        self._waiting: dict[str, deque[Any]] = {}
-        self.pipeline = Pipeline(
-            batch_size=batch_size,
-            num_threads=num_threads,
-            device_id=device_id,
-            prefetch_queue_depth=prefetch_queue_depth,
+        self._graph, self._places, self._labels, self._example = graph, places, labels, example
+        self._device_id = device_id
+        self._settings: dict[str, Any] = {
+            "batch_size": batch_size,
+            "num_threads": num_threads,
+            "device_id": device_id,
+            "prefetch_queue_depth": prefetch_queue_depth,
             # Outputs stay valid while they are held, and TensorLists of the reader half are taken as they are.
-            exec_dynamic=True,
-        )
+            "exec_dynamic": True,
+        }
+        self.rebuild()
+
+    def rebuild(self) -> None:
+        """Make the pipeline, anew if there was one: for when an iteration was cut short, with some of its inputs fed.
+
+        DALI keeps what was fed to an input until an iteration takes it, whatever is reset: the next batch would be made
+        of one batch's pixels and another's labels.
+        """
+        self.scheduled.clear()
+        self.pipeline = Pipeline(**self._settings)
         with self.pipeline:
+            # A weak reference: the pipeline must not keep its owner, or nobody would close a loader that is dropped.
+            next_input = weakref.WeakMethod(self._next_input)
             components = Components(
-                source=make_source(self._next_input),
-                places=places,
-                labels=labels,
-                device="cpu" if device_id is None else "mixed",
+                source=make_source(lambda name: method(name) if (method := next_input()) is not None else None),
+                places=self._places,
+                labels=self._labels,
+                example=self._example,
+                device="cpu" if self._device_id is None else "mixed",
             )
-            outputs = graph(components, Random(components))
-            if not isinstance(outputs, dict) or not outputs:
+            outputs = self._graph(components, Random(components))
+            if not isinstance(outputs, Mapping) or not outputs:
                 raise ValueError(f"graph must return a dict of outputs by name, got {type(outputs).__name__}")
             if not components.inputs.components:
                 raise ValueError("graph takes none of the components; take one as components['image.jpg']")
-            nodes = outputs.values() if device_id is None else [node.gpu() for node in outputs.values()]
+            nodes = outputs.values() if self._device_id is None else [node.gpu() for node in outputs.values()]
             self.pipeline.set_outputs(*nodes)
+        keep_in_children(self.pipeline)
         self.inputs = components.inputs
         self.output_names = list(outputs)
         names = [f"component/{name}" for name in self.inputs.components]
         names += [f"array/{number}" for number in range(len(self.inputs.arrays))]
-        self._waiting = {name: deque() for name in names}
+        self._waiting: dict[str, deque[Any]] = {name: deque() for name in names}
 
     def arrays(self, batch: Batch) -> list[npt.NDArray[Any]]:
-        """What the graph's arrays are for one batch. Called by the feed, where an error loses no other batch."""
-        return [np.ascontiguousarray(function(batch)) for function, _ in self.inputs.arrays]
+        """What the graph's arrays are for one batch. Called by the feed, where an error loses no other batch.
+
+        Raises:
+            TypeError: If one is of another kind than it was when the pipeline was built.
+        """
+        arrays = []
+        for function, kind in self.inputs.arrays:
+            array = function(batch)
+            if (found := ArrayKind.of(array, num_samples=len(batch))) != kind:
+                raise TypeError(f"an array of the graph was {kind} when it was built, and is {found} now")
+            arrays.append(np.ascontiguousarray(array))
+        return arrays
 
     def schedule(self) -> None:
         """Start decoding a batch: the first call of an epoch pulls as many as are decoded ahead, each next one one
@@ -109,19 +139,27 @@ class DecodeHalf:
         Raises:
             StopIteration: If none is in flight.
             RuntimeError: If DALI could not decode it; the batch is then the oldest in `scheduled`, and is lost.
+            ValueError: If an output's samples are not all of one shape.
         """
         with self._iterator_scope():
             outputs = self.pipeline.share_outputs()
-            tensors = {name: out.as_tensor() for name, out in zip(self.output_names, outputs, strict=True)}
+            batch = self.scheduled.popleft()
+            tensors = {}
+            for name, output in zip(self.output_names, outputs, strict=True):
+                if not output.is_dense_tensor():
+                    raise ValueError(
+                        f"output '{name}' of the graph has samples of different shapes; crop, resize or pad them alike"
+                    )
+                tensors[name] = output.as_tensor()
             self.pipeline.release_outputs()
-        return self.scheduled.popleft(), tensors
+        return batch, tensors
 
     def drain(self) -> None:
         """Throw away what is in flight and be ready for another epoch's feed."""
         self.feed = lambda: None
         with self._iterator_scope():
             self.pipeline.schedule_run()  # pulls the end of the epoch: without it reset() does nothing
-            while True:
+            for _ in range(len(self.scheduled) + 1):
                 try:
                     self.pipeline.share_outputs()
                 except StopIteration:
@@ -131,18 +169,17 @@ class DecodeHalf:
                 self.pipeline.release_outputs()
             self.pipeline.reset()
         self.scheduled.clear()
-        for queue in self._waiting.values():
-            queue.clear()
-
-    def _iterator_scope(self) -> AbstractContextManager[None]:
-        # DALIGenericIterator claims its pipelines for itself when it is made, and DALI refuses other callers than
-        # iterators from then on; this half is driven by such an iterator, and says so.
-        return self.pipeline._check_api_type_scope(PipelineAPIType.ITERATOR)  # type: ignore[no-any-return]
+        assert not any(self._waiting.values()), "an iteration takes all of its inputs or none"
 
     def close(self) -> None:
         """Destroy the pipeline, its threads and buffers. Can be called twice."""
         self.feed = lambda: None
         self.pipeline = None
+
+    def _iterator_scope(self) -> AbstractContextManager[None]:
+        # DALIGenericIterator claims its pipelines for itself when it is made, and DALI refuses other callers than
+        # iterators from then on; this half is driven by such an iterator, and says so.
+        return self.pipeline._check_api_type_scope(PipelineAPIType.ITERATOR)  # type: ignore[no-any-return]
 
     def _next_input(self, name: str) -> Any:
         """What DALI is handed for one input; the first input of an iteration pulls the batch for all of them."""

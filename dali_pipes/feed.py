@@ -19,12 +19,12 @@ from dali_pipes.segments import MAX_LINES, Segment, index_text
 
 __all__ = ["Feed"]
 
-# The first segment is short, so that the first batch waits for little; each next one is twice as long, up to MAX_LINES.
-FIRST_SEGMENT_LINES = 1024
+# The first segment is one batch, so that it waits for the shards of no other; each next one is longer, up to MAX_LINES.
+SEGMENT_GROWTH = 4
 
 
 class Feed:
-    """One epoch of one rank, read front to back; owns at most two open segments."""
+    """One epoch of one rank, read from position ``start`` of its order on; owns at most two open segments."""
 
     def __init__(
         self,
@@ -36,12 +36,13 @@ class Feed:
         stager: Stager,
         batch_size: int,
         last_batch_policy: LastBatchPolicyName,
+        start: int = 0,
     ) -> None:
         self.plan = plan
         self._samples, self._places, self._image, self._stager = samples, places, image, stager
         self._streams: dict[str, Stream] = {}
         stager.stage(int(shard) for window in plan.window_shards() for shard in window)
-        self._runs = _cut(plan.steps(batch_size=batch_size, last_batch_policy=last_batch_policy))
+        self._runs = _cut(plan.steps(batch_size=batch_size, last_batch_policy=last_batch_policy, start=start))
         self._run = next(self._runs, None)  # the steps of the segment that is to be opened next
         self._ahead: tuple[Segment, list[Step]] | None = None
         self._batches = self._read()
@@ -109,14 +110,14 @@ class Feed:
 
 def _cut(steps: Iterator[Step]) -> Iterator[list[Step]]:
     """The steps of each segment. A short last batch is a segment of its own: a reader's batches are of one size."""
-    limit = FIRST_SEGMENT_LINES
+    limit = 0
     step = next(steps, None)
     while step is not None:
         size = len(step.ordinals)
+        limit = min(max(SEGMENT_GROWTH * limit, size), MAX_LINES)
         run = [step]
         while (step := next(steps, None)) is not None:
             if len(step.ordinals) != size or (len(run) + 1) * size > limit:
                 break
             run.append(step)
         yield run
-        limit = min(2 * limit, MAX_LINES)

@@ -18,7 +18,7 @@ import xxhash
 
 from dali_pipes.errors import CacheError, DataError
 
-__all__ = ["EXTENT_ALIGNMENT", "Image", "choose_cache_dir", "extent_starts"]
+__all__ = ["EXTENT_ALIGNMENT", "Image", "check_room", "choose_cache_dir", "extent_starts"]
 
 EXTENT_ALIGNMENT = 4096
 """Page and block size: an extent can be reserved, and later punched, without touching its neighbours."""
@@ -59,6 +59,19 @@ def choose_cache_dir(num_bytes: int) -> Path:
         f"the shards take {num_bytes} bytes; free are {memory} in '{SHARED_MEMORY}' (half is left to others) and "
         f"{free} in '{disk}'; pass cache_dir= with room for them"
     )
+
+
+def check_room(cache_dir: Path, num_bytes: int) -> None:
+    """Refuse a directory without room.
+
+    Raises:
+        CacheError: If it is not there, or ``num_bytes`` are not free in it.
+    """
+    if not cache_dir.is_dir():
+        raise CacheError(f"cache_dir '{cache_dir}' is no directory; pass one with room for {num_bytes} bytes")
+    free = _free_bytes(cache_dir)
+    if num_bytes > free:
+        raise CacheError(f"the shards take {num_bytes} bytes, '{cache_dir}' has {free} free; pass another cache_dir=")
 
 
 class Image:

@@ -7,11 +7,13 @@ but the stager and DALI's own threads runs in the thread that iterates.
 import contextlib
 import dataclasses
 import logging
+import operator
 import os
 import re
+import weakref
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import torch
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
@@ -22,7 +24,7 @@ from dali_pipes.decode import DecodeHalf, Fed
 from dali_pipes.errors import DataError, DecodeError, WorkerProcessError
 from dali_pipes.feed import Feed
 from dali_pipes.fetch import Stager
-from dali_pipes.image import Image, choose_cache_dir
+from dali_pipes.image import Image, check_room, choose_cache_dir, extent_starts
 from dali_pipes.plan import LAST_BATCH_POLICIES, LastBatchPolicyName, OrderInputs, Plan, num_steps
 from dali_pipes.samples import Labels, Samples, load_samples
 from dali_pipes.seam import Graph
@@ -33,8 +35,6 @@ from prep.urls import ShardUrls, is_remote, resolve_shards
 __all__ = ["Loader", "loader"]
 
 _log = logging.getLogger(__name__)
-_inherited: list[object] = []
-"""Pipelines of another process, kept from being destroyed in this one."""
 
 Device = Literal["auto", "gpu", "cpu"]
 
@@ -70,6 +70,8 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
         self._prepared: Feed | None = None
         self._error: Exception | None = None
         self._running = False
+        self._interrupted = False
+        self._delivered = 0
         # What the graph asked for, in its order: looked up once.
         self._places = [samples.places(component) for component in decode.inputs.components]
         self.num_valid = 0
@@ -82,7 +84,7 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
             last_batch_policy=LastBatchPolicy[last_batch_policy],
             prepare_first_batch=False,
         )
-        self._begin(self._make_feed(order.epoch))
+        self._begin(self._make_feed(order.epoch), delivered=0)
         self._resources = resources.pop_all()  # from here on close() is what frees them
         self._closed = False
 
@@ -112,22 +114,33 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
             if self._auto_reset == "yes":
                 self._start_epoch(self.epoch + 1)
             raise StopIteration
+        if self._interrupted:
+            self._recover()
+        # Whatever leaves this method but by the two known ways may have left DALI with half of a batch's inputs: until
+        # the end is reached, a Ctrl-C for instance, the pipeline is taken to be broken.
+        self._interrupted = True
         if not self._running:
-            self._running = True
             self._decode.schedule()
+            self._running = True
         try:
             batch, tensors = self._decode.take()
         except RuntimeError as exc:
-            raise self._decode_error(exc) from exc
+            error = self._decode_error(exc)
+            self._schedule_next(self._delivered + 1)
+            self._delivered, self._interrupted = self._delivered + 1, False
+            raise error from exc
         except StopIteration:
-            # The feed ended early: what it could not read was kept, so that all before it was delivered first.
-            assert self._error is not None, "the plan has as many steps as len() says"
-            raise self._error from None
-        self._advance()
+            # The feed ended early: what it could not read was kept, so that all before it was delivered first. The next
+            # call tries again from here.
+            error_kept, self._error = self._error, None
+            assert error_kept is not None, "the plan has as many steps as len() says"
+            raise error_kept from None
+        self._schedule_next(self._delivered + 1)
         delivered: dict[str, Any] = {name: from_dlpack(tensor) for name, tensor in tensors.items()}
         if self._with_keys:
             delivered["key"] = batch.keys
         self.num_valid = batch.num_valid
+        self._delivered, self._interrupted = self._delivered + 1, False
         return [delivered]
 
     def reset(self) -> None:
@@ -143,6 +156,7 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
             ValueError: If ``epoch`` is negative.
         """
         self._check_usable()
+        epoch = _integer("epoch", epoch)
         if epoch < 0:
             raise ValueError(f"epoch must not be negative, got {epoch}")
         self._start_epoch(epoch)
@@ -152,12 +166,12 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
         if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
-        self._feed.close()
-        if self._prepared is not None:
-            self._prepared.close()
-        self._decode.close()
-        self._pipes: list[object] = []
-        self._resources.close()
+        with self._resources:  # closed last, whatever happens before
+            self._feed.close()
+            if self._prepared is not None:
+                self._prepared.close()
+            self._decode.close()
+            self._pipes: list[object] = []
 
     def __enter__(self) -> "Loader":
         return self
@@ -168,34 +182,50 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
         self.close()
 
     def __del__(self) -> None:
-        # Only a loader whose constructor came to its end has something to close.
-        if getattr(self, "_closed", True):
-            return
-        if os.getpid() == self._pid:
+        # Only a loader whose constructor came to its end has something to close; in a forked child it is not its own.
+        if not getattr(self, "_closed", True) and os.getpid() == self._pid:
             self.close()
-        else:
-            # To destroy a pipeline is to join its threads; a forked process has none of them and would wait for ever.
-            _inherited.append((self._decode, self._feed, self._prepared, self._pipes))
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise WorkerProcessError(
+            "a loader cannot be copied or sent to another process, such as a DataLoader worker: it has threads and "
+            "buffers of its own; use it directly, or with DataLoader(num_workers=0)"
+        )
 
     def _start_epoch(self, epoch: int) -> None:
-        if self._running:
+        if self._interrupted:
+            self._rebuild()
+        elif self._running:
             self._decode.drain()
         self._feed.close()
         prepared, self._prepared = self._prepared, None
         if prepared is not None and prepared.plan.order.epoch != epoch:
             prepared.close()
             prepared = None
-        self._begin(prepared or self._make_feed(epoch))
+        self._begin(prepared or self._make_feed(epoch), delivered=0)
 
-    def _begin(self, feed: Feed) -> None:
+    def _recover(self) -> None:
+        """Go on with the epoch where it was cut short: the next batch is the one after the last that was delivered."""
+        self._rebuild()
+        self._feed.close()
+        feed = self._make_feed(self.epoch, start=self._delivered * self.batch_size)
+        self._begin(feed, delivered=self._delivered)
+
+    def _rebuild(self) -> None:
+        self._decode.rebuild()
+        self._pipes = [self._decode.pipeline]
+
+    def _begin(self, feed: Feed, *, delivered: int) -> None:
         self._feed = feed
         self._num_batches = num_steps(
-            self._feed.plan.num_samples, global_batch_size=self.batch_size, last_batch_policy=self._policy
+            feed.plan.num_samples, global_batch_size=self.batch_size, last_batch_policy=self._policy
         )
-        self._running, self._error, self._delivered = False, None, 0
-        self._decode.feed = self._next_fed
+        self._running, self._interrupted, self._error, self._delivered = False, False, None, delivered
+        # Weak: the decode half must not keep the loader, or nobody would close one that is dropped.
+        next_fed = weakref.WeakMethod(self._next_fed)
+        self._decode.feed = lambda: method() if (method := next_fed()) is not None else None
 
-    def _make_feed(self, epoch: int) -> Feed:
+    def _make_feed(self, epoch: int, *, start: int = 0) -> Feed:
         manifest = self._samples.manifest
         order = dataclasses.replace(self._order, epoch=epoch)
         return Feed(
@@ -206,6 +236,7 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
             stager=self._stager,
             batch_size=self.batch_size,
             last_batch_policy=self._policy,
+            start=start,
         )
 
     def _next_fed(self) -> Fed | None:
@@ -220,19 +251,21 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
             self._error = exc
             return None
 
-    def _advance(self) -> None:
-        """Count a batch, and decode another in its place if the epoch has one: nothing is decoded past its end."""
-        self._delivered += 1
-        if self._delivered + len(self._decode.scheduled) < self._num_batches:
+    def _schedule_next(self, delivered: int) -> None:
+        """Decode another batch if the epoch has one: nothing is decoded past its end."""
+        if delivered + len(self._decode.scheduled) < self._num_batches:
             self._decode.schedule()
         elif self._prepared is None and self._error is None:
             # All is read; while the last batches are decoded there is time to have the next epoch's reader ready.
-            self._prepared = self._make_feed(self.epoch + 1)
-            self._prepared.prepare()
+            try:
+                self._prepared = self._make_feed(self.epoch + 1)
+                self._prepared.prepare()
+            except Exception:  # noqa: BLE001 (raised again when that epoch is started)
+                _log.debug("the next epoch's reader could not be prepared; it is made when it is wanted", exc_info=True)
+                self._prepared = None
 
     def _decode_error(self, exc: RuntimeError) -> DecodeError:
         batch = self._decode.scheduled.popleft()
-        self._advance()
         reason = str(exc).partition("encountered:")[2].strip() or str(exc)
         reason = " ".join(reason.split("Current pipeline object is no longer valid")[0].split())
         # Where DALI names the sample at all, it is by the index line: path, offset and ordinal.
@@ -298,6 +331,9 @@ def loader(
         WorkerProcessError: In a DataLoader's worker process.
     """
     policy = _policy_name(last_batch_policy)
+    # An iterator can be read once, and it is looked at twice.
+    shards = shards if isinstance(shards, str | Path) else list(shards)
+    seed, batch_size = _integer("seed", seed), _integer("batch_size", batch_size)
     _check_arguments(batch_size=batch_size, num_threads=num_threads, device=device, labels=labels)
     if torch.utils.data.get_worker_info() is not None:
         raise WorkerProcessError(
@@ -307,7 +343,13 @@ def loader(
     with contextlib.ExitStack() as resources:
         first = shards if isinstance(shards, str | Path) else next(iter(shards), "")
         if is_remote(first):
-            endpoint = resources.enter_context(cluster(endpoint or os.environ.get("AIS_ENDPOINT") or None))
+            embedded_dir = os.environ.get("DALI_PIPES_EMBEDDED_DIR")
+            endpoint = resources.enter_context(
+                cluster(
+                    endpoint or os.environ.get("AIS_ENDPOINT") or None,
+                    embedded_dir=Path(embedded_dir) if embedded_dir else None,
+                )
+            )
         resolved = resolve_shards(shards, endpoint=endpoint)
         name = manifest_name(resolved.prefix)
         where = resolved.store.locate(name)
@@ -321,14 +363,19 @@ def loader(
             graph,
             places=samples.places,
             labels=lambda: samples.labels(labels),
+            example=samples.example(),
             batch_size=batch_size,
             device_id=_device_id(device),
             num_threads=num_threads or len(os.sched_getaffinity(0)),
             prefetch_queue_depth=prefetch_queue_depth,
         )
-        for component in [*decode.inputs.components, *decode.inputs.photos]:
-            samples.check_photos(component)
-        directory = Path(cache_dir) if cache_dir is not None else choose_cache_dir(manifest.total_bytes)
+        for component in decode.inputs.components.keys() | decode.inputs.photos:
+            samples.check_photos(component, sized=component in decode.inputs.photos)
+        if with_keys and "key" in decode.output_names:
+            raise ValueError("with_keys adds 'key', which is an output of the graph already; rename that")
+        num_bytes = int(extent_starts(manifest.shard_bytes)[-1])
+        directory = Path(cache_dir) if cache_dir is not None else choose_cache_dir(num_bytes)
+        check_room(directory, num_bytes)
         image = resources.enter_context(contextlib.closing(Image(manifest.shard_bytes, cache_dir=directory)))
         stager = resources.enter_context(contextlib.closing(Stager(resolved.store, manifest, image)))
         return Loader(
@@ -349,6 +396,13 @@ def _policy_name(policy: str | LastBatchPolicy) -> LastBatchPolicyName:
     if name not in LAST_BATCH_POLICIES:
         raise ValueError(f"last_batch_policy must be one of {', '.join(LAST_BATCH_POLICIES)}, got {name!r}")
     return name  # type: ignore[return-value]
+
+
+def _integer(name: str, value: object) -> int:
+    try:
+        return operator.index(value)  # type: ignore[arg-type]  # refuses floats, which would give another order
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, got {value!r}") from None
 
 
 def _check_arguments(*, batch_size: int, num_threads: int | None, device: str, labels: str) -> None:

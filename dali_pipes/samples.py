@@ -43,6 +43,8 @@ class Places:
     height: Int32s
     """int32 [N]: rows of a photo as stored; 0 for what is no photo."""
     width: Int32s
+    format: npt.NDArray[np.int16]
+    """int16 [N]: index into `prep.photos.PHOTO_FORMATS`, -1 for what is no photo by its name."""
 
 
 class Samples:
@@ -57,6 +59,11 @@ class Samples:
 
     def __len__(self) -> int:
         return len(self.shard)
+
+    def example(self) -> "Batch":
+        """A batch of the first sample: what a graph's arrays are like is learned from it."""
+        first = np.zeros(1, np.int64)
+        return Batch(self, first, first, num_valid=1, stream=lambda name: Stream(0, 0, name))
 
     def key(self, ordinal: int) -> str:
         """The key of one sample."""
@@ -78,36 +85,44 @@ class Samples:
             DataError: If a sample has none of them.
         """
         columns = [self._places_in(index, component.split(";")) for index in self._indexes]
-        offset, size, height, width = (np.concatenate(parts) for parts in zip(*columns, strict=True))
+        offset, size, height, width, format_ = (np.concatenate(parts) for parts in zip(*columns, strict=True))
         missing = np.flatnonzero(offset < 0)
         if len(missing):
             more = f"; {len(missing)} of {len(self)} samples lack it" if len(missing) > 1 else ""
             found = ", ".join(self.components_of(int(missing[0]))) or "none"
             raise DataError(f"{self.name(int(missing[0]))}: no component '{component}' (found: {found}){more}")
-        return Places(offset=offset, size=size, height=height, width=width)
+        return Places(offset=offset, size=size, height=height, width=width, format=format_)
 
-    def check_photos(self, component: str) -> None:
+    def check_photos(self, component: str, *, sized: bool) -> None:
         """Refuse what DALI cannot decode, by the headers that the shard indexes hold, before any of it is read.
+
+        Args:
+            component: As in `places`.
+            sized: Whether its height and width are needed, which only photos by name have.
 
         Raises:
             DataError: If a photo is a GIF, or its header is none that is known.
         """
-        for shard, index in enumerate(self._indexes):
-            for name in component.split(";"):
-                if name not in index.photos:
-                    continue
-                formats, present = index.photos[name].format, index.offsets[name] >= 0
-                bad = np.isin(formats, [PHOTO_FORMATS.index(name) for name in UNDECODABLE])
-                rows = np.flatnonzero(present & (bad | (index.photos[name].height == 0)))
-                if len(rows):
-                    what = PHOTO_FORMATS[formats[rows[0]]]
-                    found = "an image whose header cannot be read" if what != "GIF" else "a GIF"
-                    more = f"; so do {len(rows) - 1} more of this shard" if len(rows) > 1 else ""
-                    raise DataError(
-                        f"{self.name(int(self._starts[shard] + rows[0]))}: component '{name}' holds {found}, expected "
-                        f"JPEG, PNG or another format that DALI decodes{more}; pack without it: "
-                        "dali-pipes prep pack --on-bad skip"
-                    )
+        places = self.places(component)
+        undecodable = np.isin(places.format, [PHOTO_FORMATS.index(name) for name in UNDECODABLE])
+        bad = undecodable | ((places.format >= 0) & (places.height == 0))
+        if sized:
+            bad |= places.format < 0
+        rows = np.flatnonzero(bad)
+        if not len(rows):
+            return
+        first = int(rows[0])
+        more = f"; so do {len(rows) - 1} more samples" if len(rows) > 1 else ""
+        if places.format[first] < 0:
+            raise DataError(
+                f"{self.name(first)}: component '{component}' has no height and width in the index, because its name "
+                "is not a photo's; name it .jpg, .png or the like when packing"
+            )
+        found = "a GIF" if PHOTO_FORMATS[places.format[first]] == "GIF" else "an image whose header cannot be read"
+        raise DataError(
+            f"{self.name(first)}: component '{component}' holds {found}, expected JPEG, PNG or another format that "
+            f"DALI decodes{more}; pack without it: dali-pipes prep pack --on-bad skip"
+        )
 
     def labels(self, kind: Labels) -> Int64s:
         """The class id of every sample: int64 [N].
@@ -129,6 +144,13 @@ class Samples:
                 f"labels='contiguous' needs a class table, and the manifest has none; write '{table}' beside the "
                 'shards, {"1": "name", ...}, and index them anew: dali-pipes prep index URL'
             )
+        unknown = np.flatnonzero(~np.isin(raw, ids))
+        if len(unknown):
+            first = int(unknown[0])
+            raise DataError(
+                f"{self.name(first)}: class id {raw[first]} is not in the class table ({len(ids)} classes, {ids[0]} to "
+                f"{ids[-1]}); add it to the table and index the shards anew: dali-pipes prep index URL"
+            )
         return np.searchsorted(ids, raw).astype(np.int64)
 
     def components_of(self, ordinal: int) -> list[str]:
@@ -138,18 +160,22 @@ class Samples:
         return [name for name, offsets in self._indexes[shard].offsets.items() if offsets[row] >= 0]
 
     @staticmethod
-    def _places_in(index: ShardIndex, names: Sequence[str]) -> tuple[Int64s, Int64s, Int32s, Int32s]:
+    def _places_in(
+        index: ShardIndex, names: Sequence[str]
+    ) -> tuple[Int64s, Int64s, Int32s, Int32s, npt.NDArray[np.int16]]:
         offset = np.full(index.num_samples, -1, np.int64)
         size = np.zeros(index.num_samples, np.int64)
         height, width = np.zeros(index.num_samples, np.int32), np.zeros(index.num_samples, np.int32)
+        format_ = np.full(index.num_samples, -1, np.int16)
         for name in names:
             if name not in index.offsets:
                 continue
             rows = (offset < 0) & (index.offsets[name] >= 0)
             offset[rows], size[rows] = index.offsets[name][rows], index.sizes[name][rows]
             if name in index.photos:
-                height[rows], width[rows] = index.photos[name].height[rows], index.photos[name].width[rows]
-        return offset, size, height, width
+                photo = index.photos[name]
+                height[rows], width[rows], format_[rows] = photo.height[rows], photo.width[rows], photo.format[rows]
+        return offset, size, height, width, format_
 
 
 def load_samples(store: Store, manifest: Manifest) -> Samples:

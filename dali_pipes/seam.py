@@ -48,10 +48,34 @@ class Inputs:
 
     components: dict[str, Any]
     """component -> its node: uint8 [bytes] a sample."""
-    arrays: "list[tuple[ArrayFunction, Any]]"
-    """how a batch computes the array, and its node."""
+    arrays: "list[tuple[ArrayFunction, ArrayKind]]"
+    """how a batch computes the array, and what it must be each time."""
     photos: set[str]
     """Components of which the graph asked the size: they must have a header that can be read."""
+
+
+@dataclass(frozen=True)
+class ArrayKind:
+    """What an array of the seam is, batch after batch."""
+
+    dtype: np.dtype[Any]
+    ndim: int
+
+    @classmethod
+    def of(cls, array: object, *, num_samples: int) -> "ArrayKind":
+        """The kind of ``array``.
+
+        Raises:
+            TypeError: If it is no array of a dtype that a graph can take, with a row for each of ``num_samples``.
+        """
+        if isinstance(array, np.ndarray) and array.dtype in _DALI_TYPES and array.shape[:1] == (num_samples,):
+            return cls(array.dtype, array.ndim)
+        found = f"{array.dtype} {list(array.shape)}" if isinstance(array, np.ndarray) else type(array).__name__
+        allowed = ", ".join(str(dtype) for dtype in _DALI_TYPES)
+        raise TypeError(
+            f"an array of the graph must be numpy's, one row for each of {num_samples} samples, dtype one of "
+            f"{allowed}, got {found}; convert it: .astype(np.float32)"
+        )
 
 
 class Components:
@@ -61,6 +85,7 @@ class Components:
         source: Makes an input node: name, DALI type and number of dimensions in, node out.
         places: Looks a component up in the shard indexes.
         labels: int64 [N] by ordinal, looked up when a graph asks for them.
+        example: Some batch of the data set, to learn each array's dtype and dimensions by.
         device: What decoders are to be built for.
     """
 
@@ -70,12 +95,13 @@ class Components:
         source: Callable[[str, Any, int], Any],
         places: Callable[[str], Places],
         labels: Callable[[], npt.NDArray[np.int64]],
+        example: Batch,
         device: DecoderDevice,
     ) -> None:
         self.device = device
         """``device=`` for `fn.decoders`: ``"mixed"`` where there is a GPU, else ``"cpu"``."""
         self.inputs = Inputs(components={}, arrays=[], photos=set())
-        self._source, self._places, self._labels = source, places, labels
+        self._source, self._places, self._labels, self._example = source, places, labels, example
 
     def __getitem__(self, component: str) -> Any:
         """The encoded bytes of a component: a node of uint8 [bytes]. ``"jpg;jpeg"`` takes the first that is there."""
@@ -100,12 +126,15 @@ class Components:
     def array(self, function: ArrayFunction) -> Any:
         """A node fed with ``function(batch)``: one row of a float32, int32, int64 or uint8 array [B, ...] a sample.
 
-        The function is called once a batch, in the thread that iterates, with a `Batch`; what it returns must depend on
-        the batch's samples alone if the run is to be resumed exactly.
+        The function is called once a batch, in the thread that iterates, with a `Batch`, and once when the pipeline is
+        built; what it returns must depend on the batch's samples alone if the run is to be resumed exactly.
+
+        Raises:
+            TypeError: If it returns something else.
         """
-        sample = function(_EXAMPLE)
-        node = self._source(f"array/{len(self.inputs.arrays)}", _DALI_TYPES[sample.dtype], sample.ndim - 1)
-        self.inputs.arrays.append((function, node))
+        kind = ArrayKind.of(function(self._example), num_samples=len(self._example))
+        node = self._source(f"array/{len(self.inputs.arrays)}", _DALI_TYPES[kind.dtype], kind.ndim - 1)
+        self.inputs.arrays.append((function, kind))
         return node
 
 
@@ -124,9 +153,13 @@ class Random:
     def uniform(self, low: float = 0.0, high: float = 1.0, *, stream: str | None = None) -> Any:
         """A node of float32 scalars in ``[low, high)``."""
         name = self._name("uniform", stream)
-        return self._components.array(
-            lambda batch: (low + (high - low) * batch.uniforms(name, 1)[:, 0]).astype(np.float32)
-        )
+        # The largest float32 below high: rounding to float32 could reach it.
+        last = np.nextafter(np.float32(high), np.float32(low))
+
+        def draw(batch: Batch) -> npt.NDArray[np.float32]:
+            return np.minimum((low + (high - low) * batch.uniforms(name, 1)[:, 0]).astype(np.float32), last)
+
+        return self._components.array(draw)
 
     def coin_flip(self, probability: float = 0.5, *, stream: str | None = None) -> Any:
         """A node of int32 scalars, 1 with this probability, else 0: what ``mirror=`` takes."""
@@ -214,21 +247,6 @@ def once_a_batch(function: Callable[[Batch], T]) -> Callable[[Batch], T]:
         return kept[0][1]
 
     return kept_function
-
-
-class _ExampleBatch(Batch):
-    """An empty batch, to learn an array's dtype and dimensions by."""
-
-    def __init__(self) -> None:
-        self.ordinals = np.zeros(0, np.int64)
-        self.occurrences = np.zeros(0, np.int64)
-        self.num_valid = 0
-
-    def uniforms(self, stream: str, num: int) -> Float64s:
-        return np.zeros((0, num))
-
-
-_EXAMPLE = _ExampleBatch()
 
 
 def make_source(feed: Callable[[str], Any]) -> Callable[[str, Any, int], Any]:

@@ -14,6 +14,8 @@ import numpy.typing as npt
 from nvidia.dali import fn
 from nvidia.dali.pipeline import Pipeline
 
+from dali_pipes.forks import keep_in_children
+
 __all__ = ["MAX_LINES", "Segment", "index_text"]
 
 MAX_LINES = 8192
@@ -68,6 +70,7 @@ class Segment:
                 # One component gives a node, several a list.
                 self._pipeline.set_outputs(*(outputs if isinstance(outputs, list | tuple) else [outputs]))
             self._pipeline.build()
+            keep_in_children(self._pipeline)
         finally:
             os.close(index_file)
 

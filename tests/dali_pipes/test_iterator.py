@@ -175,7 +175,6 @@ def test_segments_do_not_show(small_shards: Path, monkeypatch: pytest.MonkeyPatc
 
     with open_loader(small_shards, seed=6) as loader:
         whole = list(loader)
-    monkeypatch.setattr(feed, "FIRST_SEGMENT_LINES", 5)
     monkeypatch.setattr(feed, "MAX_LINES", 10)
     with open_loader(small_shards, seed=6) as loader:
         cut = list(loader)
@@ -242,6 +241,168 @@ def test_alternatives_take_the_first_component_that_is_there(tmp_path: Path) -> 
         shards, dp.classification_eval(resize=16, crop=16, photo="jpg;jpeg"), batch_size=2, device="cpu"
     ) as loader:
         assert sorted(next(loader)[0]["label"].tolist()) == [0, 1]
+
+
+# --- cut short, and going on ------------------------------------------------------------------------------------------
+
+
+def numbered(components: dp.Components, random: dp.Random) -> dict[str, object]:
+    """A graph whose bytes and array both tell the sample: `cls` holds the key's number in `numbered_shards`."""
+    from nvidia.dali import fn
+
+    return {"bytes": fn.pad(components["cls"]), "ordinal": components.array(lambda batch: batch.ordinals)}
+
+
+@pytest.fixture
+def numbered_shards(tmp_path: Path) -> Path:
+    samples = [
+        Sample(f"k{i:02d}", {"cls": f"{i:02d}".encode(), "image.jpg": photo_bytes(i, 16, 16)}) for i in range(24)
+    ]
+    return write_shards(tmp_path, samples, per_shard=6)
+
+
+def check_together(batch: dict) -> list[int]:
+    """Bytes, array and key of each row are those of one sample."""
+    from_bytes = [int(bytes(row.tolist())) for row in batch["bytes"]]
+    assert from_bytes == batch["ordinal"].tolist() == [int(key[1:]) for key in batch["key"]]
+    return from_bytes
+
+
+@pytest.mark.parametrize("where", ["between-inputs", "after-outputs", "in-the-feed"])
+@pytest.mark.parametrize("after", ["go-on", "set-epoch"])
+def test_ctrl_c_in_next_loses_and_mixes_nothing(
+    numbered_shards: Path, monkeypatch: pytest.MonkeyPatch, where: str, after: str
+) -> None:
+    """Interrupted at any point and gone on with, as in a notebook: no batch is lost, no row gets another's label."""
+    from dali_pipes.decode import DecodeHalf
+    from dali_pipes.feed import Feed
+
+    owner, name = {
+        "between-inputs": (DecodeHalf, "_next_input"),
+        "after-outputs": (DecodeHalf, "take"),
+        "in-the-feed": (Feed, "next"),
+    }[where]
+    original = getattr(owner, name)
+    calls = 0
+
+    def interrupted(self: object, *arguments: object) -> object:
+        nonlocal calls
+        calls += 1
+        result = original(self, *arguments)
+        if calls == 6:  # in the third batch or so, after one of its two inputs was fed
+            raise KeyboardInterrupt
+        return result
+
+    monkeypatch.setattr(owner, name, interrupted)
+    with dp.loader(numbered_shards, numbered, batch_size=4, seed=1, device="cpu", with_keys=True) as loader:
+        seen: list[int] = []
+        with pytest.raises(KeyboardInterrupt):  # noqa: PT012 (which batch it is in is not the point)
+            for (batch,) in loader:
+                seen += check_together(batch)
+        if after == "go-on":
+            for (batch,) in loader:
+                seen += check_together(batch)
+            assert sorted(seen) == list(range(24))
+        loader.set_epoch(1)
+        assert sorted(row for (batch,) in loader for row in check_together(batch)) == list(range(24))
+
+
+@pytest.mark.parametrize("bad", [None, [1, 2], 0.5], ids=["None", "list", "wrong-dtype"])
+def test_array_of_another_kind_later_is_refused_and_mixes_nothing(numbered_shards: Path, bad: object) -> None:
+    """A user's array that is something else in one batch: refused by its kind; batches after it hold together."""
+    fail = [True]
+
+    def array(batch: object) -> object:
+        if 8 in batch.ordinals.tolist() and fail and fail.pop():
+            return batch.ordinals * bad if isinstance(bad, float) else bad
+        return batch.ordinals
+
+    def graph(components: dp.Components, random: dp.Random) -> dict[str, object]:
+        return numbered(components, random) | {"ordinal": components.array(array)}
+
+    with dp.loader(numbered_shards, graph, batch_size=4, shuffle=False, device="cpu", with_keys=True) as loader:
+        seen = [row for _ in range(2) for row in check_together(next(loader)[0])]
+        with pytest.raises(TypeError, match="array of the graph"):
+            next(loader)
+        seen += [row for (batch,) in loader for row in check_together(batch)]
+        assert seen == list(range(24))
+
+
+def test_shards_may_be_named_by_an_iterator(small_shards: Path) -> None:
+    """A generator is read once and names all that it names."""
+    with open_loader((small_shards / f"s-{i:06d}.tar" for i in range(4)), shuffle=False) as loader:
+        assert keys_of(loader) == KEYS
+
+
+def test_shard_that_could_not_be_read_is_tried_again(tmp_path: Path) -> None:
+    """A store that fails once: the error is raised once, and the epoch goes on where it stopped."""
+    shards = write_shards(tmp_path, make_samples([(30, 30)] * 6), per_shard=3)
+    path = tmp_path / "s-000001.tar"
+    path.rename(tmp_path / "hidden")
+    with open_loader(shards / "s-{000000..000001}.tar", batch_size=3, shuffle=False) as loader:
+        seen = keys_of([next(loader)])
+        with pytest.raises(dp.StoreError, match=r"s-000001.tar"):
+            next(loader)
+        (tmp_path / "hidden").rename(path)
+        assert len(seen + keys_of(loader)) == 6
+
+
+def test_dropped_loader_is_closed_at_once(small_shards: Path) -> None:
+    """Without a close() and without the garbage collector: the last reference is enough."""
+    gc.collect()
+    gc.disable()
+    try:
+        loader = open_loader(small_shards)
+        next(loader)
+        del loader
+        assert not [thread for thread in threading.enumerate() if thread.name.startswith("dali-pipes")]
+    finally:
+        gc.enable()
+
+
+def test_program_that_ends_with_a_loader_open_does_not_wait_for_its_shards(tmp_path: Path) -> None:
+    """Ctrl-C or an exception with a thousand shards still to fetch: the program ends."""
+    shards = write_shards(tmp_path, make_samples([(16, 16)] * 200), per_shard=1)
+    program = (
+        "import sys, time\nimport dali_pipes as dp\nfrom prep.store import LocalStore\n"
+        "original, count = LocalStore.open, [0]\n"
+        "def slow(self, name):\n"
+        "    if name.endswith('.tar'): count[0] += 1; time.sleep(0.5)\n"
+        "    return original(self, name)\n"
+        "LocalStore.open = slow\n"
+        "import atexit; atexit.register(lambda: print(count[0]))\n"
+        "loader = dp.loader(sys.argv[1], dp.segmentation(crop=16), batch_size=1, device='cpu')\n"
+        "next(loader)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, shards], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 120
+
+
+def test_collecting_a_dropped_loader_in_a_forked_child_does_not_hang(small_shards: Path) -> None:
+    """The child has none of the pipeline's threads, and must not wait for them."""
+    program = (
+        "import sys, os, gc\nimport dali_pipes as dp\n"
+        "loader = dp.loader(sys.argv[1], dp.segmentation(crop=16), batch_size=5, device='cpu'); next(loader)\n"
+        "child = os.fork()\n"
+        "if not child:\n"
+        "    del loader; gc.collect(); os._exit(7)\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), len(list(loader)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, small_shards], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["7", "4"], done.stderr
+
+
+def test_loader_cannot_be_copied_or_pickled(small_shards: Path) -> None:
+    """Sent to a worker process it would be of no use; the copy would close the original."""
+    import copy
+    import pickle
+
+    with open_loader(small_shards) as loader:
+        for send in (copy.copy, pickle.dumps):
+            with pytest.raises(dp.WorkerProcessError, match="cannot be copied or sent to another process"):
+                send(loader)
+        assert len(keys_of(loader)) == 23
 
 
 # --- what is refused, and how -----------------------------------------------------------------------------------------
@@ -352,7 +513,7 @@ def test_no_room_for_the_image_says_how_much_is_needed(small_shards: Path) -> No
 
 def test_cache_dir_that_is_not_there_is_refused(small_shards: Path, tmp_path: Path) -> None:
     """The directory is named."""
-    with pytest.raises(dp.CacheError, match=f"cannot make an image in '{tmp_path}/nope': No such file or directory"):
+    with pytest.raises(dp.CacheError, match=f"cache_dir '{tmp_path}/nope' is no directory; pass one with room for"):
         open_loader(small_shards, cache_dir=tmp_path / "nope")
 
 
@@ -363,12 +524,14 @@ def test_cache_dir_that_is_not_there_is_refused(small_shards: Path, tmp_path: Pa
         ({"num_threads": 0}, "num_threads must be positive, got 0"),
         ({"device": "tpu"}, "device must be one of auto, gpu, cpu, got 'tpu'"),
         ({"labels": "one-hot"}, "labels must be one of raw, contiguous, got 'one-hot'"),
+        ({"seed": 7.0}, "seed must be an integer, got 7.0"),
+        ({"batch_size": "5"}, "batch_size must be an integer, got '5'"),
         ({"last_batch_policy": "pad"}, "last_batch_policy must be one of FILL, DROP, PARTIAL, got 'pad'"),
     ],
 )
 def test_bad_arguments_are_refused(small_shards: Path, options: dict, text: str) -> None:
     """Refused with the value in the text."""
-    with pytest.raises(ValueError, match=text):
+    with pytest.raises((ValueError, TypeError), match=text):
         open_loader(small_shards, **options)
 
 

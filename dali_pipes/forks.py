@@ -1,0 +1,26 @@
+"""Keep pipelines from being destroyed in a forked process.
+
+To destroy a pipeline is to join its threads; a forked child has none of them and would wait for ever, for instance when
+its garbage collector finds a loader that the parent has dropped. So a child keeps every pipeline that was alive at the
+fork.
+"""
+
+import os
+import weakref
+
+__all__ = ["keep_in_children"]
+
+_alive: "weakref.WeakSet[object]" = weakref.WeakSet()
+_inherited: list[object] = []
+
+
+def keep_in_children(pipeline: object) -> None:
+    """Call this with every pipeline that is made."""
+    _alive.add(pipeline)
+
+
+def _inherit() -> None:
+    _inherited.extend(_alive)
+
+
+os.register_at_fork(after_in_child=_inherit)
