@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from prep.cli import cluster_options
+
 if TYPE_CHECKING:
     from bench.loaders import Device
 
@@ -58,7 +60,9 @@ def bench() -> None:
 @click.option("--crop", default=350, show_default=True, type=click.IntRange(min=1), help="Side of the centre crop.")
 @click.option("--photo", default="image.jpg", show_default=True, help="Component that holds the photo.")
 @click.option("--mask", default="trimap.png", show_default=True, help="Component that holds the mask.")
-@click.option("--seed", default=7, show_default=True, help="Order of the shards and samples.")
+@click.option(
+    "--seed", default=7, show_default=True, type=click.IntRange(min=0), help="Order of the shards and samples."
+)
 @click.option(
     "--repeat-samples",
     default=None,
@@ -66,19 +70,7 @@ def bench() -> None:
     help="Write this many samples, the given ones over and over, to a temporary directory, and read those.",
 )
 @click.option("--json", "json_path", default=None, type=click.Path(path_type=Path), help="Write the record here.")
-@click.option(
-    "--endpoint",
-    envvar="AIS_ENDPOINT",
-    show_envvar=True,
-    help="AIStore's proxy, for buckets; without one, an embedded node runs on this machine for as long as needed.",
-)
-@click.option(
-    "--embedded-dir",
-    envvar="DALI_PIPES_EMBEDDED_DIR",
-    show_envvar=True,
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Where the embedded node stores.  [default: $XDG_DATA_HOME/dali-pipes/embedded]",
-)
+@cluster_options
 def run(
     *,
     shards: str,
@@ -103,14 +95,15 @@ def run(
     Reads the shards. Writes nothing but the file that --json names.
     """
     import contextlib
-    import json
     import tempfile
 
     from bench.environment import check_extras
 
     check_extras()
-    if json_path is not None and not json_path.parent.is_dir():
-        raise ValueError(f"--json '{json_path}': no such directory '{json_path.parent}'")
+    from bench.record import check_target, write_record
+
+    if json_path is not None:
+        check_target(json_path)
     from bench.loaders import LoaderOptions, LoaderSpec, available_cores
     from bench.processes import child_pids
     from bench.repeat import repeat_shards
@@ -142,9 +135,10 @@ def run(
             found = repeat_shards(found, num_samples=repeat_samples, directory=Path(directory))
             index_shards(found)
         report = run_benchmark(found, specs, options=options, repeats=repeats, epochs=epochs, bystanders=node)
-    if json_path is not None:
-        json_path.write_text(json.dumps(report, indent=2) + "\n")
+    # The table first: it is on the terminal whatever becomes of the file.
     click.echo(format_table(report["records"]))
+    if json_path is not None:
+        write_record(report, json_path)
 
 
 @bench.command()
@@ -157,7 +151,8 @@ def table(*, record: Path, markdown: bool) -> None:
     from bench.report import format_table
 
     try:
-        records = json.loads(record.read_text())["records"]
-    except (OSError, ValueError, KeyError, TypeError) as exc:
-        raise ValueError(f"'{record}': expected a file that `bench run --json` wrote ({exc})") from exc
-    click.echo(format_table(records, markdown=markdown))
+        shown = format_table(json.loads(record.read_text())["records"], markdown=markdown)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as exc:
+        found = f"{type(exc).__name__}: {exc}"
+        raise ValueError(f"'{record}': expected a file that `bench run --json` wrote ({found})") from exc
+    click.echo(shown)

@@ -8,9 +8,8 @@ directory for as long as the comparison takes.
 import contextlib
 import functools
 import shutil
-import tarfile
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,8 +19,8 @@ import torch
 
 from bench.loaders import Batch, LoaderOptions, available_cores
 from bench.transforms import SampleDecoder, TensorSample
+from prep.archive import ArchiveReader
 from prep.errors import DataError, PipesError
-from prep.keys import split_key
 from prep.progress import bar, progress
 from prep.store import LocalStore
 
@@ -125,12 +124,12 @@ class _Place:
 class Reference:
     """What the shards hold: keys, and for each the tensors that Pillow and torchvision make of it."""
 
-    def __init__(self, paths: list[Path], *, options: LoaderOptions) -> None:
+    def __init__(self, paths: Sequence[Path], *, names: Sequence[str], options: LoaderOptions) -> None:
         self._paths = paths
         self._decode = SampleDecoder(LoaderOptions(crop=options.crop, photo=options.photo, mask=options.mask))
         self._places: dict[str, dict[str, _Place]] = {}
-        for row in range(len(paths)):
-            self._add_shard(row)
+        for row, name in enumerate(names):
+            self._add_shard(row, name)
 
     @classmethod
     @contextlib.contextmanager
@@ -138,7 +137,7 @@ class Reference:
         """The reference for ``shards``.
 
         Raises:
-            DataError: If a key comes twice in the shards: samples are matched by key.
+            DataError: If a shard is no whole tar, or a key comes twice in the shards: samples are matched by key.
         """
         with contextlib.ExitStack() as stack:
             if isinstance(shards.store, LocalStore):
@@ -151,7 +150,7 @@ class Reference:
                     with shards.store.open(name) as source, path.open("wb") as target:
                         shutil.copyfileobj(source, target, 1 << 20)
                     paths.append(path)
-            yield cls(paths, options=options)
+            yield cls(paths, names=[shards.store.locate(name) for name in shards.names], options=options)
 
     @property
     def keys(self) -> set[str]:
@@ -166,21 +165,18 @@ class Reference:
                 members[component] = stream.read(place.size)
         return self._decode(members)
 
-    def _add_shard(self, row: int) -> None:
+    def _add_shard(self, row: int, name: str) -> None:
         current: str | None = None
-        with tarfile.open(self._paths[row], "r:") as archive:
-            for member in archive:
-                split = split_key(member.name) if member.isreg() else None
-                if split is None:
-                    continue
-                key, component = split
-                if key != current and key in self._places:
+        with self._paths[row].open("rb") as stream:
+            for member in ArchiveReader(stream, shard=name):
+                if member.key != current and member.key in self._places:
                     raise DataError(
-                        f"key '{key}' comes twice in the shards; outputs are compared by key, so keys must be unique"
+                        f"key '{member.key}' comes twice in the shards; outputs are compared by key, so keys must be "
+                        "unique"
                     )
-                current = key
-                place = _Place(row, member.offset_data, member.size)
-                self._places.setdefault(key, {}).setdefault(component.lower(), place)
+                current = member.key
+                place = _Place(row, member.offset, member.size)
+                self._places.setdefault(member.key, {}).setdefault(member.component, place)
 
 
 def compare_epoch(

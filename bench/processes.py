@@ -16,7 +16,9 @@ class ProcessTree:
     """The calling process and its descendants.
 
     Args:
-        bystanders: Processes that are no part of what is measured, such as an embedded AIS node.
+        bystanders: Processes that are no part of what is measured, such as an embedded AIS node. They must outlive the
+            measurement: the kernel adds the whole CPU time of one that ends to the process that waited for it, this
+            one, so a node that spent 30 s in its life and is stopped between two calls of `cpu_s` shows up as 30 s.
     """
 
     def __init__(self, *, bystanders: Collection[int] = ()) -> None:

@@ -105,7 +105,8 @@ class _PilPhoto:
 
     def __call__(self, data: bytes) -> Tensor:
         with Image.open(io.BytesIO(data)) as image:
-            return self._transform(image.convert("RGB"))
+            # convert() copies what is RGB already, a tenth of the time, which nobody need pay.
+            return self._transform(image if image.mode == "RGB" else image.convert("RGB"))
 
 
 class _PilMask:

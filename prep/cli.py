@@ -99,8 +99,8 @@ pack_options = _all(
         type=click.Choice(["fail", "skip", "keep"]),
         default="fail",
         show_default=True,
-        help="A photo that is not what its extension says, an empty file, a mask that is no 8-bit grey PNG: fail "
-        "before anything is written, skip the record, or keep it as it is.",
+        help="A photo in no format that DALI decodes, an empty file, a mask that is no 8-bit grey PNG: fail before "
+        "anything is written, skip the record, or keep it as it is. (A PNG named .jpg is packed, and noted.)",
     ),
     overwrite_option,
     click.option("--dry-run", is_flag=True, help="Check and plan, write nothing."),
@@ -109,12 +109,12 @@ pack_options = _all(
 )
 
 
-@click.group()
+@click.group(short_help="Pack, shuffle and index shards.")
 def prep() -> None:
     """Photos to shuffled, indexed WebDataset shards."""
 
 
-@prep.group()
+@prep.group(short_help="Photos, masks and labels into shards.")
 def pack() -> None:
     """Pack photos, masks and labels into WebDataset shards, original bytes kept.
 
@@ -127,7 +127,7 @@ def pack() -> None:
     """
 
 
-@pack.command("pets")
+@pack.command("pets", short_help="A directory in the layout of Oxford-IIIT Pet.")
 @click.argument("directory", type=click.Path(path_type=Path))
 @click.argument("url")
 @click.option("--download", is_flag=True, help="Download the data set (800 MB) into DIRECTORY first, by torchvision.")
@@ -145,7 +145,7 @@ def pack_pets(directory: Path, url: str, *, download: bool, **options: Any) -> N
     _pack(pets(directory), url, **options)
 
 
-@pack.command("imagefolder")
+@pack.command("imagefolder", short_help="A directory with a folder for each class.")
 @click.argument("directory", type=click.Path(path_type=Path))
 @click.argument("url")
 @pack_options
@@ -160,7 +160,7 @@ def pack_imagefolder(directory: Path, url: str, **options: Any) -> None:
     _pack(imagefolder(directory), url, **options)
 
 
-@pack.command("demo")
+@pack.command("demo", short_help="Photos from scikit-image; no download.")
 @click.argument("url")
 @click.option("--count", type=click.IntRange(min=8), default=300, show_default=True, help="Photos to cut.")
 @click.option("--seed", type=int, default=0, show_default=True, help="The same seed gives the same bytes.")
@@ -176,7 +176,7 @@ def pack_demo(url: str, *, count: int, seed: int, **options: Any) -> None:
     _pack(demo_photos(count=count, seed=seed, show_progress=True), url, **options)
 
 
-@prep.command()
+@prep.command(short_help="Shuffle shards in a bucket, by dSort.")
 @click.argument("urls", metavar="URL...", nargs=-1, required=True)
 @click.option(
     "--output",
@@ -236,7 +236,7 @@ def shuffle(
     )
 
 
-@prep.command()
+@prep.command(short_help="Locate every component of every sample.")
 @click.argument("urls", metavar="URL...", nargs=-1, required=True)
 @cluster_options
 @json_option
@@ -275,7 +275,7 @@ def index(urls: tuple[str, ...], *, endpoint: str | None, embedded_dir: Path | N
     )
 
 
-@prep.command()
+@prep.command(short_help="Run an AIStore-compatible node here.")
 @click.option(
     "--dir",
     "directory",
@@ -291,7 +291,8 @@ def embedded(directory: Path, port: int) -> None:
     """
     from prep.embedded import serve_forever
 
-    serve_forever(directory, port=port)
+    with contextlib.suppress(KeyboardInterrupt):
+        serve_forever(directory, port=port)
 
 
 def _pack(
@@ -325,6 +326,7 @@ def _pack(
         )
     _name_all("skipped", report.skipped)
     _name_all("kept as it is", report.kept)
+    _name_all("noted", report.noted)
     _tell(
         _pack_line(report),
         {
@@ -335,6 +337,7 @@ def _pack(
             "num_bytes": report.num_bytes,
             "skipped": report.skipped,
             "kept": report.kept,
+            "noted": report.noted,
             "classes": {str(label): source.classes[label] for label in sorted(source.classes)},
             "elapsed_s": report.elapsed_s,
             "dry_run": report.dry_run,

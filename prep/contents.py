@@ -14,7 +14,7 @@ import numpy.typing as npt
 import xxhash
 
 from prep.archive import ArchiveReader
-from prep.errors import DataError
+from prep.errors import DataError, shown
 from prep.progress import bar
 from prep.store import Store
 
@@ -22,7 +22,6 @@ __all__ = ["Digests", "check_same", "check_unique", "digest_contents"]
 
 # Shards read at a time. Reading waits for the store; parsing holds the GIL, so more gain nothing.
 NUM_READERS = 4
-_SHOWN = 3
 
 UInt64s = npt.NDArray[np.uint64]
 
@@ -47,7 +46,7 @@ def check_unique(store: Store, names: Sequence[str], digests: Digests) -> None:
     if twice:
         found = sorted(_find_keys(store, names, twice).values())
         raise DataError(
-            f"'{store.url}': {len(found)} keys come more than once in the {len(names)} shards: {_shown(found)}; "
+            f"'{store.url}': {len(found)} keys come more than once in the {len(names)} shards: {shown(found)}; "
             "shuffled, two of them could stand together and be read as one sample: pack them with other keys"
         )
 
@@ -139,7 +138,7 @@ def _difference(store: Store, before: Sequence[str], after: Sequence[str], went_
     gained = set(rows[counts < 0][:, 0].tolist())
     keys = _find_keys(store, [*before, *after], lost | gained)
     findings = [
-        f"{len(digests)} {what} ({_shown(sorted(keys[digest] for digest in digests))})"
+        f"{len(digests)} {what} ({shown(sorted(keys[digest] for digest in digests))})"
         for what, digests in (
             ("missing", lost - gained),
             ("extra", gained - lost),
@@ -161,8 +160,3 @@ def _find_keys(store: Store, names: Sequence[str], digests: set[int]) -> dict[in
         for sample in _samples(store, name)
         if (digest := _digest_key(sample.key)) in digests
     }
-
-
-def _shown(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(f"'{name}'" for name in names[:_SHOWN]) + more

@@ -1,6 +1,11 @@
 """Errors that a caller may want to catch: where, what was expected, what was found, what to do."""
 
-__all__ = ["DataError", "PipesError", "StoreError"]
+from collections.abc import Sequence
+
+__all__ = ["DataError", "PipesError", "StoreError", "shown"]
+
+# Names shown of a long list, so that an error stays a line that can be read.
+_NUM_SHOWN = 3
 
 
 class PipesError(Exception):
@@ -13,3 +18,16 @@ class DataError(PipesError):
 
 class StoreError(PipesError):
     """The object store or file system did not do what was asked: no answer, no such bucket, no room."""
+
+
+def shown(texts: Sequence[str], *, are_names: bool = True) -> str:
+    """The first of a list, for an error's text; names in quotes, other lines as they are.
+
+    >>> shown(["a", "b", "c", "d"])
+    "'a', 'b', 'c' and 1 more"
+    >>> shown(["a: no photo", "b: no mask"], are_names=False)
+    'a: no photo; b: no mask'
+    """
+    more = f" and {len(texts) - _NUM_SHOWN} more" if len(texts) > _NUM_SHOWN else ""
+    first = texts[:_NUM_SHOWN]
+    return (", ".join(f"'{text}'" for text in first) if are_names else "; ".join(first)) + more

@@ -41,8 +41,8 @@ def index_shards(
         show_progress: Draw a bar, in bytes.
 
     Raises:
-        DataError: If a shard is cut off or empty, samples are interleaved or doubled, or a label is no integer: the
-            text names shard, key and component. Nothing is written for that shard, and no manifest.
+        DataError: If a shard is cut off or empty, samples are interleaved or doubled, a name is not UTF-8, or a label
+            is no integer: the text names shard, key and component. Nothing is written for that shard, and no manifest.
         StoreError: If a shard is not there.
     """
     store, prefix = shards.store, shards.prefix
@@ -140,6 +140,11 @@ def _add_member(
     rows: list[_Row], finished: set[str], member: Member, *, shard: str, classes: Mapping[int, str] | None
 ) -> None:
     key, component = member.key, member.component
+    try:
+        member.name.encode()
+    except UnicodeEncodeError as exc:
+        name = member.name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+        raise DataError(f"shard '{shard}', member '{name}': its name is not UTF-8; rename it and pack again") from exc
     where = f"shard '{shard}', key '{key}'"
     if not rows or rows[-1].key != key:
         if key in finished:

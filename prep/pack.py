@@ -11,21 +11,21 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Literal, get_args
 
 import xxhash
 
-from prep.errors import DataError, StoreError
+from prep.errors import DataError, StoreError, shown
 from prep.manifest import classes_name, index_name, manifest_name
 from prep.progress import bar
 from prep.record_check import check_records, components_with_label, open_source
 from prep.records import Record, Source
 from prep.shard_plan import ShardPlan, plan_shards
 from prep.store import AisStore, LocalStore, ObjectEntry, Store
-from prep.urls import is_remote, open_store
+from prep.urls import check_object_name, is_remote, open_store
 
 __all__ = ["DEFAULT_PREFIX", "OnBad", "PackReport", "open_target", "pack"]
 
@@ -37,7 +37,6 @@ DEFAULT_MAX_COUNT = 10_000
 DEFAULT_MAX_BYTES = 256 << 20
 
 COPY_BYTES = 1 << 20
-_SHOWN = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +56,8 @@ class PackReport:
     """What was left out, one line each: key and reason."""
     kept: tuple[str, ...]
     """Bad records that were packed all the same, likewise."""
+    noted: tuple[str, ...]
+    """Photos in another format than their name says, which DALI decodes all the same: packed, likewise."""
     elapsed_s: float
     dry_run: bool
 
@@ -81,30 +82,35 @@ def pack(
         prefix: What the names start with.
         max_count: Samples a shard at most.
         max_bytes: Bytes a shard at most; a sample that is larger gets a shard of its own.
-        on_bad: What to do about a photo whose bytes are not what its extension says, an empty file, or a mask that is
-            no 8-bit grey PNG. ``"fail"``: raise, before anything is written; ``"skip"``: leave the record out;
-            ``"keep"``: pack it as it is.
+        on_bad: What to do about a photo in no format that DALI decodes (one in another format than its extension
+            says is packed, and noted), an empty file, or a mask that is no 8-bit grey PNG. ``"fail"``: raise, before
+            anything is written; ``"skip"``: leave the record out; ``"keep"``: pack it as it is.
         overwrite: Replace shards of other content under these names, and delete those beyond the last one.
         dry_run: Check and plan only.
         show_progress: Draw bars.
 
     Raises:
-        DataError: If records are bad and ``on_bad`` is ``"fail"``, none is left, a key cannot be a member's name, or
-            two are equal.
+        DataError: If records are bad and ``on_bad`` is ``"fail"``, none is left, a key cannot be a member's name, two
+            are equal, or a file's or class's name is not UTF-8.
         StoreError: If there are other shards under the prefix and ``overwrite`` is false, or writing fails. Shards that
             were complete by then stay, none is half there; running again finishes the pack.
     """
     started = time.perf_counter()
     _check_arguments(prefix=prefix, max_count=max_count, max_bytes=max_bytes, on_bad=on_bad)
-    bad, sizes = check_records(source, show_progress=show_progress)
+    if isinstance(store, AisStore):
+        check_object_name(prefix, url=store.locate(prefix))
+    bad, noted, sizes = check_records(source, show_progress=show_progress)
     if bad and on_bad == "fail":
         raise DataError(
-            f"{len(bad)} of {len(source.records)} records of {source.name} are bad: {_shown(list(bad.values()))}; "
+            f"{len(bad)} of {len(source.records)} records of {source.name} are bad: "
+            f"{shown(list(bad.values()), are_names=False)}; "
             "leave them out with --on-bad skip, or pack them as they are with --on-bad keep"
         )
     wanted = [number for number in range(len(source.records)) if on_bad == "keep" or number not in bad]
     if not wanted:
-        raise DataError(f"{source.name}: no record is left to pack; {_shown([*bad.values(), *source.skipped])}")
+        raise DataError(
+            f"{source.name}: no record is left to pack; {shown([*bad.values(), *source.skipped], are_names=False)}"
+        )
     plan = plan_shards([sizes[number] for number in wanted], max_count=max_count, max_bytes=max_bytes)
     names = tuple(f"{prefix}{number:06d}.tar" for number in range(len(plan)))
 
@@ -127,6 +133,7 @@ def pack(
         num_bytes=sum(shard.num_bytes for shard in plan),
         skipped=(*source.skipped, *(bad.values() if on_bad == "skip" else ())),
         kept=tuple(bad.values()) if on_bad == "keep" else (),
+        noted=tuple(noted[number] for number in wanted if number in noted),
         elapsed_s=time.perf_counter() - started,
         dry_run=dry_run,
     )
@@ -139,7 +146,8 @@ def open_target(url: str | Path, *, endpoint: str | None) -> tuple[Store, str]:
     names start with; any other is a folder, and `DEFAULT_PREFIX` follows.
 
     Raises:
-        ValueError: If the URL names shards and not a prefix, or there is no ``endpoint`` for a bucket.
+        ValueError: If the URL names shards and not a prefix, a bucket's or object's name is none, or there is no
+            ``endpoint`` for a bucket.
     """
     text = str(url)
     if "{" in text or text.endswith(".tar"):
@@ -197,7 +205,7 @@ def _check_existing(
     others = [name for name, shard in planned.items() if name in existing and existing[name].size != shard.num_bytes]
     if (stale or others) and not overwrite:
         raise StoreError(
-            f"'{store.locate(prefix)}' holds shards of another pack: {_shown(stale + others)}; "
+            f"'{store.locate(prefix)}' holds shards of another pack: {shown(stale + others)}; "
             "--overwrite replaces them, or pack under another prefix"
         )
     return stale
@@ -343,9 +351,3 @@ def _checksum(stream: BinaryIO) -> int:
     while block := stream.read(COPY_BYTES):
         state.update(block)
     return int(state.intdigest())
-
-
-def _shown(lines: Iterable[str]) -> str:
-    lines = list(lines)
-    more = f" and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
-    return "; ".join(lines[:_SHOWN]) + more

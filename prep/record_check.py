@@ -35,20 +35,29 @@ _FORMATS = {
     "jp2": "JPEG2000",
     "j2k": "JPEG2000",
 }
-"""Extension -> the format that its bytes must have. A GIF is not among them: DALI cannot decode one."""
+"""Extension -> the format that it announces. All of them DALI decodes, under any name; a GIF it does not."""
 
 
-def check_records(source: Source, *, show_progress: bool) -> tuple[dict[int, str], list[int]]:
-    """The bad records, number -> key and reason, and the bytes that each record takes in a tar."""
+def check_records(source: Source, *, show_progress: bool) -> tuple[dict[int, str], dict[int, str], list[int]]:
+    """The bad records and those to be noted, number -> key and reason, and the bytes that each record takes in a tar.
+
+    Raises:
+        DataError: If a key cannot be a member's name, two are equal, or a file's or class's name is not UTF-8.
+        StoreError: If a file cannot be read.
+    """
     bad: dict[int, str] = {}
+    noted: dict[int, str] = {}
     sizes: list[int] = []
     numbers: dict[str, int] = {}
+    for label, text in source.classes.items():
+        _check_utf8(text, what=f"{source.name}: the name of class {label}")
     with bar(what="check", total=len(source.records), unit="records", shown=show_progress) as drawn:
         for number, record in enumerate(source.records):
             earlier = numbers.setdefault(record.key, number)
             if earlier != number:
                 raise DataError(f"{source.name}: key '{record.key}' is there twice, records {earlier} and {number}")
             reasons: list[str] = []
+            notes: list[str] = []
             size = 0
             for component, content in components_with_label(record).items():
                 name = f"{record.key}.{component}"
@@ -57,16 +66,22 @@ def check_records(source: Source, *, show_progress: bool) -> tuple[dict[int, str
                         f"{source.name}: '{name}' would not be read back as key '{record.key}', component "
                         f"'{component}': WebDataset cuts the key at the first dot, and it must not be empty"
                     )
+                path = str(content) if isinstance(content, Path) else name
+                _check_utf8(name, what=f"{source.name}: the name of file '{_printable(path)}'")
                 head, num_bytes = _head(content)
                 size += tar_bytes(name, num_bytes)
                 reason = _reason(component, head, num_bytes, is_mask=component in source.masks)
                 if reason:
                     reasons.append(reason)
+                elif note := _note(component, head):
+                    notes.append(note)
             sizes.append(size)
             if reasons:
                 bad[number] = f"{record.key}: {'; '.join(reasons)}"
+            if notes:
+                noted[number] = f"{record.key}: {'; '.join(notes)}"
             drawn.update(1)
-    return bad, sizes
+    return bad, noted, sizes
 
 
 def _reason(component: str, head: bytes, num_bytes: int, *, is_mask: bool) -> str | None:
@@ -75,20 +90,39 @@ def _reason(component: str, head: bytes, num_bytes: int, *, is_mask: bool) -> st
         return f"{component} is empty"
     if not is_photo(component):
         return None
-    expected = "PNG" if is_mask else _FORMATS.get(component.rpartition(".")[2])
     found = read_photo_header(head).format
     if found == "GIF":
         return f"{component} is a GIF, which DALI cannot decode"
     if found == "unknown":
         return f"{component} is no photo of a known format (starts with {head[:4].hex(' ')})"
-    if found != expected:
-        return f"{component} is a {found}"
+    if is_mask and found != "PNG":
+        return f"{component} is a {found}, a mask must be an 8-bit grey PNG"
     # IHDR: bit depth, colour type.
     if is_mask and tuple(head[24:26]) != (8, 0):
         return (
             f"{component} is no 8-bit grey PNG (bit depth {head[24]}, colour type {head[25]}), class ids would be lost"
         )
     return None
+
+
+def _note(component: str, head: bytes) -> str | None:
+    """That a photo is in another format than its name says, ``None`` where it is not."""
+    if not is_photo(component):
+        return None
+    found = read_photo_header(head).format
+    return f"{component} is a {found}" if found != _FORMATS.get(component.rpartition(".")[2].lower()) else None
+
+
+def _check_utf8(text: str, *, what: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as exc:
+        raise DataError(f"{what} is not UTF-8: '{_printable(text)}'; rename it") from exc
+
+
+def _printable(text: str) -> str:
+    r"""A name from the file system, its bytes that are not UTF-8 as ``\xff``."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def _head(content: bytes | Path) -> tuple[bytes, int]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from prep.errors import DataError, PipesError
+from prep.errors import DataError, PipesError, shown
 from prep.photos import is_photo
 
 __all__ = ["Record", "Source", "download_pets", "imagefolder", "pets"]
@@ -18,10 +18,8 @@ __all__ = ["Record", "Source", "download_pets", "imagefolder", "pets"]
 PHOTO = "image.jpg"
 MASK = "trimap.png"
 
-# The label comes behind the first white space; the rest of a row (species, breed) is not used.
+# What stands before a photo's number in its name.
 _BREED = re.compile(r"(?P<breed>.+)_\d+")
-# Names shown of a long list, so that an error stays a line that can be read.
-_SHOWN = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +80,7 @@ def pets(directory: Path) -> Source:
             records.append(Record(key=name, components={PHOTO: photos[name], MASK: trimaps[name]}, label=label))
     skipped += [f"{name}: no row in list.txt" for name in sorted(photos) if name not in rows]
     if not records:
-        raise DataError(f"'{root}' holds no complete record: {_shown(skipped)}")
+        raise DataError(f"'{root}' holds no complete record: {shown(skipped, are_names=False)}")
     return Source(
         name=f"pets '{directory}'",
         records=records,
@@ -118,7 +116,7 @@ def imagefolder(directory: Path) -> Source:
             skipped.append(f"{folder}: no photo in this class")
         records += _imagefolder_records(directory, photos, label)
     if not records:
-        raise DataError(f"'{directory}' holds no photo: {_shown(skipped)}")
+        raise DataError(f"'{directory}' holds no photo: {shown(skipped, are_names=False)}")
     return Source(name=f"imagefolder '{directory}'", records=records, classes=dict(enumerate(folders)), skipped=skipped)
 
 
@@ -153,7 +151,7 @@ def _read_pets_rows(path: Path) -> dict[str, int]:
         where = f"'{path}', line {number}"
         if len(fields) < 2:
             raise DataError(f"{where}: expected 'NAME CLASS-ID SPECIES BREED-ID', found '{line}'")
-        name, label = fields[:2]
+        name, label = fields[:2]  # the rest, species and breed, is not used
         # ASCII digits only: int() also takes "1_0" and digits of other scripts.
         if not re.fullmatch(r"[0-9]{1,9}", label):
             raise DataError(f"{where}: class id must be an integer, got '{label}' for '{name}'")
@@ -220,8 +218,3 @@ def _require_directory(directory: Path) -> None:
         raise DataError(f"'{directory}' is a file, expected a directory")
     if next(directory.iterdir(), None) is None:
         raise DataError(f"'{directory}' is empty")
-
-
-def _shown(lines: Sequence[str]) -> str:
-    more = f" and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
-    return "; ".join(lines[:_SHOWN]) + more

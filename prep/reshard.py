@@ -1,11 +1,11 @@
 """Reshard: shards in, a seeded shuffle of their samples out, in shards of about one size.
 
-What AIStore's dSort does with ``shuffle``, without a cluster: the client engine and the embedded node both run this.
+What AIStore's dSort does with ``shuffle``, without a cluster: the embedded node runs this.
 Three steps, so that a caller can report on each and refuse before anything is written::
 
     samples = [sample for shard in shards for sample in scan(shard)]          # offsets only, no bytes
     outputs = plan(samples, names=names, output_shard_size=size, seed=seed)   # pure
-    for output in outputs: write_shard(output, sources=sources, path=...)     # copies ranges
+    for output in outputs: tar_chunks(output.samples, sources=sources)        # copies ranges
 
 Memory holds one small record a member, never their bytes. Members keep the bytes, name, mode and modification time (in
 whole seconds) that they had, and within a sample the order in which they stood, as with dSort.
@@ -31,11 +31,9 @@ __all__ = [
     "Sources",
     "cut",
     "plan",
-    "reshard",
     "scan",
     "shuffled",
     "tar_chunks",
-    "write_shard",
 ]
 
 _BLOCK = tarfile.BLOCKSIZE  # 512
@@ -274,50 +272,3 @@ def tar_chunks(samples: Iterable[Sample], *, sources: Sources) -> Iterator[bytes
             if padding := -member.num_bytes % _BLOCK:
                 yield bytes(padding)
     yield bytes(2 * _BLOCK)
-
-
-def write_shard(output: OutputShard, *, sources: Sources, path: Path) -> int:
-    """Write one shard, under another name until it is complete.
-
-    Returns:
-        The file's bytes.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with temporary.open("wb") as file:
-            for chunk in tar_chunks(output.samples, sources=sources):
-                file.write(chunk)
-            num_bytes = file.tell()
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    return num_bytes
-
-
-def reshard(
-    shards: Sequence[InputShard], *, folder: Path, names: Iterable[str], output_shard_size: int, seed: int
-) -> Iterator[tuple[OutputShard, Path]]:
-    """Shuffle ``shards`` into ``folder``; yields each shard when it is complete. See ``plan`` for the arguments.
-
-    A name with a slash goes into a folder of that name. Nothing is written before everything was scanned and planned.
-
-    Raises:
-        DataError: As ``scan`` and ``plan``; or an output would overwrite an input.
-    """
-    with Sources() as sources:
-        samples: list[Sample] = []
-        for shard in shards:
-            sources.check(shard)
-            samples += scan(shard)
-            sources.check(shard)
-        outputs = plan(samples, names=names, output_shard_size=output_shard_size, seed=seed)
-        inputs = {shard.path.resolve() for shard in shards}
-        targets = [folder / output.name for output in outputs]
-        for target in targets:
-            if target.resolve() in inputs:
-                raise DataError(f"output shard '{target}' is an input too; choose another name or folder")
-        for output, target in zip(outputs, targets, strict=True):
-            target.parent.mkdir(parents=True, exist_ok=True)
-            write_shard(output, sources=sources, path=target)
-            yield output, target

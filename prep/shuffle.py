@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from prep.contents import check_same, check_unique, digest_contents
-from prep.errors import DataError, StoreError
+from prep.errors import DataError, StoreError, shown
 from prep.manifest import classes_name, index_name, manifest_name
 from prep.progress import bar
-from prep.store import PROVIDERS, AisStore
-from prep.urls import ShardSet
+from prep.store import PROVIDERS, AisStore, error_text
+from prep.urls import ShardSet, check_object_name
 
 if TYPE_CHECKING:
     from aistore.sdk.dsort.core import Dsort
@@ -35,7 +35,6 @@ OUTPUT_DIGITS = 6
 SPARE_NAMES = 16
 POLL_S = (0.05, 1.0)
 """The first pause between two looks at the job, doubled up to the second: short for small jobs, light for long ones."""
-_SHOWN = 3
 
 _NUMBERED = re.compile(r"(?P<prefix>.*?)(?P<digits>[0-9]+)\.tar", re.DOTALL)
 
@@ -122,11 +121,11 @@ def shuffle(
             "dali-pipes prep pack ... ais://BUCKET, then shuffle ais://BUCKET/samples-"
         )
     source = shard_range(shards.names)
-    _check_request([source.prefix, output_prefix], seed=seed, shard_bytes=shard_bytes)
+    _check_request([source.prefix, output_prefix], bucket_url=store.url, seed=seed, shard_bytes=shard_bytes)
     listed = {entry.name for entry in store.list(source.prefix)}
     missing = [name for name in shards.names if name not in listed]
     if missing:
-        raise StoreError(f"no shard {_shown([store.locate(name) for name in missing])}; {len(shards.names)} were named")
+        raise StoreError(f"no shard {shown([store.locate(name) for name in missing])}; {len(shards.names)} were named")
     stale = _check_output(store, shards, output_prefix, overwrite=overwrite)
     went_in = digest_contents(store, shards.names, what="read", show_progress=show_progress)
     check_unique(store, shards.names, went_in)
@@ -185,7 +184,8 @@ def dsort_spec(
     Raises:
         ValueError: If a value is one that dSort would refuse, or misread without a word.
     """
-    _check_request([source.prefix, output.prefix], seed=seed, shard_bytes=shard_bytes)
+    prefixes = [source.prefix, output.prefix]
+    _check_request(prefixes, bucket_url=f"{scheme}://{bucket}", seed=seed, shard_bytes=shard_bytes)
     for shards in (source, output):
         if shards.stop <= shards.start:
             raise ValueError(f"a range must hold at least one name, got {shards}")
@@ -203,7 +203,7 @@ def dsort_spec(
     }
 
 
-def _check_request(prefixes: Sequence[str], *, seed: int, shard_bytes: int | None) -> None:
+def _check_request(prefixes: Sequence[str], *, bucket_url: str, seed: int, shard_bytes: int | None) -> None:
     for prefix in prefixes:
         if not prefix or re.search(r"[{}\s]", prefix):
             raise ValueError(f"a prefix must hold neither braces nor white space for dSort, got '{prefix}'")
@@ -211,6 +211,7 @@ def _check_request(prefixes: Sequence[str], *, seed: int, shard_bytes: int | Non
             raise ValueError(
                 f"a prefix must end in a name's start that is no digit, such as 'shuffled-', got '{prefix}'"
             )
+        check_object_name(prefix, url=f"{bucket_url}/{prefix}")
     if not 0 <= seed < 2**63:
         raise ValueError(f"seed must be in [0, 2**63), got {seed}")
     if shard_bytes is not None and shard_bytes < 1:
@@ -279,7 +280,7 @@ def _start(store: AisStore, dsort: "Dsort", spec: Mapping[str, Any]) -> None:
                 if exc.status_code not in (400, 404, 405, 501):
                     raise
                 raise StoreError(
-                    f"no dSort that works at {store.endpoint}: {exc.status_code} {exc.message.strip()}; it needs an "
+                    f"no dSort that works at {store.endpoint}: {error_text(exc)}; it needs an "
                     "AIStore built with dSort, 4.x (5.0 has it and cannot start it). Without it, index the shards as "
                     "they are: dali-pipes prep index URL"
                 ) from exc
@@ -309,8 +310,3 @@ def _draw(drawn: Any, jobs: Sequence["JobInfo"], *, num_input_shards: int) -> No
     to_create = sum(int(job.metrics.shard_creation.to_create) for job in jobs)
     drawn.total = num_input_shards + (to_create or num_input_shards)
     drawn.update(extracted + created - drawn.n)
-
-
-def _shown(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(f"'{name}'" for name in names[:_SHOWN]) + more

@@ -5,25 +5,37 @@ policy retries a refused connection, and a missing object, for about a minute.
 """
 
 import contextlib
+import http.client
+import ipaddress
+import json
 import shutil
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, cast
+from urllib.parse import urlsplit
 
 from prep.errors import StoreError
 
 if TYPE_CHECKING:
     from aistore import Client
+    from aistore.sdk.errors import AISError
+    from aistore.sdk.request_client import RequestClient
+    from aistore.sdk.retry_config import RetryConfig
 
-__all__ = ["AisStore", "LocalStore", "ObjectEntry", "Store", "ais_client", "check_endpoint"]
+__all__ = ["AisStore", "LocalStore", "ObjectEntry", "Store", "ais_client", "check_endpoint", "error_text"]
 
-# One try of a connection and of a read, in seconds, and how often a broken one is tried again: together under the ten
-# seconds in which an endpoint that does not answer must be reported.
+# One try of a connection, in seconds, and how often a broken one is made anew: together under the ten seconds in which
+# an endpoint that does not answer must be reported.
 CONNECT_TIMEOUT_S = 3.0
-READ_TIMEOUT_S = 60.0
 NETWORK_ATTEMPTS = 3
+# Silence after which an answer is given up: of a listing, HEAD or the like, which is not asked for again, and of an
+# object's bytes, which a target under load, or one that fetches them from a cloud first, may take long to send.
+ANSWER_TIMEOUT_S = 10.0
+READ_TIMEOUT_S = 60.0
+# Connections kept open to one host: more than the threads that read at a time.
+MAX_POOL_SIZE = 32
 
 PROVIDERS = {"ais": "ais", "s3": "aws", "gs": "gcp", "az": "azure"}
 """URL scheme to AIS provider: a bucket of a cloud is read through the cluster that has it as a backend."""
@@ -151,7 +163,9 @@ class AisStore:
         self.bucket = bucket
         self.scheme = next(scheme for scheme, name in PROVIDERS.items() if name == provider)
         self.client = client or ais_client(endpoint)
-        self._bucket = self.client.bucket(bucket, provider=provider)
+        self._bulk = self.client.bucket(bucket, provider=provider)
+        """For bytes of objects; ``_bucket`` is for all that is answered at once."""
+        self._bucket = type(self._bulk)(client=_prompt(self._bulk.client), name=bucket, provider=self._bulk.provider)
 
     @property
     def url(self) -> str:
@@ -186,23 +200,25 @@ class AisStore:
 
     def read(self, name: str) -> bytes:
         with self.asking(self.locate(name)):
-            return cast("bytes", self._bucket.object(name).get_reader().read_all())
+            # Small: silence for long says that nobody is there, where no cloud has to be asked first.
+            bucket = self._bucket if self.scheme == "ais" else self._bulk
+            return cast("bytes", bucket.object(name).get_reader().read_all())
 
     @contextlib.contextmanager
     def open(self, name: str) -> Iterator[BinaryIO]:
         # raw(): urllib3's response. The SDK's chunked readers cost four times the CPU.
         with self.asking(self.locate(name)):
-            raw: Any = self._bucket.object(name).get_reader().raw()
+            raw: Any = self._bulk.object(name).get_reader().raw()
         with self.asking(self.locate(name)), contextlib.closing(raw):
             yield cast("BinaryIO", raw)
 
     def write(self, name: str, data: bytes) -> None:
         with self.asking(self.locate(name)):
-            self._bucket.object(name).get_writer().put_content(data)
+            self._bulk.object(name).get_writer().put_content(data)
 
     def upload(self, name: str, path: Path) -> None:
         with self.asking(self.locate(name)):
-            self._bucket.object(name).get_writer().put_file(path)
+            self._bulk.object(name).get_writer().put_file(path)
 
     def size(self, name: str) -> int | None:
         from aistore.sdk.errors import AISError
@@ -229,6 +245,8 @@ class AisStore:
     @contextlib.contextmanager
     def asking(self, where: str) -> Iterator[None]:
         """Turn what the SDK and its transport raise inside into one line that says where and what to do."""
+        import msgspec
+        import pydantic
         import requests
         import urllib3
         from aistore.sdk.errors import AISError, ErrBckNotFound, ErrObjNotFound
@@ -240,33 +258,75 @@ class AisStore:
         except ErrObjNotFound as exc:
             raise StoreError(f"no object '{where}' at {self.endpoint}") from exc
         except AISError as exc:
-            raise StoreError(f"'{where}' at {self.endpoint}: {exc.status_code} {exc.message}") from exc
+            raise StoreError(f"'{where}' at {self.endpoint}: {error_text(exc)}") from exc
         except (requests.ConnectionError, requests.Timeout) as exc:
             raise StoreError(_no_answer(self.endpoint, exc)) from exc
         except (requests.RequestException, urllib3.exceptions.HTTPError) as exc:
             raise StoreError(f"'{where}' at {self.endpoint}: the transfer broke ({exc})") from exc
+        except pydantic.errors.PydanticSchemaGenerationError as exc:
+            # The SDK takes a listing that does not call itself msgpack for JSON, and has no model for that.
+            text = f"'{where}' at {self.endpoint}: what answers is no AIStore (its listing is no msgpack)"
+            raise StoreError(text) from exc
+        except (pydantic.ValidationError, msgspec.MsgspecError, json.JSONDecodeError) as exc:
+            raise StoreError(f"'{where}' at {self.endpoint}: what answers is no AIStore ({_first_line(exc)})") from exc
 
 
 def ais_client(endpoint: str) -> "Client":
-    """The SDK's client with retries that end within seconds; TLS and token as the SDK's environment variables say."""
+    """The SDK's client with retries that end within seconds; TLS and token as the SDK's environment variables say.
+
+    A loopback endpoint is reached directly, whatever proxy the environment names.
+    """
     from aistore import Client
+
+    client = Client(
+        endpoint,
+        retry_config=_retry_config(retries_silence=True),
+        timeout=(CONNECT_TIMEOUT_S, READ_TIMEOUT_S),
+        max_pool_size=MAX_POOL_SIZE,
+    )
+    if _is_loopback(endpoint):
+        from prep.direct_sessions import DirectSessions
+
+        requesting = client.cluster().client
+        requesting.session_manager = DirectSessions(retry=requesting.session_manager.retry, max_pool_size=MAX_POOL_SIZE)
+    return client
+
+
+def _prompt(bulk: "RequestClient") -> "RequestClient":
+    """A client over the same connections that gives up on an answer which does not come at once."""
+    from aistore.sdk.request_client import RequestClient
+
+    return RequestClient(
+        bulk.base_url,
+        session_manager=bulk.session_manager,
+        timeout=(CONNECT_TIMEOUT_S, ANSWER_TIMEOUT_S),
+        token=bulk.token,
+        retry_config=_retry_config(retries_silence=False),
+    )
+
+
+def _retry_config(*, retries_silence: bool) -> "RetryConfig":
     from aistore.sdk.retry_config import ColdGetConf, RetryConfig
+    from aistore.sdk.utils import is_read_timeout
     from requests.exceptions import ChunkedEncodingError, ConnectionError, ConnectTimeout
-    from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
+    from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random_exponential
     from urllib3.util.retry import Retry
 
-    retry = RetryConfig(
+    def is_worth_a_retry(exc: BaseException) -> bool:
+        # Not AISRetryableError: a missing object stays missing.
+        is_broken = isinstance(exc, (ConnectTimeout, ChunkedEncodingError, ConnectionError))
+        return is_broken and (retries_silence or not is_read_timeout(exc))
+
+    return RetryConfig(
         http_retry=Retry(total=3, backoff_factor=0.3, status_forcelist=[429, 502, 503, 504], connect=0, read=0),
         network_retry=Retrying(
             wait=wait_random_exponential(multiplier=0.2, max=1),
             stop=stop_after_attempt(NETWORK_ATTEMPTS),
-            # Not AISRetryableError: a missing object stays missing.
-            retry=retry_if_exception_type((ConnectTimeout, ChunkedEncodingError, ConnectionError)),
+            retry=retry_if_exception(is_worth_a_retry),
             reraise=True,
         ),
         cold_get_conf=ColdGetConf(),
     )
-    return Client(endpoint, retry_config=retry, timeout=(CONNECT_TIMEOUT_S, READ_TIMEOUT_S), max_pool_size=32)
 
 
 def check_endpoint(endpoint: str) -> None:
@@ -281,13 +341,9 @@ def check_endpoint(endpoint: str) -> None:
     if not endpoint.startswith(("http://", "https://")):
         raise ValueError(f"endpoint must be a URL such as http://localhost:51080, got '{endpoint}'")
     try:
-        answer = (
-            ais_client(endpoint)
-            .cluster()
-            .client.session_manager.session.get(
-                f"{endpoint.rstrip('/')}/v1/health", params={"prr": "true"}, timeout=CONNECT_TIMEOUT_S
-            )
-        )
+        session = ais_client(endpoint).cluster().client.session_manager.session
+        url = f"{endpoint.rstrip('/')}/v1/health"
+        answer = session.get(url, params={"prr": "true"}, timeout=CONNECT_TIMEOUT_S)
     except (requests.RequestException, ValueError) as exc:
         raise StoreError(_no_answer(endpoint, exc)) from exc
     if answer.status_code != 200:
@@ -295,10 +351,63 @@ def check_endpoint(endpoint: str) -> None:
             f"{endpoint} answers {answer.status_code} to a health check, a ready AIStore proxy answers 200; "
             "is it still starting? pass --endpoint or set AIS_ENDPOINT"
         )
+    if not any(name.lower().startswith("ais-") for name in answer.headers):
+        raise StoreError(
+            f"what answers at {endpoint} is no AIStore: its health check has no Ais-* header; "
+            "pass --endpoint or set AIS_ENDPOINT"
+        )
+
+
+def error_text(exc: "AISError") -> str:
+    """Status and reason of an answer: its JSON's message, the header that HEAD has instead, or HTTP's own words.
+
+    >>> from types import SimpleNamespace
+    >>> error_text(SimpleNamespace(status_code=403, message=""))
+    '403 Forbidden'
+    """
+    response = getattr(getattr(exc, "__cause__", None) or getattr(exc, "__context__", None), "response", None)
+    text = exc.message or (response.headers.get("Hdr-Error", "") if response is not None else "")
+    with contextlib.suppress(ValueError, TypeError, KeyError):
+        text = str(json.loads(text)["message"])
+    return f"{exc.status_code} {text.strip() or http.client.responses.get(exc.status_code, 'without a reason')}"
+
+
+def _is_loopback(endpoint: str) -> bool:
+    with contextlib.suppress(ValueError):
+        host = urlsplit(endpoint).hostname or ""
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    return False
 
 
 def _no_answer(endpoint: str, exc: Exception) -> str:
+    import requests
+
+    if isinstance(exc, requests.exceptions.ProxyError):
+        return (
+            f"no answer from AIStore at {endpoint} through the proxy {_proxy_of(endpoint)} ({_cause(exc)}); "
+            "name the host in NO_PROXY to reach it directly, or pass another --endpoint"
+        )
+    return f"no answer from AIStore at {endpoint} ({_cause(exc)}); is it running? pass --endpoint or set AIS_ENDPOINT"
+
+
+def _cause(exc: BaseException) -> str:
     # requests wraps urllib3, which wraps what the socket said: "HTTPConnection(...): Failed to ...".
-    cause: object = exc.args[0] if exc.args else exc
-    reason = str(getattr(cause, "reason", cause)).rpartition("): ")[2]
-    return f"no answer from AIStore at {endpoint} ({reason}); is it running? pass --endpoint or set AIS_ENDPOINT"
+    inner: BaseException | None = exc
+    while inner is not None:
+        exc = inner
+        wrapped = (getattr(exc, "reason", None), getattr(exc, "original_error", None), *exc.args)
+        inner = next((value for value in wrapped if isinstance(value, BaseException)), None)
+    return _first_line(exc).rpartition("): ")[2]
+
+
+def _proxy_of(endpoint: str) -> str:
+    """The proxy that the environment names for an endpoint, without a password."""
+    from requests.utils import get_environ_proxies, select_proxy
+
+    proxy = str(select_proxy(endpoint, get_environ_proxies(endpoint)))
+    scheme, mark, rest = proxy.rpartition("://")
+    return f"'{scheme}{mark}{rest.rpartition('@')[2]}'"
+
+
+def _first_line(exc: BaseException) -> str:
+    return next(iter(str(exc).splitlines()), type(exc).__name__)

@@ -44,6 +44,7 @@ def open_loader(shards: "ShardSet", *, options: LoaderOptions) -> Iterator[Loade
         dp.segmentation(crop=options.crop, photo=options.photo, mask=options.mask),
         places=samples.places,
         labels=lambda: samples.labels("raw"),
+        example=samples.example(),
         batch_size=options.batch_size,
         device_id=None if device == "cpu" else torch.cuda.current_device(),
         num_threads=options.num_threads,

@@ -1,10 +1,13 @@
-"""Worker processes for the loaders that decode in Python: how they start, and how they open a shard."""
+"""Worker processes for the loaders that decode in Python: how they start, how they open a shard, when they end."""
 
 import contextlib
 import functools
 import io
 import multiprocessing
 import os
+import select
+import threading
+import time
 from collections.abc import Callable
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
@@ -38,6 +41,7 @@ __all__ = [
 
 STREAM_BUFFER_BYTES = 1 << 20  # one read of the connection; tarfile asks for 10 KiB at a time
 PREFETCH_FACTOR = 2  # batches ready a worker, torch's default; 94 MB each at 64 x 3 x 350 x 350
+MAIN_POLL_S = 1.0  # where the kernel has no pidfd
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (where torch puts tensors that processes share)
 
 
@@ -45,7 +49,8 @@ def worker_context() -> ForkServerContext:
     """Start workers from a clean process that has the heavy modules loaded already.
 
     A plain fork would copy this process while DALI's or CUDA's threads may hold locks; a spawn would import torch in
-    every worker, seconds that are no part of what is timed. The server starts once and ends with this process.
+    every worker, seconds that are no part of what is timed. The server starts once and ends with this process and its
+    workers: each of them holds the pipe that it waits on, so they must end by themselves (see `_end_with`).
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "torchvision", "webdataset", "aistore", "bench.transforms"])
@@ -66,20 +71,50 @@ def opener_for_workers(shards: "ShardSet") -> Callable[[int], None]:
     """A ``worker_init_fn`` after which WebDataset reads buckets through the ``aistore`` SDK.
 
     WebDataset's own openers start a program for each shard, ``ais`` or ``curl``, which a fresh machine need not have.
-    One GET a shard, read as a stream, redirect, token and TLS as everywhere else in this project.
+    One GET a shard, read as a stream, redirect, token and TLS as everywhere else in this project. The worker also ends
+    when the calling process does, however that ends.
     """
-    return functools.partial(_register_opener, endpoint=endpoint_of(shards))
+    return functools.partial(_register_opener, endpoint=endpoint_of(shards), main_pid=os.getpid())
 
 
-def _register_opener(worker: int, *, endpoint: str | None) -> None:
+def _register_opener(worker: int, *, endpoint: str | None, main_pid: int) -> None:
     import webdataset
     from webdataset.gopen import gopen_schemes
 
+    threading.Thread(target=_end_with, args=(main_pid,), name="end-with-main", daemon=True).start()
     del worker
     assert webdataset is not None
     if endpoint is not None:
         for scheme in ("ais", "s3", "gs", "az"):
             gopen_schemes[scheme] = functools.partial(_open_object, endpoint=endpoint)
+
+
+def _end_with(main_pid: int) -> None:
+    """Wait for the main process, killed ones too, and end this one at once.
+
+    torch's own watchdog looks at the parent process, which here is the fork server, and that outlives its workers.
+    """
+    try:
+        main = os.pidfd_open(main_pid)
+    except ProcessLookupError:
+        pass
+    except (AttributeError, OSError):
+        _poll_until_ended(main_pid)
+    else:
+        waiting = select.poll()
+        waiting.register(main, select.POLLIN)
+        waiting.poll()
+    os._exit(1)
+
+
+def _poll_until_ended(pid: int) -> None:
+    import psutil
+
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        # One that nobody has waited for yet is still listed.
+        while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+            time.sleep(MAIN_POLL_S)
 
 
 def _open_object(url: str, mode: str = "rb", bufsize: int = -1, *, endpoint: str) -> io.BufferedReader:

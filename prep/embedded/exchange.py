@@ -1,6 +1,7 @@
 """One HTTP exchange: a request's body in, in chunks of at most 1 MiB; an answer out, head and body in one send."""
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from http.server import BaseHTTPRequestHandler
 from typing import Any
@@ -26,7 +27,7 @@ class Body:
         self._handler = handler
         self._is_chunked = handler.headers.get("Transfer-Encoding", "").lower() == "chunked"
         length = handler.headers.get("Content-Length", "0")
-        self.is_valid = length.isdecimal()
+        self.is_valid = re.fullmatch(r"[0-9]{1,18}", length) is not None  # so below 2**63
         self.left = int(length) if self.is_valid and not self._is_chunked else 0
         self.expects_continue = handler.headers.get("Expect", "").lower() == "100-continue"
 
@@ -61,10 +62,10 @@ class Body:
             yield buffer[:num_bytes]
 
     def _read_chunk_size(self) -> int:
-        try:
-            num_bytes = int(self._handler.rfile.readline(1024).split(b";")[0], 16)
-        except ValueError as exc:
-            raise ClientGoneError from exc
+        match = re.match(rb"([0-9A-Fa-f]{1,15})\s*(;|$)", self._handler.rfile.readline(1024))
+        if match is None:
+            raise ClientGoneError
+        num_bytes = int(match[1], 16)
         while num_bytes == 0 and self._handler.rfile.readline(1024) not in (b"\r\n", b"\n", b""):
             pass  # trailers
         return num_bytes
@@ -97,7 +98,7 @@ class Exchange(BaseHTTPRequestHandler):
             raise RefusalError(413, f"a message of {self.body.left} bytes is too long")
         try:
             message = json.loads(b"".join(bytes(chunk) for chunk in self.body.chunks()) or b"{}")
-        except ValueError as exc:
+        except (ValueError, RecursionError) as exc:
             raise RefusalError(400, f"failed to unmarshal the request: {exc}") from exc
         if not isinstance(message, dict):
             raise RefusalError(400, "failed to unmarshal the request: no JSON object")

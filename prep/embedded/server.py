@@ -95,6 +95,10 @@ class _Handler(Exchange):
             self.close_connection = True
             raise RefusalError(400, "invalid Content-Length")
         host = self.headers.get("Host", "")
+        if not host and self.request_version == "HTTP/1.1":
+            raise RefusalError(400, "missing required Host header")
+        if "Origin" in self.headers or "Sec-Fetch-Site" in self.headers:
+            raise RefusalError(403, "the embedded node does not answer web pages")
         if host and host.rsplit(":", 1)[0].strip("[]") not in _LOOPBACK:
             raise RefusalError(403, f"the embedded node answers on loopback only, not as '{host}'")
         raw_path, _, raw_query = self.path.partition("?")
@@ -154,14 +158,14 @@ class _Handler(Exchange):
                 storage.destroy_bucket(bucket)
                 self.answer(200)
             case "GET", "list":
-                self._list(bucket, message.get("value") or {})
+                self._list(bucket, wire.field_of(message, "value", dict))
             case "GET", "summary-bck":
-                value = message.get("value") or {}
+                value = wire.field_of(message, "value", dict)
                 storage.bucket_info(bucket)
                 if not value.get("uuid"):  # a real cluster starts a job; the client asks again with its number
                     self.answer_text(os.urandom(5).hex(), status=202)
                 else:
-                    self.answer_text(json.dumps([self._summary(bucket, value.get("prefix") or "")]))
+                    self.answer_text(json.dumps([self._summary(bucket, wire.field_of(value, "prefix", str))]))
             case _, action:
                 raise wire.unsupported(f"{self.command} {self._path}, action '{action}'")
 
@@ -182,22 +186,22 @@ class _Handler(Exchange):
         return wire.bucket_summary(bucket, sizes, disk_bytes=storage.disk_bytes())
 
     def _list(self, bucket: str, message: dict[str, Any]) -> None:
-        storage, flags = self.server.storage, int(message.get("flags") or 0)
+        storage, flags = self.server.storage, wire.field_of(message, "flags", int)
         if flags & ~wire.LIST_FLAGS:
             raise wire.unsupported(f"listing with flags {flags}")
-        props = frozenset(filter(None, str(message.get("props") or "name,size").split(",")))
+        props = frozenset(filter(None, (wire.field_of(message, "props", str) or "name,size").split(",")))
         if flags & 16:
             props = frozenset({"name"})
         elif flags & 32:
             props = frozenset({"name", "size"})
-        after = message.get("continuation_token") or message.get("start_after") or ""
-        limit = int(message.get("pagesize") or 0) or wire.PAGE_SIZE
-        names = storage.list_names(bucket, prefix=message.get("prefix") or "", after=after)[:limit]
+        after = wire.field_of(message, "continuation_token", str) or wire.field_of(message, "start_after", str)
+        limit = wire.field_of(message, "pagesize", int) or wire.PAGE_SIZE
+        names = storage.list_names(bucket, prefix=wire.field_of(message, "prefix", str), after=after)[:limit]
         # AIS gives a token with every full page, even if nothing follows: the next page is then empty.
         page = wire.listing(
             storage.heads(bucket, names),
             props=props,
-            uuid=message.get("uuid") or os.urandom(5).hex(),
+            uuid=wire.field_of(message, "uuid", str) or os.urandom(5).hex(),
             token=names[-1] if len(names) == limit else "",
             atime=f"{datetime.now(UTC):%d %b %y %H:%M UTC}",
             location=self._location(),

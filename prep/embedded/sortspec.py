@@ -11,6 +11,7 @@ from typing import Any
 from prep.embedded import wire
 from prep.embedded.wire import RefusalError
 
+_MAX_DIGITS = 18  # of a number in a template: it stays below 2**63
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
@@ -35,7 +36,9 @@ class Template:
         pieces = re.split(r"\{(\d+)\.\.(\d+)(?:\.\.(\d+))?\}", text)
         parts, ranges, widths = pieces[::4], [], []
         for first, last, step in zip(pieces[1::4], pieces[2::4], pieces[3::4], strict=True):
-            if int(first) > int(last) or step == "0":
+            if max(map(len, (first, last, step or ""))) > _MAX_DIGITS:
+                raise RefusalError(400, f"invalid 'bash' template \"{text[:100]}\": numbers are too long")
+            if int(first) > int(last) or int(step or 1) == 0:
                 raise RefusalError(400, f"invalid 'bash' template \"{text}\": {{{first}..{last}}} does not ascend")
             ranges.append(range(int(first), int(last) + 1, int(step or 1)))
             widths.append(min(len(first), len(last)))
@@ -43,18 +46,29 @@ class Template:
             raise RefusalError(
                 400, f"invalid 'bash' template \"{text}\" (expecting e.g. 'prefix-{{0001..0010..1}}-suffix')"
             )
+        if math.prod(map(len, ranges)) >= 1 << 63:
+            raise RefusalError(400, f"invalid 'bash' template \"{text[:100]}\": too many names")
         return cls(parts, ranges, widths)
 
     def __len__(self) -> int:
         """How many names."""
         return math.prod(len(numbers) for numbers in self.ranges) if self.ranges else 0
 
+    def ends(self) -> list[str]:
+        """The first and the last name; none where there is no range."""
+        if not self.ranges:
+            return []
+        return [self._filled(tuple(numbers[position] for numbers in self.ranges)) for position in (0, -1)]
+
     def names(self) -> Iterator[str]:
         """The names, the last range running fastest."""
         if self.ranges:
             for numbers in itertools.product(*self.ranges):
-                filled = (f"{number:0{width}}" for number, width in zip(numbers, self.widths, strict=True))
-                yield self.parts[0] + "".join(text + part for text, part in zip(filled, self.parts[1:], strict=True))
+                yield self._filled(numbers)
+
+    def _filled(self, numbers: Sequence[int]) -> str:
+        filled = (f"{number:0{width}}" for number, width in zip(numbers, self.widths, strict=True))
+        return self.parts[0] + "".join(text + part for text, part in zip(filled, self.parts[1:], strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,13 +90,13 @@ class SortSpec:
         AIS 4.9 breaks the connection on an unknown algorithm, a bad size or a bad output template; here the answer is
         400.
         """
-        algorithm = spec.get("algorithm") or {}
+        algorithm = wire.field_of(spec, "algorithm", dict)
         kind, seed = algorithm.get("kind"), str(algorithm.get("seed") or "")
         if kind in ("alphanumeric", "content", "none") or spec.get("ekm_file"):
             raise wire.unsupported(f"dSort other than shuffle (here: {'ekm_file' if spec.get('ekm_file') else kind})")
         if kind != "shuffle":
             raise RefusalError(400, f"invalid sorting algorithm {kind!r}")
-        if seed and not re.fullmatch(r"\d+", seed):
+        if seed and not re.fullmatch(r"\d{1,40}", seed):
             raise RefusalError(400, f'invalid seed "{seed}" (expecting integer value)')
         for extension in ("input_extension", "output_extension"):
             if spec.get(extension) not in (None, "", ".tar", "tar"):
@@ -90,16 +104,21 @@ class SortSpec:
         source, target = (_bucket(spec.get(field_name)) for field_name in ("input_bck", "output_bck"))
         if not source:
             raise RefusalError(400, '[dsort] parse-spec: "input_bck" missing source bucket')
-        outputs = Template.parse(str(spec.get("output_format") or ""))
+        outputs = Template.parse(wire.field_of(spec, "output_format", str))
         if not len(outputs):
             raise RefusalError(
                 400, "prefix-only template not supported: output_format needs a range of numbers in braces"
             )
-        input_format = spec.get("input_format") or {}
+        for name in outputs.ends():  # what lies between has the same parts
+            wire.check_object_name(with_extension(name))
+        input_format = wire.field_of(spec, "input_format", dict)
+        names = wire.field_of(input_format, "objnames", list)
+        if not all(isinstance(name, str) for name in names):
+            raise RefusalError(400, '[dsort] parse-spec: "objnames" must hold names')
         return cls(
             source=source,
             target=target or source,
-            inputs=list(input_format.get("objnames") or []) or Template.parse(str(input_format.get("template") or "")),
+            inputs=names or Template.parse(wire.field_of(input_format, "template", str)),
             outputs=outputs,
             output_shard_size=_parse_size(str(spec.get("output_shard_size") or "0")),
             seed=int(seed) if seed else time.time_ns(),
@@ -122,7 +141,7 @@ def with_extension(name: str) -> str:
 
 
 def _parse_size(text: str) -> int:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)I?B?", text.strip().upper())
+    match = re.fullmatch(r"(\d{1,18}(?:\.\d+)?)\s*([KMGT]?)I?B?", text.strip().upper())
     if match is None:
         raise RefusalError(400, f'[dsort] parse-spec: "output_shard_size" invalid size "{text}"')
     return int(float(match.group(1)) * _UNITS[match.group(2)])

@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec.msgpack
 import xxhash
@@ -18,6 +18,8 @@ ENTRY_PRESENT = 64
 LIST_FLAGS = 1 | 16 | 32 | 64 | 128 | 256
 """Listing flags that an ``ais://`` bucket in one place can honour: cached, name only, name and size, bucket present,
 do not ask a remote, do not add a remote."""
+
+Field = TypeVar("Field", str, int, dict[str, Any], list[Any])
 
 _ID_SEED = 1103515245  # of AIS's own digests: the SDK picks an object's target by them
 
@@ -179,6 +181,22 @@ def object_headers(meta: ObjectMeta) -> list[tuple[str, str]]:
     ]
 
 
+def field_of(message: dict[str, Any], name: str, kind: type[Field]) -> Field:
+    """A field of a JSON message, empty or zero where it is not there; a number may also come as text.
+
+    Raises:
+        RefusalError: 400: it is of another kind.
+    """
+    value = message.get(name)
+    if value is None or value == "":
+        return kind()
+    if kind is int and isinstance(value, str) and re.fullmatch(r"\d{1,18}", value, re.ASCII):
+        value = int(value)
+    if not isinstance(value, kind) or (kind is int and value < 0):
+        raise RefusalError(400, f'failed to unmarshal the request: "{name}" must be of type {kind.__name__}')
+    return value
+
+
 def check_object_name(name: str) -> None:
     """Refuse a name that climbs out, or that a cluster would fold into another one's.
 
@@ -211,9 +229,9 @@ def parse_range(header: str, num_bytes: int, *, what: str) -> tuple[int, int]:
     """
     if "," in header:
         raise RefusalError(416, f"cannot multi-range read {what} - operation not supported", "ErrUnsupp")
-    match = re.fullmatch(r"bytes=(\d*)-(\d*)", header.strip())
+    match = re.fullmatch(r"bytes=(\d{0,40})-(\d{0,40})", header.strip())
     if match is None or match.group(0).endswith("=-"):
-        raise RefusalError(416, f'read range "{header}" is invalid')
+        raise RefusalError(416, f'read range "{header[:100]}" is invalid')
     first, last = match.groups()
     if first and last and int(last) < int(first):
         raise RefusalError(416, f'read range "{first}-{last}" is invalid (end)')

@@ -4,6 +4,7 @@ import io
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from PIL import Image
 
 from bench.compare import SAME_PIXELS, OutputError, Reference, Tolerance, assert_images_close, compare_epoch
 from bench.loaders import Batch, LoaderOptions
+from bench.transforms import SampleDecoder
 from prep.errors import DataError
 from prep.urls import ShardSet, resolve_shards
 
@@ -153,6 +155,41 @@ def test_reference_key_in_two_shards_is_refused(tmp_path: Path, options: LoaderO
         Reference.open(resolve_shards(tmp_path, endpoint=None), options=options),
     ):
         pass
+
+
+def test_reference_damaged_shard_is_named(shards: ShardSet, tmp_path: Path, options: LoaderOptions) -> None:
+    """Issue 3: no tar, and one that was cut off, end in an error that names the shard, not in tarfile's."""
+    whole = Path(shards.store.locate(shards.names[0])).read_bytes()
+    for data in (b"no tar" * 500, whole[:5000]):
+        (tmp_path / "pets-0.tar").write_bytes(data)
+        with (
+            pytest.raises(DataError, match=r"shard '.*/pets-0\.tar' is "),
+            Reference.open(resolve_shards(tmp_path, endpoint=None), options=options),
+        ):
+            pass
+
+
+@pytest.mark.parametrize(("row", "mode"), [(3, "RGB"), (4, "L")])
+def test_pil_photo_converts_only_what_is_not_rgb(
+    row: int, mode: str, shards: ShardSet, options: LoaderOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Issue 3: convert() copies an RGB photo, a cost of the baseline that it need not have."""
+    converted = []
+    convert = Image.Image.convert
+
+    def spied(image: Image.Image, *arguments: Any, **keywords: Any) -> Image.Image:
+        converted.append(image.mode)
+        return convert(image, *arguments, **keywords)
+
+    monkeypatch.setattr(Image.Image, "convert", spied)
+    with tarfile.open(shards.store.locate(shards.names[row % 3])) as archive:
+        photo, mask, label = (
+            archive.extractfile(f"animals/pet_{row:03d}.{component}").read()  # type: ignore[union-attr]
+            for component in ("image.jpg", "trimap.png", "cls")
+        )
+    sample = SampleDecoder(options)({"__key__": "a", "image.jpg": photo, "trimap.png": mask, "cls": label})
+    assert list(sample["image"].shape) == [3, 64, 64]
+    assert converted == ([] if mode == "RGB" else [mode])
 
 
 def test_reference_equals_arithmetic_by_hand(reference: Reference, shards: ShardSet) -> None:

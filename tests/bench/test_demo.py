@@ -10,6 +10,7 @@ from PIL import Image
 
 from bench.demo import demo
 from prep.contact_sheet import Cell, contact_sheet, denormalised, overlaid
+from prep.errors import PipesError
 from prep.manifest import Manifest, manifest_name
 
 pytest.importorskip("skimage")
@@ -25,6 +26,7 @@ def run_demo(out: Path, *arguments: str) -> Result:
 @pytest.fixture(autouse=True)
 def _one_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bench.demo.REPEATS", 1)
+    monkeypatch.setattr("bench.demo.EPOCHS", 1)
 
 
 def test_demo_leaves_sheet_report_and_shards_and_runs_again(tmp_path: Path) -> None:
@@ -40,7 +42,7 @@ def test_demo_leaves_sheet_report_and_shards_and_runs_again(tmp_path: Path) -> N
     report = json.loads((out / "report.json").read_text())
     assert [record["loader"] for record in report["records"]] == ["dali", "webloader"]
     assert all(record["outputs"]["num_samples"] == 32 for record in report["records"])
-    assert report["environment"]["options"]["source"] == "AIStore"
+    assert report["environment"]["options"]["source"] == "local files", "one timed over HTTP, the other not"
     with Image.open(out / "contact-sheet.png") as sheet:
         assert sheet.width > sheet.height / 2 > 300
     manifest = Manifest.from_bytes((out / "shards" / manifest_name("shuffled-")).read_bytes(), where="shards")
@@ -57,6 +59,40 @@ def test_demo_leaves_sheet_report_and_shards_and_runs_again(tmp_path: Path) -> N
     other = run_demo(out, "--seed", "8", "--json")
     assert "none that fits" in other.stderr
     assert json.loads(other.stdout)["demo"]["manifest_digest"] != report["demo"]["manifest_digest"]
+
+
+def test_demo_makes_damaged_shards_again(tmp_path: Path) -> None:
+    """A bit that turned in the bucket since the first run costs the second its time, not its result."""
+    out = tmp_path / "demo-out"
+    digest = json.loads(run_demo(out, "--json").stdout)["demo"]["manifest_digest"]
+    for name in ("shuffled-000003", "samples-000003"):
+        damaged = out / f"ais/buckets/dali-pipes-demo/{name}.tar.obj"
+        data = bytearray(damaged.read_bytes())
+        data[len(data) // 2] ^= 1
+        damaged.write_bytes(data)
+
+    second = run_demo(out, "--json")
+    assert "32 samples in ais://dali-pipes-demo: taken as they are" in second.stderr
+    assert (
+        "damaged since the earlier run, made again: shard 'ais://dali-pipes-demo/shuffled-000003.tar'" in second.stderr
+    )
+    assert json.loads(second.stdout)["demo"]["manifest_digest"] == digest
+    assert "taken as they are" in run_demo(out).stderr
+
+
+def test_demo_negative_seed_is_refused(tmp_path: Path) -> None:
+    """Before anything is made."""
+    done = CliRunner().invoke(demo, ["--out", str(tmp_path / "out"), "--seed", "-1"])
+    assert (done.exit_code, (tmp_path / "out").exists()) == (2, False)
+    assert "'--seed': -1 is not in the range" in done.stderr
+
+
+def test_demo_out_that_takes_no_file_is_named(tmp_path: Path) -> None:
+    """A directory that cannot be made, and one that is there and read-only, also for root."""
+    (tmp_path / "file").touch()
+    for out in (tmp_path / "file" / "out", Path("/proc/self")):
+        with pytest.raises(PipesError, match=f"cannot write into --out '{out}': .*; name another directory"):
+            CliRunner().invoke(demo, ["--out", str(out)], catch_exceptions=False)
 
 
 def test_denormalised_gives_the_pixels_back() -> None:

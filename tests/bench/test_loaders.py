@@ -1,6 +1,10 @@
 """The contract of every loader that can be timed."""
 
 import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import psutil
 import pytest
@@ -71,6 +75,42 @@ def test_loader_closed_in_mid_epoch_leaves_no_worker(
             assert len(_workers()) == loader.num_workers == 2
     assert _workers() == []
     del held
+
+
+MAIN = """
+import sys, time
+import psutil
+from bench.loaders import LoaderOptions, open_loader
+from prep.urls import resolve_shards
+
+options = LoaderOptions(batch_size=2, num_threads=2, crop=8, device="cpu")
+with open_loader(sys.argv[1], resolve_shards(sys.argv[2], endpoint=None), options=options) as loader:
+    epoch = loader.epoch()
+    next(epoch)
+    print(*[child.pid for child in psutil.Process().children(recursive=True)], flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("polls", [False, True])
+def test_webloader_workers_end_with_a_killed_main_process(shards: ShardSet, tmp_path: Path, polls: bool) -> None:
+    """Issue 3: SIGKILL runs no cleaning up, and the workers' parent is the fork server, which waited for them."""
+    # Without pidfd, as on an old kernel or in a sandbox: taken out in the main process and, by preload, in the server.
+    (tmp_path / "sitecustomize.py").write_text("import os\ndel os.pidfd_open\n" if polls else "")
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(__file__).parents[2]}"}
+    arguments = [sys.executable, "-c", MAIN, "webloader", shards.store.url]
+    with subprocess.Popen(arguments, env=environment, stdout=subprocess.PIPE, text=True) as main:
+        assert main.stdout is not None
+        try:
+            below = [psutil.Process(int(pid)) for pid in main.stdout.readline().split()]
+        finally:
+            main.kill()
+        assert len(below) >= 3, "the server and two workers"
+        _, alive = psutil.wait_procs(below, timeout=10)
+        alive = [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+        for process in alive:
+            process.kill()
+        assert alive == []
 
 
 def test_webloader_more_workers_than_shards(shards: ShardSet, options: LoaderOptions, keys: set[str]) -> None:

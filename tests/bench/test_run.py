@@ -1,6 +1,7 @@
 """`bench run` on tiny data: the record's structure, the order of runs, and what it refuses."""
 
 import contextlib
+import errno
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,8 +16,10 @@ from bench.compare import OutputError
 from bench.loaders import Batch, Loader, LoaderOptions, LoaderSpec, open_loader
 from bench.loaders.workers import worker_context
 from bench.processes import ProcessTree
+from bench.record import check_target, write_record
 from bench.repeat import repeat_shards
 from bench.run import run_benchmark, time_loader
+from prep.errors import StoreError
 from prep.index import index_shards
 from prep.urls import ShardSet
 
@@ -64,6 +67,75 @@ def test_run_writes_a_record_for_each_loader(shards: ShardSet, tmp_path: Path) -
 
     shown = CliRunner().invoke(bench_command, ["table", str(out), "--markdown"], catch_exceptions=False)
     assert shown.stdout.startswith("| loader ")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "no json",
+        '{"records": []}',  # nothing to be the baseline
+        '{"records": [{"loader": "dali"}]}',
+        '{"records": {"loader": "dali"}}',
+        '{"records": ["dali"]}',
+        '{"records": null}',
+        "[]",
+    ],
+)
+def test_table_of_another_file_is_refused(tmp_path: Path, text: str) -> None:
+    """Issue 3: what is no record is said to be none, in one line."""
+    (tmp_path / "run.json").write_text(text)
+    with pytest.raises(ValueError, match=r"run\.json': expected a file that `bench run --json` wrote \("):
+        CliRunner().invoke(bench_command, ["table", str(tmp_path / "run.json")], catch_exceptions=False)
+
+
+def test_run_json_that_cannot_be_written_is_refused_first(
+    shards: ShardSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Issue 3: a directory, a directory that is not there, a read-only one: refused before anything is timed."""
+
+    def never(*arguments: object, **keywords: object) -> None:
+        raise AssertionError("timed")
+
+    monkeypatch.setattr("bench.run.run_benchmark", never)
+    for path, message in (
+        (tmp_path, "expected a file, found a directory"),
+        (tmp_path / "none" / "run.json", "no such directory"),
+        (Path("/proc/self/run.json"), "cannot be written"),  # read-only for root too
+    ):
+        arguments = ["run", "--shards", shards.store.url, "--json", str(path)]
+        with pytest.raises(ValueError, match=f"--json '{path}': {message}"):
+            CliRunner().invoke(bench_command, arguments, catch_exceptions=False)
+
+
+def test_run_prints_the_table_even_if_the_disk_fills_up(
+    shards: ShardSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Issue 3: minutes of timing are on the terminal, and an earlier record is still there, whole."""
+    out = tmp_path / "run.json"
+    out.write_text("earlier")
+
+    def full(path: Path, target: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "rename", full)
+    arguments = ["run", "--shards", shards.store.url, "--loaders", "memory", "--repeats", "1"]
+    arguments += ["--crop", "8", "--device", "cpu", "--json", str(out)]
+    done = CliRunner().invoke(bench_command, arguments)
+    assert done.stdout.splitlines()[2].startswith("memory")
+    assert isinstance(done.exception, StoreError)
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+    assert out.read_text() == "earlier"
+
+
+def test_record_replaces_a_links_target_and_writes_to_a_pipe(tmp_path: Path) -> None:
+    """A link stays a link; /dev/null stays a device."""
+    (tmp_path / "link.json").symlink_to(tmp_path / "run.json")
+    for path in (tmp_path / "link.json", Path("/dev/null")):
+        check_target(path)
+        write_record({"records": []}, path)
+    assert (tmp_path / "link.json").is_symlink()
+    assert json.loads((tmp_path / "run.json").read_text()) == {"records": []}
+    assert Path("/dev/null").is_char_device()
 
 
 def test_run_interleaves_repeats_one_loader_at_a_time(

@@ -55,7 +55,7 @@ def test_packages_are_the_same_commands(program: str) -> None:
         (["prep", "index"], 2, "Missing argument"),
         (["bench", "run", "--repeats", "0"], 2, "0 is not in the range x>=1"),
         (["prep", "index", "gopher://x"], 2, "error: 'gopher://x': scheme must be one of"),
-        (["prep", "index", "nowhere/x-"], 1, "error: 'nowhere/x-' matches no .tar"),
+        (["prep", "index", "nowhere/x-"], 1, "error: no such directory: 'nowhere', of 'nowhere/x-'"),
     ],
 )
 def test_misuse_and_failure_have_their_own_exit_codes(

@@ -104,7 +104,11 @@ def test_pack_pets_names_what_it_leaves_out_on_stderr(tmp_path: Path) -> None:
         "skipped: boxer_1: image.jpg is a GIF, which DALI cannot decode",
     ]
     assert re.match(r"wrote 1 shard, 1 sample, 10\.0 KiB in .* \(skipped 2\) -> ", result.stdout)
+    (tmp_path / "pets" / "images" / "boxer_3.jpg").write_bytes(encode_photo("png"))
+    result = _run(*arguments, "--on-bad", "skip", "--overwrite")
+    assert result.stderr.splitlines()[2:] == ["noted: boxer_3: image.jpg is a PNG"]
     found = _json(*arguments, "--on-bad", "keep", "--overwrite")
+    assert found["noted"] == ["boxer_3: image.jpg is a PNG"]
     assert found["kept"] == ["boxer_1: image.jpg is a GIF, which DALI cannot decode"]
     assert found["classes"] == {"9": "boxer"}
 
@@ -268,3 +272,19 @@ def test_parse_bytes_of_anything_else_is_an_error(text: str) -> None:
 )
 def test_format_bytes_takes_the_largest_unit(num_bytes: int, expected: str) -> None:
     assert format_bytes(num_bytes) == expected
+
+
+@pytest.mark.parametrize("group", [[], ["pack"]])
+def test_help_of_a_group_cuts_no_line(group: list[str]) -> None:
+    assert "..." not in _run(*group, "--help").stdout.partition("Commands:")[2]
+
+
+def test_embedded_ends_well_on_ctrl_c(tmp_path: Path) -> None:
+    """Exit status 0: it is the way to end it."""
+    script = "import sys; from prep.cli import prep; prep(['embedded', '--dir', sys.argv[1]])"
+    process = start_python(script, tmp_path / "ais")
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith("http://127.0.0.1:")
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=30)[1] == ""
+    assert process.returncode == 0

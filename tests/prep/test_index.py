@@ -357,5 +357,15 @@ def test_manifest_of_a_million_shards_is_columns() -> None:
 
 def test_resolve_shards_nothing_there(tmp_path: Path) -> None:
     """A directory without tars is said to be one."""
-    with pytest.raises(StoreError, match=r"matches no .tar; expected shards such as"):
+    with pytest.raises(StoreError, match=r"directory '.*' holds no .tar; expected shards such as samples-000000.tar"):
         resolve_shards(tmp_path, endpoint=None)
+
+
+def test_index_shard_member_name_that_is_not_utf8_is_named() -> None:
+    """Whoever packed it: such a key could not be written to the index."""
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w", format=tarfile.GNU_FORMAT) as archive:
+        archive.addfile(tarfile.TarInfo("caf\udce9.json"), io.BytesIO())
+    stream.seek(0)
+    with pytest.raises(DataError, match=r"shard 's\.tar', member 'caf\\xe9\.json': its name is not UTF-8"):
+        index_shard(stream, shard="s.tar")

@@ -1,4 +1,5 @@
 import json
+import os
 import re
 import signal
 import tarfile
@@ -221,14 +222,12 @@ RGBA_PNG = encode_photo("png", mode="RGBA")
 BAD = [
     ({"image_jpg": GIF}, "image.jpg is a GIF, which DALI cannot decode"),
     ({"gif": GIF}, "gif is a GIF, which DALI cannot decode"),
-    ({"jpg": PNG}, "jpg is a PNG"),  # DALI would decode it; what reads by extension would not
-    ({"png": encode_photo("jpg")}, "png is a JPEG"),
     ({"jpg": b""}, "jpg is empty"),
     ({"jpg": encode_photo(), "json": b""}, "json is empty"),
     ({"jpg": b"<html>"}, "jpg is no photo of a known format (starts with 3c 68 74 6d)"),
     ({"jpg": b"\xff"}, "jpg is no photo of a known format (starts with ff)"),
     ({"jpg": encode_photo(), "trimap_png": PNG}, "trimap.png is no 8-bit grey PNG (bit depth 8, colour type 2)"),
-    ({"jpg": encode_photo(), "trimap_png": encode_photo()}, "trimap.png is a JPEG"),
+    ({"jpg": encode_photo(), "trimap_png": encode_photo()}, "trimap.png is a JPEG, a mask must be an 8-bit grey PNG"),
 ]
 
 
@@ -269,17 +268,51 @@ def test_pack_photo_that_is_what_its_extension_says_is_good(extension: str, phot
     assert pack(_source(record), store=LocalStore(tmp_path)).num_samples == 1
 
 
-def test_pack_pets_sample_names_the_png_and_skips_the_gif(pets_dir: Path, tmp_path: Path) -> None:
-    source, store = pets(pets_dir), LocalStore(tmp_path)
-    with pytest.raises(DataError, match=r"1 of 292 records of pets '.*' are bad: Abyssinian_5: image\.jpg is a PNG;"):
-        pack(source, store=store)
-    report = pack(source, store=store, on_bad="skip", max_count=80)
-    assert (report.num_samples, len(report.shards)) == (291, 4)
-    assert report.skipped == (
-        "Abyssinian_34: no row in list.txt",
-        "Abyssinian_82: no row in list.txt",
-        "Abyssinian_5: image.jpg is a PNG",
-    )
+@pytest.mark.parametrize(
+    ("extension", "photo", "note"),
+    [
+        ("jpg", PNG, "a: jpg is a PNG"),
+        ("png", encode_photo("jpg"), "a: png is a JPEG"),
+        ("jpg", encode_photo("webp"), "a: jpg is a WEBP"),
+        ("gif", encode_photo("jpg"), "a: gif is a JPEG"),
+    ],
+)
+def test_pack_photo_in_another_format_that_dali_decodes_is_packed_and_noted(
+    extension: str, photo: bytes, note: str, tmp_path: Path
+) -> None:
+    """Its bytes and its name stay as they are."""
+    report = pack(_source(_record("a", **{extension: photo})), store=LocalStore(tmp_path / "out"))
+    assert (report.noted, report.skipped, report.kept) == ((note,), (), ())
+    [sample] = _read_back(LocalStore(tmp_path / "out"), report.shards, tmp_path / "read")
+    assert sample[extension] == photo
+
+
+def test_pack_pets_sample_as_it_is_notes_the_png(pets_dir: Path, tmp_path: Path) -> None:
+    report = pack(pets(pets_dir), store=LocalStore(tmp_path), max_count=80)
+    assert (report.num_samples, len(report.shards)) == (292, 4)
+    assert report.skipped == ("Abyssinian_34: no row in list.txt", "Abyssinian_82: no row in list.txt")
+    assert report.noted == ("Abyssinian_5: image.jpg is a PNG",)
+
+
+def test_pack_names_that_are_not_utf8_are_refused(tmp_path: Path) -> None:
+    """A file's and a class's, with the bytes that are not."""
+    folder = tmp_path / "in" / "cat"
+    folder.mkdir(parents=True)
+    (folder / os.fsdecode(b"caf\xe9.jpg")).write_bytes(encode_photo())
+    store = LocalStore(tmp_path / "out")
+    with pytest.raises(DataError, match=r"the name of file '.*/cat/caf\\xe9\.jpg' is not UTF-8"):
+        pack(imagefolder(tmp_path / "in"), store=store)
+    folder.rename(folder.with_name(os.fsdecode(b"c\xe0t")))
+    with pytest.raises(DataError, match=r"the name of class 0 is not UTF-8: 'c\\xe0t'; rename it"):
+        pack(imagefolder(tmp_path / "in"), store=store)
+    assert not (tmp_path / "out").exists()
+
+
+def test_pack_prefix_that_leads_into_another_bucket_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"'ais://pets/\.\./photos/a-': the parts of an object's name must not be"):
+        open_target("ais://pets/../photos/a-", endpoint="http://127.0.0.1:1")
+    with pytest.raises(ValueError, match=r"'ais://pets/\.\./photos/a-': the parts"):
+        pack(make_source(1), store=AisStore("http://127.0.0.1:1", "pets"), prefix="../photos/a-")
 
 
 def test_pack_gif_under_a_jpg_name_in_an_imagefolder_is_named(tmp_path: Path) -> None:
@@ -363,8 +396,8 @@ def test_pack_finishes_what_was_interrupted(store: Store) -> None:
 @pytest.mark.parametrize(
     ("other", "max_count", "message"),
     [
-        (make_source(40), 10, r"holds shards of another pack: samples-000003\.tar;"),  # one shard too many
-        (make_source(23), 5, r"samples-000003\.tar; samples-000004\.tar; samples-000000\.tar and 1 more;"),
+        (make_source(40), 10, r"holds shards of another pack: 'samples-000003\.tar'"),  # one shard too many
+        (make_source(23), 5, r"'samples-000003\.tar', 'samples-000004\.tar', 'samples-000000\.tar' and 1 more;"),
         (make_source(23, seed=1), 10, r"samples-000000\.tar' is there with other content"),  # same sizes
     ],
 )

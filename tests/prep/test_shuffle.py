@@ -1,5 +1,6 @@
 import io
 import json
+import re
 import tarfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -434,3 +435,10 @@ def test_shuffle_on_a_named_cluster_is_verified(request: pytest.FixtureRequest) 
     finally:
         if store.exists():
             store.client.bucket(store.bucket).delete()
+
+
+@pytest.mark.parametrize("prefix", ["../dogs/a-", "a//b-", "./b-", "a/../b-"])
+def test_dsort_spec_prefix_that_leads_into_another_bucket_is_refused(prefix: str) -> None:
+    output = ShardRange(prefix, 0, 4, 6)
+    with pytest.raises(ValueError, match=f"'ais://pets/{re.escape(prefix)}': the parts of an object's name"):
+        dsort_spec(ShardRange("samples-", 0, 2, 6), output, bucket="pets", seed=0, shard_bytes=1)

@@ -1,6 +1,9 @@
+import contextlib
 import re
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -140,3 +143,122 @@ def test_cluster_keeps_buckets_for_the_next_time(tmp_path: Path) -> None:
             kept = store.size("a")
             store.write("a", b"12")
     assert kept == 2
+
+
+@contextlib.contextmanager
+def _serving(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str]:
+    """A web server that answers by ``answer``; its endpoint."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            answer(self)
+
+        do_HEAD = do_POST = do_GET  # noqa: N815  # http.server's names
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def _reply(
+    handler: BaseHTTPRequestHandler, body: bytes = b"", status: int = 200, headers: Mapping[str, str] | None = None
+) -> None:
+    handler.send_response(status)
+    for name, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
+        handler.send_header(name, value)
+    handler.end_headers()
+    handler.wfile.write(body)
+
+
+@pytest.fixture
+def proxy(monkeypatch: pytest.MonkeyPatch, closed_port: int) -> str:
+    """A proxy in the environment at which nothing answers."""
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("HTTP_PROXY", "http_proxy"):
+        monkeypatch.setenv(name, f"http://user:secret@127.0.0.1:{closed_port}")
+    return f"'http://127.0.0.1:{closed_port}'"
+
+
+def test_loopback_endpoint_is_reached_past_a_proxy(proxy: str, node: str) -> None:
+    """By name, too; what is not on this machine goes through it."""
+    for endpoint in (node, node.replace("127.0.0.1", "localhost")):
+        check_endpoint(endpoint)
+        store = AisStore(endpoint, "past-a-proxy")
+        store.create()
+        store.write("a", b"1")
+        assert store.read("a") == b"1"
+
+
+def test_proxy_that_does_not_answer_is_named(proxy: str) -> None:
+    """Without its password, and with nothing of an exception's own spelling."""
+    with pytest.raises(StoreError) as failed:
+        check_endpoint("http://aistore.invalid:51080")
+    assert f"through the proxy {proxy} (" in str(failed.value)
+    assert "secret" not in str(failed.value)
+    assert ")))" not in str(failed.value)
+
+
+def test_check_endpoint_of_another_web_server_says_that_it_is_no_aistore() -> None:
+    with (
+        _serving(lambda handler: _reply(handler, b"<html>")) as endpoint,
+        pytest.raises(StoreError, match=f"what answers at {endpoint} is no AIStore"),
+    ):
+        check_endpoint(endpoint)
+
+
+@pytest.mark.parametrize("kind", ["application/json", "application/msgpack"])
+def test_ais_store_answer_that_cannot_be_decoded_is_a_store_error(kind: str) -> None:
+    with (
+        _serving(lambda handler: _reply(handler, b"<html>", headers={"Content-Type": kind})) as endpoint,
+        pytest.raises(StoreError, match=rf"'ais://pets/a' at {endpoint}: what answers is no AIStore \(.+\)"),
+    ):
+        AisStore(endpoint, "pets").list("a")
+
+
+def test_ais_store_at_a_hung_endpoint_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Silence is not asked again, not for a listing, a HEAD or a small object."""
+    monkeypatch.setattr("prep.store.ANSWER_TIMEOUT_S", 0.2)
+    asked: list[str] = []
+    done = threading.Event()
+
+    def hang(handler: BaseHTTPRequestHandler) -> None:
+        asked.append(handler.path)
+        done.wait(20)
+
+    with _serving(hang) as endpoint:
+        store = AisStore(endpoint, "pets")
+        asks: list[Callable[[], object]] = [store.exists, store.create]
+        asks += [lambda: store.list(""), lambda: store.size("a"), lambda: store.read("a")]
+        for ask in asks:
+            asked.clear()
+            with pytest.raises(StoreError, match=rf"no answer from AIStore at {endpoint} \(Read timed out"):
+                ask()
+            assert len(asked) == 1
+        done.set()
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "text"),
+    [
+        (b'{"message": "no room", "status": 507}', {}, "507 no room$"),
+        (b"no JSON", {}, "507 no JSON$"),
+        (b"", {}, "507 Insufficient Storage$"),
+        (b"", {"Hdr-Error": '{"message": "no room"}'}, "507 no room$"),  # HEAD has no body
+    ],
+)
+def test_ais_store_error_has_the_message_and_no_json(body: bytes, headers: dict[str, str], text: str) -> None:
+    with (
+        _serving(lambda handler: _reply(handler, body, 507, headers)) as endpoint,
+        pytest.raises(StoreError, match=text),
+    ):
+        AisStore(endpoint, "pets").list("")

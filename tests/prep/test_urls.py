@@ -64,6 +64,13 @@ def test_open_store_splits_store_from_name(url: str, store_url: str, rest: str) 
         ("ais:///a.tar", ENDPOINT, "names no bucket; expected ais://BUCKET/PREFIX"),
         ("ais://pets/a.tar", None, "no AIStore endpoint is given; set AIS_ENDPOINT"),
         ("http://pets/a.tar", ENDPOINT, "scheme must be one of ais, s3, gs, az"),
+        ("ais://pe ts/a.tar", ENDPOINT, "'ais://pe ts/a.tar': a bucket's name is .* got 'pe ts'"),
+        ("ais://../a.tar", ENDPOINT, "a bucket's name is"),
+        (f"ais://{'b' * 65}/a.tar", ENDPOINT, "at most 64 letters"),
+        ("ais://pets/../dogs/a-", ENDPOINT, "'ais://pets/../dogs/a-': the parts of an object's name"),
+        ("ais://pets/a//b-", ENDPOINT, "the parts of an object's name"),
+        ("ais://pets/./b-", ENDPOINT, "the parts of an object's name"),
+        ("ais://pets/..", ENDPOINT, "the parts of an object's name"),
     ],
 )
 def test_open_store_with_bad_url_says_what_is_expected(url: str, endpoint: str | None, message: str) -> None:
@@ -79,6 +86,30 @@ def tars(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def test_resolve_shards_of_a_directory_with_two_sets_is_refused(tars: Path) -> None:
+    """What `pack` and `shuffle` leave in one place are two data sets, not one of every sample twice."""
+    with pytest.raises(ValueError, match=r"holds shards of 2 sets: '.*a-' \(2 shards\), '.*b-' \(1 shards\); name one"):
+        resolve_shards(tars, endpoint=None)
+
+
+def test_resolve_shards_stays_where_it_was_resolved(
+    tars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A relative path means the directory of then, also after the program went elsewhere."""
+    monkeypatch.chdir(tars)
+    shards = resolve_shards("a-", endpoint=None)
+    monkeypatch.chdir("/")
+    assert shards.store.size("a-000000.tar") == 0
+
+
+def test_resolve_shards_of_a_directory_with_brackets_in_its_name(tmp_path: Path) -> None:
+    """A name that exists is that, whatever a glob or braces would make of it."""
+    odd = tmp_path / "a[1]{2}"
+    odd.mkdir()
+    (odd / "x-0.tar").touch()
+    assert resolve_shards(odd, endpoint=None).names == ("x-0.tar",)
+
+
 @pytest.mark.parametrize(
     ("url", "names"),
     [
@@ -87,7 +118,7 @@ def tars(tmp_path: Path) -> Path:
         ("a-*.tar", ["a-000000.tar", "a-000001.tar"]),
         ("[ab]-000000.tar", ["a-000000.tar", "b-000000.tar"]),
         ("a-", ["a-000000.tar", "a-000001.tar"]),
-        ("", ["a-000000.tar", "a-000001.tar", "b-000000.tar"]),  # a directory, not what is below it
+        ("sub", ["c-0.tar"]),  # a directory, not what is below it
         ("b-000000.tar", ["b-000000.tar"]),
         ("absent-{0..1}.tar", ["absent-0.tar", "absent-1.tar"]),  # named is not looked for
     ],
@@ -126,11 +157,30 @@ def test_resolve_shards_with_no_match_names_the_pattern(tars: Path) -> None:
     ("urls", "message"),
     [
         ([], "got an empty list"),
-        (["ais://a/x.tar", "ais://b/x.tar"], "must lie in one bucket, got 'ais://a' and 'ais://b/x.tar'"),
+        (["ais://a/x.tar", "ais://b/x.tar"], "must lie in one bucket or directory, got 'ais://a' and 'ais://b/x.tar'"),
         (["ais://a/x.tar", "y.tar"], "must lie in one bucket or directory"),
         (["ais://a/x.tar", "ais://a/x.tar"], "'ais://a/x.tar' is named twice"),
+        (["ais://a/../b/x.tar"], "'ais://a/../b/x.tar': the parts of an object's name"),
+        (["ais://a/{x,..}/x.tar"], "'ais://a/../x.tar': the parts of an object's name"),  # as the braces have it
     ],
 )
 def test_resolve_shards_with_bad_list_says_what_is_wrong(urls: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         resolve_shards(urls, endpoint=ENDPOINT)
+
+
+@pytest.mark.parametrize(
+    "braces",
+    [
+        "{0..1000000}",
+        "{0..99999999999999}",
+        "{-99999999999..9}",
+        f"{{0..{'9' * 5000}}}",
+        "{0..999}-{0..999}-{0..1}",
+        "{a,b}" * 40,
+    ],
+)
+@pytest.mark.timeout(20)  # without the check: until the memory is full
+def test_resolve_shards_of_braces_for_too_many_names_is_refused(braces: str) -> None:
+    with pytest.raises(ValueError, match=r"'ais://pets/x-.*\.tar' stands for more than 1,000,000 names"):
+        resolve_shards(f"ais://pets/x-{braces}.tar", endpoint=ENDPOINT)

@@ -234,6 +234,72 @@ def test_host_that_is_not_loopback_is_refused(raw: Raw) -> None:
         assert raw.ask("GET", "/v1/health", headers={"Host": host})[0].status == 200
 
 
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ("Host: localhost\r\nOrigin: http://evil.example\r\n", 403),
+        ("Host: localhost\r\nOrigin: null\r\n", 403),
+        ("Host: localhost\r\nSec-Fetch-Site: cross-site\r\n", 403),
+        ("", 400),  # HTTP/1.1 without a Host
+        (f"Host: localhost\r\nContent-Length: {'9' * 5000}\r\n", 400),
+        ("Host: localhost\r\nContent-Length: -1\r\n", 400),
+    ],
+)
+def test_head_that_no_client_of_ours_sends_is_refused(raw: Raw, headers: str, status: int) -> None:
+    """A web page's request, and what is no HTTP/1.1."""
+    with raw.socket() as client:
+        client.sendall(f"GET /v1/health HTTP/1.1\r\n{headers}\r\n".encode())
+        assert client.recv(100).startswith(f"HTTP/1.1 {status} ".encode())
+
+
+def test_range_of_any_number_of_digits_is_answered(raw: Raw) -> None:
+    """Past the end is the end; past all measure is no range."""
+    path = "/v1/objects/b/a?provider=ais&pid=p"
+    assert raw.ask("GET", path, headers={"Range": f"bytes=8-{2**64}"})[1] == b"89"
+    for wanted in (f"bytes={2**64}-", f"bytes=0-{'9' * 5000}"):
+        assert raw.ask("GET", path, headers={"Range": wanted})[0].status == 416
+
+
+LIST = {"action": "list"}
+SORT = {"input_bck": {"name": "b"}, "output_format": "o-{0..9}", "algorithm": {"kind": "shuffle"}}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("GET", "/v1/buckets/b", LIST | {"value": [1]}),
+        ("GET", "/v1/buckets/b", LIST | {"value": {"flags": "x"}}),
+        ("GET", "/v1/buckets/b", LIST | {"value": {"flags": []}}),
+        ("GET", "/v1/buckets/b", LIST | {"value": {"pagesize": {"a": 1}}}),
+        ("GET", "/v1/buckets/b", LIST | {"value": {"pagesize": -1}}),
+        ("GET", "/v1/buckets/b", LIST | {"value": {"prefix": 5}}),
+        ("GET", "/v1/buckets/b", LIST | {"value": {"continuation_token": 5}}),
+        ("GET", "/v1/buckets/b", LIST | {"value": {"props": 5}}),
+        ("GET", "/v1/buckets/b", {"action": "summary-bck", "value": 5}),
+        ("POST", "/v1/sort", SORT | {"algorithm": "shuffle"}),
+        ("POST", "/v1/sort", SORT | {"input_format": "x"}),
+        ("POST", "/v1/sort", SORT | {"input_format": {"objnames": 5}}),
+        ("POST", "/v1/sort", SORT | {"input_format": {"objnames": [5]}}),
+        ("POST", "/v1/sort", SORT | {"output_format": ["x"]}),
+        ("POST", "/v1/sort", SORT | {"output_format": f"o-{{0..{2**63}}}"}),
+        ("POST", "/v1/sort", SORT | {"output_format": f"o-{{0..{'9' * 5000}}}"}),
+        ("POST", "/v1/sort", SORT | {"output_format": "o-" + "{0..999999999}" * 4}),
+        ("POST", "/v1/sort", SORT | {"output_format": "../c/o-{0..9}"}),  # into another bucket
+        ("POST", "/v1/sort", SORT | {"algorithm": {"kind": "shuffle", "seed": "9" * 5000}}),
+        ("POST", "/v1/sort", SORT | {"output_shard_size": "9" * 5000}),
+    ],
+)
+def test_message_of_wrong_types_or_measures_is_400(raw: Raw, method: str, path: str, body: dict[str, object]) -> None:
+    """Said in words; the connection stays."""
+    response, text = raw.ask(method, f"{path}?provider=ais", json.dumps(body))
+    assert response.status == 400, text
+    assert json.loads(text)["message"]
+
+
+def test_message_nested_past_measure_is_400(raw: Raw) -> None:
+    assert raw.ask("POST", "/v1/sort", b'{"a":' + b"[" * 200_000)[0].status == 400
+
+
 def test_node_listens_on_loopback_only(raw: Raw) -> None:
     """The port is closed on the machine's other addresses."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:

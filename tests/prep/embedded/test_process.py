@@ -1,4 +1,4 @@
-"""The embedded node as a process: it starts fast, fails in words, ends with its owner, and keeps what it was given."""
+"""The embedded node as a process: it starts, fails in words, ends with its owner, and keeps what it was given."""
 
 import http.client
 import os
@@ -32,27 +32,22 @@ def answers(endpoint: str) -> bool:
         connection.close()
 
 
-def wait_for_the_end(endpoint: str) -> float:
-    """Seconds until the node does not answer any more."""
+def wait_for_the_end(endpoint: str) -> None:
+    """Return when the node does not answer any more."""
     start_s = time.monotonic()
     while answers(endpoint):
-        assert time.monotonic() - start_s < 5, "the node outlived its owner"
+        assert time.monotonic() - start_s < 30, "the node outlived its owner"
         time.sleep(0.02)
-    return time.monotonic() - start_s
 
 
-def test_start_is_fast_and_close_can_be_called_twice(tmp_path: Path) -> None:
-    """Half a second at most (a tenth on an idle machine); after ``close`` nothing answers, and nothing runs."""
-    times_s = []
+def test_start_answers_and_close_can_be_called_twice(tmp_path: Path) -> None:
+    """After ``start`` it answers, also over a folder used before; after ``close`` nothing does."""
     for _ in range(3):
-        begin_s = time.monotonic()
         node = start(tmp_path / "new" / "folder")
-        times_s.append(time.monotonic() - begin_s)
         assert answers(node.endpoint)
         node.close()
         node.close()
         assert not answers(node.endpoint)
-    assert min(times_s) < 0.5
 
 
 def test_server_imports_little() -> None:
@@ -89,7 +84,7 @@ def test_module_in_the_foreground_prints_its_endpoint(tmp_path: Path) -> None:
     endpoint = process.stdout.readline().strip()
     assert answers(endpoint)
     process.send_signal(signal.SIGINT)
-    assert process.wait(5) == 0
+    assert process.wait(30) == 0
     process.stdout.close()
     assert list((tmp_path / "ais" / "scratch").iterdir()) == []
 
@@ -101,7 +96,7 @@ from prep.embedded import start
 node = start(Path(sys.argv[1]))
 if sys.argv[2] == "fork" and os.fork() == 0:  # the child holds the pipe's end, and does not own the node
     node.close()
-    time.sleep(4)
+    time.sleep(40)
     os._exit(0)
 print(node.endpoint, flush=True)
 if sys.argv[2] == "return":
@@ -111,15 +106,15 @@ time.sleep(60)
 
 
 @pytest.mark.parametrize(
-    ("how", "end", "limit_s"),
+    ("how", "end"),
     [
-        ("sleep", signal.SIGKILL, 0.4),  # the pipe ends at once
-        ("sleep", signal.SIGTERM, 0.4),
-        ("return", None, 0.4),  # without close()
-        ("fork", signal.SIGKILL, 2.0),  # the pipe stays open; the parent's number changes
+        ("sleep", signal.SIGKILL),  # the pipe ends at once
+        ("sleep", signal.SIGTERM),
+        ("return", None),  # without close()
+        ("fork", signal.SIGKILL),  # the pipe stays open; the parent's number changes
     ],
 )
-def test_node_ends_with_its_owner(tmp_path: Path, how: str, end: signal.Signals | None, limit_s: float) -> None:
+def test_node_ends_with_its_owner(tmp_path: Path, how: str, end: signal.Signals | None) -> None:
     """However the owner dies, the node does not stay."""
     owner = subprocess.Popen(
         [sys.executable, "-c", OWNER, str(tmp_path), how],
@@ -134,8 +129,8 @@ def test_node_ends_with_its_owner(tmp_path: Path, how: str, end: signal.Signals 
     if end is not None:
         assert answers(endpoint)
         owner.send_signal(end)
-    owner.wait(5)
-    assert wait_for_the_end(endpoint) < limit_s + 1.0  # the second is for a machine that is busy
+    owner.wait(30)
+    wait_for_the_end(endpoint)
     owner.stdout.close()
 
 
@@ -174,7 +169,10 @@ def test_killed_in_mid_put_keeps_the_old_object(tmp_path: Path) -> None:
     bucket = sdk(node.endpoint).bucket("b").create()
     bucket.object("a").get_writer().put_content(b"old")
     with socket.create_connection(("127.0.0.1", int(node.endpoint.rpartition(":")[2]))) as client:
-        client.sendall(b"PUT /v1/objects/b/a?pid=p HTTP/1.1\r\nContent-Length: 9000000\r\n\r\n" + bytes(5_000_000))
+        client.sendall(
+            b"PUT /v1/objects/b/a?pid=p HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9000000\r\n\r\n"
+            + bytes(5_000_000)
+        )
         while not any(path.stat().st_size > 1 << 20 for path in tmp_path.glob("scratch/*/*")):
             time.sleep(0.01)
         node._process.kill()
