@@ -19,7 +19,8 @@ from dali_pipes.segments import MAX_LINES, Segment, index_text
 
 __all__ = ["Feed"]
 
-# The first segment is one batch, so that it waits for the shards of no other; each next one is longer, up to MAX_LINES.
+# Where shards are still to be staged, the first segment is one batch, so that it waits for the shards of no other; each
+# next one is longer, up to MAX_LINES.
 SEGMENT_GROWTH = 4
 
 
@@ -41,8 +42,11 @@ class Feed:
         self.plan = plan
         self._samples, self._places, self._image, self._stager = samples, places, image, stager
         self._streams: dict[str, Stream] = {}
-        stager.stage(int(shard) for window in plan.window_shards() for shard in window)
-        self._runs = _cut(plan.steps(batch_size=batch_size, last_batch_policy=last_batch_policy, start=start))
+        shards = [int(shard) for window in plan.window_shards() for shard in window]
+        first_lines = MAX_LINES if stager.is_ready(shards) else batch_size
+        stager.stage(shards)
+        steps = plan.steps(batch_size=batch_size, last_batch_policy=last_batch_policy, start=start)
+        self._runs = _cut(steps, first_lines=first_lines)
         self._run = next(self._runs, None)  # the steps of the segment that is to be opened next
         self._ahead: tuple[Segment, list[Step]] | None = None
         self._batches = self._read()
@@ -108,16 +112,16 @@ class Feed:
         return self._streams[name]
 
 
-def _cut(steps: Iterator[Step]) -> Iterator[list[Step]]:
+def _cut(steps: Iterator[Step], *, first_lines: int) -> Iterator[list[Step]]:
     """The steps of each segment. A short last batch is a segment of its own: a reader's batches are of one size."""
-    limit = 0
+    limit = first_lines
     step = next(steps, None)
     while step is not None:
         size = len(step.ordinals)
-        limit = min(max(SEGMENT_GROWTH * limit, size), MAX_LINES)
         run = [step]
         while (step := next(steps, None)) is not None:
             if len(step.ordinals) != size or (len(run) + 1) * size > limit:
                 break
             run.append(step)
         yield run
+        limit = min(SEGMENT_GROWTH * limit, MAX_LINES)
