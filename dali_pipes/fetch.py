@@ -1,5 +1,6 @@
 """Stage shards: objects of a store to checked extents of the image, several in flight."""
 
+import sys
 import threading
 from collections import deque
 from collections.abc import Iterable
@@ -72,6 +73,8 @@ class Stager:
         with self._changed:
             self._queue.clear()
             self._changed.notify_all()
+        if sys.is_finalizing():
+            return  # daemons are stopped where they stand when the interpreter ends: a join would wait for ever
         for thread in self._threads:
             # The garbage collector may have called this in one of them.
             if thread is not threading.current_thread():
