@@ -379,6 +379,20 @@ def test_program_that_ends_with_a_loader_open_does_not_wait_for_its_shards(tmp_p
     assert int(done.stdout) < 120
 
 
+def test_collecting_a_dropped_loader_in_a_forked_child_does_not_hang(small_shards: Path) -> None:
+    """The child has none of the pipeline's threads, and must not wait for them."""
+    program = (
+        "import sys, os, gc\nimport dali_pipes as dp\n"
+        "loader = dp.loader(sys.argv[1], dp.segmentation(crop=16), batch_size=5, device='cpu'); next(loader)\n"
+        "child = os.fork()\n"
+        "if not child:\n"
+        "    del loader; gc.collect(); os._exit(7)\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), len(list(loader)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, small_shards], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["7", "4"], done.stderr
+
+
 def test_loader_cannot_be_copied_or_pickled(small_shards: Path) -> None:
     """Sent to a worker process it would be of no use; the copy would close the original."""
     import copy
