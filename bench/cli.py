@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from prep.cli import cluster_options
+from prep.cli import cluster_options, size
 
 if TYPE_CHECKING:
     from bench.loaders import Device
@@ -142,6 +142,196 @@ def run(
 
 
 @bench.command()
+@click.option("--object-bytes", default="64MiB", show_default=True, type=size, help="Bytes an object.")
+@click.option("--num-objects", default=16, show_default=True, type=click.IntRange(min=1), help="Objects a turn.")
+@click.option("--connections", default=8, show_default=True, type=click.IntRange(min=1), help="Objects in flight.")
+@click.option("--repeats", default=5, show_default=True, type=click.IntRange(min=1), help="Turns of each client.")
+@click.option("--clients", default=None, help="Comma separated: ours, sdk, curl.  [default: all that are there]")
+@click.option(
+    "--cache",
+    default=Path("/dev/shm"),  # noqa: S108 (a directory of our own is made there)
+    show_default=True,
+    type=click.Path(path_type=Path),
+    help="Where images and curl's files are written; the own server keeps its objects there too.",
+)
+@click.option(
+    "--endpoint", default=None, help="AIStore's proxy, to fetch from a cluster.  [default: a server of our own]"
+)
+@click.option("--json", "json_path", default=None, type=click.Path(path_type=Path), help="Write the record here.")
+def fetch(
+    *,
+    object_bytes: int,
+    num_objects: int,
+    connections: int,
+    repeats: int,
+    clients: str | None,
+    cache: Path,
+    endpoint: str | None,
+    json_path: Path | None,
+) -> None:
+    """Fetch the same objects with our transport, the SDK and curl, in turns; print speed and CPU of each.
+
+    Ours verifies checksums and stores into an image, the SDK's read_all() keeps bytes in memory, curl writes files.
+    Makes the bucket ais://dali-pipes-bench-fetch, on a server of its own or on the cluster that --endpoint names, and
+    destroys it at the end. Writes nothing else but the file that --json names.
+    """
+    from bench.environment import check_extras
+
+    check_extras()
+    from bench.fetch import CLIENT_NAMES, FetchOptions, format_fetch, run_fetch
+    from bench.fetch_client import find_curl
+    from bench.record import check_target, write_record
+
+    if json_path is not None:
+        check_target(json_path)
+    chosen = _words(clients) if clients is not None else list(CLIENT_NAMES)
+    if clients is None and find_curl() is None:
+        chosen.remove("curl")
+        click.echo("no program 'curl' in PATH: left out", err=True)
+    options = FetchOptions(
+        object_bytes=object_bytes,
+        num_objects=num_objects,
+        connections=connections,
+        repeats=repeats,
+        clients=chosen,
+        cache=cache,
+        endpoint=endpoint,
+    )
+    report = run_fetch(options)
+    click.echo(format_fetch(report))
+    if json_path is not None:
+        write_record(report, json_path)
+
+
+@bench.command()
+@click.option("--shards", default=None, help="Samples to repeat.  [default: the demo photos]")
+@click.option("--samples", default=10_000, show_default=True, type=click.IntRange(min=1), help="Samples to load.")
+@click.option(
+    "--num-shards", default=40, show_default=True, type=click.IntRange(min=1), help="Shards that they are packed into."
+)
+@click.option("--repeats", default=3, show_default=True, type=click.IntRange(min=1), help="Turns of each combination.")
+@click.option(
+    "--epochs",
+    default=1,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Epochs timed in each turn, after the cold one, which has its own figures.",
+)
+@click.option("--batch-size", default=64, show_default=True, type=click.IntRange(min=1), help="Samples a batch.")
+@click.option("--num-threads", default=None, type=click.IntRange(min=1), help="DALI's threads.  [default: cores]")
+@click.option("--device", default="auto", show_default=True, type=click.Choice(["auto", "cpu", "gpu"]))
+@click.option("--crop", default=350, show_default=True, type=click.IntRange(min=1), help="Side of the centre crop.")
+@click.option("--fractions", default="1.0,0.2", show_default=True, help="Sizes of the cache, as shares of the data.")
+@click.option(
+    "--latencies-ms",
+    default="0,20",
+    show_default=True,
+    help="Milliseconds added to each request, redirects included.",
+)
+@click.option("--ramp-up", is_flag=True, help="Start each epoch with windows of 1, 2, 4, ... shards.")
+@click.option(
+    "--cache",
+    default=Path("/dev/shm"),  # noqa: S108 (a directory of our own is made there)
+    show_default=True,
+    type=click.Path(path_type=Path),
+    help="Where the images lie; the server keeps the data set there too.",
+)
+@click.option("--json", "json_path", default=None, type=click.Path(path_type=Path), help="Write the record here.")
+@cluster_options
+def windows(
+    *,
+    shards: str | None,
+    samples: int,
+    num_shards: int,
+    repeats: int,
+    epochs: int,
+    batch_size: int,
+    num_threads: int | None,
+    device: "Device",
+    crop: int,
+    fractions: str,
+    latencies_ms: str,
+    ramp_up: bool,
+    cache: Path,
+    json_path: Path | None,
+    endpoint: str | None,
+    embedded_dir: Path | None,
+) -> None:
+    """Load a data set through caches that hold all of it or a part, near and far from its server; print who waits.
+
+    Reads --shards, once, from where --endpoint says. What is loaded is a copy of them on a server of its own, which is
+    slowed by --latencies-ms. Writes nothing but the file that --json names.
+    """
+    import contextlib
+
+    from bench.environment import check_extras
+
+    check_extras()
+    from bench.loaders import available_cores
+    from bench.record import check_target, write_record
+    from bench.windows import WindowsOptions, format_windows, run_windows
+    from prep.endpoint import cluster
+    from prep.urls import is_remote, resolve_shards
+
+    if json_path is not None:
+        check_target(json_path)
+    options = WindowsOptions(
+        samples=samples,
+        num_shards=num_shards,
+        repeats=repeats,
+        epochs=epochs,
+        batch_size=batch_size,
+        num_threads=num_threads or available_cores(),
+        crop=crop,
+        device=device,
+        fractions=_numbers("--fractions", fractions),
+        latencies_ms=_numbers("--latencies-ms", latencies_ms),
+        ramp_up=ramp_up,
+        cache=cache,
+    )
+    with contextlib.ExitStack() as stack:
+        found = None
+        if shards is not None:
+            remote = is_remote(shards)
+            url = stack.enter_context(cluster(endpoint, embedded_dir=embedded_dir)) if remote else None
+            found = resolve_shards(shards, endpoint=url)
+        report = run_windows(options, shards=found)
+    click.echo(format_windows(report))
+    if json_path is not None:
+        write_record(report, json_path)
+
+
+@bench.command()
+@click.option("--num-shards", default="100,10000,1000000", show_default=True, help="Sizes of the simulated data set.")
+@click.option("--window-shards", default="10,100", show_default=True, help="Shards of a shuffle window.")
+@click.option("--repeats", default=3, show_default=True, type=click.IntRange(min=1), help="Processes for each pair.")
+@click.option("--json", "json_path", default=None, type=click.Path(path_type=Path), help="Write the record here.")
+def scale(*, num_shards: str, window_shards: str, repeats: int, json_path: Path | None) -> None:
+    """Time what comes before the first sample for data sets of up to a million shards, and what a window costs.
+
+    Reads nothing: manifests of shards that do not exist are made, 1,000 samples in each. Writes nothing but the file
+    that --json names.
+    """
+    from bench.environment import check_extras
+
+    check_extras()
+    from bench.record import check_target, write_record
+    from bench.scale import ScaleOptions, format_scale, run_scale
+
+    if json_path is not None:
+        check_target(json_path)
+    options = ScaleOptions(
+        num_shards=_integers("--num-shards", num_shards),
+        window_shards=_integers("--window-shards", window_shards),
+        repeats=repeats,
+    )
+    report = run_scale(options)
+    click.echo(format_scale(report))
+    if json_path is not None:
+        write_record(report, json_path)
+
+
+@bench.command()
 @click.argument("record", type=click.Path(path_type=Path))
 @click.option("--markdown", is_flag=True, help="A table for a document.")
 def table(*, record: Path, markdown: bool) -> None:
@@ -156,3 +346,21 @@ def table(*, record: Path, markdown: bool) -> None:
         found = f"{type(exc).__name__}: {exc}"
         raise ValueError(f"'{record}': expected a file that `bench run --json` wrote ({found})") from exc
     click.echo(shown)
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",")]
+
+
+def _numbers(option: str, text: str) -> list[float]:
+    try:
+        return [float(word) for word in _words(text)]
+    except ValueError:
+        raise ValueError(f"{option} must be numbers with commas between them, got '{text}'") from None
+
+
+def _integers(option: str, text: str) -> list[int]:
+    try:
+        return [int(word) for word in _words(text)]
+    except ValueError:
+        raise ValueError(f"{option} must be whole numbers with commas between them, got '{text}'") from None

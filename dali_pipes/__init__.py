@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from dali_pipes.errors import StoreError as StoreError
     from dali_pipes.errors import WorkerProcessError as WorkerProcessError
     from dali_pipes.iterator import Loader as Loader
-    from dali_pipes.iterator import loader as loader
+    from dali_pipes.opening import loader as loader
     from dali_pipes.pipelines import IMAGENET_MEAN as IMAGENET_MEAN
     from dali_pipes.pipelines import IMAGENET_STD as IMAGENET_STD
     from dali_pipes.pipelines import classification_eval as classification_eval
@@ -39,7 +39,7 @@ _HOMES = {
     "WorkerProcessError": "errors",
     "classification_eval": "pipelines",
     "classification_train": "pipelines",
-    "loader": "iterator",
+    "loader": "opening",
     "segmentation": "pipelines",
 }
 

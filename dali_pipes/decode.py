@@ -16,7 +16,7 @@ from nvidia.dali.pipeline import Pipeline
 from nvidia.dali.types import PipelineAPIType
 
 from dali_pipes.forks import keep_in_children
-from dali_pipes.samples import Batch, Places
+from dali_pipes.samples import Batch, Samples
 from dali_pipes.seam import ArrayKind, Components, Graph, Random, make_source
 
 __all__ = ["DecodeHalf", "Fed"]
@@ -37,9 +37,7 @@ class DecodeHalf:
 
     Args:
         graph: See `dali_pipes.seam.Graph`.
-        places: Where a component of every sample lies.
-        labels: The class id of every sample.
-        example: Some batch of the data set.
+        samples: The data set; asked for an example, and whether it has what the graph takes.
         batch_size: The most samples a batch.
         device_id: A CUDA device, ``None`` for the CPU.
         num_threads: Decoding threads.
@@ -54,9 +52,7 @@ class DecodeHalf:
         self,
         graph: Graph,
         *,
-        places: Callable[[str], Places],
-        labels: Callable[[], npt.NDArray[np.int64]],
-        example: Batch,
+        samples: Samples,
         batch_size: int,
         device_id: int | None,
         num_threads: int,
@@ -66,7 +62,7 @@ class DecodeHalf:
         """Gives the next batch, ``None`` at the end of the epoch; to be set before the first batch is scheduled."""
         self.scheduled: deque[Batch] = deque()
         """The batches that were pulled and not yet delivered, oldest first."""
-        self._graph, self._places, self._labels, self._example = graph, places, labels, example
+        self._graph, self._samples, self._example = graph, samples, samples.example()
         self._device_id = device_id
         self._settings: dict[str, Any] = {
             "batch_size": batch_size,
@@ -91,8 +87,8 @@ class DecodeHalf:
             next_input = weakref.WeakMethod(self._next_input)
             components = Components(
                 source=make_source(lambda name: method(name) if (method := next_input()) is not None else None),
-                places=self._places,
-                labels=self._labels,
+                check=self._samples.check_component,
+                check_labels=self._samples.check_labels,
                 example=self._example,
                 device="cpu" if self._device_id is None else "mixed",
             )

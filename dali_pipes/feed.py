@@ -1,60 +1,122 @@
 """Read an epoch: the plan's steps in, batches of encoded bytes out, one segment after the other.
 
+Windows are staged as far ahead as may be held, and given up when their last segment is closed. A segment ends with the
+step in which a window ends, so that no reader names shards of a window that could be gone.
+
 The next segment is opened while the batches of this one are decoded, if its shards are resident: a reader made when its
 first batch is wanted would be waited for, some 5 ms each time. For the same reason the loader prepares the next epoch's
 feed before this epoch's last batches are delivered.
 """
 
+import logging
+import time
+from collections import deque
 from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from dali_pipes.fetch import Stager
 from dali_pipes.image import Image
 from dali_pipes.plan import LastBatchPolicyName, Plan, Step
 from dali_pipes.randomness import Stream
-from dali_pipes.samples import Batch, Places, Samples
+from dali_pipes.samples import Batch, Rows, Samples
 from dali_pipes.segments import MAX_LINES, Segment, index_text
+from prep.progress import bar
 
 __all__ = ["Feed"]
+
+_log = logging.getLogger(__name__)
 
 # Where shards are still to be staged, the first segment is one batch, so that it waits for the shards of no other; each
 # next one is longer, up to MAX_LINES.
 SEGMENT_GROWTH = 4
+# Batches whose bytes the disk is asked for before the reader comes to them, where the image is on a disk.
+READ_AHEAD_BATCHES = 8
+# A wait for shards of this length is shown, while the first window is staged.
+SHOW_AFTER_S = 0.5
+
+Int64s = npt.NDArray[np.int64]
+
+
+@dataclass(kw_only=True)
+class _Opened:
+    segment: Segment
+    steps: list[Step]
+    rows: Rows
+    starts: list[Int64s]  # for each component, where each row's bytes lie in the image
+    sizes: list[Int64s]
+    shards: list[int]
 
 
 class Feed:
-    """One epoch of one rank, read from position ``start`` of its order on; owns at most two open segments."""
+    """One epoch of one rank, read from position ``start`` of its order on; owns at most two open segments.
+
+    Args:
+        plan: The epoch.
+        samples: The data set.
+        components: What is read of each sample, as the graph named it.
+        image: Where shards lie.
+        stager: Brings them there.
+        batch_size: Samples a batch on this rank.
+        rank: Number of this process.
+        world_size: Number of processes.
+        last_batch_policy: See `Plan.steps`.
+        start: Position in the order, a multiple of ``batch_size * world_size``.
+        show_progress: Draw a bar while the first window is waited for.
+    """
 
     def __init__(
         self,
         plan: Plan,
         *,
         samples: Samples,
-        places: Sequence[Places],
+        components: Sequence[str],
         image: Image,
         stager: Stager,
         batch_size: int,
+        rank: int,
+        world_size: int,
         last_batch_policy: LastBatchPolicyName,
         start: int = 0,
+        show_progress: bool = False,
     ) -> None:
         self.plan = plan
-        self._samples, self._places, self._image, self._stager = samples, places, image, stager
+        self.wait_s = 0.0
+        """Seconds for which `next` has waited for shards."""
+        self._samples, self._components, self._image, self._stager = samples, components, image, stager
+        self._show_progress = show_progress
         self._streams: dict[str, Stream] = {}
-        shards = [int(shard) for window in plan.window_shards() for shard in window]
-        first_lines = MAX_LINES if stager.is_ready(shards) else batch_size
-        stager.stage(shards)
-        steps = plan.steps(batch_size=batch_size, last_batch_policy=last_batch_policy, start=start)
-        self._runs = _cut(steps, first_lines=first_lines)
+        # For each slice: the windows still to be staged, and those that are, by number.
+        slices = plan.slices_of(batch_size=batch_size, rank=rank, world_size=world_size)
+        self._coming = {slice_: plan.windows_ahead(slice_, start=start) for slice_ in slices}
+        self._staged: dict[int, deque[tuple[int, list[int]]]] = {slice_: deque() for slice_ in slices}
+        self._stage_ahead()
+        first = [shard for staged in self._staged.values() for _, window in staged for shard in window]
+        first_lines = batch_size if stager.num_missing(first)[0] else MAX_LINES
+        steps = plan.steps(
+            batch_size=batch_size, rank=rank, world_size=world_size, last_batch_policy=last_batch_policy, start=start
+        )
+        finished = tuple(staged[0][0] for staged in self._staged.values())
+        self._runs = _cut(steps, first_lines=first_lines, slices=slices, finished=finished)
         self._run = next(self._runs, None)  # the steps of the segment that is to be opened next
-        self._ahead: tuple[Segment, list[Step]] | None = None
+        self._ahead: _Opened | None = None
         self._batches = self._read()
+
+    @property
+    def has_staged_all(self) -> bool:
+        """Whether all windows of the epoch are staged, or wait for nothing but the stager."""
+        return not self._coming
 
     def prepare(self) -> None:
         """Open the next segment now, if all its shards are resident and none is open ahead."""
-        if self._ahead is None and self._run is not None and self._stager.is_ready(self._shards(self._run)):
-            self._ahead = self._open_segment(self._run)
+        if self._ahead is not None or self._run is None:
+            return
+        shards = self._shards(self._run)
+        if self._stager.need_resident(shards):
+            self._ahead = self._open_segment(self._run, shards)
 
     def next(self) -> tuple[Batch, Sequence[Any]] | None:
         """The next batch: its rows, and for each component a TensorList of its encoded bytes; ``None`` at the end.
@@ -65,45 +127,121 @@ class Feed:
         return next(self._batches, None)
 
     def close(self) -> None:
-        """Close the segments. Can be called twice."""
+        """Close the segments, give up the shards. Can be called twice."""
         self._batches.close()
         if self._ahead is not None:
-            self._ahead[0].close()
+            self._close_segment(self._ahead)
             self._ahead = None
+        for staged in self._staged.values():
+            while staged:
+                self._give_up(staged.popleft()[1])
+        self._coming.clear()
 
     def _read(self) -> Generator[tuple[Batch, Sequence[Any]], None, None]:
         while (opened := self._take_segment()) is not None:
-            segment, steps = opened
-            with segment:
-                for step in steps:
+            try:
+                position = 0
+                self._read_ahead(opened, 0, READ_AHEAD_BATCHES)
+                for number, step in enumerate(opened.steps):
+                    stop = position + len(step.ordinals)
                     batch = Batch(
-                        self._samples, step.ordinals, step.occurrences, num_valid=step.num_valid, stream=self._stream
+                        opened.rows, position, stop, step.occurrences, num_valid=step.num_valid, stream=self._stream
                     )
-                    yield batch, segment.read()
+                    encoded = opened.segment.read()
+                    self._read_ahead(opened, number + READ_AHEAD_BATCHES, 1)
+                    position = stop
+                    yield batch, encoded
                     self.prepare()
+            finally:
+                self._close_segment(opened)
+            self._finish_windows(opened.steps[-1].finished)
 
-    def _take_segment(self) -> tuple[Segment, list[Step]] | None:
+    def _take_segment(self) -> _Opened | None:
         if self._ahead is None and self._run is not None:
-            self._stager.wait(self._shards(self._run))
-            self._ahead = self._open_segment(self._run)
+            shards = self._shards(self._run)
+            started = time.perf_counter()
+            try:
+                self._wait(shards)
+            finally:
+                self.wait_s += time.perf_counter() - started
+            self._ahead = self._open_segment(self._run, shards)
         taken, self._ahead = self._ahead, None
         return taken
 
-    def _open_segment(self, run: list[Step]) -> tuple[Segment, list[Step]]:
-        ordinals = np.concatenate([step.ordinals for step in run])
-        starts = self._image.starts[self._samples.shard[ordinals]]
-        index = index_text(
-            ordinals,
-            [starts + places.offset[ordinals] for places in self._places],
-            [places.size[ordinals] for places in self._places],
-        )
-        segment = Segment(self._image.path, index, num_components=len(self._places), batch_size=len(run[0].ordinals))
+    def _wait(self, shards: list[int]) -> None:
+        num_missing, num_bytes = self._stager.num_missing(shards)
+        if not num_missing or not self._show_progress:
+            self._stager.need(shards)
+            return
+        self._show_progress = False
+        before = self._stager.fetched_bytes
+        started = time.perf_counter()
+        with bar(what=f"stage {num_missing} shards", total=num_bytes, unit="B", shown=True, delay_s=SHOW_AFTER_S) as drawn:
+
+            def show() -> None:
+                drawn.update(min(num_bytes, self._stager.fetched_bytes - before) - drawn.n)
+
+            self._stager.need(shards, waiting=show)
+        _log.info("staged %d shards in %.1f s", num_missing, time.perf_counter() - started)
+
+    def _open_segment(self, run: list[Step], shards: list[int]) -> _Opened:
+        try:
+            ordinals = np.concatenate([step.ordinals for step in run])
+            rows = self._samples.rows(ordinals)
+            extents = self._image.starts[rows.shard]
+            places = [rows.places(component) for component in self._components]
+            starts, sizes = [extents + place.offset for place in places], [place.size for place in places]
+            segment = Segment(
+                self._image.path,
+                index_text(ordinals, starts, sizes),
+                num_components=len(places),
+                batch_size=len(run[0].ordinals),
+            )
+        except BaseException:
+            self._stager.done(shards)
+            raise
         self._run = next(self._runs, None)
-        return segment, run
+        return _Opened(segment=segment, steps=run, rows=rows, starts=starts, sizes=sizes, shards=shards)
+
+    def _close_segment(self, opened: _Opened) -> None:
+        # First the reader, which may be reading past its last line, then what it read from.
+        opened.segment.close()
+        self._stager.done(opened.shards)
+
+    def _finish_windows(self, finished: Sequence[int]) -> None:
+        """Give up the windows that are read, and stage others for them."""
+        for slice_, staged in self._staged.items():
+            while staged and staged[0][0] < finished[slice_]:
+                self._give_up(staged.popleft()[1])
+        self._stage_ahead()
+
+    def _give_up(self, window: list[int]) -> None:
+        self._stager.unstage(window)
+        self._samples.forget(window)
+
+    def _stage_ahead(self) -> None:
+        while self._coming and (self._stager.is_short or not any(self._staged.values())):
+            for slice_, coming in list(self._coming.items()):
+                window = next(coming, None)
+                if window is None:
+                    del self._coming[slice_]
+                    continue
+                number, shards = window[0], window[1].tolist()
+                self._staged[slice_].append((number, shards))
+                self._stager.stage(shards)
+
+    def _read_ahead(self, opened: _Opened, first: int, num: int) -> None:
+        steps = opened.steps[first : first + num]
+        if not steps or self._image.room.is_memory:
+            return
+        size = len(opened.steps[0].ordinals)
+        rows = slice(first * size, first * size + sum(len(step.ordinals) for step in steps))
+        for starts, sizes in zip(opened.starts, opened.sizes, strict=True):
+            self._image.read_ahead(starts[rows], sizes[rows])
 
     def _shards(self, run: list[Step]) -> list[int]:
         ordinals = np.concatenate([step.ordinals for step in run])
-        return [int(shard) for shard in np.unique(self._samples.shard[ordinals])]
+        return [int(shard) for shard in np.unique(self._samples.shard_of(ordinals))]
 
     def _stream(self, name: str) -> Stream:
         if name not in self._streams:
@@ -112,16 +250,27 @@ class Feed:
         return self._streams[name]
 
 
-def _cut(steps: Iterator[Step], *, first_lines: int) -> Iterator[list[Step]]:
-    """The steps of each segment. A short last batch is a segment of its own: a reader's batches are of one size."""
+def _cut(
+    steps: Iterator[Step], *, first_lines: int, slices: Sequence[int], finished: tuple[int, ...]
+) -> Iterator[list[Step]]:
+    """The steps of each segment: all of one batch size, since a reader's batches are, and none after a window's end.
+
+    Args:
+        steps: The epoch's.
+        first_lines: Index lines of the first segment.
+        slices: Those whose windows count.
+        finished: Of each of them, the number of windows that are read to their end before the first step.
+    """
     limit = first_lines
-    step = next(steps, None)
-    while step is not None:
-        size = len(step.ordinals)
-        run = [step]
-        while (step := next(steps, None)) is not None:
-            if len(step.ordinals) != size or (len(run) + 1) * size > limit:
-                break
-            run.append(step)
+    run: list[Step] = []
+    for step in steps:
+        if run and (len(step.ordinals) != len(run[0].ordinals) or (len(run) + 1) * len(step.ordinals) > limit):
+            yield run
+            run, limit = [], min(SEGMENT_GROWTH * limit, MAX_LINES)
+        run.append(step)
+        before, finished = finished, tuple(step.finished[slice_] for slice_ in slices)
+        if finished != before:
+            yield run
+            run, limit = [], min(SEGMENT_GROWTH * limit, MAX_LINES)
+    if run:
         yield run
-        limit = min(SEGMENT_GROWTH * limit, MAX_LINES)

@@ -1,206 +1,176 @@
-"""Hold the data set's shards in one sparse file: shard i owns a fixed extent, so a sample's address never changes.
+"""Hold the data set's shards in one sparse file, shared by a node: shard i owns a fixed extent, so a sample's address
+never changes.
 
-Filling an extent: its blocks are reserved first (so that a full disk is an error here and never a SIGBUS in a reader),
-the bytes are written, then size and checksum are held against the manifest. Only then may an index name the shard.
+In a shard's extent lies the shard and, from the next page on, its shard index: they come and go together. This is a
+loader's view of one image: shards are numbered as in the loader's own manifest, which may be a part of the image's.
 """
 
-import errno
-import io
+import hashlib
 import os
-import tempfile
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
-from dali_pipes.errors import CacheError, DataError
+from dali_pipes.cache import Cache, Take
+from dali_pipes.errors import CacheError
+from dali_pipes.extents import EXTENT_ALIGNMENT, Extent, extent_starts
+from dali_pipes.holes import read_ahead, reserve
+from dali_pipes.room import Room
+from prep.manifest import Manifest
 
-__all__ = ["EXTENT_ALIGNMENT", "Image", "check_room", "choose_cache_dir", "extent_starts"]
-
-EXTENT_ALIGNMENT = 4096
-"""Page and block size: an extent can be reserved, and later punched, without touching its neighbours."""
-
-COPY_BYTES = 1 << 20
-SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (files there get no name)
-# copy_file_range answers one of these where it cannot serve this pair of files; reading and writing does.
-_NO_COPY = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF, errno.EPERM}
-_CHANGED = "it was cut off or replaced since: put it back, or index the shards anew: dali-pipes prep index URL"
+__all__ = ["Image", "image_key"]
 
 Int64s = npt.NDArray[np.int64]
 
 
-def extent_starts(shard_bytes: Int64s) -> Int64s:
-    """Where each shard's extent starts, and, last, where the image ends: int64 [shards + 1].
+def image_key(manifest: Manifest) -> str:
+    """Which image belongs to a manifest: 32 hexadecimal digits of the SHA-256 of all that lies in it.
 
-    >>> extent_starts(np.array([1, 4096, 5000])).tolist()
-    [0, 4096, 8192, 16384]
+    Another size or checksum of any shard or index gives another image, so new bytes never meet old ones.
     """
-    aligned = -(-np.asarray(shard_bytes, np.int64) // EXTENT_ALIGNMENT) * EXTENT_ALIGNMENT
-    return np.concatenate([np.zeros(1, np.int64), np.cumsum(aligned)])
-
-
-def choose_cache_dir(num_bytes: int) -> Path:
-    """Shared memory where ``num_bytes`` take at most half of what is free there and of free memory, else a disk.
-
-    Raises:
-        CacheError: If neither has room.
-    """
-    memory = min(_free_bytes(SHARED_MEMORY), _available_memory()) // 2
-    if num_bytes <= memory:
-        return SHARED_MEMORY
-    disk = Path(tempfile.gettempdir())
-    free = _free_bytes(disk)
-    if num_bytes <= free:
-        return disk
-    raise CacheError(
-        f"the shards take {num_bytes} bytes; free are {memory} in '{SHARED_MEMORY}' (half is left to others) and "
-        f"{free} in '{disk}'; pass cache_dir= with room for them"
-    )
-
-
-def check_room(cache_dir: Path, num_bytes: int) -> None:
-    """Refuse a directory without room.
-
-    Raises:
-        CacheError: If it is not there, or ``num_bytes`` are not free in it.
-    """
-    if not cache_dir.is_dir():
-        raise CacheError(f"cache_dir '{cache_dir}' is no directory; pass one with room for {num_bytes} bytes")
-    free = _free_bytes(cache_dir)
-    if num_bytes > free:
-        raise CacheError(f"the shards take {num_bytes} bytes, '{cache_dir}' has {free} free; pass another cache_dir=")
+    state = hashlib.sha256(manifest.digest.encode())
+    for column in (manifest.index_bytes, manifest.index_checksums):
+        state.update(np.ascontiguousarray(column).tobytes())
+    return state.hexdigest()[:32]
 
 
 class Image:
-    """The sparse file, private to this process: it has no name, so nothing is left of it when the process is gone.
+    """One loader's share in an image: what it holds stays, where it was, until it is released or closed.
 
     Args:
-        shard_bytes: int64 [shards], from the manifest.
-        cache_dir: A local directory that can hold all of them.
+        manifest: Of all shards that were indexed together.
+        rows: For each of the loader's shards its row in ``manifest``: int64 [shards].
+        room: Where the image lies.
+        source: The shards' URL.
+        group: Loaders of one group hold the same shards at about the same time. Note [promises] in `dali_pipes.cache`.
+        reserved: Bytes that the group must be able to hold at a time.
+        cache_bytes: What all images in that directory may take.
+        keep: Whether it stays there for the next job.
 
     Raises:
-        CacheError: If no file can be made there.
+        CacheError: If there is no room for ``reserved`` bytes, or no image can be made there.
     """
 
-    def __init__(self, shard_bytes: Int64s, *, cache_dir: Path) -> None:
-        self.cache_dir = cache_dir
-        self.starts = extent_starts(shard_bytes)
-        self._shard_bytes = np.asarray(shard_bytes, np.int64)
+    def __init__(
+        self,
+        manifest: Manifest,
+        rows: Int64s,
+        *,
+        room: Room,
+        source: str,
+        group: int,
+        reserved: int,
+        cache_bytes: int,
+        keep: bool,
+    ) -> None:
+        self.room, self.cache_bytes, self.reserved = room, cache_bytes, reserved
+        self._rows = rows
+        # Row -> the loader's shard, for what the cache answers; -1 for rows that are none of the loader's.
+        self._shard_of_row = np.full(manifest.num_shards, -1, np.int64)
+        self._shard_of_row[rows] = np.arange(len(rows))
+        starts = extent_starts(manifest.shard_bytes, manifest.index_bytes)
+        self.starts = starts[rows]
+        """Where each shard starts in the image: int64 [shards]."""
+        self.extent_bytes = starts[rows + 1] - self.starts
+        """What each shard takes of the cache, with its index: int64 [shards]."""
+        self._shard_bytes, self._index_bytes = manifest.shard_bytes[rows], manifest.index_bytes[rows]
+        key = image_key(manifest)
+        self._cache = Cache(room.directory)
         try:
-            self._file = tempfile.TemporaryFile(dir=cache_dir, buffering=0)  # noqa: SIM115 (close() closes it)
-            os.ftruncate(self._file.fileno(), int(self.starts[-1]))
-        except OSError as exc:
-            raise CacheError(f"cannot make an image in '{cache_dir}': {exc.strerror}; pass another cache_dir=") from exc
+            self._slot = self._cache.join(
+                key, starts=starts, source=source, group=group, reserved=reserved, cache_bytes=cache_bytes, keep=keep
+            )
+            try:
+                self._file = os.open(self._cache.image_path(key), os.O_RDWR | os.O_CLOEXEC)
+            except BaseException:
+                self._cache.leave(self._slot)
+                raise
+        except BaseException:
+            self._cache.close()
+            raise
 
     @property
     def path(self) -> str:
         """A path that opens the image, in this process only."""
-        return f"/proc/self/fd/{self._file.fileno()}"
+        return f"/proc/self/fd/{self._file}"
 
-    def fill(self, shard: int, stream: BinaryIO, *, checksum: int, name: str, stopped: Callable[[], bool]) -> bool:
-        """Copy a shard into its extent and check it.
+    def shard_extent(self, shard: int) -> Extent:
+        """Where the shard lies."""
+        return Extent(self._file, int(self.starts[shard]), int(self._shard_bytes[shard]))
 
-        Args:
-            shard: Its number in the manifest.
-            stream: Its bytes; a local file is copied by the kernel, by reference where the file system can.
-            checksum: XXH64, from the manifest.
-            name: Its URL, for errors.
-            stopped: Asked between blocks; ``True`` gives up.
+    def index_extent(self, shard: int) -> Extent:
+        """Where its shard index lies."""
+        aligned = -(-int(self._shard_bytes[shard]) // EXTENT_ALIGNMENT) * EXTENT_ALIGNMENT
+        return Extent(self._file, int(self.starts[shard]) + aligned, int(self._index_bytes[shard]))
 
-        Returns:
-            Whether the shard is whole; ``False`` only if ``stopped``.
+    def take(self, wanted: Sequence[int]) -> Take:
+        """Hold what is ready of ``wanted``, the most urgent first, and begin to fill one that is not there."""
+        taken = self._cache.take(self._slot, self._rows[np.asarray(wanted, np.int64)], cache_bytes=self.cache_bytes)
+        fill = None if taken.fill is None else int(self._shard_of_row[taken.fill])
+        return taken._replace(ready=self._shard_of_row[taken.ready], fill=fill)
+
+    def reserve_blocks(self, shard: int, *, name: str) -> None:
+        """Allocate the extent's blocks before anything is written there.
 
         Raises:
-            CacheError: If there is no room.
-            DataError: If size or checksum are not the manifest's.
+            CacheError: If there is no room after all: somebody else has taken it.
         """
-        start, expected = int(self.starts[shard]), int(self._shard_bytes[shard])
-        self._reserve(shard, name)
-        copied = self._copy_by_kernel(stream, start, expected)
-        if copied is None:
-            copied = self._copy_by_hand(stream, start, expected, stopped)
-        if stopped():
-            return False
-        if copied < expected or stream.read(1):
-            found = f"{copied}" if copied < expected else f"more than {expected}"
-            raise DataError(f"shard '{name}' has {found} bytes, the manifest says {expected}; {_CHANGED}")
-        state, position = xxhash.xxh64(), start
-        while position < start + expected:
-            block = os.pread(self._file.fileno(), min(COPY_BYTES, start + expected - position), position)
-            state.update(block)
-            position += len(block)
-        if state.intdigest() != checksum:
-            raise DataError(
-                f"shard '{name}' has the xxhash2 {state.hexdigest()}, the manifest says {checksum:016x}; {_CHANGED}"
-            )
-        return True
-
-    def close(self) -> None:
-        """Give the blocks back once no reader has the image open. Can be called twice."""
-        self._file.close()
-
-    def _reserve(self, shard: int, name: str) -> None:
-        start, stop = int(self.starts[shard]), int(self.starts[shard + 1])
-        if start == stop:
-            return
         try:
-            os.posix_fallocate(self._file.fileno(), start, stop - start)
+            reserve(self._file, int(self.starts[shard]), int(self.extent_bytes[shard]))
         except OSError as exc:
-            free = _free_bytes(self.cache_dir)
             raise CacheError(
-                f"no room for shard '{name}' in '{self.cache_dir}': {stop - start} bytes needed, {free} free "
-                f"({exc.strerror}); pass cache_dir= with room for {int(self.starts[-1])} bytes"
+                f"no room for shard '{name}' in '{self.room.directory}': {self.extent_bytes[shard]} bytes needed, "
+                f"{Room.of(self.room.directory).free} free ({exc.strerror}); lower --cache-bytes, or make room there"
             ) from exc
 
-    def _copy_by_kernel(self, stream: BinaryIO, start: int, num_bytes: int) -> int | None:
-        """Bytes copied, fewer only where the file is shorter; ``None`` where the kernel cannot do it."""
-        if not isinstance(stream, io.BufferedReader):
-            return None
-        copied = 0
-        while copied < num_bytes:
+    def finish(self, shard: int) -> None:
+        """The shard and its index are whole and checked: everybody may read them.
+
+        Raises:
+            CacheError: If the disk did not take them.
+        """
+        if not self.room.is_memory:
             try:
-                step = os.copy_file_range(
-                    stream.fileno(), self._file.fileno(), num_bytes - copied, copied, start + copied
-                )
+                os.fdatasync(self._file)
             except OSError as exc:
-                if exc.errno in _NO_COPY and copied == 0:
-                    return None
-                raise CacheError(f"cannot copy '{stream.name}' into '{self.cache_dir}': {exc.strerror}") from exc
-            if step == 0:
-                break
-            copied += step
-        stream.seek(copied)
-        return copied
+                raise CacheError(f"the disk of '{self.room.directory}' failed: {exc.strerror}") from exc
+        self._cache.finish(self._slot, int(self._rows[shard]))
 
-    def _copy_by_hand(self, stream: BinaryIO, start: int, num_bytes: int, stopped: Callable[[], bool]) -> int:
-        """Bytes copied, fewer only where the stream is shorter or ``stopped``."""
-        copied = 0
-        while copied < num_bytes and not stopped():
-            block = stream.read(min(COPY_BYTES, num_bytes - copied))
-            if not block:
-                break
-            written = 0
-            while written < len(block):
-                written += os.pwrite(self._file.fileno(), block[written:], start + copied + written)
-            copied += len(block)
-        return copied
+    def fail(self, shard: int) -> None:
+        """The shard could not be filled."""
+        self._cache.fail(self._slot, int(self._rows[shard]))
 
+    def release(self, shards: Sequence[int]) -> None:
+        """These need not stay. Only after the last reader that names them is gone: readers prefetch."""
+        self._cache.release(self._slot, self._rows[np.asarray(shards, np.int64)])
 
-def _free_bytes(directory: Path) -> int:
-    try:
-        stat = os.statvfs(directory)
-    except OSError:
-        return 0
-    return stat.f_bavail * stat.f_frsize
+    def is_stuck(self) -> bool:
+        """Whether all loaders that share the cache wait for room that none will give up."""
+        return self._cache.is_stuck(self._slot)
 
+    def reserve_more(self, reserved: int) -> None:
+        """Be promised more than before.
 
-def _available_memory() -> int:
-    """Bytes that can be had without swapping, as the kernel reckons."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), 0)
+        Raises:
+            CacheError: If there is not that much.
+        """
+        self._cache.reserve(self._slot, reserved, cache_bytes=self.cache_bytes)
+        self.reserved = reserved
+
+    def read_ahead(self, starts: Int64s, sizes: Int64s) -> None:
+        """Have these bytes of the image read from the disk; nothing to do where it is memory."""
+        if self.room.is_memory:
+            return
+        for start, size in zip(starts.tolist(), sizes.tolist(), strict=True):
+            read_ahead(self._file, start, size)
+
+    def close(self) -> None:
+        """Release all. Can be called twice; readers that have the image open still read it."""
+        file, self._file = self._file, -1
+        if file < 0:
+            return
+        os.close(file)
+        self._cache.leave(self._slot)
+        self._cache.close()

@@ -1,7 +1,8 @@
-"""A loader: shard URLs and a graph in, batches out, epoch after epoch. What a training loop holds.
+"""Batches out, epoch after epoch: what a training loop holds. `dali_pipes.opening` makes it.
 
-Who owns what: the loader owns the image, the stager's threads, the decode half, and one segment at a time. Everything
-but the stager and DALI's own threads runs in the thread that iterates.
+Who owns what: the loader owns its share of the image, the stager's threads, the decode half, and at most three segments
+at a time: the one that is read, the one opened ahead, and the next epoch's first. Everything but the stager and DALI's
+own threads runs in the thread that iterates.
 """
 
 import contextlib
@@ -10,37 +11,31 @@ import logging
 import operator
 import os
 import re
+import threading
 import weakref
-from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
-import torch
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 from nvidia.dali.plugin.pytorch import DALIGenericIterator
 from torch.utils.dlpack import from_dlpack
 
 from dali_pipes.decode import DecodeHalf, Fed
-from dali_pipes.errors import DataError, DecodeError, WorkerProcessError
+from dali_pipes.errors import DecodeError, WorkerProcessError
 from dali_pipes.feed import Feed
 from dali_pipes.fetch import Stager
-from dali_pipes.image import Image, check_room, choose_cache_dir, extent_starts
-from dali_pipes.plan import LAST_BATCH_POLICIES, LastBatchPolicyName, OrderInputs, Plan, num_steps
-from dali_pipes.samples import Labels, Samples, load_samples
-from dali_pipes.seam import Graph
-from prep.endpoint import cluster
-from prep.manifest import Manifest, manifest_name
-from prep.urls import ShardUrls, is_remote, resolve_shards
+from dali_pipes.image import Image
+from dali_pipes.locks import in_mutex
+from dali_pipes.plan import LastBatchPolicyName, OrderInputs, Plan, num_steps
+from dali_pipes.samples import Samples
 
-__all__ = ["Loader", "loader"]
+__all__ = ["Loader", "as_integer"]
 
 _log = logging.getLogger(__name__)
 
-Device = Literal["auto", "gpu", "cpu"]
-
 
 class Loader(DALIGenericIterator):  # type: ignore[misc]
-    """Batches of one data set, in the order that a seed fixes. Made by `loader`; a context manager.
+    """Batches of one data set, in the order that a seed fixes. Made by `dali_pipes.loader`; a context manager.
 
     Iterating gives ``[{name: tensor}]``, a list of one dict as DALI's own iterators do: the graph's outputs by name, on
     the loader's device, each of shape [batch, ...]; with ``with_keys`` also ``"key"``, a list of str.
@@ -57,13 +52,19 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
         image: Image,
         stager: Stager,
         order: OrderInputs,
+        rank: int,
+        world_size: int,
         last_batch_policy: LastBatchPolicyName,
         auto_reset: bool,
         with_keys: bool,
+        show_progress: bool,
         resources: contextlib.ExitStack,
     ) -> None:
         self._decode, self._samples, self._image, self._stager = decode, samples, image, stager
-        self._policy = last_batch_policy
+        self._rank, self._world_size, self._policy = rank, world_size, last_batch_policy
+        self._show_progress = show_progress
+        self._is_windowed = image.reserved < int(image.extent_bytes.sum())
+        self._waited_s = 0.0  # for shards, in epochs that are over
         self._order = order
         self._with_keys = with_keys
         self._pid = os.getpid()
@@ -72,8 +73,6 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
         self._running = False
         self._interrupted = False
         self._delivered = 0
-        # What the graph asked for, in its order: looked up once.
-        self._places = [samples.places(component) for component in decode.inputs.components]
         self.num_valid = 0
         """How many samples of the batch last delivered count; fewer than it holds only in a ``PARTIAL`` last batch."""
         super().__init__(
@@ -97,6 +96,11 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
     def epoch(self) -> int:
         """The epoch that is being, or is about to be, iterated; the first is 0."""
         return self._feed.plan.order.epoch
+
+    @property
+    def data_wait_s(self) -> float:
+        """Seconds for which batches had to wait for their shards, since the loader was made."""
+        return self._waited_s + self._feed.wait_s
 
     def __len__(self) -> int:
         """Batches of one epoch, exact before the first."""
@@ -156,7 +160,7 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
             ValueError: If ``epoch`` is negative.
         """
         self._check_usable()
-        epoch = _integer("epoch", epoch)
+        epoch = as_integer("epoch", epoch)
         if epoch < 0:
             raise ValueError(f"epoch must not be negative, got {epoch}")
         self._start_epoch(epoch)
@@ -183,7 +187,12 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
 
     def __del__(self) -> None:
         # Only a loader whose constructor came to its end has something to close; in a forked child it is not its own.
-        if not getattr(self, "_closed", True) and os.getpid() == self._pid:
+        if getattr(self, "_closed", True) or os.getpid() != self._pid:
+            return
+        if in_mutex():
+            # Collected in the middle of another loader's work on the cache, for which this one's threads may wait.
+            threading.Thread(target=self.close, name="dali-pipes-close", daemon=True).start()
+        else:
             self.close()
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
@@ -197,7 +206,7 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
             self._rebuild()
         elif self._running:
             self._decode.drain()
-        self._feed.close()
+        self._close_feed()
         prepared, self._prepared = self._prepared, None
         if prepared is not None and prepared.plan.order.epoch != epoch:
             prepared.close()
@@ -207,8 +216,8 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
     def _recover(self) -> None:
         """Go on with the epoch where it was cut short: the next batch is the one after the last that was delivered."""
         self._rebuild()
-        self._feed.close()
-        feed = self._make_feed(self.epoch, start=self._delivered * self.batch_size)
+        self._close_feed()
+        feed = self._make_feed(self.epoch, start=self._delivered * self.batch_size * self._world_size)
         self._begin(feed, delivered=self._delivered)
 
     def _rebuild(self) -> None:
@@ -218,25 +227,41 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
     def _begin(self, feed: Feed, *, delivered: int) -> None:
         self._feed = feed
         self._num_batches = num_steps(
-            feed.plan.num_samples, global_batch_size=self.batch_size, last_batch_policy=self._policy
+            feed.plan.num_samples,
+            global_batch_size=self.batch_size * self._world_size,
+            last_batch_policy=self._policy,
         )
         self._running, self._interrupted, self._error, self._delivered = False, False, None, delivered
         # Weak: the decode half must not keep the loader, or nobody would close one that is dropped.
         next_fed = weakref.WeakMethod(self._next_fed)
         self._decode.feed = lambda: method() if (method := next_fed()) is not None else None
 
+    def _close_feed(self) -> None:
+        self._feed.close()
+        self._waited_s, self._feed.wait_s = self.data_wait_s, 0.0
+
     def _make_feed(self, epoch: int, *, start: int = 0) -> Feed:
         manifest = self._samples.manifest
         order = dataclasses.replace(self._order, epoch=epoch)
+        plan = Plan(shard_bytes=manifest.shard_bytes, shard_samples=manifest.samples, order=order)
+        slices = plan.slices_of(batch_size=self.batch_size, rank=self._rank, world_size=self._world_size)
+        needed = plan.bytes_at_a_time(
+            self._image.extent_bytes, slices, global_batch_size=self.batch_size * self._world_size
+        )
+        if needed > self._image.reserved:
+            self._image.reserve_more(needed)
         return Feed(
-            Plan(shard_bytes=manifest.shard_bytes, shard_samples=manifest.samples, order=order),
+            plan,
             samples=self._samples,
-            places=self._places,
+            components=list(self._decode.inputs.components),
             image=self._image,
             stager=self._stager,
             batch_size=self.batch_size,
+            rank=self._rank,
+            world_size=self._world_size,
             last_batch_policy=self._policy,
             start=start,
+            show_progress=self._show_progress,
         )
 
     def _next_fed(self) -> Fed | None:
@@ -255,14 +280,25 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
         """Decode another batch if the epoch has one: nothing is decoded past its end."""
         if delivered + len(self._decode.scheduled) < self._num_batches:
             self._decode.schedule()
-        elif self._prepared is None and self._error is None:
+            if self._is_windowed and self._feed.has_staged_all:
+                self._prepare_next()  # its first windows are staged while this epoch's last ones are read
+        elif self._error is None and (prepared := self._prepare_next()) is not None:
             # All is read; while the last batches are decoded there is time to have the next epoch's reader ready.
             try:
-                self._prepared = self._make_feed(self.epoch + 1)
-                self._prepared.prepare()
+                prepared.prepare()
             except Exception:  # noqa: BLE001 (raised again when that epoch is started)
-                _log.debug("the next epoch's reader could not be prepared; it is made when it is wanted", exc_info=True)
+                _log.debug("the next epoch's reader could not be prepared", exc_info=True)
+                prepared.close()
                 self._prepared = None
+
+    def _prepare_next(self) -> Feed | None:
+        """The next epoch's feed, made if it is not there; ``None`` where that fails, which its start will tell."""
+        if self._prepared is None:
+            try:
+                self._prepared = self._make_feed(self.epoch + 1)
+            except Exception:  # noqa: BLE001 (raised again when that epoch is started)
+                _log.debug("the next epoch's feed could not be prepared", exc_info=True)
+        return self._prepared
 
     def _decode_error(self, exc: RuntimeError) -> DecodeError:
         batch = self._decode.scheduled.popleft()
@@ -270,7 +306,7 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
         reason = " ".join(reason.split("Current pipeline object is no longer valid")[0].split())
         # Where DALI names the sample at all, it is by the index line: path, offset and ordinal.
         if (named := re.search(rf"{re.escape(self._image.path)}:\d+:(\d+)", reason)) is not None:
-            return DecodeError(f"{self._samples.name(int(named[1]))}: DALI cannot decode it: {reason}")
+            return DecodeError(f"{batch.name(int(named[1]))}: DALI cannot decode it: {reason}")
         among = ", ".join(batch.keys[:8]) + (", ..." if len(batch) > 8 else "")
         return DecodeError(f"DALI cannot decode one of the {len(batch)} samples {among}: {reason}")
 
@@ -285,144 +321,13 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
             raise ValueError("this loader is closed; make another")
 
 
-def loader(
-    shards: ShardUrls,
-    graph: Graph,
-    *,
-    batch_size: int,
-    seed: int = 0,
-    shuffle: bool = True,
-    last_batch_policy: str | LastBatchPolicy = "PARTIAL",
-    device: Device = "auto",
-    num_threads: int | None = None,
-    with_keys: bool = False,
-    labels: Labels = "raw",
-    auto_reset: bool = False,
-    prefetch_queue_depth: int = 2,
-    cache_dir: str | Path | None = None,
-    endpoint: str | None = None,
-) -> Loader:
-    """A loader over indexed shards.
-
-    Args:
-        shards: ``"ais://pets/shuffled-{000000..000003}.tar"``, ``"ais://pets/shuffled-"``, a glob, a directory or a
-        list;
-            they must have been indexed (``dali-pipes prep index``).
-        graph: ``dali_pipes.segmentation(...)``, another of `dali_pipes.pipelines`, or a ``graph(components, random)``.
-        batch_size: Samples a batch.
-        seed: Fixes the order and every augmentation; each epoch has its own.
-        shuffle: ``False`` reads in the manifest's order.
-        last_batch_policy: ``"PARTIAL"`` gives the last batch short, ``"FILL"`` fills it with the epoch's first samples,
-            ``"DROP"`` leaves it out.
-        device: ``"gpu"``: the current CUDA device; ``"cpu"``; ``"auto"``: the GPU if there is one.
-        num_threads: Decoding threads; ``None``: as many as the process may use cores.
-        with_keys: Add ``"key"``, a list of str, to each batch.
-        labels: ``"raw"``: class ids as ``cls`` holds them; ``"contiguous"``: from 0, by the manifest's class table.
-        auto_reset: As DALI's: start the next epoch by itself when one has ended.
-        prefetch_queue_depth: Batches decoded ahead.
-        cache_dir: Where the image is kept while the loader lives: a local directory with room for all shards. ``None``:
-            shared memory if they fit there twice, else the directory for temporary files.
-        endpoint: AIStore's proxy. ``None``: ``AIS_ENDPOINT``; where that is not set, an embedded node is started.
+def as_integer(name: str, value: object) -> int:
+    """``value`` as an int.
 
     Raises:
-        DataError: If the shards are not indexed, or a sample lacks a component that the graph takes.
-        StoreError: If a shard or the store is not there.
-        CacheError: If the shards do not fit the cache.
-        WorkerProcessError: In a DataLoader's worker process.
+        TypeError: If it is none: a float would give another order.
     """
-    policy = _policy_name(last_batch_policy)
-    # An iterator can be read once, and it is looked at twice.
-    shards = shards if isinstance(shards, str | Path) else list(shards)
-    seed, batch_size = _integer("seed", seed), _integer("batch_size", batch_size)
-    _check_arguments(batch_size=batch_size, num_threads=num_threads, device=device, labels=labels)
-    if torch.utils.data.get_worker_info() is not None:
-        raise WorkerProcessError(
-            "a loader cannot be made in a DataLoader worker process: it has threads of its own, and a GPU cannot be "
-            "used after a fork; make it in the main process and use it directly, or with DataLoader(num_workers=0)"
-        )
-    with contextlib.ExitStack() as resources:
-        first = shards if isinstance(shards, str | Path) else next(iter(shards), "")
-        if is_remote(first):
-            embedded_dir = os.environ.get("DALI_PIPES_EMBEDDED_DIR")
-            endpoint = resources.enter_context(
-                cluster(
-                    endpoint or os.environ.get("AIS_ENDPOINT") or None,
-                    embedded_dir=Path(embedded_dir) if embedded_dir else None,
-                )
-            )
-        resolved = resolve_shards(shards, endpoint=endpoint)
-        name = manifest_name(resolved.prefix)
-        where = resolved.store.locate(name)
-        if resolved.store.size(name) is None:
-            raise DataError(f"no manifest '{where}'; make it: dali-pipes prep index '{resolved.url}'")
-        manifest = Manifest.from_bytes(resolved.store.read(name), where=where).select(resolved.names, where=where)
-        if manifest.num_samples == 0:
-            raise DataError(f"'{resolved.url}': {manifest.num_shards} shards hold no sample")
-        samples = load_samples(resolved.store, manifest)
-        decode = DecodeHalf(
-            graph,
-            places=samples.places,
-            labels=lambda: samples.labels(labels),
-            example=samples.example(),
-            batch_size=batch_size,
-            device_id=_device_id(device),
-            num_threads=num_threads or len(os.sched_getaffinity(0)),
-            prefetch_queue_depth=prefetch_queue_depth,
-        )
-        for component in decode.inputs.components.keys() | decode.inputs.photos:
-            samples.check_photos(component, sized=component in decode.inputs.photos)
-        if with_keys and "key" in decode.output_names:
-            raise ValueError("with_keys adds 'key', which is an output of the graph already; rename that")
-        num_bytes = int(extent_starts(manifest.shard_bytes)[-1])
-        directory = Path(cache_dir) if cache_dir is not None else choose_cache_dir(num_bytes)
-        check_room(directory, num_bytes)
-        image = resources.enter_context(contextlib.closing(Image(manifest.shard_bytes, cache_dir=directory)))
-        stager = resources.enter_context(contextlib.closing(Stager(resolved.store, manifest, image)))
-        return Loader(
-            decode,
-            samples=samples,
-            image=image,
-            stager=stager,
-            order=OrderInputs(seed=seed, shuffle=shuffle),
-            last_batch_policy=policy,
-            auto_reset=auto_reset,
-            with_keys=with_keys,
-            resources=resources,
-        )
-
-
-def _policy_name(policy: str | LastBatchPolicy) -> LastBatchPolicyName:
-    name = policy.name if isinstance(policy, LastBatchPolicy) else policy
-    if name not in LAST_BATCH_POLICIES:
-        raise ValueError(f"last_batch_policy must be one of {', '.join(LAST_BATCH_POLICIES)}, got {name!r}")
-    return name  # type: ignore[return-value]
-
-
-def _integer(name: str, value: object) -> int:
     try:
-        return operator.index(value)  # type: ignore[arg-type]  # refuses floats, which would give another order
+        return operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         raise TypeError(f"{name} must be an integer, got {value!r}") from None
-
-
-def _check_arguments(*, batch_size: int, num_threads: int | None, device: str, labels: str) -> None:
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be positive, got {batch_size}")
-    if num_threads is not None and num_threads < 1:
-        raise ValueError(f"num_threads must be positive, got {num_threads}")
-    if device not in ("auto", "gpu", "cpu"):
-        raise ValueError(f"device must be one of auto, gpu, cpu, got {device!r}")
-    if labels not in ("raw", "contiguous"):
-        raise ValueError(f"labels must be one of raw, contiguous, got {labels!r}")
-
-
-def _device_id(device: Device) -> int | None:
-    """The CUDA device to decode on, ``None`` for the CPU."""
-    if device == "cpu":
-        return None
-    if torch.cuda.is_available():
-        return int(torch.cuda.current_device())
-    if device == "gpu":
-        raise ValueError("device='gpu', and torch finds no CUDA device; pass device='cpu' or 'auto'")
-    _log.info("no CUDA device: decoding on the CPU")
-    return None

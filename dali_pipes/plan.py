@@ -30,8 +30,13 @@ __all__ = [
     "Step",
     "Window",
     "cut_windows",
+    "excluded_digest",
     "num_steps",
+    "reserved_bytes",
 ]
+
+# Shards of a window that is read in order: enough to keep the fetch threads busy.
+SEQUENTIAL_SHARDS = 8
 
 Int64s = npt.NDArray[np.int64]
 LastBatchPolicyName = Literal["FILL", "DROP", "PARTIAL"]
@@ -78,6 +83,9 @@ class Step(NamedTuple):
     """int64 [batch]: how often the epoch had the sample before; not 0 only where samples are repeated."""
     num_valid: int
     """How many, from the front, count: fewer than ``len(ordinals)`` only where a rank has nothing in a last batch."""
+    finished: tuple[int, ...] = ()
+    """For each slice: how many windows, from the epoch's start on, no later step of any rank takes from. The samples
+    that ``FILL`` repeats count for none."""
 
 
 def num_steps(num_samples: int, *, global_batch_size: int, last_batch_policy: LastBatchPolicyName) -> int:
@@ -89,6 +97,13 @@ def num_steps(num_samples: int, *, global_batch_size: int, last_batch_policy: La
     if last_batch_policy == "DROP":
         return num_samples // global_batch_size
     return -(-num_samples // global_batch_size)
+
+
+def window_bytes(order: OrderInputs, shard_bytes: Int64s) -> int | Literal["all"]:
+    """What windows are cut by. Without a shuffle they change no order, and need not be large."""
+    if order.shuffle or order.shuffle_window != "all":
+        return order.shuffle_window
+    return SEQUENTIAL_SHARDS * max(1, int(shard_bytes.max(initial=0)))
 
 
 def cut_windows(
@@ -167,10 +182,6 @@ class Plan:
         """The shard of each ordinal: int64 [N]."""
         return np.searchsorted(self._shard_stops, ordinals, side="right").astype(np.int64)
 
-    def row_of(self, ordinals: Int64s, shards: Int64s) -> Int64s:
-        """The position of each ordinal within its shard: int64 [N]."""
-        return ordinals - self._shard_starts[shards]
-
     def windows(self, slice_: int = 0) -> Iterator[Window]:
         """The windows of one slice, in the order in which they are read."""
         for shards in self.window_shards(slice_):
@@ -179,10 +190,53 @@ class Plan:
     def window_shards(self, slice_: int = 0) -> Iterator[Int64s]:
         """The shards of the windows of one slice, in the order in which they are read; costs nothing a sample."""
         shards = self._slices[slice_]
-        window = self.order.shuffle_window if self.order.shuffle else "all"
+        window = window_bytes(self.order, self._shard_bytes)
         ramp_up = self.order.ramp_up and self.order.shuffle
         for start, stop in cut_windows(self._shard_bytes[shards], shuffle_window=window, ramp_up=ramp_up):
             yield shards[start:stop]
+
+    def windows_ahead(self, slice_: int = 0, *, start: int = 0) -> Iterator[tuple[int, Int64s]]:
+        """The windows of one slice that are read from position ``start`` of the order on, each with its number.
+
+        A slice shorter than the longest wraps: its windows come again, numbered on.
+        """
+        left, skip = self.num_samples // self.order.num_slices, start // self.order.num_slices
+        number = 0
+        while left > 0:
+            for shards in self.window_shards(slice_):
+                kept = self._kept(shards)
+                if skip < kept and left > 0:
+                    yield number, shards
+                skip, left, number = max(0, skip - kept), left - kept, number + 1
+
+    def slices_of(self, *, batch_size: int, rank: int = 0, world_size: int = 1) -> list[int]:
+        """The slices from which a rank takes samples, but for a short last step."""
+        each = batch_size * world_size // self.order.num_slices
+        return list(range(rank * batch_size // each, -(-(rank + 1) * batch_size // each)))
+
+    def bytes_at_a_time(self, extent_bytes: Int64s, slices: Sequence[int], *, global_batch_size: int) -> int:
+        """Bytes of these slices' windows that must be resident at a time: two windows, or as many as one step spans.
+
+        Args:
+            extent_bytes: int64 [shards], what each shard takes.
+            slices: Which slices.
+            global_batch_size: Samples of one step over all ranks.
+        """
+        each = -(-global_batch_size // self.order.num_slices)
+        total = 0
+        for slice_ in slices:
+            windows = list(self.window_shards(slice_))
+            sizes = np.array([extent_bytes[shards].sum() for shards in windows], np.int64)
+            kept = np.array([self._kept(shards) for shards in windows], np.int64)
+            # Round again: after the last window come the first, of the next lap or epoch, or repeated by FILL.
+            sizes, kept = np.tile(sizes, 2), np.tile(kept, 2)
+            starts, stops = np.concatenate([[0], np.cumsum(sizes)]), np.cumsum(kept)
+            # A step that begins with the last sample of window i ends with the sample each - 1 further on.
+            last = np.minimum(np.searchsorted(stops, stops - 1 + each - 1, side="right"), len(sizes) - 1)
+            spanned = starts[last + 1] - starts[:-1]
+            pairs = sizes[:-1] + sizes[1:]
+            total += min(int(extent_bytes[self._slices[slice_]].sum()), max(int(spanned.max()), int(pairs.max())))
+        return total
 
     def steps(
         self,
@@ -248,10 +302,11 @@ class Plan:
                     size = global_batch_size
             ordinals, occurrences = (np.concatenate(column) for column in zip(*parts, strict=True))
             first, stop = _block(size, rank, world_size, batch_size)
+            finished = tuple(cursor.finished for cursor in cursors)
             if first == stop:
-                yield Step(ordinals[:1], occurrences[:1], num_valid=0)
+                yield Step(ordinals[:1], occurrences[:1], 0, finished)
             else:
-                yield Step(ordinals[first:stop], occurrences[first:stop], num_valid=stop - first)
+                yield Step(ordinals[first:stop], occurrences[first:stop], stop - first, finished)
 
     def _repeated(self, slice_: int, num: int) -> "_Taken":
         """The epoch's first samples again, as often as it takes."""
@@ -272,7 +327,9 @@ class Plan:
         offsets = np.repeat(self._shard_starts[shards] - (np.cumsum(counts) - counts), counts)
         ordinals = offsets + np.arange(len(offsets), dtype=np.int64)
         if len(self._excluded):
-            ordinals = ordinals[~np.isin(ordinals, self._excluded, assume_unique=True)]
+            # Sorted: the place where each would stand is found in the time of the window.
+            places = np.minimum(np.searchsorted(self._excluded, ordinals), len(self._excluded) - 1)
+            ordinals = ordinals[self._excluded[places] != ordinals]
         return self._permuted(ordinals, "samples") if self.order.shuffle else ordinals
 
     def _permuted(self, values: Int64s, purpose: str) -> Int64s:
@@ -296,12 +353,19 @@ class _Cursor:
         self._lap, skip = divmod(position, samples)
         self._windows = plan.window_shards(slice_)
         self._ordinals = np.empty(0, np.int64)
+        self._opened = self._lap * sum(1 for _ in plan.window_shards(slice_)) if self._lap else 0
         while skip:
             shards = next(self._windows)
+            self._opened += 1
             kept = plan._kept(shards)
             if kept > skip:
                 self._ordinals = plan._window_ordinals(shards)[skip:]
             skip -= min(kept, skip)
+
+    @property
+    def finished(self) -> int:
+        """How many windows are read to their end."""
+        return self._opened - (len(self._ordinals) > 0)
 
     def take(self, num: int) -> _Taken:
         ordinals: list[Int64s] = []
@@ -325,6 +389,7 @@ class _Cursor:
             self._windows = self._plan.window_shards(self._slice)
             return
         self._ordinals = self._plan._window_ordinals(shards)
+        self._opened += 1
 
 
 def _join(first: _Taken, second: _Taken) -> _Taken:
@@ -346,3 +411,39 @@ def excluded_digest(keys: Sequence[str]) -> str:
     for key in sorted(set(keys)):
         state.update(key.encode() + b"\0")
     return state.hexdigest()
+
+
+def reserved_bytes(
+    extent_bytes: Int64s,
+    shard_bytes: Int64s,
+    shard_samples: Int64s,
+    *,
+    order: OrderInputs,
+    global_batch_size: int,
+    num_own_slices: int = 1,
+) -> int:
+    """Bytes that two windows never exceed, whichever epoch: what a loader has promised to it at its start.
+
+    Args:
+        extent_bytes: int64 [shards], what each shard takes.
+        shard_bytes: int64 [shards], which windows are cut by.
+        shard_samples: int64 [shards].
+        order: What the order depends on.
+        global_batch_size: Samples of one step over all ranks.
+        num_own_slices: Slices that this rank reads.
+    """
+    total = int(extent_bytes.sum())
+    cut = window_bytes(order, shard_bytes)
+    filled = shard_bytes > 0
+    if cut == "all" or not filled.any():
+        return total
+    largest = int(shard_bytes.max())
+    # An extent is somewhat longer than its shard: it is aligned, and the shard's index lies in it.
+    ratio = float((extent_bytes[filled] / shard_bytes[filled]).max())
+    window = int(max(cut, largest) * ratio) + 1
+    counted = shard_samples > 0
+    per_sample = int(np.ceil((extent_bytes[counted] / shard_samples[counted]).max(initial=0.0)))
+    # Every window but a slice's last holds at least this much: a step that needs less than that spans two at most.
+    least = max(0, cut - largest)
+    step = per_sample * -(-global_batch_size // order.num_slices)
+    return min(total, num_own_slices * (2 * window + (step if least < step else 0)))

@@ -1,10 +1,11 @@
 """Ordinals to what the shard indexes know of each sample: where its components lie, its label, its photos' sizes.
 
-Columns of all shards of the manifest, joined in its order, so that an ordinal is a row. `Batch` is a view of some rows:
-what the seam's arrays are computed from.
+The index of a shard is read when a segment first names the shard, and forgotten with its window: memory is that of the
+windows that are read, whatever the size of the data set. `Rows` are the columns of one segment's samples; a `Batch` is
+some of these rows in a run: what the seam's arrays are computed from.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,16 +17,19 @@ import numpy.typing as npt
 from dali_pipes.errors import DataError
 from dali_pipes.randomness import Stream
 from prep.index import LABEL_COMPONENT
-from prep.manifest import Manifest, ShardIndex, checksum, classes_name, index_name, pack_texts
+from prep.manifest import Manifest, ShardIndex, checksum, classes_name, index_name
 from prep.photos import PHOTO_FORMATS
 from prep.store import Store
 from prep.urls import shared_prefix
 
-__all__ = ["Batch", "Places", "Samples", "load_samples"]
+__all__ = ["Batch", "Labels", "Places", "Rows", "Samples", "index_reader"]
 
-# Shard indexes read at a time: small objects, so the wait is the store's latency.
+# Shard indexes read at a time while one that is at fault is looked for; the wait is the store's latency.
 NUM_READERS = 16
 UNDECODABLE = ("unknown", "GIF")
+# Columns of a component's table.
+OFFSET, SIZE, HEIGHT, WIDTH, FORMAT = range(5)
+NO_PHOTO = -1
 
 Int64s = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
@@ -34,158 +38,360 @@ Labels = Literal["raw", "contiguous"]
 
 @dataclass(frozen=True, kw_only=True)
 class Places:
-    """One component of every sample."""
+    """One component of some samples; all are int64 [N]."""
 
     offset: Int64s
-    """int64 [N]: first byte in the shard."""
+    """First byte in the shard; -1 where the sample lacks the component."""
     size: Int64s
-    """int64 [N]: bytes."""
-    height: Int32s
-    """int32 [N]: rows of a photo as stored; 0 for what is no photo."""
-    width: Int32s
-    format: npt.NDArray[np.int16]
-    """int16 [N]: index into `prep.photos.PHOTO_FORMATS`, -1 for what is no photo by its name."""
+    """Bytes."""
+    height: Int64s
+    """Rows of a photo as stored; 0 for what is no photo."""
+    width: Int64s
+    format: Int64s
+    """Index into `prep.photos.PHOTO_FORMATS`, -1 for what is no photo by its name."""
 
 
 class Samples:
-    """The joined columns of the manifest's shard indexes."""
+    """What is known of every sample, a shard at a time.
 
-    def __init__(self, manifest: Manifest, indexes: Sequence[ShardIndex]) -> None:
+    Args:
+        manifest: The loader's shards.
+        read_index: A shard's number to its index's bytes, already checked. May be set anew: first the store is read,
+            later the image.
+        whole: The manifest that ``manifest`` is a part of, whose sums its header has; ``manifest`` where ``None``.
+        labels: ``"raw"``: class ids as ``cls`` holds them; ``"contiguous"``: from 0, by the order of the ids in the
+            class table.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        read_index: Callable[[int], bytes],
+        *,
+        whole: Manifest | None = None,
+        labels: Labels = "raw",
+    ) -> None:
         self.manifest = manifest
-        self.shard = np.repeat(np.arange(len(indexes)), manifest.samples)  # [N]
-        self._indexes = indexes
-        self._starts = np.cumsum(manifest.samples) - manifest.samples
-        self._key_bytes, self._key_ends = pack_texts([key for index in indexes for key in index.keys])
+        self.read_index = read_index
+        self._whole = whole or manifest
+        self._labels = labels
+        self._stops = np.cumsum(manifest.samples, dtype=np.int64)
+        self._starts = self._stops - manifest.samples
+        self._class_ids = np.array(sorted(manifest.classes), np.int64)
+        self._tables: dict[int, _ShardTable] = {}
 
     def __len__(self) -> int:
-        return len(self.shard)
+        return int(self._stops[-1]) if len(self._stops) else 0
+
+    def shard_of(self, ordinals: Int64s) -> Int64s:
+        """The shard of each ordinal: int64 [N]."""
+        return np.searchsorted(self._stops, ordinals, side="right").astype(np.int64)
+
+    def rows(self, ordinals: Int64s) -> "Rows":
+        """The columns of these samples, in this order. Their shards' indexes must be there to be read.
+
+        Raises:
+            DataError: If an index is not what it must be.
+        """
+        shard = self.shard_of(ordinals)
+        order = np.argsort(shard, kind="stable")
+        named, firsts = np.unique(shard[order], return_index=True)
+        parts = [
+            _Part(self._table(int(number)), where, ordinals[where] - self._starts[number])
+            for number, where in zip(named, np.split(order, firsts[1:]), strict=True)
+        ]
+        return Rows(self, ordinals, shard, parts)
+
+    def forget(self, shards: Iterable[int]) -> None:
+        """Give up what is known of these shards; it is read again when it is wanted."""
+        for shard in shards:
+            self._tables.pop(shard, None)
 
     def example(self) -> "Batch":
         """A batch of the first sample: what a graph's arrays are like is learned from it."""
         first = np.zeros(1, np.int64)
-        return Batch(self, first, first, num_valid=1, stream=lambda name: Stream(0, 0, name))
-
-    def key(self, ordinal: int) -> str:
-        """The key of one sample."""
-        start = int(self._key_ends[ordinal - 1]) if ordinal else 0
-        return self._key_bytes[start : int(self._key_ends[ordinal])].tobytes().decode()
+        batch = Batch(self.rows(first), 0, 1, first, num_valid=1, stream=lambda name: Stream(0, 0, name))
+        self.forget(batch.rows.shard.tolist())
+        return batch
 
     def name(self, ordinal: int) -> str:
         """Shard and key of one sample, as errors give them."""
-        return f"shard '{self.manifest.names[self.shard[ordinal]]}', key '{self.key(ordinal)}'"
+        shard = int(self.shard_of(np.array([ordinal]))[0])
+        key = self._table(shard).index.keys[ordinal - int(self._starts[shard])]
+        return f"shard '{self.manifest.names[shard]}', key '{key}'"
 
-    def places(self, component: str) -> Places:
-        """Where one component of every sample lies.
+    def check_component(self, component: str) -> None:
+        """Refuse a component that a sample lacks, by what the manifest says, before any shard is read.
 
         Args:
             component: Its name, or alternatives as DALI's reader takes them: ``"jpg;jpeg;png"``, the first that is
-            there.
+                there.
 
         Raises:
-            DataError: If a sample has none of them.
+            DataError: If a sample has none of them; names the first.
         """
-        columns = [self._places_in(index, component.split(";")) for index in self._indexes]
-        offset, size, height, width, format_ = (np.concatenate(parts) for parts in zip(*columns, strict=True))
-        missing = np.flatnonzero(offset < 0)
-        if len(missing):
-            more = f"; {len(missing)} of {len(self)} samples lack it" if len(missing) > 1 else ""
-            found = ", ".join(self.components_of(int(missing[0]))) or "none"
-            raise DataError(f"{self.name(int(missing[0]))}: no component '{component}' (found: {found}){more}")
-        return Places(offset=offset, size=size, height=height, width=width, format=format_)
+        names = component.split(";")
+        counts = [self._whole.components.get(name, 0) for name in names]
+        if max(counts) == self._whole.num_samples:
+            return
+        for table in self._scan():
+            missing = np.flatnonzero(table.column(names)[:, OFFSET] < 0)
+            if not len(missing):
+                continue
+            row = int(missing[0])
+            lacking = self._whole.num_samples - max(counts)
+            more = f"; {lacking} of {self._whole.num_samples} samples lack it" if len(names) == 1 and lacking > 1 else ""
+            found = ", ".join(table.components_of(row)) or "none"
+            raise DataError(f"{self._name_in(table, row)}: no component '{component}' (found: {found}){more}")
 
     def check_photos(self, component: str, *, sized: bool) -> None:
-        """Refuse what DALI cannot decode, by the headers that the shard indexes hold, before any of it is read.
+        """Refuse what DALI cannot decode, by the headers that were read when the shards were indexed.
 
         Args:
-            component: As in `places`.
+            component: As in `check_component`.
             sized: Whether its height and width are needed, which only photos by name have.
 
         Raises:
-            DataError: If a photo is a GIF, or its header is none that is known.
+            DataError: If a photo is a GIF, or its header is none that is known; names the first.
         """
-        places = self.places(component)
-        undecodable = np.isin(places.format, [PHOTO_FORMATS.index(name) for name in UNDECODABLE])
-        bad = undecodable | ((places.format >= 0) & (places.height == 0))
-        if sized:
-            bad |= places.format < 0
-        rows = np.flatnonzero(bad)
-        if not len(rows):
+        names = component.split(";")
+        formats = [self._whole.photos[name] for name in names if name in self._whole.photos]
+        num_bad = sum(found.get(kind, 0) for found in formats for kind in (*UNDECODABLE, "unsized"))
+        has_unsized = sized and any(name not in self._whole.photos for name in names)
+        if not num_bad and not has_unsized:
             return
-        first = int(rows[0])
-        more = f"; so do {len(rows) - 1} more samples" if len(rows) > 1 else ""
-        if places.format[first] < 0:
+        undecodable = [PHOTO_FORMATS.index(kind) for kind in UNDECODABLE]
+        for table in self._scan():
+            columns = table.column(names)
+            format_, is_there = columns[:, FORMAT], columns[:, OFFSET] >= 0
+            bad = np.isin(format_, undecodable) | ((format_ >= 0) & (columns[:, HEIGHT] == 0))
+            if sized:
+                bad |= format_ == NO_PHOTO
+            if not (bad & is_there).any():
+                continue
+            row = int(np.argmax(bad & is_there))
+            where = self._name_in(table, row)
+            if format_[row] == NO_PHOTO:
+                raise DataError(
+                    f"{where}: component '{component}' has no height and width in the index, because its name "
+                    "is not a photo's; name it .jpg, .png or the like when packing"
+                )
+            found = "a GIF" if PHOTO_FORMATS[format_[row]] == "GIF" else "an image whose header cannot be read"
+            more = f"; so do {num_bad - 1} more samples" if num_bad > 1 else ""
             raise DataError(
-                f"{self.name(first)}: component '{component}' has no height and width in the index, because its name "
-                "is not a photo's; name it .jpg, .png or the like when packing"
+                f"{where}: component '{component}' holds {found}, expected JPEG, PNG or another format that "
+                f"DALI decodes{more}; pack without it: dali-pipes prep pack --on-bad skip"
             )
-        found = "a GIF" if PHOTO_FORMATS[places.format[first]] == "GIF" else "an image whose header cannot be read"
-        raise DataError(
-            f"{self.name(first)}: component '{component}' holds {found}, expected JPEG, PNG or another format that "
-            f"DALI decodes{more}; pack without it: dali-pipes prep pack --on-bad skip"
-        )
 
-    def labels(self, kind: Labels) -> Int64s:
-        """The class id of every sample: int64 [N].
-
-        Args:
-            kind: ``"raw"``: as ``cls`` holds it; ``"contiguous"``: from 0, by the order of the ids in the class table.
+    def check_labels(self) -> None:
+        """Refuse to give labels that are not there.
 
         Raises:
             DataError: If a sample has no ``cls``, or there is no class table to make ids contiguous by.
         """
-        self.places(LABEL_COMPONENT)
-        raw = np.concatenate([index.labels for index in self._indexes if index.labels is not None])
-        if kind == "raw":
-            return raw
-        ids = np.array(sorted(self.manifest.classes), np.int64)
-        if not len(ids):
+        self.check_component(LABEL_COMPONENT)
+        if self._labels == "contiguous" and not len(self._class_ids):
             table = classes_name(shared_prefix(self.manifest.names))
             raise DataError(
                 f"labels='contiguous' needs a class table, and the manifest has none; write '{table}' beside the "
                 'shards, {"1": "name", ...}, and index them anew: dali-pipes prep index URL'
             )
-        unknown = np.flatnonzero(~np.isin(raw, ids))
-        if len(unknown):
-            first = int(unknown[0])
+
+    def labels_of(self, table: "_ShardTable", rows: Int64s) -> Int64s:
+        """The class ids of some rows of a shard: int64 [N]."""
+        if table.index.labels is None:
+            raise DataError(f"{self._name_in(table, int(rows[0]))}: no component '{LABEL_COMPONENT}'")
+        raw = table.index.labels[rows]
+        if self._labels == "raw":
+            return raw
+        contiguous = np.searchsorted(self._class_ids, raw)
+        known = self._class_ids[np.minimum(contiguous, len(self._class_ids) - 1)] == raw
+        if not known.all():
+            row = int(rows[np.argmin(known)])
             raise DataError(
-                f"{self.name(first)}: class id {raw[first]} is not in the class table ({len(ids)} classes, {ids[0]} to "
-                f"{ids[-1]}); add it to the table and index the shards anew: dali-pipes prep index URL"
+                f"{self._name_in(table, row)}: class id {table.index.labels[row]} is not in the class table "
+                f"({len(self._class_ids)} classes, {self._class_ids[0]} to {self._class_ids[-1]}); add it to the table "
+                "and index the shards anew: dali-pipes prep index URL"
             )
-        return np.searchsorted(ids, raw).astype(np.int64)
+        return contiguous.astype(np.int64)
 
-    def components_of(self, ordinal: int) -> list[str]:
-        """The components that one sample has."""
-        shard = int(self.shard[ordinal])
-        row = ordinal - int(self._starts[shard])
-        return [name for name, offsets in self._indexes[shard].offsets.items() if offsets[row] >= 0]
+    def _table(self, shard: int) -> "_ShardTable":
+        if shard not in self._tables:
+            self._tables[shard] = self._load(shard)
+        return self._tables[shard]
 
-    @staticmethod
-    def _places_in(
-        index: ShardIndex, names: Sequence[str]
-    ) -> tuple[Int64s, Int64s, Int32s, Int32s, npt.NDArray[np.int16]]:
-        offset = np.full(index.num_samples, -1, np.int64)
-        size = np.zeros(index.num_samples, np.int64)
-        height, width = np.zeros(index.num_samples, np.int32), np.zeros(index.num_samples, np.int32)
-        format_ = np.full(index.num_samples, -1, np.int16)
+    def _load(self, shard: int) -> "_ShardTable":
+        name = self.manifest.names[shard]
+        index = ShardIndex.from_bytes(self.read_index(shard), where=index_name(name))
+        expected = (int(self.manifest.samples[shard]), int(self.manifest.shard_bytes[shard]))
+        if (index.num_samples, index.shard_bytes) != expected:
+            raise DataError(
+                f"index '{index_name(name)}' lists {index.num_samples} samples in {index.shard_bytes} bytes, the "
+                f"manifest says {expected[0]} in {expected[1]}; rebuild it: dali-pipes prep index URL"
+            )
+        return _ShardTable(shard, index)
+
+    def _scan(self) -> Iterator["_ShardTable"]:
+        """All shards' tables, in order, kept by nobody."""
+        with ThreadPoolExecutor(NUM_READERS) as readers:
+            for first in range(0, self.manifest.num_shards, 16 * NUM_READERS):
+                shards = range(first, min(first + 16 * NUM_READERS, self.manifest.num_shards))
+                yield from readers.map(self._load, shards)
+
+    def _name_in(self, table: "_ShardTable", row: int) -> str:
+        return f"shard '{self.manifest.names[table.shard]}', key '{table.index.keys[row]}'"
+
+
+class _ShardTable:
+    """One shard's index, with a table for each component expression that was asked for."""
+
+    def __init__(self, shard: int, index: ShardIndex) -> None:
+        self.shard, self.index = shard, index
+        self._columns: dict[tuple[str, ...], Int64s] = {}
+
+    def column(self, names: Sequence[str]) -> Int64s:
+        """The first of ``names`` that each sample has: int64 [N, 5], see `OFFSET` and the others."""
+        if (kept := self._columns.get(tuple(names))) is not None:
+            return kept
+        found = np.zeros((self.index.num_samples, 5), np.int64)
+        found[:, OFFSET] = -1
+        found[:, FORMAT] = NO_PHOTO
         for name in names:
-            if name not in index.offsets:
+            if name not in self.index.offsets:
                 continue
-            rows = (offset < 0) & (index.offsets[name] >= 0)
-            offset[rows], size[rows] = index.offsets[name][rows], index.sizes[name][rows]
-            if name in index.photos:
-                photo = index.photos[name]
-                height[rows], width[rows], format_[rows] = photo.height[rows], photo.width[rows], photo.format[rows]
-        return offset, size, height, width, format_
+            rows = np.flatnonzero((found[:, OFFSET] < 0) & (self.index.offsets[name] >= 0))
+            found[rows, OFFSET], found[rows, SIZE] = self.index.offsets[name][rows], self.index.sizes[name][rows]
+            if (photo := self.index.photos.get(name)) is not None:
+                found[rows, HEIGHT], found[rows, WIDTH] = photo.height[rows], photo.width[rows]
+                found[rows, FORMAT] = photo.format[rows]
+        self._columns[tuple(names)] = found
+        return found
+
+    def components_of(self, row: int) -> list[str]:
+        return [name for name, offsets in self.index.offsets.items() if offsets[row] >= 0]
 
 
-def load_samples(store: Store, manifest: Manifest) -> Samples:
-    """Read the shard indexes of all shards.
+@dataclass(frozen=True)
+class _Part:
+    """The rows of one shard among others'."""
 
-    Raises:
-        DataError: If an index is not the one that the manifest was made with.
+    table: _ShardTable
+    where: Int64s  # positions among the rows
+    rows: Int64s  # rows of the shard
+
+
+class Rows:
+    """The columns of some samples, in their order; made by `Samples.rows`."""
+
+    def __init__(self, samples: Samples, ordinals: Int64s, shard: Int64s, parts: Sequence[_Part]) -> None:
+        self.ordinals = ordinals
+        self.shard = shard
+        """int64 [N]: the shard of each."""
+        self._samples, self._parts = samples, parts
+        self._places: dict[str, Places] = {}
+        self._tables = {part.table.shard: part for part in parts}
+
+    def __len__(self) -> int:
+        return len(self.ordinals)
+
+    def places(self, component: str) -> Places:
+        """Where one component of each lies.
+
+        Args:
+            component: Its name, or alternatives: ``"jpg;jpeg"``, the first that is there.
+        """
+        if component not in self._places:
+            names = component.split(";")
+            table = np.empty((len(self.ordinals), 5), np.int64)
+            for part in self._parts:
+                table[part.where] = part.table.column(names)[part.rows]
+            columns = np.ascontiguousarray(table.T)
+            self._places[component] = Places(
+                offset=columns[OFFSET],
+                size=columns[SIZE],
+                height=columns[HEIGHT],
+                width=columns[WIDTH],
+                format=columns[FORMAT],
+            )
+        return self._places[component]
+
+    @cached_property
+    def labels(self) -> Int64s:
+        """The class id of each: int64 [N]."""
+        labels = np.empty(len(self.ordinals), np.int64)
+        for part in self._parts:
+            labels[part.where] = self._samples.labels_of(part.table, part.rows)
+        return labels
+
+    def key(self, position: int) -> str:
+        """The key of one."""
+        part = self._tables[int(self.shard[position])]
+        at = int(np.searchsorted(part.where, position))  # positions of a shard are in order: the sort was stable
+        return part.table.index.keys[int(part.rows[at])]
+
+    def name(self, position: int) -> str:
+        """Shard and key of one, as errors give them."""
+        return f"shard '{self._samples.manifest.names[int(self.shard[position])]}', key '{self.key(position)}'"
+
+
+class Batch:
+    """One batch's rows: what the seam's arrays are computed from. All arrays are [B], in the order of the batch."""
+
+    def __init__(
+        self,
+        rows: Rows,
+        start: int,
+        stop: int,
+        occurrences: Int64s,
+        *,
+        num_valid: int,
+        stream: Callable[[str], Stream],
+    ) -> None:
+        self.rows = rows
+        self._start, self._stop = start, stop
+        self.ordinals = rows.ordinals[start:stop]
+        """int64 [B]: which samples."""
+        self.occurrences = occurrences
+        """int64 [B]: how often the epoch had each before."""
+        self.num_valid = num_valid
+        self._stream = stream
+
+    def __len__(self) -> int:
+        return self._stop - self._start
+
+    @property
+    def labels(self) -> Int64s:
+        """The class ids: int64 [B]."""
+        return self.rows.labels[self._start : self._stop]
+
+    def size(self, component: str) -> tuple[Int32s, Int32s]:
+        """A component's photo heights and widths as stored: int32 [B] each."""
+        places = self.rows.places(component)
+        rows = slice(self._start, self._stop)
+        return places.height[rows].astype(np.int32), places.width[rows].astype(np.int32)
+
+    @cached_property
+    def keys(self) -> list[str]:
+        """The samples' keys."""
+        return [self.rows.key(position) for position in range(self._start, self._stop)]
+
+    def name(self, ordinal: int) -> str:
+        """Shard and key of one of its samples."""
+        return self.rows.name(self._start + int(np.argmax(self.ordinals == ordinal)))
+
+    def uniforms(self, stream: str, num: int) -> npt.NDArray[np.float64]:
+        """``num`` numbers in [0, 1) for each sample, its own in this epoch: float64 [B, num]."""
+        return self._stream(stream).uniforms(self.ordinals, num, occurrence=self.occurrences)
+
+
+def index_reader(store: Store, manifest: Manifest) -> Callable[[int], bytes]:
+    """Reads a shard's index from the store.
+
+    Returns:
+        A function that raises `DataError` if an index is not the one that the manifest was made with.
     """
 
-    def load_one(shard: int) -> ShardIndex:
+    def read(shard: int) -> bytes:
         name = index_name(manifest.names[shard])
         data = store.read(name)
         if len(data) != manifest.index_bytes[shard] or checksum(data) != manifest.index_checksums[shard]:
@@ -194,38 +400,6 @@ def load_samples(store: Store, manifest: Manifest) -> Samples:
                 f"{checksum(data):016x}; expected {manifest.index_bytes[shard]}, "
                 f"{manifest.index_checksums[shard]:016x}; index the shards anew: dali-pipes prep index URL"
             )
-        return ShardIndex.from_bytes(data, where=store.locate(name))
+        return data
 
-    with ThreadPoolExecutor(min(NUM_READERS, max(1, manifest.num_shards))) as readers:
-        return Samples(manifest, list(readers.map(load_one, range(manifest.num_shards))))
-
-
-class Batch:
-    """One batch's rows: what the seam's arrays are computed from. All arrays are [B], in the order of the batch."""
-
-    def __init__(
-        self,
-        samples: Samples,
-        ordinals: Int64s,
-        occurrences: Int64s,
-        *,
-        num_valid: int,
-        stream: Callable[[str], Stream],
-    ) -> None:
-        self.ordinals = ordinals
-        self.occurrences = occurrences
-        self.num_valid = num_valid
-        self._samples = samples
-        self._stream = stream
-
-    def __len__(self) -> int:
-        return len(self.ordinals)
-
-    @cached_property
-    def keys(self) -> list[str]:
-        """The samples' keys."""
-        return [self._samples.key(ordinal) for ordinal in self.ordinals.tolist()]
-
-    def uniforms(self, stream: str, num: int) -> npt.NDArray[np.float64]:
-        """``num`` numbers in [0, 1) for each sample, its own in this epoch: float64 [B, num]."""
-        return self._stream(stream).uniforms(self.ordinals, num, occurrence=self.occurrences)
+    return read

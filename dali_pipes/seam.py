@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from nvidia.dali import fn, types
 
-from dali_pipes.samples import Batch, Places
+from dali_pipes.samples import Batch
 
 __all__ = ["ArrayFunction", "Components", "Graph", "Inputs", "Random", "make_source", "once_a_batch", "resized_crop"]
 
@@ -83,8 +83,8 @@ class Components:
 
     Args:
         source: Makes an input node: name, DALI type and number of dimensions in, node out.
-        places: Looks a component up in the shard indexes.
-        labels: int64 [N] by ordinal, looked up when a graph asks for them.
+        check: Called with each component that the graph takes: refuses one that a sample lacks.
+        check_labels: Called when the graph asks for labels.
         example: Some batch of the data set, to learn each array's dtype and dimensions by.
         device: What decoders are to be built for.
     """
@@ -93,20 +93,20 @@ class Components:
         self,
         *,
         source: Callable[[str, Any, int], Any],
-        places: Callable[[str], Places],
-        labels: Callable[[], npt.NDArray[np.int64]],
+        check: Callable[[str], None],
+        check_labels: Callable[[], None],
         example: Batch,
         device: DecoderDevice,
     ) -> None:
         self.device = device
         """``device=`` for `fn.decoders`: ``"mixed"`` where there is a GPU, else ``"cpu"``."""
         self.inputs = Inputs(components={}, arrays=[], photos=set())
-        self._source, self._places, self._labels, self._example = source, places, labels, example
+        self._source, self._check, self._check_labels, self._example = source, check, check_labels, example
 
     def __getitem__(self, component: str) -> Any:
         """The encoded bytes of a component: a node of uint8 [bytes]. ``"jpg;jpeg"`` takes the first that is there."""
         if component not in self.inputs.components:
-            self._places(component)  # refuses a component that a sample lacks, before anything is read
+            self._check(component)
             node = self._source(f"component/{component}", types.UINT8, 1)
             self.inputs.components[component] = node
         return self.inputs.components[component]
@@ -114,14 +114,14 @@ class Components:
     @property
     def label(self) -> Any:
         """The class id: a node of int64 scalars."""
-        labels = self._labels()
-        return self.array(lambda batch: labels[batch.ordinals])
+        self._check_labels()
+        return self.array(lambda batch: batch.labels)
 
     def size(self, component: str) -> Callable[[Batch], tuple[Int32s, Int32s]]:
         """For arrays: a function that gives a batch's photo heights and widths as stored, int32 [B] each."""
         self.inputs.photos.add(component)
-        places = self._places(component)
-        return lambda batch: (places.height[batch.ordinals], places.width[batch.ordinals])
+        self._check(component)
+        return lambda batch: batch.size(component)
 
     def array(self, function: ArrayFunction) -> Any:
         """A node fed with ``function(batch)``: one row of a float32, int32, int64 or uint8 array [B, ...] a sample.

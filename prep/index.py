@@ -5,29 +5,60 @@ A shard is read once, front to back: its checksum is taken, its members are loca
 
 import json
 import re
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
 import numpy as np
+import numpy.typing as npt
 
 from prep.archive import ArchiveReader, Member
 from prep.errors import DataError
-from prep.manifest import Manifest, PhotoColumns, ShardIndex, checksum, classes_name, index_name, manifest_name
+from prep.manifest import (
+    LABEL_COMPONENT,
+    UNSIZED,
+    Manifest,
+    PhotoColumns,
+    ShardIndex,
+    checksum,
+    classes_name,
+    index_name,
+    manifest_name,
+)
 from prep.photos import PHOTO_FORMATS, is_photo, read_photo_header
 from prep.progress import bar
 from prep.store import Store
 from prep.urls import ShardSet
 
-__all__ = ["LABEL_COMPONENT", "index_shard", "index_shards", "parse_label", "read_class_table"]
-
-LABEL_COMPONENT = "cls"
-"""The component that holds a class id in ASCII digits: WebDataset's name for it."""
+__all__ = [
+    "LABEL_COMPONENT",
+    "IndexedShards",
+    "find_manifest",
+    "index_in_memory",
+    "index_shard",
+    "index_shards",
+    "parse_label",
+    "read_class_table",
+]
 
 # Shards read at a time. Reading waits for the store; parsing holds the GIL, so more gain nothing.
 NUM_READERS = 4
 _INTEGER = re.compile(rb"[+-]?[0-9]+")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_CONTROL = re.compile("[\x00-\x1f\x7f\x80-\x9f\ud800-\udfff]")
+
+Int64s = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexedShards:
+    """What `index_in_memory` makes: the files that `index_shards` would have written."""
+
+    manifest: Manifest
+    indexes: Mapping[str, bytes]
+    """Name of the shard index's object -> its bytes, in the shards' order."""
 
 
 def index_shards(
@@ -41,60 +72,108 @@ def index_shards(
         show_progress: Draw a bar, in bytes.
 
     Raises:
-        DataError: If a shard is cut off or empty, samples are interleaved or doubled, a name is not UTF-8, or a label
-            is no integer: the text names shard, key and component. Nothing is written for that shard, and no manifest.
+        DataError: If a shard is cut off or empty, samples are interleaved or doubled, a name is not UTF-8 or holds a
+            control character, a header claims more than there is, or a label is no integer: the text names shard, key
+            and component. Nothing is written for that shard, and no manifest.
         StoreError: If a shard is not there.
     """
-    store, prefix = shards.store, shards.prefix
+    manifest = _index_each(shards, shards.store.write, classes=classes, show_progress=show_progress)
+    shards.store.write(manifest_name(shards.prefix), manifest.to_bytes())
+    return manifest
+
+
+def index_in_memory(
+    shards: ShardSet, *, classes: Mapping[int, str] | None = None, show_progress: bool = False
+) -> IndexedShards:
+    """As `index_shards`, with the files kept in memory and nothing written: for shards that nobody has indexed.
+
+    Each shard is read in full. A shard index takes some 70 bytes a sample of three components.
+    """
+    indexes: dict[str, bytes] = {}
+    manifest = _index_each(shards, indexes.__setitem__, classes=classes, show_progress=show_progress)
+    return IndexedShards(manifest=manifest, indexes=indexes)
+
+
+def find_manifest(shards: ShardSet) -> Manifest | None:
+    """The manifest beside the shards, of all the shards that it lists; ``None`` where there is none.
+
+    Raises:
+        DataError: If what is there is no manifest of this version.
+    """
+    name = manifest_name(shards.prefix)
+    if shards.store.size(name) is None:
+        return None
+    return Manifest.from_bytes(shards.store.read(name), where=shards.store.locate(name))
+
+
+def _index_each(
+    shards: ShardSet, keep: Callable[[str, bytes], None], *, classes: Mapping[int, str] | None, show_progress: bool
+) -> Manifest:
+    """Hand each shard index, by its object's name, to ``keep``; columns of a manifest are all that stays of it."""
+    store, names = shards.store, shards.names
     sizes = _listed_sizes(shards)
     if classes is None:
-        classes = read_class_table(store, prefix)
+        classes = read_class_table(store, shards.prefix)
 
-    def index_one(name: str) -> tuple[ShardIndex, bytes]:
-        with store.open(name) as stream:
-            index = index_shard(stream, shard=name, classes=classes)
+    def index_one(row: int) -> tuple[ShardIndex, bytes]:
+        with store.open(names[row]) as stream:
+            index = index_shard(stream, shard=names[row], size=sizes[row], classes=classes)
         return index, index.to_bytes()
 
-    indexes: list[ShardIndex] = []
-    index_files: list[tuple[int, int]] = []
-    components: dict[str, int] = {}
+    shard_bytes, samples, index_bytes = (np.zeros(len(names), np.int64) for _ in range(3))
+    checksums, index_checksums = (np.zeros(len(names), np.uint64) for _ in range(2))
+    totals = _Totals()
     drawn = bar(what="index", total=sum(sizes), unit="B", shown=show_progress)
     with drawn, ThreadPoolExecutor(NUM_READERS) as readers:
         try:
-            for index, data in readers.map(index_one, shards.names):
-                store.write(index_name(index.shard), data)
-                indexes.append(index)
-                index_files.append((len(data), checksum(data)))
-                for component, offsets in index.offsets.items():
-                    components[component] = components.get(component, 0) + int((offsets >= 0).sum())
+            # A few ahead of the one that is kept, not all: what is done waits in memory.
+            ahead = deque(readers.submit(index_one, row) for row in range(min(2 * NUM_READERS, len(names))))
+            for row, name in enumerate(names):
+                index, data = ahead.popleft().result()
+                if row + 2 * NUM_READERS < len(names):
+                    ahead.append(readers.submit(index_one, row + 2 * NUM_READERS))
+                keep(index_name(name), data)
+                shard_bytes[row], checksums[row] = index.shard_bytes, index.shard_checksum
+                index_bytes[row], index_checksums[row] = len(data), checksum(data)
+                samples[row] = index.num_samples
+                totals.add(index)
                 drawn.update(index.shard_bytes)
         except BaseException:
             readers.shutdown(cancel_futures=True)
             raise
-    manifest = Manifest(
-        names=shards.names,
-        shard_bytes=np.array([index.shard_bytes for index in indexes], np.int64),
-        checksums=np.array([index.shard_checksum for index in indexes], np.uint64),
-        samples=np.array([index.num_samples for index in indexes], np.int64),
-        index_bytes=np.array([size for size, _ in index_files], np.int64),
-        index_checksums=np.array([value for _, value in index_files], np.uint64),
-        components=components,
+    return Manifest(
+        names=names,
+        shard_bytes=shard_bytes,
+        checksums=checksums,
+        samples=samples,
+        index_bytes=index_bytes,
+        index_checksums=index_checksums,
+        components=totals.components,
         classes=classes or {},
+        photos=totals.format_counts(),
+        labels=totals.labels,
     )
-    store.write(manifest_name(prefix), manifest.to_bytes())
-    return manifest
 
 
-def index_shard(stream: BinaryIO, *, shard: str, classes: Mapping[int, str] | None = None) -> ShardIndex:
+def index_shard(
+    stream: BinaryIO, *, shard: str, size: int | None = None, classes: Mapping[int, str] | None = None
+) -> ShardIndex:
     """The index of one tar, read front to back from ``stream``.
 
     Right for ustar, GNU and PAX archives with long, non-ASCII or spaced names (facts: DALI's own inference and
-    ``wds2idx`` each get some of these wrong). Directories, links and names that belong to no sample are passed over.
+    ``wds2idx`` each get some of these wrong). Directories, links, devices and names that belong to no sample are passed
+    over. A member's name is a key and never a path: ``../a.jpg`` and ``/b/a.jpg`` have the keys ``../a`` and ``/b/a``.
+
+    Args:
+        stream: The tar's bytes.
+        shard: Its name.
+        size: Its bytes where they are known: see `ArchiveReader`.
+        classes: See `index_shards`.
 
     Raises:
         DataError: See `index_shards`; ``shard`` names it.
     """
-    archive = ArchiveReader(stream, shard=shard)
+    archive = ArchiveReader(stream, shard=shard, size=size)
     rows: list[_Row] = []
     finished: set[str] = set()
     for member in archive:
@@ -140,11 +219,7 @@ def _add_member(
     rows: list[_Row], finished: set[str], member: Member, *, shard: str, classes: Mapping[int, str] | None
 ) -> None:
     key, component = member.key, member.component
-    try:
-        member.name.encode()
-    except UnicodeEncodeError as exc:
-        name = member.name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-        raise DataError(f"shard '{shard}', member '{name}': its name is not UTF-8; rename it and pack again") from exc
+    _check_member_name(member.name, shard=shard)
     where = f"shard '{shard}', key '{key}'"
     if not rows or rows[-1].key != key:
         if key in finished:
@@ -164,7 +239,53 @@ def _add_member(
             raise DataError(f"{where}: class id {row.label} is not in the class table ({_span(classes)})")
     elif is_photo(component):
         header = read_photo_header(member.read())
-        row.photos[component] = (header.height, header.width, PHOTO_FORMATS.index(header.format))
+        has_size = all(isinstance(side, int) and 0 < side < 2**31 for side in (header.height, header.width))
+        height, width = (header.height, header.width) if has_size else (0, 0)
+        row.photos[component] = (height, width, PHOTO_FORMATS.index(header.format))
+
+
+def _check_member_name(name: str, *, shard: str) -> None:
+    # Keys stand in messages and lists, one a line.
+    if name.isprintable() or not _CONTROL.search(name):
+        return
+    shown = name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    found = "is not UTF-8" if _SURROGATE.search(name) else "holds a control character"
+    shown = _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", shown)
+    raise DataError(f"shard '{shard}', member '{shown}': its name {found}; rename it and pack again")
+
+
+@dataclass(kw_only=True)
+class _Totals:
+    """What the manifest sums up of all shard indexes."""
+
+    components: dict[str, int] = field(default_factory=dict)
+    labels: dict[str, int] = field(default_factory=dict)
+    _formats: dict[str, Int64s] = field(default_factory=dict)
+    """component -> int64 [number of formats + 1], the last of photos without a size."""
+
+    def add(self, index: ShardIndex) -> None:
+        is_there = {component: offsets >= 0 for component, offsets in index.offsets.items()}
+        for component, rows in is_there.items():
+            self.components[component] = self.components.get(component, 0) + int(rows.sum())
+        for component, photo in index.photos.items():
+            rows = is_there[component]
+            counts = self._formats.setdefault(component, np.zeros(len(PHOTO_FORMATS) + 1, np.int64))
+            counts[:-1] += np.bincount(photo.format[rows], minlength=len(PHOTO_FORMATS))
+            counts[-1] += np.count_nonzero(photo.height[rows] == 0)
+        if index.labels is not None:
+            # A component is listed where a sample has it.
+            labels = index.labels[is_there[LABEL_COMPONENT]]
+            self.labels["min"] = min(int(labels.min()), self.labels.get("min", 2**63))
+            self.labels["max"] = max(int(labels.max()), self.labels.get("max", -(2**63)))
+
+    def format_counts(self) -> dict[str, dict[str, int]]:
+        """`Manifest.photos`."""
+        photos = {}
+        for component, counts in self._formats.items():
+            photos[component] = {PHOTO_FORMATS[code]: int(counts[code]) for code in np.flatnonzero(counts[:-1])}
+            if counts[-1] != photos[component].get("unknown", 0):
+                photos[component][UNSIZED] = int(counts[-1])
+        return photos
 
 
 def _columns(rows: list[_Row], *, shard: str, archive: ArchiveReader) -> ShardIndex:

@@ -18,17 +18,17 @@ def progress(
             drawn.update(1)
 
 
-def bar(*, what: str, total: int | None, unit: str = "it", shown: bool = True) -> Any:
+def bar(*, what: str, total: int | None, unit: str = "it", shown: bool = True, delay_s: float = 0) -> Any:
     """A bar to ``update(n)`` by hand; a context manager. ``unit="B"`` counts bytes in KiB, MiB, GiB.
 
-    Drawn where stderr is a terminal and it is ``shown``: a library's caller decides.
+    Drawn where stderr is a terminal and it is ``shown``, a library's caller decides, and once ``delay_s`` have passed.
     """
     from tqdm import tqdm
 
     scaled: dict[str, Any] = {"unit_scale": True, "unit_divisor": 1024} if unit == "B" else {}
     # None: only where stderr is a terminal.
     disable = None if shown else True
-    return tqdm(desc=what, total=total, unit=unit, leave=True, disable=disable, dynamic_ncols=True, **scaled)
+    return tqdm(desc=what, total=total, unit=unit, leave=True, disable=disable, dynamic_ncols=True, delay=delay_s, **scaled)
 
 
 def _length(items: object) -> int | None:

@@ -161,6 +161,7 @@ class AisStore:
     def __init__(self, endpoint: str, bucket: str, *, provider: str = "ais", client: "Client | None" = None) -> None:
         self.endpoint = endpoint
         self.bucket = bucket
+        self.provider = provider
         self.scheme = next(scheme for scheme, name in PROVIDERS.items() if name == provider)
         self.client = client or ais_client(endpoint)
         self._bulk = self.client.bucket(bucket, provider=provider)

@@ -3,22 +3,28 @@
 import glob
 import os
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import unquote
 
-from prep.errors import StoreError
+from prep.errors import DataError, StoreError
 from prep.store import PROVIDERS, AisStore, LocalStore, Store
 
 __all__ = ["ShardSet", "check_object_name", "is_remote", "open_store", "resolve_shards", "shared_prefix"]
 
-_EXPECTED_SCHEME = f"scheme must be one of {', '.join(PROVIDERS)}, or a local path"
+_SCHEMES = ", ".join(PROVIDERS)
 
 # As AIStore has it; a cloud's rules are narrower.
 _BUCKET_NAME = re.compile(r"(?!\.\.?$)[A-Za-z0-9._-]{1,64}")
 # Names that one URL's braces may stand for: more is a typing error, or a data set that no listing of this kind fits.
 MAX_EXPANDED = 1_000_000
 _RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.(-?\d+))?")
+
+# An empty part, one of dots alone, or a NUL. The last part may be empty: it is what a prefix ends with.
+_ODD_PART = re.compile(r"(?:^|/)(?:\.{0,2}/|\.{1,2}$)|\0")
+_ONE_RANGE = re.compile(r"([^{}\\]*)\{([0-9]+)\.\.([0-9]+)\}([^{}\\]*)")
 
 ShardUrls = str | Path | Sequence[str | Path]
 
@@ -68,7 +74,7 @@ def open_store(url: str | Path, *, endpoint: str | None) -> tuple[Store, str]:
             raise ValueError(f"'{url}' is in a bucket, and no AIStore endpoint is given; set AIS_ENDPOINT")
         return AisStore(endpoint, bucket, provider=PROVIDERS[scheme]), name
     if "://" in str(url):
-        raise ValueError(f"'{url}': {_EXPECTED_SCHEME}")
+        raise ValueError(f"'{url}': scheme must be one of {_SCHEMES}, or a local path")
     folder, _, name = str(url).rpartition("/")
     return LocalStore(Path(folder or (os.sep if str(url).startswith(os.sep) else "."))), name
 
@@ -79,11 +85,14 @@ def check_object_name(name: str, *, url: str) -> None:
     Clients fold dots there: ``ais://pets/../photos/a`` would be read from, or written to, another bucket.
 
     Raises:
-        ValueError: If a part between slashes is ``.`` or ``..``, or one that is not the last is empty; names ``url``.
+        ValueError: If a part between slashes is ``.`` or ``..``, one that is not the last is empty, or there is a NUL;
+            names ``url``.
     """
-    *folders, last = name.split("/")
-    if any(part in ("", ".", "..") for part in folders) or last in (".", ".."):
-        raise ValueError(f"'{url}': the parts of an object's name must not be empty, '.' or '..', got '{name}'")
+    if not _is_object_name(name):
+        raise ValueError(
+            f"'{_shown(url)}': the parts of an object's name must not be empty, '.' or '..', nor hold a NUL, "
+            f"got '{_shown(name)}'"
+        )
 
 
 def resolve_shards(urls: ShardUrls, *, endpoint: str | None) -> ShardSet:
@@ -92,9 +101,13 @@ def resolve_shards(urls: ShardUrls, *, endpoint: str | None) -> ShardSet:
     Args:
         urls: ``ais://bucket/shuffled-{000000..000003}.tar``, ``ais://bucket/prefix``, a path with braces, a glob
             (``*``, ``?``, ``[``) of local tars, a directory, or a list of any of these within one bucket or directory.
+            ``s3://``, ``gs://`` and ``az://`` are buckets that the cluster has as a backend. ``file:///a%20b/`` is the
+            path ``/a b/``; ``~`` is the home directory. A local shard may be a symbolic link to anywhere: the tree is
+            the user's own.
         endpoint: AIStore's proxy, for buckets.
 
     Raises:
+        DataError: If a bucket lists a shard whose name would stand for another object's in an HTTP path, or on a disk.
         StoreError: If a prefix, glob or directory holds no ``.tar``, or there is no such directory.
         ValueError: If the list is empty, names a shard twice, or spans stores; if braces stand for more than
             `MAX_EXPANDED` names, or an object's name is none; if a prefix or directory holds several sets.
@@ -109,14 +122,10 @@ def resolve_shards(urls: ShardUrls, *, endpoint: str | None) -> ShardSet:
         scheme, _, rest = str(listed[0]).partition("://")
         root = f"{scheme}://{rest.partition('/')[0]}"
         store, _ = open_store(f"{root}/", endpoint=endpoint)
+        names = _remote_names(expanded, root)
     else:
-        if remote := [url for url in expanded if is_remote(url)]:
-            raise ValueError(f"shards must lie in one bucket or directory, got '{expanded[0]}' and '{remote[0]}'")
-        # Absolute: a program may change its directory while a loader lives.
-        expanded = [os.path.abspath(path) for path in expanded]  # noqa: PTH100 (links stay as they are)
-        root = os.path.commonpath([os.path.dirname(path) for path in expanded])  # noqa: PTH120
+        root, names = _local_names(expanded)
         store = LocalStore(Path(root))
-    names = [_relative(url, root) for url in expanded]
     if len(set(names)) != len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"shard '{store.locate(twice)}' is named twice")
@@ -138,9 +147,7 @@ def shared_prefix(names: Sequence[str]) -> str:
 def _expand(url: str | Path, *, endpoint: str | None) -> list[str]:
     from braceexpand import braceexpand
 
-    text = str(url) if is_remote(url) else os.path.expanduser(url)  # noqa: PTH111 (a URL must stay one)
-    if "://" in text and not is_remote(url):
-        raise ValueError(f"'{text}': {_EXPECTED_SCHEME}")
+    text = str(url) if is_remote(url) else _local_path(url)
     path = Path(text)
     exists = not is_remote(url) and os.path.exists(text)  # noqa: PTH110 (false, not an error, for impossible names)
     if "{" in text and not exists:
@@ -148,13 +155,19 @@ def _expand(url: str | Path, *, endpoint: str | None) -> list[str]:
             raise ValueError(
                 f"'{text}' stands for more than {MAX_EXPANDED:,} names; name the prefix alone to list the shards"
             )
-        return list(braceexpand(text))
+        return _expand_range(text) or list(braceexpand(text))
     is_glob = not is_remote(url) and glob.has_magic(text) and not exists
     if text.endswith(".tar") and not is_glob:
         return [text]
     if is_remote(url):
         store, prefix = open_store(url, endpoint=endpoint)
-        found = [store.locate(entry.name) for entry in store.list(prefix) if entry.name.endswith(".tar")]
+        listed = [entry.name for entry in store.list(prefix) if entry.name.endswith(".tar")]
+        if odd := next((name for name in listed if not _is_object_name(name)), None):
+            raise DataError(
+                f"bucket '{store.url}' lists a shard '{_shown(odd)}'; expected a name without NUL whose parts are not "
+                "empty, '.' or '..'; give it another, or name the shards with braces"
+            )
+        found = [store.locate(name) for name in listed]
     elif is_glob:
         found = sorted(name for name in glob.glob(text) if name.endswith(".tar"))  # noqa: PTH207 (text may be absolute)
     elif path.is_dir():
@@ -174,13 +187,21 @@ def _expand(url: str | Path, *, endpoint: str | None) -> list[str]:
 
 def _check_one_set(found: Sequence[str], *, url: str) -> None:
     """Refuse what would join two data sets: the shards that were packed and those that were shuffled from them, say."""
-    sets: dict[str, int] = {}
-    for name in found:
-        prefix = shared_prefix([name])
-        sets[prefix] = sets.get(prefix, 0) + 1
+    sets = Counter(name.removesuffix(".tar").rstrip("0123456789") for name in found)
     if len(sets) > 1:
         counted = ", ".join(f"'{prefix}' ({count} shards)" for prefix, count in sorted(sets.items())[:4])
         raise ValueError(f"'{url}' holds shards of {len(sets)} sets: {counted}; name one of them, or list the shards")
+
+
+def _expand_range(text: str) -> list[str]:
+    """What `braceexpand` makes of one range that counts up, in a fifth of the time; of all else nothing."""
+    match = _ONE_RANGE.fullmatch(text)
+    if match is None:
+        return []
+    before, first, last, after = match.groups()
+    is_padded = any(number.startswith("0") and number != "0" for number in (first, last))
+    width = max(len(first), len(last)) if is_padded else 0
+    return [f"{before}{number:0{width}d}{after}" for number in range(int(first), int(last) + 1)]
 
 
 def _num_names(text: str) -> int:
@@ -212,11 +233,55 @@ def _num_choices(braces: str) -> int:
     return total + _num_names(braces[start:])
 
 
-def _relative(url: str, root: str) -> str:
-    if is_remote(root):
+def _remote_names(urls: Sequence[str], root: str) -> list[str]:
+    for url in urls:
         if not url.startswith(f"{root}/"):
             raise ValueError(f"shards must lie in one bucket or directory, got '{root}' and '{url}'")
-        name = url.removeprefix(f"{root}/")
-        check_object_name(name, url=url)
-        return name
-    return os.path.relpath(url, root)
+    names = [url[len(root) + 1 :] for url in urls]
+    for name in names:
+        if not _is_object_name(name):
+            check_object_name(name, url=f"{root}/{name}")
+    return names
+
+
+def _local_names(paths: Sequence[str]) -> tuple[str, list[str]]:
+    """The directory that all paths lie in, and each path from there."""
+    if remote := next((path for path in paths if is_remote(path)), None):
+        raise ValueError(f"shards must lie in one bucket or directory, got '{paths[0]}' and '{remote}'")
+    # Absolute: a program may change its directory while a loader lives. Done once a folder, of which there are few.
+    places: dict[str, str] = {}
+    split = [os.path.split(path) for path in paths]
+    for row, (folder, name) in enumerate(split):
+        if name in ("", ".", ".."):
+            split[row] = folder, name = os.path.split(os.path.abspath(paths[row]))  # noqa: PTH100
+        if folder not in places:
+            places[folder] = os.path.abspath(folder)  # noqa: PTH100 (links stay as they are)
+    root = os.path.commonpath(set(places.values()))
+    below = {folder: os.path.relpath(place, root) for folder, place in places.items()}
+    return root, [name if below[folder] == "." else f"{below[folder]}/{name}" for folder, name in split]
+
+
+def _local_path(url: str | Path) -> str:
+    """A local path or ``file://`` URL as a path."""
+    text = str(url)
+    if isinstance(url, str) and text.startswith("file://"):
+        host, slash, rest = text.removeprefix("file://").partition("/")
+        if not slash or host not in ("", "localhost"):
+            raise ValueError(f"'{text}': expected file:///PATH, with three slashes and an absolute path")
+        path = f"/{unquote(rest)}"
+    elif "://" in text:
+        raise ValueError(f"'{text}': scheme must be one of {_SCHEMES}, file, or a local path")
+    else:
+        path = os.path.expanduser(text)  # noqa: PTH111 (Path drops a slash at the end)
+    if "\0" in path:
+        raise ValueError(f"'{_shown(text)}': a path holds no NUL")
+    return path
+
+
+def _is_object_name(name: str) -> bool:
+    """Whether a name, or a prefix of names, stands for itself in an HTTP path and below a directory."""
+    return not _ODD_PART.search(name)
+
+
+def _shown(text: str) -> str:
+    return text.replace("\0", "\\0")

@@ -33,18 +33,16 @@ def open_loader(shards: "ShardSet", *, options: LoaderOptions) -> Iterator[Loade
 
     import dali_pipes as dp
     from dali_pipes.decode import DecodeHalf
-    from dali_pipes.samples import load_samples
+    from dali_pipes.samples import Samples, index_reader
     from prep.manifest import Manifest, manifest_name
 
     name = manifest_name(shards.prefix)
     manifest = Manifest.from_bytes(shards.store.read(name), where=name).select(shards.names, where=name)
-    samples = load_samples(shards.store, manifest)
+    samples = Samples(manifest, index_reader(shards.store, manifest))
     device = delivery_device(options.device)
     decode = DecodeHalf(
         dp.segmentation(crop=options.crop, photo=options.photo, mask=options.mask),
-        places=samples.places,
-        labels=lambda: samples.labels("raw"),
-        example=samples.example(),
+        samples=samples,
         batch_size=options.batch_size,
         device_id=None if device == "cpu" else torch.cuda.current_device(),
         num_threads=options.num_threads,
@@ -104,8 +102,9 @@ class _MemoryEpochs:
 
         for step in plan.steps(batch_size=self._options.batch_size, last_batch_policy="PARTIAL"):
             rows = Rows(
-                self._samples,
-                step.ordinals,
+                self._samples.rows(step.ordinals),
+                0,
+                len(step.ordinals),
                 step.occurrences,
                 num_valid=step.num_valid,
                 stream=lambda name: Stream(plan.order.seed, plan.order.epoch, f"graph/{name}"),
@@ -117,9 +116,10 @@ class _MemoryEpochs:
 def _read_components(shards: "ShardSet", samples: "Samples", decode: "DecodeHalf") -> list[list[npt.NDArray[np.uint8]]]:
     """For each component that the graph takes, every sample's bytes: [component][ordinal], uint8 [bytes]."""
     data = [np.frombuffer(shards.store.read(name), np.uint8) for name in samples.manifest.names]
+    rows = samples.rows(np.arange(len(samples)))
     components = []
     for component in decode.inputs.components:
-        places = samples.places(component)
-        rows = zip(samples.shard.tolist(), places.offset.tolist(), places.size.tolist(), strict=True)
-        components.append([data[shard][offset : offset + size] for shard, offset, size in rows])
+        places = rows.places(component)
+        located = zip(rows.shard.tolist(), places.offset.tolist(), places.size.tolist(), strict=True)
+        components.append([data[shard][offset : offset + size] for shard, offset, size in located])
     return components

@@ -11,21 +11,24 @@ import json
 import os
 import sys
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from html import escape
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 from socketserver import TCPServer
-from typing import Any
+from typing import Any, BinaryIO
 from urllib.parse import parse_qsl, unquote
 
 from prep.embedded import wire
+from prep.embedded.checksums import CHECKSUM_TYPES, NO_CHECKSUM_TYPE, new_checksum
 from prep.embedded.dsort import SortJob, read_status
 from prep.embedded.exchange import ClientGoneError, Exchange
 from prep.embedded.sortspec import SortSpec
 from prep.embedded.storage import (
     BucketExistsError,
     BucketMissingError,
+    BucketProps,
     ChecksumMismatchError,
     ObjectMeta,
     ObjectMissingError,
@@ -34,6 +37,7 @@ from prep.embedded.storage import (
 from prep.embedded.wire import RefusalError
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_RANGE_CHUNK_BYTES = 1 << 20
 _OBJECT_QUERY = {"provider", "pid", "utm", "props", "latest", "uuid"}
 
 
@@ -148,11 +152,17 @@ class _Handler(Exchange):
         message = self.read_json()
         match self.command, message.get("action"):
             case "POST", "create-bck":
+                props = wire.parse_bucket_props(wire.field_of(message, "value", dict), BucketProps())
                 try:
-                    storage.create_bucket(bucket)
+                    storage.create_bucket(bucket, props)
                 except BucketExistsError as exc:
                     tcode = "ErrBucketAlreadyExists"
                     raise RefusalError(409, f'bucket "ais://{bucket}" already exists', tcode) from exc
+                self.answer(200)
+            case "PATCH", "set-bprops":
+                before = storage.bucket_props(bucket)
+                props = wire.parse_bucket_props(wire.field_of(message, "value", dict), before)
+                storage.set_bucket_props(bucket, props)
                 self.answer(200)
             case "DELETE", "destroy-bck":
                 storage.destroy_bucket(bucket)
@@ -171,7 +181,8 @@ class _Handler(Exchange):
 
     def _bucket_head(self, bucket: str) -> None:
         bucket_id, created_ns = self.server.storage.bucket_info(bucket)
-        headers = [("Ais-Bucket-Props", wire.bucket_props(bucket_id=bucket_id, created_ns=created_ns))]
+        props = self.server.storage.bucket_props(bucket)
+        headers = [("Ais-Bucket-Props", wire.bucket_props(props, bucket_id=bucket_id, created_ns=created_ns))]
         if "bsumm_remote" not in self._query:
             self.answer(200, headers=headers, length=None)
         elif "uuid" not in self._query:
@@ -214,7 +225,7 @@ class _Handler(Exchange):
         wire.check_object_name(name)
         if unknown := self._query.keys() - _OBJECT_QUERY:
             raise wire.unsupported(f"{self.command} of an object with {', '.join(sorted(unknown))}")
-        self.server.storage.bucket_info(bucket)
+        props = self.server.storage.bucket_props(bucket)
         if "pid" not in self._query:
             self._redirect()
             return
@@ -222,7 +233,7 @@ class _Handler(Exchange):
         try:
             match self.command:
                 case "GET":
-                    self._get(bucket, name)
+                    self._get(bucket, name, props)
                 case "HEAD":
                     self._head(bucket, name)
                 case "PUT":
@@ -251,16 +262,20 @@ class _Handler(Exchange):
         length = None if self.command == "HEAD" else len(body)
         self.answer(301 if self.command == "GET" else 307, body, headers=headers, length=length)
 
-    def _get(self, bucket: str, name: str) -> None:
+    def _get(self, bucket: str, name: str, props: BucketProps) -> None:
         file, meta = self.server.storage.open(bucket, name)
         with file:
-            headers = [*wire.object_headers(meta), ("Content-Type", "application/octet-stream")]
             start, stop, status = 0, meta.num_bytes, 200
+            headers = [("Content-Type", "application/octet-stream")]
             if wanted := self.headers.get("Range"):
                 start, stop = wire.parse_range(wanted, meta.num_bytes, what=f"ais://{bucket}/{name}")
                 headers += [("Content-Range", f"bytes {start}-{stop - 1}/{meta.num_bytes}"), ("Accept-Ranges", "bytes")]
                 status = 206
-            self.answer(status, headers=headers, length=stop - start)
+                # A range comes with the whole object's checksum, unless the bucket was set to give the range's own.
+                if props.read_range and props.checksum_type != NO_CHECKSUM_TYPE and stop - start < meta.num_bytes:
+                    value = _range_checksum(file, start, stop, checksum_type=props.checksum_type)
+                    meta = replace(meta, checksum=value, checksum_type=props.checksum_type)
+            self.answer(status, headers=[*wire.object_headers(meta), *headers], length=stop - start)
             if start < stop:
                 self.connection.sendfile(file, start, stop - start)
 
@@ -274,12 +289,11 @@ class _Handler(Exchange):
         self.answer(200, headers=headers, length=meta.num_bytes)
 
     def _head_headers(self, meta: ObjectMeta, props: list[str]) -> list[tuple[str, str]]:
-        atime, checksum_type, checksum, version = wire.object_headers(meta)
         copies = [("Ais-Mirror-Copies", "1"), ("Ais-Mirror-Paths", "[/]")]
         known = {
-            "checksum": [checksum_type, checksum],
-            "atime": [atime],
-            "version": [version],
+            "checksum": wire.checksum_headers(meta),
+            "atime": [("Ais-Atime", str(meta.atime_ns))],
+            "version": [("Ais-Version", str(meta.version))],
             "copies": copies,
             "location": [("Ais-Location", self._location())],
             **{prop: [] for prop in ("name", "size", "custom", "ec", "chunked", "etag", "last-modified", "")},
@@ -293,14 +307,17 @@ class _Handler(Exchange):
         return f"t[{wire.target_id(self.server.port)}]:mp[/]"
 
     def _put(self, bucket: str, name: str) -> None:
-        checksum = self.headers.get("Ais-Checksum-Value", "")
-        if self.headers.get("Ais-Checksum-Type", "xxhash2") != "xxhash2":
-            raise wire.unsupported(f"checksum type '{self.headers['Ais-Checksum-Type']}'")
+        checksum_type = self.headers.get("Ais-Checksum-Type", NO_CHECKSUM_TYPE)
+        if checksum_type not in CHECKSUM_TYPES:  # at which AIS closes the connection without an answer
+            raise RefusalError(400, f'invalid checksum type "{checksum_type}" (expecting [{" ".join(CHECKSUM_TYPES)}])')
+        # As AIS, which does not look at a value without a type.
+        checksum = self.headers.get("Ais-Checksum-Value", "") if checksum_type != NO_CHECKSUM_TYPE else ""
+        chunks = self.body.chunks()
         try:
-            meta = self.server.storage.write(bucket, name, self.body.chunks(), checksum=checksum)
+            meta = self.server.storage.write(bucket, name, chunks, checksum=checksum, checksum_type=checksum_type)
         except ChecksumMismatchError as exc:
-            given, found = exc.args
-            message = f"BAD DATA CHECKSUM: xxhash2({given} != {found}) (context: ais://{bucket}/{name})"
+            _, given, found = exc.args
+            message = f"BAD DATA CHECKSUM: {checksum_type}({given} != {found}) (context: ais://{bucket}/{name})"
             raise RefusalError(500, message, "ErrBadCksum") from exc
         self.answer(200, headers=wire.object_headers(meta))
 
@@ -342,6 +359,14 @@ class _Handler(Exchange):
             self.answer(refusal.status, headers=[*headers, ("Hdr-Error", body.decode().strip())], length=None)
         else:
             self.answer(refusal.status, body, headers=headers)
+
+
+def _range_checksum(file: BinaryIO, start: int, stop: int, *, checksum_type: str) -> str:
+    """In hex, of the bytes ``[start, stop)``, which are read for it once more; the file's position is left alone."""
+    checksum = new_checksum(checksum_type)
+    for at in range(start, stop, _RANGE_CHUNK_BYTES):
+        checksum.update(os.pread(file.fileno(), min(stop - at, _RANGE_CHUNK_BYTES), at))
+    return checksum.hexdigest()
 
 
 def serve_forever(directory: Path, port: int = 0) -> None:

@@ -3,6 +3,7 @@
 ::
 
     FOLDER/buckets/NAME/.bucket       the bucket's number and time of creation; locked while an object is replaced
+                        .props        what can be chosen of a bucket; not there before something was
                         a%2Fb.obj     an object: its bytes, then its metadata, then a footer that finds them
                         0f..e1.long   the same for a name too long for a file name; the true one is in the metadata
            jobs/ID.json               what is known of a dSort job
@@ -28,14 +29,14 @@ from pathlib import Path
 from typing import Any, BinaryIO, Self
 from urllib.parse import quote, unquote
 
-import xxhash
-
+from prep.embedded.checksums import DEFAULT_CHECKSUM_TYPE, new_checksum
 from prep.reshard import InputShard
 
 _FOOTER = struct.Struct("<I8s")  # bytes of metadata before it, mark
 _MARK = b"dpobj\x01\r\n"
 _MAX_FILE_NAME = 240  # of 255, which leaves room for the suffix
 _BUCKET_FILE = ".bucket"
+_PROPS_FILE = ".props"  # apart, because the other is locked: a file that is replaced takes its locks with it
 
 
 class BucketMissingError(Exception):
@@ -51,7 +52,17 @@ class BucketExistsError(Exception):
 
 
 class ChecksumMismatchError(Exception):
-    """The bytes that came are not those whose checksum was given."""
+    """The bytes that came are not those whose checksum was given: its type, what was given, what was found."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BucketProps:
+    """What can be chosen of a bucket."""
+
+    checksum_type: str = DEFAULT_CHECKSUM_TYPE
+    """One of ``CHECKSUM_TYPES``: of the objects stored from then on."""
+    read_range: bool = False
+    """Whether a ranged read is answered with the checksum of the range instead of the object's."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,7 +72,9 @@ class ObjectMeta:
     name: str
     num_bytes: int
     checksum: str
-    """XXH64 with seed 0, in hex: what AIS calls xxhash2."""
+    """In hex, of the bytes; empty for type ``none``."""
+    checksum_type: str = DEFAULT_CHECKSUM_TYPE
+    """What the bucket's was when the object was stored. (Objects stored before there was a choice do not name it.)"""
     version: int
     """1, and one more each time the object is replaced."""
     atime_ns: int
@@ -118,7 +131,7 @@ class Storage:
 
     # Buckets
 
-    def create_bucket(self, bucket: str) -> None:
+    def create_bucket(self, bucket: str, props: BucketProps = BucketProps()) -> None:
         """Make it, whole at once.
 
         Raises:
@@ -128,6 +141,7 @@ class Storage:
         made.mkdir()
         created_ns = time.time_ns()
         (made / _BUCKET_FILE).write_text(json.dumps({"id": created_ns, "created_ns": created_ns}))
+        (made / _PROPS_FILE).write_text(json.dumps(asdict(props)))
         try:
             made.rename(self._buckets / bucket)  # fails on a folder that is not empty, and a bucket never is
         except OSError as exc:
@@ -157,34 +171,65 @@ class Storage:
             raise BucketMissingError(bucket) from exc
         return int(info["id"]), int(info["created_ns"])
 
+    def bucket_props(self, bucket: str) -> BucketProps:
+        """What was chosen of it; raises ``BucketMissingError``."""
+        try:
+            return BucketProps(**json.loads((self._buckets / bucket / _PROPS_FILE).read_bytes()))
+        except (FileNotFoundError, NotADirectoryError):
+            self.bucket_info(bucket)
+            return BucketProps()  # a bucket from before there was a choice
+
+    def set_bucket_props(self, bucket: str, props: BucketProps) -> None:
+        """Choose anew; what is stored already stays as it is. Raises ``BucketMissingError``."""
+        temporary = self._scratch_path()
+        temporary.write_text(json.dumps(asdict(props)))
+        try:
+            temporary.rename(self._buckets / bucket / _PROPS_FILE)
+        except (FileNotFoundError, NotADirectoryError) as exc:
+            temporary.unlink()
+            raise BucketMissingError(bucket) from exc
+
     # Objects
 
-    def write(self, bucket: str, name: str, chunks: Iterable[bytes | memoryview], *, checksum: str = "") -> ObjectMeta:
+    def write(
+        self,
+        bucket: str,
+        name: str,
+        chunks: Iterable[bytes | memoryview],
+        *,
+        checksum: str = "",
+        checksum_type: str = DEFAULT_CHECKSUM_TYPE,
+    ) -> ObjectMeta:
         """Store an object; nothing of it is seen before all of it is there.
 
         Args:
             bucket: Where.
             name: Its name.
             chunks: Its bytes. An exception from here leaves things as they were.
-            checksum: If given, what the bytes' checksum must be.
+            checksum: If given, what the bytes' checksum must be. What is stored is the bucket's own.
+            checksum_type: Of ``checksum``.
 
         Raises:
             BucketMissingError: No such bucket, or none any more when the bytes were there.
-            ChecksumMismatchError: With the two checksums.
+            ChecksumMismatchError: With the type and the two checksums.
             OSError: No room, or the file system refused.
         """
-        self.bucket_info(bucket)
+        own_type = self.bucket_props(bucket).checksum_type
         temporary = self._scratch_path()
-        digest = xxhash.xxh64()
+        digest = new_checksum(own_type)
+        given = new_checksum(checksum_type) if checksum and checksum_type != own_type else None
         num_bytes = 0
         try:
             with temporary.open("wb") as file:
                 for chunk in chunks:
                     file.write(chunk)
                     digest.update(chunk)
+                    if given is not None:
+                        given.update(chunk)
                     num_bytes += len(chunk)
-                if checksum and checksum != digest.hexdigest():
-                    raise ChecksumMismatchError(checksum, digest.hexdigest())
+                found = (given or digest).hexdigest()
+                if checksum and checksum != found:
+                    raise ChecksumMismatchError(checksum_type, checksum, found)
                 try:
                     with _locked(self._buckets / bucket / _BUCKET_FILE):
                         version = self._version(bucket, name) + 1
@@ -192,6 +237,7 @@ class Storage:
                             name=name,
                             num_bytes=num_bytes,
                             checksum=digest.hexdigest(),
+                            checksum_type=own_type,
                             version=version,
                             atime_ns=time.time_ns(),
                         )

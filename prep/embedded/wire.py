@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 import msgspec.msgpack
 import xxhash
 
-from prep.embedded.storage import ObjectMeta
+from prep.embedded.checksums import CHECKSUM_TYPES, NO_CHECKSUM_TYPE
+from prep.embedded.storage import BucketProps, ObjectMeta
 
 BUCKET_NAME = re.compile(r"(?!\.\.?$)[A-Za-z0-9._-]{1,64}")
 MAX_NAME_BYTES = 1024
@@ -19,8 +20,9 @@ LIST_FLAGS = 1 | 16 | 32 | 64 | 128 | 256
 """Listing flags that an ``ais://`` bucket in one place can honour: cached, name only, name and size, bucket present,
 do not ask a remote, do not add a remote."""
 
-Field = TypeVar("Field", str, int, dict[str, Any], list[Any])
+Field = TypeVar("Field", str, int, bool, dict[str, Any], list[Any])
 
+_CHECKSUM_CHOICES = {"type", "enable_read_range"}
 _ID_SEED = 1103515245  # of AIS's own digests: the SDK picks an object's target by them
 
 
@@ -87,20 +89,40 @@ def target_id(port: int) -> str:
     return f"embt{port}"
 
 
-def bucket_props(*, bucket_id: int, created_ns: int) -> str:
+def parse_bucket_props(value: dict[str, Any], before: BucketProps) -> BucketProps:
+    """What ``create-bck`` and ``set-bprops`` choose, over what was chosen before: ``{"checksum": {"type": "md5"}}``.
+
+    Raises:
+        RefusalError: 400: no such checksum type. 501: a choice that the node does not have.
+    """
+    checksum = field_of(value, "checksum", dict)
+    others = [*(value.keys() - {"checksum"}), *(f"checksum.{name}" for name in checksum.keys() - _CHECKSUM_CHOICES)]
+    if others:
+        raise unsupported(f"bucket properties {', '.join(sorted(others))}")
+    checksum_type = field_of(checksum, "type", str) or before.checksum_type
+    if checksum_type not in CHECKSUM_TYPES:
+        raise RefusalError(400, f'invalid checksum type "{checksum_type}" (expecting [{" ".join(CHECKSUM_TYPES)}])')
+    read_range = checksum.get("enable_read_range") is not None
+    return BucketProps(
+        checksum_type=checksum_type,
+        read_range=field_of(checksum, "enable_read_range", bool) if read_range else before.read_range,
+    )
+
+
+def bucket_props(props: BucketProps, *, bucket_id: int, created_ns: int) -> str:
     """The ``Ais-Bucket-Props`` header: a bucket with AIS's defaults, mirroring and erasure coding off."""
     limit = {"interval": "1m", "max_tokens": 1000, "enabled": False}
-    props = {
+    values = {
         "backend_bck": {"name": "", "provider": "", "namespace": {"uuid": "", "name": ""}},
         "write_policy": {"data": "immediate", "md": "immediate"},
         "provider": "ais",
         "Renamed": "",
         "checksum": {
-            "type": "xxhash2",
+            "type": props.checksum_type,
             "validate_cold_get": False,
             "validate_warm_get": False,
             "validate_obj_move": False,
-            "enable_read_range": False,
+            "enable_read_range": props.read_range,
         },
         "extra": {"http": {}, "aws": {}, "gcp": {}, "oci": {}},
         "rate_limit": {"backend": limit | {"num_retries": 3}, "frontend": limit | {"burst_size": 375}},
@@ -123,7 +145,7 @@ def bucket_props(*, bucket_id: int, created_ns: int) -> str:
         "created": str(created_ns),
         "versioning": {"enabled": True, "validate_warm_get": False, "synchronize": False},
     }
-    return json.dumps(props)
+    return json.dumps(values)
 
 
 def bucket_summary(bucket: str, sizes: list[int], *, disk_bytes: int) -> dict[str, Any]:
@@ -154,7 +176,7 @@ def listing(
     entries = []
     for meta in metas:
         entry: dict[str, str | int] = {"n": meta.name}
-        if "checksum" in props:
+        if "checksum" in props and meta.checksum:
             entry["cs"] = meta.checksum
         if "atime" in props:
             entry["a"] = atime
@@ -173,12 +195,14 @@ def listing(
 
 def object_headers(meta: ObjectMeta) -> list[tuple[str, str]]:
     """What every answer about an object's body carries."""
-    return [
-        ("Ais-Atime", str(meta.atime_ns)),
-        ("Ais-Checksum-Type", "xxhash2"),
-        ("Ais-Checksum-Value", meta.checksum),
-        ("Ais-Version", str(meta.version)),
-    ]
+    return [("Ais-Atime", str(meta.atime_ns)), *checksum_headers(meta), ("Ais-Version", str(meta.version))]
+
+
+def checksum_headers(meta: ObjectMeta) -> list[tuple[str, str]]:
+    """Type and value; neither for type ``none``."""
+    if meta.checksum_type == NO_CHECKSUM_TYPE:
+        return []
+    return [("Ais-Checksum-Type", meta.checksum_type), ("Ais-Checksum-Value", meta.checksum)]
 
 
 def field_of(message: dict[str, Any], name: str, kind: type[Field]) -> Field:

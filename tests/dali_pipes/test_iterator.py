@@ -2,6 +2,7 @@
 
 import gc
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -408,13 +409,19 @@ def test_loader_cannot_be_copied_or_pickled(small_shards: Path) -> None:
 # --- what is refused, and how -----------------------------------------------------------------------------------------
 
 
-def test_missing_manifest_names_the_command(small_shards: Path, tmp_path: Path) -> None:
-    """Shards that nobody indexed: where the manifest was looked for, and what makes it."""
-    write_tar(tmp_path / "t-0.tar", make_samples([(20, 20)]))
-    with pytest.raises(
-        dp.DataError, match=r"no manifest '.*t-manifest.safetensors'; make it: dali-pipes prep index '.*t-'"
-    ):
-        open_loader(tmp_path)
+def test_shards_without_a_manifest_are_indexed_on_the_fly_and_said_to_be(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are read, nothing is written beside them, and the command that stores the index is named."""
+    samples = make_samples([(20, 20), (30, 25), (25, 30)])
+    write_tar(tmp_path / "t-0.tar", samples)
+    with open_loader(tmp_path, batch_size=2) as loader:
+        assert sorted(key for (batch,) in loader for key in batch["key"]) == [sample.key for sample in samples]
+    assert [path.name for path in tmp_path.iterdir()] == ["t-0.tar"]
+    assert re.search(
+        r"no manifest beside the shards of '.*t-': indexed 1 of them in .* s; .*: dali-pipes prep index '.*t-'",
+        caplog.text,
+    )
 
 
 def test_missing_component_names_the_sample_and_what_it_has(tmp_path: Path) -> None:
@@ -482,7 +489,7 @@ def test_shard_of_another_size_is_refused(tmp_path: Path, change: str) -> None:
             dp.DataError,
             r"s-000000.tar' has 19456 bytes, the manifest says 20480; it was cut off or replaced",
         ),
-        "longer": (dp.DataError, r"has more than 20480 bytes, the manifest says 20480"),
+        "longer": (dp.DataError, r"s-000000.tar' has 20992 bytes, the manifest says 20480"),
         "gone": (dp.StoreError, "No such file"),
     }[change]
     with open_loader(shards) as loader, pytest.raises(error, match=text):
@@ -497,23 +504,39 @@ def test_index_changed_after_the_manifest_is_refused(small_shards: Path, tmp_pat
         open_loader(shards)
 
 
-def test_no_room_for_the_image_says_how_much_is_needed(small_shards: Path) -> None:
-    """Where the cache directory cannot hold the shards: the directory, the bytes needed, what to do."""
+def test_no_room_for_the_image_says_how_much_is_needed(small_shards: Path, tmp_path: Path) -> None:
+    """Where the cache may not hold the shards: the bytes needed, those there are, what to do."""
+    with pytest.raises(
+        dp.CacheError,
+        match=r"the shards take \d+ bytes, and shuffle_window='all' wants all of them resident; pass "
+        r"shuffle_window=BYTES, .*; cache_bytes=50000 is allowed in '.*'",
+    ):
+        open_loader(small_shards, cache_dir=tmp_path, cache_bytes=50_000)
+    with pytest.raises(dp.CacheError, match=r"two windows, which must be resident at a time, take \d+ bytes; pass a sma"):
+        open_loader(small_shards, cache_dir=tmp_path, cache_bytes=50_000, shuffle_window=30_000)
+    with pytest.raises(ValueError, match="cache_bytes must be positive, got 0"):
+        open_loader(small_shards, cache_bytes=0)
+
+
+def test_image_that_cannot_be_made_is_refused(small_shards: Path) -> None:
+    """A limit on the size of files: the directory and the reason."""
     program = (
         "import resource, sys, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "import dali_pipes as dp\n"
         "loader = dp.loader(sys.argv[1], dp.segmentation(crop=16), batch_size=5, device='cpu')\n"
         "loader.close()\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (16384, 16384))\n"
         "dp.loader(sys.argv[1], dp.segmentation(crop=16), batch_size=5, device='cpu')\n"
     )
     failed = subprocess.run([sys.executable, "-c", program, small_shards], capture_output=True, text=True)
-    assert "CacheError: cannot make an image in '/dev/shm': File too large; pass another cache_dir=" in failed.stderr
+    assert re.search(
+        r"CacheError: cannot make an image of \d+ bytes in '/dev/shm/.*': File too large; pass another", failed.stderr
+    )
 
 
 def test_cache_dir_that_is_not_there_is_refused(small_shards: Path, tmp_path: Path) -> None:
     """The directory is named."""
-    with pytest.raises(dp.CacheError, match=f"cache_dir '{tmp_path}/nope' is no directory; pass one with room for"):
+    with pytest.raises(dp.CacheError, match=f"cache directory '{tmp_path}/nope' is not there; make it"):
         open_loader(small_shards, cache_dir=tmp_path / "nope")
 
 

@@ -65,14 +65,21 @@ def test_loader_of_some_shards_finds_the_manifest_of_all(bucket: AisStore) -> No
         assert loader.num_samples == 12
 
 
-def test_loader_missing_manifest_or_bucket_is_named(bucket: AisStore) -> None:
-    """What is missing, where, and the command that makes it."""
-    options = {"batch_size": 5, "device": "cpu", "endpoint": bucket.endpoint}
+def test_loader_of_a_bucket_without_a_manifest_indexes_it(bucket: AisStore, caplog: pytest.LogCaptureFixture) -> None:
+    """As for local shards: said, with the command that stores the index; nothing is written into the bucket."""
     bucket.delete("train/s-manifest.safetensors")
-    with pytest.raises(
-        dp.DataError, match=rf"no manifest '{bucket.url}/train/s-manifest.safetensors'; make it: dali-pipes"
-    ):
-        dp.loader(f"{bucket.url}/train/s-", dp.segmentation(), **options)
+    with dp.loader(
+        f"{bucket.url}/train/s-", dp.segmentation(crop=16), batch_size=5, device="cpu", endpoint=bucket.endpoint
+    ) as loader:
+        assert sum(len(batch["label"]) for (batch,) in loader) == loader.num_samples == 23
+    assert "indexed 4 of them in" in caplog.text
+    assert f"dali-pipes prep index '{bucket.url}/train/s-'" in caplog.text
+    assert bucket.size("train/s-manifest.safetensors") is None
+
+
+def test_loader_missing_bucket_is_named(bucket: AisStore) -> None:
+    """What is missing, and where."""
+    options = {"batch_size": 5, "device": "cpu", "endpoint": bucket.endpoint}
     with pytest.raises(dp.StoreError, match=rf"no bucket 'ais://{bucket.bucket}-not' at {bucket.endpoint}"):
         dp.loader(f"ais://{bucket.bucket}-not/s-", dp.segmentation(), **options)
 
@@ -82,7 +89,7 @@ def test_loader_shard_gone_from_the_bucket_is_named(bucket: AisStore) -> None:
     bucket.delete("train/s-000002.tar")
     url = f"{bucket.url}/train/s-{{000000..000003}}.tar"
     loader = dp.loader(url, dp.segmentation(crop=16), batch_size=5, device="cpu", endpoint=bucket.endpoint)
-    with loader, pytest.raises(dp.StoreError, match=r"no object 'ais://.*/train/s-000002.tar'"):
+    with loader, pytest.raises(dp.StoreError, match=r"'ais://.*/train/s-000002.tar' at http.*: 404 .*index the shards anew"):
         keys_of(loader)
 
 

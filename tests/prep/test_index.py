@@ -5,7 +5,6 @@ import struct
 import tarfile
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -292,67 +291,6 @@ def test_index_shards_error_leaves_no_manifest(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"shard 's-000001.tar' is cut off"):
         index_shards(resolve_shards(tmp_path, endpoint=None))
     assert not (tmp_path / manifest_name("s-")).exists()
-
-
-@pytest.mark.parametrize(
-    ("data", "text"),
-    [
-        (b"", "'m': expected a dali-pipes manifest, version 1, found 0 bytes of something else"),
-        (b"v1.2 3\n" * 9, "expected a dali-pipes manifest, version 1, found 63 bytes of something else"),
-    ],
-)
-def test_manifest_of_other_bytes_is_refused(data: bytes, text: str) -> None:
-    """Not a manifest: what was expected, what was found, what to do."""
-    with pytest.raises(DataError, match=f"{text}.*rebuild it: dali-pipes prep index"):
-        Manifest.from_bytes(data, where="m")
-
-
-def test_manifest_of_another_kind_or_version_is_refused(small_shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A shard index in its place; a file that a later version wrote."""
-    from prep import manifest as module
-
-    index = (small_shards / index_name("s-000000.tar")).read_bytes()
-    with pytest.raises(DataError, match="found a dali-pipes shard index, version 1"):
-        Manifest.from_bytes(index, where="m")
-    data = (small_shards / manifest_name("s-")).read_bytes()
-    monkeypatch.setattr(module, "VERSION", 2)
-    with pytest.raises(
-        DataError, match="expected a dali-pipes manifest, version 2, found a dali-pipes manifest, version 1"
-    ):
-        Manifest.from_bytes(data, where="m")
-
-
-def test_manifest_select_unknown_shard_is_named(small_shards: Path) -> None:
-    """A shard that was not indexed with the others."""
-    manifest = Manifest.from_bytes((small_shards / manifest_name("s-")).read_bytes(), where="m")
-    with pytest.raises(DataError, match=r"manifest 'm' lists 4 shards, not 's-9.tar' and 1 more; index them"):
-        manifest.select(["s-000000.tar", "s-9.tar", "s-10.tar"], where="m")
-
-
-def test_manifest_digest_is_of_the_data(small_shards: Path) -> None:
-    """Names, sizes, checksums, counts and their order count; nothing else does."""
-    manifest = Manifest.from_bytes((small_shards / manifest_name("s-")).read_bytes(), where="m")
-    reversed_ = manifest.select(manifest.names[::-1], where="m")
-    assert reversed_.digest != manifest.digest
-    assert reversed_.select(manifest.names, where="m").digest == manifest.digest
-    changed = Manifest(**{**vars(manifest), "checksums": manifest.checksums ^ np.uint64(1)})
-    assert changed.digest != manifest.digest
-
-
-def test_manifest_of_a_million_shards_is_columns() -> None:
-    """A million rows: under 100 MB, and read without a Python object a value but the names."""
-    count = 1_000_000
-    manifest = Manifest(
-        names=tuple(f"train/shuffled-{i:07d}.tar" for i in range(count)),
-        shard_bytes=np.full(count, 100 << 20),
-        checksums=np.arange(count, dtype=np.uint64),
-        samples=np.full(count, 1000),
-        index_bytes=np.full(count, 70_000),
-        index_checksums=np.arange(count, dtype=np.uint64),
-    )
-    data = manifest.to_bytes()
-    assert len(data) < 100_000_000
-    assert Manifest.from_bytes(data, where="m").num_samples == 1_000_000_000
 
 
 def test_resolve_shards_nothing_there(tmp_path: Path) -> None:

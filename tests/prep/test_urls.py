@@ -1,10 +1,15 @@
+import os
+import re
 from pathlib import Path
 
 import pytest
+from braceexpand import braceexpand
+from hypothesis import given
+from hypothesis import strategies as st
 
-from prep.errors import StoreError
-from prep.store import AisStore, LocalStore
-from prep.urls import is_remote, open_store, resolve_shards, shared_prefix
+from prep.errors import DataError, StoreError
+from prep.store import AisStore, LocalStore, ObjectEntry
+from prep.urls import _expand, is_remote, open_store, resolve_shards, shared_prefix
 
 ENDPOINT = "http://127.0.0.1:1"  # never asked
 
@@ -55,7 +60,7 @@ def test_shared_prefix_ends_before_the_digits(names: list[str], expected: str) -
 def test_open_store_splits_store_from_name(url: str, store_url: str, rest: str) -> None:
     store, name = open_store(url, endpoint=ENDPOINT)
     assert (store.url, name) == (store_url, rest)
-    assert isinstance(store, AisStore if "://" in url else LocalStore)
+    assert isinstance(store, AisStore if is_remote(url) else LocalStore)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +68,8 @@ def test_open_store_splits_store_from_name(url: str, store_url: str, rest: str) 
     [
         ("ais:///a.tar", ENDPOINT, "names no bucket; expected ais://BUCKET/PREFIX"),
         ("ais://pets/a.tar", None, "no AIStore endpoint is given; set AIS_ENDPOINT"),
-        ("http://pets/a.tar", ENDPOINT, "scheme must be one of ais, s3, gs, az"),
+        ("http://pets/a.tar", ENDPOINT, "scheme must be one of ais, s3, gs, az, or a local path"),
+        ("ais://pets/a\0-", ENDPOINT, r"'ais://pets/a\\0-': the parts of an object's name .* nor hold a NUL"),
         ("ais://pe ts/a.tar", ENDPOINT, "'ais://pe ts/a.tar': a bucket's name is .* got 'pe ts'"),
         ("ais://../a.tar", ENDPOINT, "a bucket's name is"),
         (f"ais://{'b' * 65}/a.tar", ENDPOINT, "at most 64 letters"),
@@ -159,6 +165,11 @@ def test_resolve_shards_with_no_match_names_the_pattern(tars: Path) -> None:
         (["ais://a/x.tar", "ais://b/x.tar"], "must lie in one bucket or directory, got 'ais://a' and 'ais://b/x.tar'"),
         (["ais://a/x.tar", "y.tar"], "must lie in one bucket or directory"),
         (["ais://a/x.tar", "ais://a/x.tar"], "'ais://a/x.tar' is named twice"),
+        (["x.tar", "ais://a/x.tar"], "must lie in one bucket or directory, got 'x.tar' and 'ais://a/x.tar'"),
+        (["http://a/x.tar"], "scheme must be one of ais, s3, gs, az, file, or a local path"),
+        (["file://host/a.tar"], "'file://host/a.tar': expected file:///PATH, with three slashes"),
+        (["file:///a%00.tar"], "'file:///a%00.tar': a path holds no NUL"),
+        (["a\0.tar"], r"'a\\0\.tar': a path holds no NUL"),
         (["ais://a/../b/x.tar"], "'ais://a/../b/x.tar': the parts of an object's name"),
         (["ais://a/{x,..}/x.tar"], "'ais://a/../x.tar': the parts of an object's name"),  # as the braces have it
     ],
@@ -183,3 +194,145 @@ def test_resolve_shards_with_bad_list_says_what_is_wrong(urls: list[str], messag
 def test_resolve_shards_of_braces_for_too_many_names_is_refused(braces: str) -> None:
     with pytest.raises(ValueError, match=r"'ais://pets/x-.*\.tar' stands for more than 1,000,000 names"):
         resolve_shards(f"ais://pets/x-{braces}.tar", endpoint=ENDPOINT)
+
+
+# --- every form that shards may be named in ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scheme", ["ais", "s3", "gs", "az"])
+def test_resolve_shards_of_braces_in_any_provider(scheme: str) -> None:
+    """A cloud's bucket is one of AIStore's, by the same names."""
+    shards = resolve_shards(f"{scheme}://pets/x-{{009..011}}.tar", endpoint=ENDPOINT)
+    assert shards.names == ("x-009.tar", "x-010.tar", "x-011.tar")
+    assert (shards.store.url, shards.url) == (f"{scheme}://pets", f"{scheme}://pets/x-")
+
+
+@pytest.mark.parametrize("rest", ["a/x", "a/x-", "a/", "a"])
+def test_resolve_shards_of_a_bare_prefix_lists_the_bucket(bucket: AisStore, rest: str) -> None:
+    """Up to a name's middle, a dash, or a folder's slash."""
+    bucket.create()
+    for name in ("a/x-1.tar", "a/x-0.tar", "a/x-manifest.safetensors", "b-0.tar"):
+        bucket.write(name, b"x")
+    shards = resolve_shards(f"{bucket.url}/{rest}", endpoint=bucket.endpoint)
+    assert shards.names == ("a/x-0.tar", "a/x-1.tar")
+    assert shards.prefix == "a/x-"
+
+
+@pytest.mark.parametrize("rest", ["", "/"])
+def test_resolve_shards_of_a_whole_bucket(bucket: AisStore, rest: str) -> None:
+    bucket.create()
+    bucket.write("x-0.tar", b"x")
+    assert resolve_shards(f"{bucket.url}{rest}", endpoint=bucket.endpoint).names == ("x-0.tar",)
+
+
+A_SHARDS = ("a-000000.tar", "a-000001.tar")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "file://{tars}/a-{{000000..000001}}.tar",
+        "file://localhost{tars}/a-",
+        "file://{tars}/a-*.tar",
+        "{tars}/a-{{000000..000001}}.tar",
+        "{tars}//a-",
+        "{tars}/sub/../a-*",
+        "a-",
+        "./a-{{000000..000001}}.tar",
+        "a-*",
+        "~/a-",
+        "~/a-{{000000..000001}}.tar",
+    ],
+)
+@pytest.mark.parametrize("kind", [str, Path])
+def test_resolve_shards_of_any_local_form(tars: Path, monkeypatch: pytest.MonkeyPatch, url: str, kind: type) -> None:
+    """URLs of files, relative paths, the home directory, globs and braces, as texts and, but URLs, as paths."""
+    if kind is Path and "://" in url:
+        pytest.skip("a Path folds the slashes of a URL")
+    monkeypatch.chdir(tars)
+    monkeypatch.setenv("HOME", str(tars))
+    shards = resolve_shards(kind(url.format(tars=tars)), endpoint=None)
+    assert shards.names == A_SHARDS
+    assert (shards.store.url, shards.url) == (str(tars), f"{tars}/a-")
+
+
+@pytest.mark.parametrize("url", ["{tars}/sub", "{tars}/sub/", "file://{tars}/sub/", "sub/", "~/sub/"])
+def test_resolve_shards_of_a_directory_with_or_without_its_slash(
+    tars: Path, monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    monkeypatch.chdir(tars)
+    monkeypatch.setenv("HOME", str(tars))
+    shards = resolve_shards(url.format(tars=tars), endpoint=None)
+    assert (shards.store.url, shards.names) == (str(tars / "sub"), ("c-0.tar",))
+
+
+def test_resolve_shards_of_a_file_url_decodes_it(tmp_path: Path) -> None:
+    """As `Path.as_uri` writes it, braces and spaces encoded."""
+    folder = tmp_path / "a b%"
+    folder.mkdir()
+    shards = resolve_shards((folder / "x-{0..1}.tar").as_uri(), endpoint=None)
+    assert (shards.store.url, shards.names) == (str(folder), ("x-0.tar", "x-1.tar"))
+
+
+def test_resolve_shards_of_links_to_anywhere(tars: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A tree is its user's own: a shard may be a link out of it, and keeps the name that it has there."""
+    outside = tmp_path_factory.mktemp("outside") / "real.tar"
+    outside.write_bytes(b"12345")
+    (tars / "l-0.tar").symlink_to(outside)
+    shards = resolve_shards(tars / "l-", endpoint=None)
+    assert shards.names == ("l-0.tar",)
+    assert (shards.store.url, shards.store.size("l-0.tar")) == (str(tars), 5)
+
+
+@pytest.mark.parametrize(
+    "urls",
+    [["a/../../up.tar", "a/b.tar"], ["{a,b/..}/x.tar"], ["../x-{0..1}.tar"]],
+)
+def test_resolve_shards_gives_no_local_name_that_leaves_its_directory(
+    urls: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dots in a path move the directory that all shards lie in, never a shard out of it."""
+    monkeypatch.chdir(tmp_path)
+    shards = resolve_shards(urls, endpoint=None)
+    assert not [name for name in shards.names if ".." in name or name.startswith("/")]
+    found = [shards.store.locate(name) for name in shards.names]
+    expected = [os.path.abspath(path) for url in urls for path in braceexpand(url)]  # noqa: PTH100
+    assert found == expected
+
+
+@pytest.mark.parametrize("odd", ["a/../../b.tar", "/abs.tar", "a//b.tar", "./a.tar", "a\0b.tar"])
+def test_resolve_shards_of_a_listing_with_an_odd_name_is_refused(
+    odd: str, bucket: AisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A real cluster may hold such an object; the embedded node takes none, so its listing is made here."""
+    listing = [ObjectEntry(name=name, size=1, checksum=None) for name in ("x-0.tar", odd)]
+    monkeypatch.setattr(AisStore, "list", lambda self, prefix: listing)
+    shown = re.escape(odd.replace("\0", "\\0"))
+    with pytest.raises(DataError, match=rf"bucket '{bucket.url}' lists a shard '{shown}'; expected a name without NUL"):
+        resolve_shards(f"{bucket.url}/", endpoint=bucket.endpoint)
+
+
+@given(
+    st.integers(0, 300),
+    st.integers(0, 300),
+    st.integers(0, 6),
+    st.integers(0, 6),
+    st.text("a-/.,", max_size=4),
+    st.text("a-/.,", max_size=4),
+)
+def test_resolve_shards_counts_as_braceexpand_does(
+    first: int, last: int, width: int, other_width: int, before: str, after: str
+) -> None:
+    """The padding of either end, and ranges that count down."""
+    pattern = f"x{before}{{{first:0{width}d}..{last:0{other_width}d}}}{after}.tar"
+    assert _expand(f"ais://pets/{pattern}", endpoint=ENDPOINT) == list(braceexpand(f"ais://pets/{pattern}"))
+
+
+@pytest.mark.parametrize("url", ["ais://pets/x/a-{0000000..0999999}.tar", "/data/x/a-{0000000..0999999}.tar"])
+@pytest.mark.timeout(60)
+def test_resolve_shards_of_a_million_names(url: str) -> None:
+    """Some two seconds: the work for a name does not grow with their number."""
+    shards = resolve_shards(url, endpoint=ENDPOINT)
+    assert len(shards.names) == 1_000_000
+    assert shards.names[-1].endswith("a-0999999.tar")
+    assert shards.url == url.partition("{")[0]

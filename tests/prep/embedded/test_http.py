@@ -149,7 +149,10 @@ def test_bucket_name_that_leads_elsewhere_is_refused(raw: Raw, tmp_path: Path, n
     [
         ({"Ais-Checksum-Type": "xxhash2", "Ais-Checksum-Value": xxhash.xxh64_hexdigest(b"data")}, 200, True),
         ({"Ais-Checksum-Type": "xxhash2", "Ais-Checksum-Value": "0" * 16}, 500, False),  # so says AIS
-        ({"Ais-Checksum-Type": "md5", "Ais-Checksum-Value": "0" * 32}, 501, False),
+        ({"Ais-Checksum-Type": "md5", "Ais-Checksum-Value": "8d777f385d3dfec8815d20f7496026dc"}, 200, True),
+        ({"Ais-Checksum-Type": "md5", "Ais-Checksum-Value": "0" * 32}, 500, False),
+        ({"Ais-Checksum-Type": "bogus", "Ais-Checksum-Value": "0" * 16}, 400, False),  # AIS hangs up
+        ({"Ais-Checksum-Value": "0" * 16}, 200, True),  # of no type: AIS does not look at it
         ({"Content-Length": "x"}, 400, False),
     ],
 )
@@ -212,6 +215,13 @@ def test_many_writers_get_versions_of_their_own(raw: Raw) -> None:
         ("GET", "/v1/objects/b/a?provider=ais&namespace=%40%23ns", None),
         ("GET", "/v1/etl", None),
         ("POST", "/v1/buckets/b?provider=ais", {"action": "move-bck"}),
+        ("PATCH", "/v1/buckets/b?provider=ais", {"action": "set-bprops", "value": {"versioning": {"enabled": False}}}),
+        (
+            "PATCH",
+            "/v1/buckets/b?provider=ais",
+            {"action": "set-bprops", "value": {"checksum": {"validate_warm_get": True}}},
+        ),
+        ("POST", "/v1/buckets/c?provider=ais", {"action": "create-bck", "value": {"mirror": {"enabled": True}}}),
         ("GET", "/v1/buckets/b?provider=ais", {"action": "list", "value": {"flags": "8"}}),  # into archives
         (
             "POST",
@@ -276,6 +286,10 @@ SORT = {"input_bck": {"name": "b"}, "output_format": "o-{0..9}", "algorithm": {"
         ("GET", "/v1/buckets/b", LIST | {"value": {"continuation_token": 5}}),
         ("GET", "/v1/buckets/b", LIST | {"value": {"props": 5}}),
         ("GET", "/v1/buckets/b", {"action": "summary-bck", "value": 5}),
+        ("PATCH", "/v1/buckets/b", {"action": "set-bprops", "value": 5}),
+        ("PATCH", "/v1/buckets/b", {"action": "set-bprops", "value": {"checksum": "md5"}}),
+        ("PATCH", "/v1/buckets/b", {"action": "set-bprops", "value": {"checksum": {"enable_read_range": 1}}}),
+        ("POST", "/v1/buckets/c", {"action": "create-bck", "value": {"checksum": {"type": ["md5"]}}}),
         ("POST", "/v1/sort", SORT | {"algorithm": "shuffle"}),
         ("POST", "/v1/sort", SORT | {"input_format": "x"}),
         ("POST", "/v1/sort", SORT | {"input_format": {"objnames": 5}}),

@@ -8,7 +8,7 @@ import xxhash
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from prep.embedded.storage import BucketExistsError, BucketMissingError, ObjectMissingError, Storage
+from prep.embedded.storage import BucketExistsError, BucketMissingError, BucketProps, ObjectMissingError, Storage
 
 
 @pytest.fixture
@@ -118,3 +118,27 @@ def test_sweep_spares_the_living(storage: Storage, tmp_path: Path) -> None:
 
     storage.write("b", "a", chunks())
     assert read(storage, "a") == b"xy"
+
+
+def test_folder_from_before_checksum_types(storage: Storage, tmp_path: Path) -> None:
+    """A bucket that says nothing of its type, and objects that do not, are xxhash2; so is what joins them."""
+    storage.write("b", "old", [b"x"])
+    (tmp_path / "buckets" / "b" / ".props").unlink()
+    path = tmp_path / "buckets" / "b" / "old.obj"
+    data = path.read_bytes()
+    text = data[1:-12].replace(b', "checksum_type": "xxhash2"', b"")
+    assert len(text) < len(data) - 13
+    path.write_bytes(b"x" + text + len(text).to_bytes(4, "little") + data[-8:])
+    assert storage.head("b", "old").checksum_type == "xxhash2"
+    assert storage.bucket_props("b") == BucketProps()
+    assert storage.write("b", "old", [b"y"]).version == 2
+
+
+def test_props_of_a_bucket_that_is_gone(storage: Storage, tmp_path: Path) -> None:
+    """Neither read nor set, and nothing is left of the try."""
+    storage.destroy_bucket("b")
+    with pytest.raises(BucketMissingError):
+        storage.bucket_props("b")
+    with pytest.raises(BucketMissingError):
+        storage.set_bucket_props("b", BucketProps(checksum_type="md5"))
+    assert [path.name for path in tmp_path.glob("scratch/*/*")] == [".lock"]

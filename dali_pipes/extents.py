@@ -1,0 +1,88 @@
+"""Sizes of objects to fixed places in the image, and bytes to and from such a place."""
+
+import errno
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from dali_pipes.errors import CacheError
+
+__all__ = ["EXTENT_ALIGNMENT", "Extent", "extent_starts"]
+
+EXTENT_ALIGNMENT = 4096
+"""Page and block size: an extent can be reserved, and later punched, without touching its neighbours."""
+
+READ_BYTES = 1 << 20
+
+Int64s = npt.NDArray[np.int64]
+
+
+def extent_starts(*object_bytes: Int64s | Sequence[int]) -> Int64s:
+    """Where each shard's extent starts, and, last, where the image ends: int64 [shards + 1].
+
+    Args:
+        object_bytes: For each object that lies in a shard's extent, one after the other, its bytes: int64 [shards].
+
+    >>> extent_starts([1, 4096, 5000]).tolist()
+    [0, 4096, 8192, 16384]
+    >>> extent_starts([1, 4096], [10, 10]).tolist()
+    [0, 8192, 16384]
+    """
+    aligned = sum(-(-np.asarray(sizes, np.int64) // EXTENT_ALIGNMENT) * EXTENT_ALIGNMENT for sizes in object_bytes)
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(aligned, dtype=np.int64)])
+
+
+@dataclass(frozen=True)
+class Extent:
+    """Bytes ``[start, start + size)`` of an open file: where one object lies, or is to lie."""
+
+    file: int
+    """Descriptor, open for reading and writing."""
+    start: int
+    size: int
+
+    def write(self, data: bytes | memoryview, position: int) -> None:
+        """Put ``data`` at ``position`` bytes from the extent's start.
+
+        Raises:
+            CacheError: If the disk is full or broken.
+        """
+        assert 0 <= position <= position + len(data) <= self.size, "an object never leaves its extent"
+        view = memoryview(data)
+        while view:
+            try:
+                written = os.pwrite(self.file, view, self.start + position)
+            except OSError as exc:
+                room = "; make room there, or pass another cache_dir= (--cache)" if exc.errno == errno.ENOSPC else ""
+                raise CacheError(f"cannot write to the image: {exc.strerror}{room}") from exc
+            view, position = view[written:], position + written
+
+    def read(self, position: int = 0, size: int | None = None) -> bytes:
+        """``size`` bytes from ``position`` on, all where ``None``; fewer only past the end of the file.
+
+        Raises:
+            CacheError: If the disk is broken.
+        """
+        stop = self.size if size is None else min(self.size, position + size)
+        parts = []
+        while position < stop:
+            try:
+                part = os.pread(self.file, stop - position, self.start + position)
+            except OSError as exc:
+                raise CacheError(f"cannot read from the image: {exc.strerror}") from exc
+            if not part:
+                break
+            parts.append(part)
+            position += len(part)
+        return b"".join(parts)
+
+    def checksum(self) -> int:
+        """XXH64 of what lies there."""
+        state = xxhash.xxh64()
+        for position in range(0, self.size, READ_BYTES):
+            state.update(self.read(position, READ_BYTES))
+        return state.intdigest()

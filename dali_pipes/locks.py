@@ -1,0 +1,120 @@
+"""Locks on bytes of a file that end with their owner, however it ends: what processes of a node agree by.
+
+Open-file-description locks (``fcntl(2)``, ``F_OFD_SETLK``): they belong to the opened file, not to the process, so two
+loaders of one process exclude each other too, and closing another descriptor of the same file drops nothing. A forked
+child inherits the opened file and with it the locks; it closes them at once, or its parent's would outlive the parent.
+"""
+
+import errno
+import fcntl
+import os
+import struct
+import threading
+import weakref
+from pathlib import Path
+from types import TracebackType
+
+__all__ = ["LockFile", "Mutex", "in_mutex"]
+
+# struct flock of 64-bit Linux: type, whence, start, length, pid; the pid must be 0.
+_FLOCK = struct.Struct("@hhqqi4x")
+
+_inside = threading.local()
+_open: "weakref.WeakSet[LockFile]" = weakref.WeakSet()
+
+
+class LockFile:
+    """A file whose bytes are locks; each opening has its own. Made if it is not there, for its owner only."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self.held: set[int] = set()
+        """The bytes that this opening has locked: the kernel does not show an opening its own locks."""
+        _open.add(self)
+
+    @property
+    def file(self) -> int:
+        """The descriptor, -1 when closed."""
+        return self._file
+
+    def lock(self, byte: int) -> None:
+        """Wait for the byte's lock. A signal's handler runs in between, and what it raises ends the wait."""
+        self._call(fcntl.F_OFD_SETLKW, fcntl.F_WRLCK, byte)
+        self.held.add(byte)
+
+    def try_lock(self, byte: int) -> bool:
+        """Take the byte's lock if nobody has it."""
+        try:
+            self._call(fcntl.F_OFD_SETLK, fcntl.F_WRLCK, byte)
+        except OSError as exc:
+            if exc.errno in (errno.EAGAIN, errno.EACCES):
+                return False
+            raise
+        self.held.add(byte)
+        return True
+
+    def unlock(self, byte: int) -> None:
+        """Give the byte's lock up."""
+        self._call(fcntl.F_OFD_SETLK, fcntl.F_UNLCK, byte)
+        self.held.discard(byte)
+
+    def is_locked(self, byte: int) -> bool:
+        """Whether another opening of this file has the byte's lock."""
+        found = self._call(fcntl.F_OFD_GETLK, fcntl.F_WRLCK, byte)
+        return bool(_FLOCK.unpack(found)[0] != fcntl.F_UNLCK)
+
+    def close(self) -> None:
+        """Close the file, which drops its locks. Can be called twice."""
+        file, self._file = self._file, -1
+        if file >= 0:
+            os.close(file)
+
+    def _call(self, command: int, kind: int, byte: int) -> bytes:
+        return fcntl.fcntl(self._file, command, _FLOCK.pack(kind, os.SEEK_SET, byte, 1, 0))
+
+
+class Mutex:
+    """One byte's lock as a context manager, between processes and between this process's threads."""
+
+    def __init__(self, file: LockFile, byte: int) -> None:
+        self._file, self._byte = file, byte
+        # The threads share the opened file, so its lock does not part them.
+        self._threads = threading.Lock()
+
+    def __enter__(self) -> None:
+        _inside.depth = getattr(_inside, "depth", 0) + 1
+        try:
+            self._threads.acquire()
+            try:
+                self._file.lock(self._byte)
+            except BaseException:
+                self._threads.release()
+                raise
+        except BaseException:
+            _inside.depth -= 1
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            self._file.unlock(self._byte)
+        finally:
+            self._threads.release()
+            _inside.depth -= 1
+
+
+def in_mutex() -> bool:
+    """Whether this thread is inside a `Mutex`, or waits for one.
+
+    The garbage collector can run a finalizer anywhere, also there; one that wants a mutex too must not wait for it.
+    """
+    return bool(getattr(_inside, "depth", 0))
+
+
+def _close_in_child() -> None:
+    for file in list(_open):
+        file.close()
+
+
+os.register_at_fork(after_in_child=_close_in_child)

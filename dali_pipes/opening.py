@@ -1,0 +1,364 @@
+"""Open a loader: shard URLs and a graph in, checked against the manifest, placed in a cache; a loader out."""
+
+import contextlib
+import hashlib
+import logging
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from nvidia.dali.plugin.base_iterator import LastBatchPolicy
+
+from dali_pipes.decode import DecodeHalf
+from dali_pipes.errors import DataError, WorkerProcessError
+from dali_pipes.extents import extent_starts
+from dali_pipes.fetch import NUM_FETCHERS, Fetcher, Stager
+from dali_pipes.image import Image, image_key
+from dali_pipes.iterator import Loader, as_integer
+from dali_pipes.local import LocalFetcher, WithIndexes
+from dali_pipes.placement import place
+from dali_pipes.plan import LAST_BATCH_POLICIES, LastBatchPolicyName, OrderInputs, reserved_bytes
+from dali_pipes.samples import Labels, Samples, index_reader
+from dali_pipes.seam import Graph
+from prep.endpoint import cluster
+from prep.index import find_manifest, index_in_memory
+from prep.manifest import Manifest
+from prep.store import AisStore, LocalStore, Store
+from prep.urls import ShardSet, ShardUrls, is_remote, resolve_shards
+
+__all__ = ["Indexed", "find_shards", "loader", "open_image", "open_stager"]
+
+_log = logging.getLogger(__name__)
+
+Device = Literal["auto", "gpu", "cpu"]
+
+
+class Indexed:
+    """Shards, with the manifest of all that were indexed together and of those that are wanted.
+
+    Args:
+        shards: Which ones.
+
+    Raises:
+        DataError: If a manifest or index is broken, or a shard is not in the manifest.
+    """
+
+    def __init__(self, shards: ShardSet) -> None:
+        self.shards = shards
+        self.indexes: dict[str, bytes] | None = None
+        """Shard indexes that were made on the fly, by object name; ``None`` where the store has them."""
+        found = find_manifest(shards)
+        if found is None:
+            found = self._index()
+        self.whole: Manifest = found
+        where = shards.store.locate(shards.prefix)
+        self.manifest = found.select(shards.names, where=where)
+        if self.manifest is found:
+            self.rows = np.arange(found.num_shards)
+        else:
+            wanted = set(shards.names)
+            rows = {name: row for row, name in enumerate(found.names) if name in wanted}
+            self.rows = np.fromiter((rows[name] for name in shards.names), np.int64, len(shards.names))
+        if self.manifest.num_samples == 0:
+            raise DataError(f"'{shards.url}': {self.manifest.num_shards} shards hold no sample")
+
+    def read_index(self, shard: int) -> bytes:
+        """A shard's index, from the store or as it was made."""
+        return self._read_index(shard)
+
+    @property
+    def _read_index(self) -> Callable[[int], bytes]:
+        from prep.manifest import index_name
+
+        if self.indexes is None:
+            return index_reader(self.shards.store, self.manifest)
+        made = self.indexes
+        return lambda shard: made[index_name(self.manifest.names[shard])]
+
+    def _index(self) -> Manifest:
+        started = time.perf_counter()
+        made = index_in_memory(self.shards)
+        self.indexes = dict(made.indexes)
+        _log.warning(
+            "no manifest beside the shards of '%s': indexed %d of them in %.1f s; store the index to be spared that: "
+            "dali-pipes prep index '%s'",
+            self.shards.url,
+            made.manifest.num_shards,
+            time.perf_counter() - started,
+            self.shards.url,
+        )
+        return made.manifest
+
+
+def find_shards(shards: ShardUrls, *, endpoint: str | None, resources: contextlib.ExitStack) -> ShardSet:
+    """The shards that are named; a cluster's endpoint is asked, or an embedded node started, where they are remote."""
+    first = shards if isinstance(shards, str | Path) else next(iter(shards), "")
+    if is_remote(first):
+        embedded_dir = os.environ.get("DALI_PIPES_EMBEDDED_DIR")
+        endpoint = resources.enter_context(
+            cluster(
+                endpoint or os.environ.get("AIS_ENDPOINT") or None,
+                embedded_dir=Path(embedded_dir) if embedded_dir else None,
+            )
+        )
+    return resolve_shards(shards, endpoint=endpoint)
+
+
+def open_stager(indexed: Indexed, image: Image, *, num_fetchers: int = NUM_FETCHERS) -> Stager:
+    """What brings these shards into the image."""
+    store = indexed.shards.store
+    made = indexed.indexes
+
+    def open_fetcher() -> Fetcher:
+        fetcher = fetcher_of(store)
+        return WithIndexes(fetcher, made) if made is not None else fetcher
+
+    return Stager(image, indexed.manifest, open_fetcher=open_fetcher, locate=store.locate, num_fetchers=num_fetchers)
+
+
+def fetcher_of(store: Store) -> Fetcher:
+    """What fetches objects of a store in one thread."""
+    if isinstance(store, LocalStore):
+        return LocalFetcher(store.directory)
+    assert isinstance(store, AisStore)
+    from dali_pipes.transport import Connection, ObjectFetcher
+
+    return ObjectFetcher(Connection.from_environment(store.endpoint), store.bucket, provider=store.provider)
+
+
+def loader(
+    shards: ShardUrls,
+    graph: Graph,
+    *,
+    batch_size: int,
+    seed: int = 0,
+    shuffle: bool = True,
+    shuffle_window: int | Literal["all"] = "all",
+    ramp_up: bool = False,
+    num_slices: int = 1,
+    rank: int = 0,
+    world_size: int = 1,
+    last_batch_policy: str | LastBatchPolicy = "PARTIAL",
+    device: Device = "auto",
+    num_threads: int | None = None,
+    with_keys: bool = False,
+    labels: Labels = "raw",
+    auto_reset: bool = False,
+    prefetch_queue_depth: int = 2,
+    cache_dir: str | Path | None = None,
+    cache_bytes: int | None = None,
+    num_fetchers: int = NUM_FETCHERS,
+    show_progress: bool = True,
+    endpoint: str | None = None,
+) -> Loader:
+    """A loader over shards in buckets or directories.
+
+    Args:
+        shards: ``"ais://pets/shuffled-{000000..000003}.tar"``, ``"ais://pets/shuffled-"``, a glob, a directory or a
+            list. Shards that were not indexed (``dali-pipes prep index``) are read once more for it, each time.
+        graph: ``dali_pipes.segmentation(...)``, another of `dali_pipes.pipelines`, or a ``graph(components, random)``.
+        batch_size: Samples a batch, on this rank.
+        seed: Fixes the order and every augmentation; each epoch has its own.
+        shuffle: ``False`` reads in the manifest's order.
+        shuffle_window: Bytes of shards that are shuffled together, and resident together: two windows must fit the
+            cache. ``"all"``: an exact global shuffle, of shards that all fit. An input of the order.
+        ramp_up: Start each epoch with windows of 1, 2, 4, ... shards, so that its first batch waits for one shard only.
+            An input of the order.
+        num_slices: Nodes that each stage a share of the shards. An input of the order.
+        rank: Number of this process among those that share the order.
+        world_size: How many they are.
+        last_batch_policy: ``"PARTIAL"`` gives the last batch short, ``"FILL"`` fills it with the epoch's first samples,
+            ``"DROP"`` leaves it out.
+        device: ``"gpu"``: the current CUDA device; ``"cpu"``; ``"auto"``: the GPU if there is one.
+        num_threads: Decoding threads; ``None``: as many as the process may use cores.
+        with_keys: Add ``"key"``, a list of str, to each batch.
+        labels: ``"raw"``: class ids as ``cls`` holds them; ``"contiguous"``: from 0, by the manifest's class table.
+        auto_reset: As DALI's: start the next epoch by itself when one has ended.
+        prefetch_queue_depth: Batches decoded ahead.
+        cache_dir: A local directory for the image, which is kept there for the next job and shared with all loaders on
+            this node that name it. ``None``: shared memory if the shards fit there, else the directory for temporary
+            files; shared as well, and removed with the last loader.
+        cache_bytes: What all images in that directory may take. ``None``: half of what is free in memory, nine tenths
+            of what is free on a disk; never more than the file system and the container's memory limit allow.
+        num_fetchers: Shards in flight.
+        show_progress: Draw a bar while the first window is staged, if stderr is a terminal; on rank 0 only.
+        endpoint: AIStore's proxy. ``None``: ``AIS_ENDPOINT``; where that is not set, an embedded node is started.
+
+    Raises:
+        DataError: If the shards are not what their index says, or a sample lacks a component that the graph takes.
+        StoreError: If a shard or the store is not there.
+        CacheError: If two windows do not fit the cache; says how many bytes are needed.
+        WorkerProcessError: In a DataLoader's worker process.
+    """
+    policy = _policy_name(last_batch_policy)
+    # An iterator can be read once, and it is looked at twice.
+    shards = shards if isinstance(shards, str | Path) else list(shards)
+    seed, batch_size = as_integer("seed", seed), as_integer("batch_size", batch_size)
+    _check_arguments(
+        batch_size=batch_size,
+        num_threads=num_threads,
+        device=device,
+        labels=labels,
+        rank=rank,
+        world_size=world_size,
+        num_slices=num_slices,
+        num_fetchers=num_fetchers,
+    )
+    order = OrderInputs(
+        seed=seed, shuffle=shuffle, shuffle_window=shuffle_window, ramp_up=ramp_up, num_slices=num_slices
+    )
+    if torch.utils.data.get_worker_info() is not None:
+        raise WorkerProcessError(
+            "a loader cannot be made in a DataLoader worker process: it has threads of its own, and a GPU cannot be "
+            "used after a fork; make it in the main process and use it directly, or with DataLoader(num_workers=0)"
+        )
+    with contextlib.ExitStack() as resources:
+        indexed = Indexed(find_shards(shards, endpoint=endpoint, resources=resources))
+        manifest = indexed.manifest
+        samples = Samples(manifest, indexed.read_index, whole=indexed.whole, labels=labels)
+        decode = DecodeHalf(
+            graph,
+            samples=samples,
+            batch_size=batch_size,
+            device_id=_device_id(device),
+            num_threads=num_threads or len(os.sched_getaffinity(0)),
+            prefetch_queue_depth=prefetch_queue_depth,
+        )
+        for component in decode.inputs.components.keys() | decode.inputs.photos:
+            samples.check_photos(component, sized=component in decode.inputs.photos)
+        if with_keys and "key" in decode.output_names:
+            raise ValueError("with_keys adds 'key', which is an output of the graph already; rename that")
+        image = resources.enter_context(
+            contextlib.closing(
+                open_image(
+                    indexed,
+                    order=order,
+                    batch_size=batch_size,
+                    rank=rank,
+                    world_size=world_size,
+                    cache_dir=None if cache_dir is None else Path(cache_dir),
+                    cache_bytes=cache_bytes,
+                )
+            )
+        )
+        samples.read_index = lambda shard: image.index_extent(shard).read()
+        stager = resources.enter_context(
+            contextlib.closing(open_stager(indexed, image, num_fetchers=num_fetchers))
+        )
+        return Loader(
+            decode,
+            samples=samples,
+            image=image,
+            stager=stager,
+            order=order,
+            rank=rank,
+            world_size=world_size,
+            last_batch_policy=policy,
+            auto_reset=auto_reset,
+            with_keys=with_keys,
+            show_progress=show_progress and rank == 0,
+            resources=resources,
+        )
+
+
+def open_image(
+    indexed: Indexed,
+    *,
+    order: OrderInputs,
+    batch_size: int,
+    rank: int,
+    world_size: int,
+    cache_dir: Path | None,
+    cache_bytes: int | None,
+) -> Image:
+    """A loader's share in the image of these shards, with room for two of its windows promised to it."""
+    manifest = indexed.manifest
+    starts = extent_starts(manifest.shard_bytes, manifest.index_bytes)
+    extent_bytes = np.diff(starts)
+    each = batch_size * world_size // order.num_slices
+    num_own_slices = -(-(rank + 1) * batch_size // each) - rank * batch_size // each
+    reserved = reserved_bytes(
+        extent_bytes,
+        manifest.shard_bytes,
+        manifest.samples,
+        order=order,
+        global_batch_size=batch_size * world_size,
+        num_own_slices=num_own_slices,
+    )
+    total = int(starts[-1])
+    placement = place(
+        cache_dir,
+        cache_bytes,
+        key=image_key(indexed.whole),
+        reserved=reserved,
+        total=total,
+        is_windowed=reserved < total,
+    )
+    return Image(
+        indexed.whole,
+        indexed.rows,
+        room=placement.room,
+        source=indexed.shards.url,
+        group=_group(indexed, order),
+        reserved=reserved,
+        cache_bytes=placement.cache_bytes,
+        keep=placement.keep,
+    )
+
+
+def _group(indexed: Indexed, order: OrderInputs) -> int:
+    """A number for loaders that read the same shards in the same order: the ranks of one job."""
+    inputs = (indexed.manifest.digest, order.seed, order.shuffle, order.shuffle_window, order.ramp_up, order.num_slices)
+    return int.from_bytes(hashlib.blake2b(repr(inputs).encode(), digest_size=8).digest(), "little")
+
+
+def _policy_name(policy: str | LastBatchPolicy) -> LastBatchPolicyName:
+    name = policy.name if isinstance(policy, LastBatchPolicy) else policy
+    if name not in LAST_BATCH_POLICIES:
+        raise ValueError(f"last_batch_policy must be one of {', '.join(LAST_BATCH_POLICIES)}, got {name!r}")
+    return name  # type: ignore[return-value]
+
+
+def _check_arguments(
+    *,
+    batch_size: int,
+    num_threads: int | None,
+    device: str,
+    labels: str,
+    rank: int,
+    world_size: int,
+    num_slices: int,
+    num_fetchers: int,
+) -> None:
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be positive, got {batch_size}")
+    if num_threads is not None and num_threads < 1:
+        raise ValueError(f"num_threads must be positive, got {num_threads}")
+    if num_fetchers < 1:
+        raise ValueError(f"num_fetchers must be positive, got {num_fetchers}")
+    if device not in ("auto", "gpu", "cpu"):
+        raise ValueError(f"device must be one of auto, gpu, cpu, got {device!r}")
+    if labels not in ("raw", "contiguous"):
+        raise ValueError(f"labels must be one of raw, contiguous, got {labels!r}")
+    if not 0 <= rank < world_size:
+        raise ValueError(f"rank must be in [0, world_size), got rank={rank} with world_size={world_size}")
+    if num_slices > 0 and batch_size * world_size % num_slices:
+        raise ValueError(
+            f"num_slices must divide batch_size * world_size, got {num_slices} and {batch_size} * {world_size}"
+        )
+
+
+def _device_id(device: Device) -> int | None:
+    """The CUDA device to decode on, ``None`` for the CPU."""
+    if device == "cpu":
+        return None
+    if torch.cuda.is_available():
+        return int(torch.cuda.current_device())
+    if device == "gpu":
+        raise ValueError("device='gpu', and torch finds no CUDA device; pass device='cpu' or 'auto'")
+    _log.info("no CUDA device: decoding on the CPU")
+    return None

@@ -1,0 +1,69 @@
+"""Checksum types of AIStore's buckets: bytes in, the hexadecimal text of their headers out."""
+
+import hashlib
+from collections.abc import Callable
+from typing import Protocol
+
+import google_crc32c
+import xxhash
+
+__all__ = ["CHECKSUM_TYPES", "DEFAULT_CHECKSUM_TYPE", "NO_CHECKSUM_TYPE", "Checksum", "new_checksum"]
+
+DEFAULT_CHECKSUM_TYPE = "xxhash2"
+NO_CHECKSUM_TYPE = "none"
+
+
+class Checksum(Protocol):
+    """A checksum that grows with the bytes."""
+
+    def update(self, data: bytes | memoryview, /) -> object:
+        """Take more bytes."""
+
+    def hexdigest(self) -> str:
+        """The checksum so far, in lower-case hexadecimal; empty for type ``none``."""
+
+
+class _Crc32c:
+    def __init__(self) -> None:
+        self._value = 0
+
+    def update(self, data: bytes | memoryview, /) -> None:
+        self._value = google_crc32c.extend(self._value, bytes(data))  # its C code takes nothing but bytes
+
+    def hexdigest(self) -> str:
+        return f"{self._value:08x}"
+
+
+class _NoChecksum:
+    def update(self, data: bytes | memoryview, /) -> None:
+        pass
+
+    def hexdigest(self) -> str:
+        return ""
+
+
+_MAKERS: dict[str, Callable[[], Checksum]] = {
+    "crc32c": _Crc32c,
+    "md5": lambda: hashlib.md5(usedforsecurity=False),
+    "sha256": hashlib.sha256,
+    "sha512": hashlib.sha512,
+    "xxhash": xxhash.xxh64,  # XXH64 too: AIS has two implementations of it, and a name for each
+    "xxhash2": xxhash.xxh64,
+    NO_CHECKSUM_TYPE: _NoChecksum,
+}
+CHECKSUM_TYPES = tuple(_MAKERS)
+"""In the order in which AIS lists them."""
+
+
+def new_checksum(checksum_type: str) -> Checksum:
+    """A checksum of no bytes yet.
+
+    Raises:
+        KeyError: The type is none of ``CHECKSUM_TYPES``; what a client sends is checked before.
+
+    >>> crc = new_checksum("crc32c")
+    >>> crc.update(b"123456789")
+    >>> crc.hexdigest()
+    'e3069283'
+    """
+    return _MAKERS[checksum_type]()
