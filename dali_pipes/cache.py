@@ -7,33 +7,43 @@
         slots                       who is there: which image, how many bytes are promised to it
         KEY.image, KEY.table        one data set's bytes, and the state of its shards
 
-Every change is made under the mutex, held for micro- to milliseconds; bytes are fetched, written and punched outside it.
+Every change is made under the mutex, held for micro- to milliseconds; bytes are fetched, written and punched outside.
 Nothing in these files must be believed of a process that is gone: its lock went with it, and whoever comes next sweeps
 up what it was filling or dropping, and what it held.
 
+# Note [removed]: files of a cache are removed by its own code only where no loader has a slot, but a user may remove
+them under a running job. What it has open lives on for it alone; the next loader makes another image under the same
+name. So a loader keeps the table with which it joined, and its shards are never called ready in another.
+
+# Note [waiting]: a loader that is told that there is no room is marked ``_TOLD``; when it says that it can do nothing
+but wait, ``_WAITS``. Any change that might give it room takes the marks from all, so each must ask again; when all
+wait, no more will come.
+
 # Note [promises]: each loader reserves what it must be able to hold at a time, two windows, or fails to start. Loaders
-of the same order of the same shards (the ranks of a job) share one promise, since they hold the same shards. No group of
-loaders holds more than its promise, unless what is promised to all others would still fit: so every loader can always
-have what it was promised, by evicting what nobody holds.
+of the same order of the same shards (the ranks of a job) share one promise, since they hold the same shards. No group
+of loaders holds more than its promise, unless what is promised to all others would still fit: so every loader can
+always have what it was promised, by evicting what nobody holds. Where loaders were told different ``cache_bytes``, the
+least of those at work counts for all.
 """
 
 import contextlib
 import errno
+import functools
 import mmap
 import os
 import stat
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.errors import CacheError
 from dali_pipes.holes import punch
-from dali_pipes.locks import LockFile, Mutex
+from dali_pipes.locks import LockFile, Mutex, shielded
 from dali_pipes.table import NUM_SLOTS, State, StateTable, boot_id
 
 __all__ = ["Cache", "ImageStatus", "Take", "cache_root"]
@@ -44,14 +54,22 @@ _SLOT = np.dtype(
         ("waiting", "u1"),
         ("pid", "<i4"),
         ("reserved", "<i8"),
+        ("cache_bytes", "<i8"),
         ("group", "<u8"),
         ("image", "S32"),
     ]
 )
+# Before the slots: which version wrote them.
+_SLOTS_START = 64
+_SLOTS_MAGIC = b"DALIPIS2"
 MUTEX_BYTE = 0
 FIRST_SLOT_BYTE = 1
+# What ``waiting`` says. Note [waiting].
+_GOES_ON, _TOLD, _WAITS = 0, 1, 2
 
 Int64s = npt.NDArray[np.int64]
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 
 class Take(NamedTuple):
@@ -64,7 +82,7 @@ class Take(NamedTuple):
     is_there: bool
     """Whether the bytes of ``fill`` are there already, from before a start of the machine, and only want checking."""
     blocked: Literal["", "busy", "room"]
-    """Why nothing more could be had: others fill or drop what is wanted, or it would not fit."""
+    """Why the most urgent of what could not be had could not: others fill or drop it, or it would not fit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +107,27 @@ class ImageStatus:
 class _Opened:
     table: StateTable
     file: int
-    inode: int
+    place: tuple[int, int]
+    """Device and inode of the table: its name may be another file's by now."""
+    num_users: int = field(default=0)
+    """This cache's slots in it, and its threads that are punching there: it stays open for them. Under the mutex."""
+
+    def close(self) -> None:
+        self.table.close()
+        _close(self.file)
+        self.file = -1
+
+
+def _whole(
+    method: Callable[Concatenate["Cache", Arguments], Result],
+) -> Callable[Concatenate["Cache", Arguments], Result]:
+    """A method that changes the cache: not cut short by a signal. Note [signals] in `dali_pipes.locks`."""
+
+    def wrapped(self: "Cache", /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        return shielded(lambda: method(self, *args, **kwargs))
+
+    functools.update_wrapper(wrapped, method)
+    return wrapped
 
 
 class Cache:
@@ -107,32 +145,42 @@ class Cache:
         self._make_root()
         self._images: dict[str, _Opened] = {}
         self._gone: list[_Opened] = []
+        self._joined: dict[int, _Opened] = {}
+        self._unreadable: set[str] = set()
+        self._slots_file = -1
         try:
-            self._open_lock()
+            self._lock = LockFile(self.root / "lock")
+            try:
+                shielded(self._open_slots)
+            except BaseException:
+                self._lock.close()
+                _close(self._slots_file)
+                raise
         except OSError as exc:
             raise CacheError(f"cannot use '{self.root}': {exc.strerror}; pass another cache_dir= (--cache)") from exc
 
     def close(self) -> None:
         """Close all files. Can be called twice."""
         for opened in (*self._images.values(), *self._gone):
-            opened.table.close()
-            _close(opened.file)
+            opened.close()
         self._images.clear()
         self._gone.clear()
         self._lock.close()
         _close(self._slots_file)
         self._slots_file = -1
 
-    @property
-    def resident_bytes(self) -> int:
-        """What all images take now."""
+    @_whole
+    def budget(self) -> tuple[int, int | None]:
+        """What all images take now, and what they may take as the loaders at work were told; ``None`` without any."""
         with self._changing():
-            return self._used_bytes()
+            self._sweep()
+            return self._used_bytes(), self._least_bytes()
 
-    def image_path(self, key: str) -> Path:
-        """An image's file."""
-        return self.root / f"{key}.image"
+    def open_image(self, slot: int) -> int:
+        """A descriptor of the slot's image, the caller's to close."""
+        return os.dup(self._joined[slot].file)
 
+    @_whole
     def status(self) -> list[ImageStatus]:
         """All images of the cache."""
         found = []
@@ -157,11 +205,15 @@ class Cache:
                 )
         return found
 
+    @_whole
     def clear(self) -> tuple[int, int]:
         """Drop all that nobody holds, and the files of images that nobody uses: bytes given back, bytes still held."""
         freed = 0
         with self._changing():
             self._sweep()
+            for key in self._unreadable:
+                if not self._slots_of(key):
+                    self._remove_names(key)
             for key, opened in list(self._images.items()):
                 slots = self._slots_of(key)
                 if not slots:
@@ -175,6 +227,7 @@ class Cache:
             held = self._used_bytes()
         return freed, held
 
+    @_whole
     def join(
         self, key: str, *, starts: Int64s, source: str, group: int, reserved: int, cache_bytes: int, keep: bool
     ) -> int:
@@ -200,149 +253,199 @@ class Cache:
             promised = self._promised()
             mine = promised.pop((key, group), 0)
             others = sum(promised.values())
-            if max(mine, reserved) + others > cache_bytes:
-                raise CacheError(_no_promise(self.root, reserved, others, self._others(key, group), cache_bytes))
+            allowed = min(cache_bytes, self._least_bytes() or cache_bytes)
+            if max(mine, reserved) + others > allowed:
+                raise CacheError(_no_promise(self.root, reserved, others, self._others(key, group), allowed))
             free = np.flatnonzero(self._slots["used"] == 0)
             slot = next((int(s) for s in free if self._lock.try_lock(FIRST_SLOT_BYTE + int(s))), None)
             if slot is None:
-                raise CacheError(f"'{self.root}' has {NUM_SLOTS} loaders at work, which is the most it takes")
-            opened = self._images.get(key) or self._make_image(key, starts, source)
-            with opened.table.changing():
-                opened.table.open_row(slot)
+                raise CacheError(
+                    f"'{self.root}' has {NUM_SLOTS} loaders at work, which is the most it takes; pass another "
+                    "cache_dir= (--cache)"
+                )
+            try:
+                opened = self._images.get(key)
+                if opened is None or not np.array_equal(opened.table.starts, starts):
+                    opened = self._make_image(key, starts, source)
+                with opened.table.changing():
+                    opened.table.open_row(slot)
+            except BaseException:
+                self._lock.unlock(FIRST_SLOT_BYTE + slot)
+                raise
             if keep:
                 opened.table.set_keep()
-            self._slots[slot] = (1, 0, os.getpid(), reserved, group, key.encode())
+            opened.num_users += 1
+            self._joined[slot] = opened
+            # ``used`` last: until then the row is nobody's.
+            self._slots[slot] = (0, _GOES_ON, os.getpid(), reserved, cache_bytes, group, key.encode())
+            self._slots["used"][slot] = 1
+            # Left by loaders that did not come to close theirs: for them to find again, but for nobody else.
+            for other, left in list(self._images.items()):
+                if not left.table.keep and not self._slots_of(other):
+                    self._remove_files(other)
+        self._trim(slot)
         return slot
 
-    def reserve(self, slot: int, reserved: int, *, cache_bytes: int) -> None:
+    @_whole
+    def reserve(self, slot: int, reserved: int) -> None:
         """Change what is promised to a slot's group.
 
         Raises:
             CacheError: If that much cannot be promised; the old promise stands.
         """
         with self._changing():
+            self._check_joined(slot)
             key, group = self._key(slot), int(self._slots["group"][slot])
             self._sweep()
             others = sum(bytes_ for which, bytes_ in self._promised().items() if which != (key, group))
-            if reserved + others > cache_bytes:
-                raise CacheError(_no_promise(self.root, reserved, others, self._others(key, group), cache_bytes))
+            if reserved + others > (allowed := self._allowed_bytes()):
+                raise CacheError(_no_promise(self.root, reserved, others, self._others(key, group), allowed))
             self._slots["reserved"][slot] = reserved
 
+    @_whole
     def leave(self, slot: int) -> None:
         """Give a slot up, and with it all that it holds; an image that is not to be kept goes with its last loader."""
         with self._changing():
+            opened = self._joined.pop(slot)
+            opened.num_users -= 1
+            # Those of an image that was removed as well: others may have joined it before it was.
+            with opened.table.changing():
+                self._forget(opened, slot)
             key = self._key(slot)
-            opened = self._images.get(key)
-            if opened is not None:
-                with opened.table.changing():
-                    self._forget(opened, slot)
             self._slots["used"][slot] = 0
-            if opened is not None and not opened.table.keep and not self._slots_of(key):
+            self._wake()
+            if self._images.get(key) is opened and not opened.table.keep and not self._slots_of(key):
                 self._remove_files(key)
-        self._lock.unlock(FIRST_SLOT_BYTE + slot)
+            # Under the mutex: another thread that joins could otherwise be given the slot, and then lose its lock.
+            self._lock.unlock(FIRST_SLOT_BYTE + slot)
 
-    def take(self, slot: int, wanted: Int64s, *, cache_bytes: int) -> Take:
+    @_whole
+    def take(self, slot: int, wanted: Int64s) -> Take:
         """Hold what is ready of ``wanted``, and begin to fill the first shard of it that is not there.
 
         Args:
             slot: The caller's.
             wanted: Shards that the slot does not hold yet, the most urgent first; none is passed over for room.
-            cache_bytes: What all images of the cache may take.
+
+        Raises:
+            CacheError: If the image was removed.
         """
         while True:
             with self._changing():
-                taken, victims = self._take(slot, wanted, cache_bytes)
+                taken, victims = self._take(slot, wanted)
                 if not victims:
                     if len(taken.ready) or taken.fill is not None:
-                        self._slots["waiting"][slot] = 0
+                        self._slots["waiting"][slot] = _GOES_ON
+                    elif taken.blocked == "room":
+                        self._slots["waiting"][slot] = max(_TOLD, int(self._slots["waiting"][slot]))
                     return taken
-            for opened, shards in victims:
-                self._punch(opened, shards)
-            with self._changing():
-                for opened, shards in victims:
-                    with opened.table.changing():
-                        opened.table.remove(shards)
+            self._drop(victims)
             if len(taken.ready):
                 return taken
 
+    @_whole
     def finish(self, slot: int, shard: int) -> None:
-        """The slot's loader has filled ``shard``, and checked it."""
-        with self._changing(), (table := self._table(slot)).changing():
-            table.finish(shard)
+        """The slot's loader has filled ``shard``, and checked it.
 
+        Raises:
+            CacheError: If the image was removed.
+        """
+        with self._changing():
+            table = self._check_joined(slot).table
+            if table.state[shard] != State.FILLING or table.owner[shard] != slot:
+                raise CacheError(_lost(self.root, self._key(slot)))
+            with table.changing():
+                table.finish(shard)
+            self._wake()
+
+    @_whole
     def fail(self, slot: int, shard: int) -> None:
         """The slot's loader gives up filling ``shard``: what was written is punched."""
         with self._changing():
-            opened = self._images[self._key(slot)]
+            opened = self._joined[slot]
+            if opened.table.state[shard] != State.FILLING or opened.table.owner[shard] != slot:
+                return  # not its own any more, and no longer its to punch
             with opened.table.changing():
                 opened.table.drop([shard], slot)
                 opened.table.holds[slot, shard] = 0
-        self._punch(opened, np.array([shard]))
-        with self._changing(), opened.table.changing():
-            opened.table.remove([shard])
+            opened.num_users += 1
+        self._drop([(opened, np.array([shard]))])
 
-    def release(self, slot: int, shards: Sequence[int]) -> None:
+    @_whole
+    def release(self, slot: int, shards: Int64s | Sequence[int]) -> None:
         """The slot's loader needs ``shards`` no more; they stay until room is wanted."""
         rows = np.asarray(shards, np.int64)
-        with self._changing(), (table := self._table(slot)).changing():
+        with self._changing(), (table := self._joined[slot].table).changing():
             table.holds[slot, rows] = 0
             table.used_ns[rows] = time.time_ns()
+            self._wake()
 
+    @_whole
     def is_stuck(self, slot: int) -> bool:
-        """Whether the slot's loader and all others wait for room that none of them will give up.
+        """Whether the slot's loader and all others wait for room that none of them will give up. Note [waiting].
 
         To be asked by one that wants a shard now and was told that there is no room.
         """
         with self._changing():
-            self._sweep()
-            self._slots["waiting"][slot] = 1
-            if not self._slots["waiting"][self._slots["used"] == 1].all():
+            if self._sweep() or self._slots["waiting"][slot] == _GOES_ON:
+                return False
+            self._slots["waiting"][slot] = _WAITS
+            if not (self._slots["waiting"][self._slots["used"] == 1] == _WAITS).all():
                 return False
             tables = [opened.table for opened in self._images.values()]
             return not any(
                 np.isin(table.state[table.resident], [State.FILLING, State.DROPPING]).any() for table in tables
             )
 
-    def _take(self, slot: int, wanted: Int64s, cache_bytes: int) -> tuple[Take, list[tuple[_Opened, Int64s]]]:
-        table = self._table(slot)
+    def _take(self, slot: int, wanted: Int64s) -> tuple[Take, list[tuple[_Opened, Int64s]]]:
+        table = self._check_joined(slot).table
+        nothing = np.empty(0, np.int64)
         states = table.state[wanted]
         unfinished = (states == State.FILLING) | (states == State.DROPPING)
         if unfinished.any() and self._sweep():
             states = table.state[wanted]
             unfinished = (states == State.FILLING) | (states == State.DROPPING)
-        limit, group_slots = self._limit(slot, cache_bytes)
+        if unfinished.all():
+            # Asked again and again: no more work than it takes.
+            return Take(nothing, None, False, "busy" if len(wanted) else ""), []
+        is_ready = states == State.READY
+        missing = np.flatnonzero(~is_ready & ~unfinished)
+        first = int(missing[0]) if len(missing) else None
+        limit, group_slots = self._limit(slot)
         # What a shard adds to what the group holds: nothing if one of the group holds it already.
         added = np.where(table.held(wanted, group_slots), 0, table.extent_bytes(wanted))
-        is_ready = states == State.READY
-        fits = np.cumsum(np.where(is_ready, added, 0)) <= limit
+        # Room goes to the more urgent ones first: those that others are about to have ready count, and the one to fill.
+        counted = is_ready | unfinished
+        counted[missing[:1]] = True
+        fits = (added == 0) | (np.cumsum(np.where(counted, added, 0)) <= limit)
+        if not fits[counted].all() and self._sweep():
+            # Somebody who was gone still seemed to hold, and what was promised to him to count.
+            return self._take(slot, wanted)
         ready = wanted[is_ready & fits]
-        blocked: Literal["", "busy", "room"] = "busy" if unfinished.any() else ""
         if len(ready):
             with table.changing():
                 table.holds[slot, ready] = 1
-        if (is_ready & ~fits).any():
-            return Take(ready, None, False, "room"), []
-        missing = np.flatnonzero((states == State.EMPTY) | (states == State.UNCHECKED))
-        if not len(missing):
+        blocked = _why(unfinished, counted & ~fits)
+        if first is None or not fits[first]:
             return Take(ready, None, False, blocked), []
-        first = int(missing[0])
         shard, is_there = int(wanted[first]), bool(states[first] == State.UNCHECKED)
-        extent = int(table.extent_bytes([shard])[0])
-        if int(added[is_ready].sum()) + int(added[first]) > limit:
-            # Somebody who is gone may still seem to hold, and what is promised to him to count.
-            return (self._take(slot, wanted, cache_bytes)) if self._sweep() else (Take(ready, None, False, "room"), [])
-        short = self._used_bytes() + (0 if is_there else extent) - cache_bytes
+        extent = 0 if is_there else int(table.extent_bytes([shard])[0])
+        short = self._used_bytes() + extent - self._allowed_bytes()
         if short > 0:
             victims = self._choose_victims(slot, short)
-            return Take(ready, None, False, "" if victims else "room"), victims
+            if not victims and self._sweep():
+                return self._take(slot, wanted)
+            # Without victims: others drop, or hold beyond what was promised to them.
+            counted[:first] = False
+            return Take(ready, None, False, "" if victims else _why(unfinished, counted)), victims
         with table.changing():
             table.fill(shard, slot)
         return Take(ready, shard, is_there, blocked), []
 
-    def _limit(self, slot: int, cache_bytes: int) -> tuple[int, list[int]]:
+    def _limit(self, slot: int) -> tuple[int, list[int]]:
         """Bytes that the slot's group may hold beyond what it holds now, and the group's slots. Note [promises]."""
         mine = (self._key(slot), int(self._slots["group"][slot]))
-        promised, spare = self._promised(), cache_bytes
+        promised, spare = self._promised(), self._allowed_bytes()
         my_bytes, my_slots = 0, [slot]
         for which, reserved in promised.items():
             slots = [s for s in self._slots_of(which[0]) if int(self._slots["group"][s]) == which[1]]
@@ -355,10 +458,37 @@ class Cache:
                 spare -= max(reserved, held)
         return max(promised.get(mine, 0), spare) - my_bytes, my_slots
 
-    def _choose_victims(self, slot: int, num_bytes: int) -> list[tuple[_Opened, Int64s]]:
+    def _trim(self, slot: int) -> None:
+        """Bring what an earlier job was allowed down to what this one is, as far as nobody holds it."""
+        with self._changing():
+            short = self._used_bytes() - self._allowed_bytes()
+            if short <= 0:
+                return
+            victims = self._choose_victims(slot, short, enough=False)
+        self._drop(victims)
+
+    def _drop(self, victims: Sequence[tuple[_Opened, Int64s]]) -> None:
+        """Punch shards that were marked for it; not under the mutex, which others wait for."""
+        try:
+            for opened, shards in victims:
+                self._punch(opened, shards)
+        except OSError as exc:
+            # They stay marked, and count, until the slot is given up.
+            raise CacheError(f"cannot punch holes into the image in '{self.root}': {exc.strerror}") from exc
+        finally:
+            with self._changing():
+                for opened, _ in victims:
+                    opened.num_users -= 1
+        with self._changing():
+            for opened, shards in victims:
+                with opened.table.changing():
+                    opened.table.remove(shards)
+            self._wake()
+
+    def _choose_victims(self, slot: int, num_bytes: int, *, enough: bool = True) -> list[tuple[_Opened, Int64s]]:
         """What goes to make room, marked as being dropped by the slot: the longest unused of what nobody holds.
 
-        Nothing where that would not be enough.
+        Nothing where that would not be ``enough``. For `_drop`.
         """
         keys, shards, used, sizes = [], [], [], []
         for key, opened in self._images.items():
@@ -373,7 +503,7 @@ class Cache:
         order = np.argsort(np.concatenate(used), kind="stable")
         freed = np.cumsum(total[order])
         count = int(np.searchsorted(freed, num_bytes)) + 1
-        if count > len(order):
+        if count > len(order) and enough:
             return []
         victims: dict[str, list[int]] = {}
         for row in order[:count].tolist():
@@ -382,6 +512,7 @@ class Cache:
         for opened, dropped in found:
             with opened.table.changing():
                 opened.table.drop(dropped, slot)
+            opened.num_users += 1
         return found
 
     @staticmethod
@@ -389,7 +520,8 @@ class Cache:
         resident = table.resident
         states = table.state[resident]
         idle = resident[(states == State.READY) | (states == State.UNCHECKED)]
-        return idle[~table.held(idle, slots)]
+        free: Int64s = idle[~table.held(idle, slots)]
+        return free
 
     def _sweep(self) -> bool:
         """Clear up after loaders that are gone: whether there were any."""
@@ -404,6 +536,7 @@ class Cache:
                 with opened.table.changing():
                     self._forget(opened, slot)
             self._slots["used"][slot] = 0
+            self._wake()
         used = self._slots["used"]
         abandoned = False
         for opened in self._images.values():
@@ -418,6 +551,7 @@ class Cache:
                 abandoned = True
                 with table.changing():
                     self._drop_now(opened, left)
+                self._wake()
         return bool(gone) or abandoned
 
     def _forget(self, opened: _Opened, slot: int) -> None:
@@ -463,8 +597,28 @@ class Cache:
     def _key(self, slot: int) -> str:
         return bytes(self._slots["image"][slot]).decode()
 
-    def _table(self, slot: int) -> StateTable:
-        return self._images[self._key(slot)].table
+    def _check_joined(self, slot: int) -> _Opened:
+        """The slot's image, if its name is still its own. Note [removed]."""
+        opened = self._joined[slot]
+        row = self._slots[slot]
+        is_mine = row["used"] and row["pid"] == os.getpid()
+        if not is_mine or self._images.get(self._key(slot)) is not opened:
+            raise CacheError(_lost(self.root, self._key(slot)))
+        return opened
+
+    def _wake(self) -> None:
+        """Whoever waits for room is to ask again. Note [waiting]."""
+        self._slots["waiting"] = _GOES_ON
+
+    def _least_bytes(self) -> int | None:
+        told = self._slots["cache_bytes"][self._slots["used"] == 1]
+        return int(told.min()) if len(told) else None
+
+    def _allowed_bytes(self) -> int:
+        """What all images may take, asked for one that is at work."""
+        least = self._least_bytes()
+        assert least is not None, "the caller has a slot"
+        return least
 
     def _slots_of(self, key: str) -> list[int]:
         used = np.flatnonzero(self._slots["used"])
@@ -483,56 +637,101 @@ class Cache:
             yield
 
     def _look(self) -> None:
-        """Open the images that were made since, and forget those that are gone."""
-        found = {
-            name.removesuffix(".table"): entry.inode()
-            for entry in os.scandir(self.root)
-            if (name := entry.name).endswith(".table") and not name.startswith(".")
-        }
+        """Open the images that were made since, forget those that are gone, put right what was cut short."""
+        tables, others = self._list()
+        for key in others.keys() - tables.keys():
+            # A process ended while it made or removed an image: nobody has the mutex but this one.
+            self._remove(*others[key], key=key)
         for key, opened in list(self._images.items()):
-            if found.get(key) != opened.inode:
-                # Its files stay open: another thread may be about to punch there.
+            if tables.get(key) != opened.place:
                 self._gone.append(self._images.pop(key))
-        for key, inode in found.items():
+        for opened in self._gone:
+            if not opened.num_users:
+                opened.close()
+        self._gone = [opened for opened in self._gone if opened.num_users]
+        self._unreadable &= tables.keys()
+        for key, place in tables.items():
             if key not in self._images:
-                with contextlib.suppress(CacheError, FileNotFoundError):
-                    self._images[key] = self._open_image(key, inode)
+                try:
+                    self._images[key] = self._open_image(key, place)
+                    self._unreadable.discard(key)
+                except (CacheError, FileNotFoundError):
+                    self._unreadable.add(key)
+        for opened in self._images.values():
+            if opened.table.is_dirty:
+                opened.table.repair()
 
-    def _open_image(self, key: str, inode: int) -> _Opened:
-        file = os.open(self.image_path(key), os.O_RDWR | os.O_CLOEXEC)
+    def _list(self) -> tuple[dict[str, tuple[int, int]], dict[str, list[Path]]]:
+        """By key: device and inode of the tables that are there, and all other files."""
+        tables: dict[str, tuple[int, int]] = {}
+        others: dict[str, list[Path]] = {}
+        # None if the directory was removed: Note [removed].
+        with contextlib.suppress(FileNotFoundError), os.scandir(self.root) as entries:
+            for entry in entries:
+                key, dot, suffix = entry.name.lstrip(".").rpartition(".")
+                if suffix == "table":
+                    found = entry.stat(follow_symlinks=False)
+                    tables[key] = (found.st_dev, found.st_ino)
+                elif dot and suffix in ("image", "source", "partial"):
+                    others.setdefault(key, []).append(Path(entry.path))
+        return tables, others
+
+    def _open_image(self, key: str, place: tuple[int, int]) -> _Opened:
+        file = os.open(self.root / f"{key}.image", os.O_RDWR | os.O_CLOEXEC)
         try:
             table = StateTable(self.root / f"{key}.table")
+            table.greet(boot_id(), image=file)
         except BaseException:
             _close(file)
             raise
-        table.greet(boot_id())
-        return _Opened(table, file, inode)
+        return _Opened(table, file, place)
 
     def _make_image(self, key: str, starts: Int64s, source: str) -> _Opened:
-        table_path, image_path = self.root / f"{key}.table", self.image_path(key)
+        table_path, image_path = self.root / f"{key}.table", self.root / f"{key}.image"
         partial = self.root / f".{key}.partial"
+        if (unfit := self._images.pop(key, None)) is not None:
+            self._gone.append(unfit)
+        self._remove_names(key)
         partial.unlink(missing_ok=True)
-        image_path.unlink(missing_ok=True)
+        file = -1
         try:
             file = os.open(image_path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             os.ftruncate(file, int(starts[-1]))
             (self.root / f"{key}.source").write_text(source)
             StateTable(partial, starts=starts).close()
             partial.rename(table_path)  # last: an image is there when its table is
-        except OSError as exc:
+            table = StateTable(table_path)
+        except BaseException as exc:
+            _close(file)
+            for path in (partial, table_path, image_path, self.root / f"{key}.source"):
+                path.unlink(missing_ok=True)
+            if not isinstance(exc, OSError):
+                raise
             size = f" of {int(starts[-1])} bytes" if exc.errno == errno.EFBIG else ""
-            raise CacheError(f"cannot make an image{size} in '{self.root}': {exc.strerror}; pass another cache_dir= (--cache)") from exc
-        opened = _Opened(StateTable(table_path), file, table_path.stat().st_ino)
+            raise CacheError(
+                f"cannot make an image{size} in '{self.root}': {exc.strerror}; pass another cache_dir= (--cache)"
+            ) from exc
+        found = table_path.stat()
+        opened = _Opened(table, file, (found.st_dev, found.st_ino))
         self._images[key] = opened
         return opened
 
     def _remove_files(self, key: str) -> None:
-        opened = self._images.pop(key)
-        # Others may have it open still, to evict from: its blocks must go all the same.
-        os.ftruncate(opened.file, 0)
-        for suffix in ("table", "image", "source"):
-            (self.root / f"{key}.{suffix}").unlink(missing_ok=True)
-        self._gone.append(opened)
+        self._gone.append(self._images.pop(key))
+        self._remove_names(key)
+
+    def _remove_names(self, key: str) -> None:
+        # The table first: while it is there, what it says must be so.
+        self._remove(*(self.root / f"{key}.{suffix}" for suffix in ("table", "image", "source")), key=key)
+
+    def _remove(self, *paths: Path, key: str) -> None:
+        is_used = bool(self._slots_of(key))
+        for path in paths:
+            if path.suffix == ".image" and not is_used:
+                # Others may have it open still, to evict from: its blocks must go all the same.
+                with contextlib.suppress(OSError):
+                    os.truncate(path, 0)
+            path.unlink(missing_ok=True)
 
     def _make_root(self) -> None:
         with contextlib.suppress(FileExistsError):
@@ -541,22 +740,33 @@ class Cache:
             except FileExistsError:
                 raise
             except OSError as exc:
-                raise CacheError(f"cannot make '{self.root}': {exc.strerror}; pass another cache_dir= (--cache)") from exc
+                raise CacheError(
+                    f"cannot make '{self.root}': {exc.strerror}; pass another cache_dir= (--cache)"
+                ) from exc
         found = self.root.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
-            raise CacheError(f"'{self.root}' is not this user's own directory; remove it, or pass another cache_dir= (--cache)")
+            raise CacheError(
+                f"'{self.root}' is not this user's own directory; remove it, or pass another cache_dir= (--cache)"
+            )
         if stat.S_IMODE(found.st_mode) & 0o077:
             self.root.chmod(0o700)
 
-    def _open_lock(self) -> None:
-        self._lock = LockFile(self.root / "lock")
+    def _open_slots(self) -> None:
         self._mutex = Mutex(self._lock, MUTEX_BYTE)
-        size = NUM_SLOTS * _SLOT.itemsize
+        size = _SLOTS_START + NUM_SLOTS * _SLOT.itemsize
         self._slots_file = os.open(self.root / "slots", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         with self._mutex:
-            if os.fstat(self._slots_file).st_size < size:
-                os.posix_fallocate(self._slots_file, 0, size)
-        self._slots: Any = np.frombuffer(mmap.mmap(self._slots_file, size), _SLOT)
+            # Reserved: a write to a page that is not there, on a full tmpfs, is a SIGBUS.
+            os.posix_fallocate(self._slots_file, 0, size)
+            if os.pread(self._slots_file, len(_SLOTS_MAGIC), 0) != _SLOTS_MAGIC:
+                if any(self._lock.is_locked(FIRST_SLOT_BYTE + slot) for slot in range(NUM_SLOTS)):
+                    raise CacheError(
+                        f"'{self.root}' is in use by loaders of another version of dali-pipes; wait for their end, or "
+                        "pass another cache_dir= (--cache)"
+                    )
+                os.pwrite(self._slots_file, bytes(size - _SLOTS_START), _SLOTS_START)
+                os.pwrite(self._slots_file, _SLOTS_MAGIC, 0)
+            self._slots: Any = np.frombuffer(mmap.mmap(self._slots_file, size), _SLOT, offset=_SLOTS_START)
 
 
 def cache_root(directory: Path) -> Path:
@@ -572,6 +782,17 @@ def _no_promise(root: Path, reserved: int, others: int, pids: Sequence[int], cac
         f"the cache in '{root.parent}' may take {cache_bytes} bytes; this loader must be able to hold {reserved} at a "
         f"time{used}; pass cache_bytes={reserved + others} or more (--cache-bytes), or a smaller shuffle_window="
     )
+
+
+def _why(unfinished: npt.NDArray[np.bool_], unfit: npt.NDArray[np.bool_]) -> Literal["", "busy", "room"]:
+    """What keeps the first shard that cannot be had."""
+    if not (unfinished | unfit).any():
+        return ""
+    return "room" if unfit[int(np.argmax(unfinished | unfit))] else "busy"
+
+
+def _lost(root: Path, key: str) -> str:
+    return f"the image '{root / key}.image' was removed or taken from this loader while it was at work; start it again"
 
 
 def _close(file: int) -> None:

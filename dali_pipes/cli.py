@@ -11,6 +11,7 @@ __all__ = ["main"]
 
 _COMMANDS = {
     "bench": ("bench.cli", "bench", "Time loaders on the same shards, after comparing what they give."),
+    "cache": ("dali_pipes.cache_commands", "cache", "See, fill and empty the shards that loaders on this node share."),
     "demo": ("bench.demo", "demo", "The main job on real photos: pack, dSort, index, DALI, against WebLoader."),
     "prep": ("prep.cli", "prep", "Pack photos into shards, shuffle them with dSort, index them."),
 }

@@ -58,8 +58,9 @@ class Connection:
     def from_environment(cls, endpoint: str) -> "Connection":
         """As the ``aistore`` SDK: AIS_AUTHN_TOKEN, AIS_CLIENT_CA, AIS_CRT, AIS_CRT_KEY, AIS_SKIP_VERIFY_CRT.
 
-        As with `requests`, which the SDK talks through, REQUESTS_CA_BUNDLE and CURL_CA_BUNDLE come after AIS_CLIENT_CA;
-        not for an endpoint on this machine, for which `prep.store` does not ask them either.
+        REQUESTS_CA_BUNDLE and CURL_CA_BUNDLE count where AIS_CLIENT_CA is not set; `requests`, which the SDK talks
+        through, lets them win over it, and over AIS_SKIP_VERIFY_CRT. They do not count for an endpoint on this machine,
+        for which `prep.store` does not ask them either.
         """
         environment = os.environ
         certificate, key = environment.get("AIS_CRT"), environment.get("AIS_CRT_KEY")

@@ -64,6 +64,7 @@ class DecodeHalf:
         """The batches that were pulled and not yet delivered, oldest first."""
         self._graph, self._samples, self._example = graph, samples, samples.example()
         self._device_id = device_id
+        self.prefetch_queue_depth = prefetch_queue_depth
         self._settings: dict[str, Any] = {
             "batch_size": batch_size,
             "num_threads": num_threads,
@@ -121,11 +122,10 @@ class DecodeHalf:
         return arrays
 
     def schedule(self) -> None:
-        """Start decoding a batch: the first call of an epoch pulls as many as are decoded ahead, each next one one
-        more.
-
-        At the end of the epoch's feed it does nothing.
-        """
+        """Pull a batch and start decoding it; at the end of the epoch's feed it does nothing."""
+        # DALI's own first run pulls as many as its queue holds, and would wait for the shards of the second batch
+        # before the first can be delivered.
+        self.pipeline._first_iter = False
         with self._iterator_scope():
             self.pipeline.schedule_run()
 

@@ -85,4 +85,4 @@ class Extent:
         state = xxhash.xxh64()
         for position in range(0, self.size, READ_BYTES):
             state.update(self.read(position, READ_BYTES))
-        return state.intdigest()
+        return int(state.intdigest())

@@ -1,7 +1,7 @@
 """Read an epoch: the plan's steps in, batches of encoded bytes out, one segment after the other.
 
-Windows are staged as far ahead as may be held, and given up when their last segment is closed. A segment ends with the
-step in which a window ends, so that no reader names shards of a window that could be gone.
+Windows are staged as far ahead as may be held, and given up when their last segment is closed. The step in which a
+window ends is a segment of its own: it alone names shards of two windows.
 
 The next segment is opened while the batches of this one are decoded, if its shards are resident: a reader made when its
 first batch is wanted would be waited for, some 5 ms each time. For the same reason the loader prepares the next epoch's
@@ -103,6 +103,7 @@ class Feed:
         self._runs = _cut(steps, first_lines=first_lines, slices=slices, finished=finished)
         self._run = next(self._runs, None)  # the steps of the segment that is to be opened next
         self._ahead: _Opened | None = None
+        self._num_left = 0  # batches of the open segment
         self._batches = self._read()
 
     @property
@@ -117,6 +118,13 @@ class Feed:
         shards = self._shards(self._run)
         if self._stager.need_resident(shards):
             self._ahead = self._open_segment(self._run, shards)
+
+    def is_ready(self) -> bool:
+        """Whether `next` would come back at once."""
+        if self._num_left:
+            return True
+        self.prepare()
+        return self._ahead is not None or self._run is None
 
     def next(self) -> tuple[Batch, Sequence[Any]] | None:
         """The next batch: its rows, and for each component a TensorList of its encoded bytes; ``None`` at the end.
@@ -150,6 +158,7 @@ class Feed:
                     encoded = opened.segment.read()
                     self._read_ahead(opened, number + READ_AHEAD_BATCHES, 1)
                     position = stop
+                    self._num_left = len(opened.steps) - number - 1
                     yield batch, encoded
                     self.prepare()
             finally:
@@ -176,7 +185,9 @@ class Feed:
         self._show_progress = False
         before = self._stager.fetched_bytes
         started = time.perf_counter()
-        with bar(what=f"stage {num_missing} shards", total=num_bytes, unit="B", shown=True, delay_s=SHOW_AFTER_S) as drawn:
+        with bar(
+            what=f"stage {num_missing} shards", total=num_bytes, unit="B", shown=True, delay_s=SHOW_AFTER_S
+        ) as drawn:
 
             def show() -> None:
                 drawn.update(min(num_bytes, self._stager.fetched_bytes - before) - drawn.n)
@@ -253,7 +264,7 @@ class Feed:
 def _cut(
     steps: Iterator[Step], *, first_lines: int, slices: Sequence[int], finished: tuple[int, ...]
 ) -> Iterator[list[Step]]:
-    """The steps of each segment: all of one batch size, since a reader's batches are, and none after a window's end.
+    """The steps of each segment: all of one batch size, since a reader's batches are, and of one window but the last.
 
     Args:
         steps: The epoch's.
@@ -264,13 +275,17 @@ def _cut(
     limit = first_lines
     run: list[Step] = []
     for step in steps:
-        if run and (len(step.ordinals) != len(run[0].ordinals) or (len(run) + 1) * len(step.ordinals) > limit):
+        before, finished = finished, tuple(step.finished[slice_] for slice_ in slices)
+        # The step that ends a window may name the next one, too. It stands alone, so that the window's other steps wait
+        # for no shard of the next; there is room for those only when the window before this one is given up.
+        ends = finished != before
+        is_full = (len(run) + 1) * len(step.ordinals) > limit
+        if run and (ends or is_full or len(step.ordinals) != len(run[0].ordinals)):
             yield run
             run, limit = [], min(SEGMENT_GROWTH * limit, MAX_LINES)
         run.append(step)
-        before, finished = finished, tuple(step.finished[slice_] for slice_ in slices)
-        if finished != before:
+        if ends:
             yield run
-            run, limit = [], min(SEGMENT_GROWTH * limit, MAX_LINES)
+            run = []
     if run:
         yield run

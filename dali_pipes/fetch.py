@@ -205,7 +205,7 @@ class Stager:
             with contextlib.closing(self._open_fetcher()) as fetcher:
                 while (taken := self._next()) is not None:
                     self._fill(taken[0], fetcher, is_there=taken[1])
-        except Exception as exc:  # no fetcher could be made, or the cache is broken: told to whoever waits
+        except Exception as exc:  # noqa: BLE001 (no fetcher, or a broken cache: told to whoever waits)
             with self._changed:
                 self._asking = False
                 self._failed.update((shard, exc) for shard in (*self._needs, *self._ahead) if shard not in self._held)
@@ -294,7 +294,9 @@ class Stager:
         elif now - self._no_room_since > TELL_AFTER_S:
             self._no_room_since = now
             _log.warning(
-                "waiting for room in '%s' for %d shards: other loaders hold it", self._image.room.directory, len(missing)
+                "waiting for room in '%s' for %d shards: other loaders hold it",
+                self._image.room.directory,
+                len(missing),
             )
 
     def _hold(self, shard: int) -> None:
@@ -343,7 +345,5 @@ class Stager:
 
     def _is_whole(self, shard: int) -> bool:
         """Whether bytes from before a start of the machine are what they should be."""
-        return (
-            self._image.shard_extent(shard).checksum() == self._manifest.checksums[shard]
-            and self._image.index_extent(shard).checksum() == self._manifest.index_checksums[shard]
-        )
+        found = self._image.shard_extent(shard).checksum(), self._image.index_extent(shard).checksum()
+        return found == (int(self._manifest.checksums[shard]), int(self._manifest.index_checksums[shard]))

@@ -54,7 +54,9 @@ def can_punch(directory: Path) -> bool:
     except OSError as exc:
         if exc.errno == errno.EOPNOTSUPP:
             return False
-        raise CacheError(f"cannot make an image in '{directory}': {exc.strerror}; pass another cache_dir= (--cache)") from exc
+        raise CacheError(
+            f"cannot make an image in '{directory}': {exc.strerror}; pass another cache_dir= (--cache)"
+        ) from exc
 
 
 def read_ahead(file: int, start: int, size: int) -> None:

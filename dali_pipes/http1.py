@@ -4,10 +4,10 @@ Whatever has to wait is a generator that yields what it waits for (``Steps``), a
 or several of them in one thread. So one thread reads several ranges of an object, and can stop at any of these places.
 
 # Note [no libcurl]: its callbacks get 16 KiB at a time, copied into an object, and every byte crosses into this process
-# and back into the page cache. Here ``splice`` moves a plain connection's body to the file inside the kernel. CPU-s a
-# GiB, 64 MiB objects into reserved tmpfs, XXH64 included, 1 / 4 / 8 connections, on two cores shared with the server:
-# libcurl with a 512 KiB buffer 0.76 / 1.10 / 1.22, with 4 MiB 0.64 / 0.75 / 0.84; ``recv_into`` and ``pwrite``
-# 0.55 / 0.66 / 0.76; ``splice`` 0.47 / 0.62 / 0.52.
+# and back into the page cache. Here ``splice`` moves a plain connection's body to the file inside the kernel; only the
+# hash reads it. CPU-s a GiB, 64 MiB objects into reserved tmpfs, XXH64 included, 1 / 4 / 8 connections, cores shared
+# with the server: libcurl with a 512 KiB buffer 0.76 / 1.10 / 1.22, with 4 MiB 0.64 / 0.75 / 0.84; ``recv_into`` and
+# ``pwrite`` 0.55 / 0.66 / 0.76; this 0.46 / 0.72 / 0.70.
 """
 
 import contextlib

@@ -8,7 +8,6 @@ loader's view of one image: shards are numbered as in the loader's own manifest,
 import hashlib
 import os
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -83,7 +82,7 @@ class Image:
                 key, starts=starts, source=source, group=group, reserved=reserved, cache_bytes=cache_bytes, keep=keep
             )
             try:
-                self._file = os.open(self._cache.image_path(key), os.O_RDWR | os.O_CLOEXEC)
+                self._file = self._cache.open_image(self._slot)
             except BaseException:
                 self._cache.leave(self._slot)
                 raise
@@ -107,7 +106,7 @@ class Image:
 
     def take(self, wanted: Sequence[int]) -> Take:
         """Hold what is ready of ``wanted``, the most urgent first, and begin to fill one that is not there."""
-        taken = self._cache.take(self._slot, self._rows[np.asarray(wanted, np.int64)], cache_bytes=self.cache_bytes)
+        taken = self._cache.take(self._slot, self._rows[np.asarray(wanted, np.int64)])
         fill = None if taken.fill is None else int(self._shard_of_row[taken.fill])
         return taken._replace(ready=self._shard_of_row[taken.ready], fill=fill)
 
@@ -156,7 +155,7 @@ class Image:
         Raises:
             CacheError: If there is not that much.
         """
-        self._cache.reserve(self._slot, reserved, cache_bytes=self.cache_bytes)
+        self._cache.reserve(self._slot, reserved)
         self.reserved = reserved
 
     def read_ahead(self, starts: Int64s, sizes: Int64s) -> None:
@@ -172,5 +171,7 @@ class Image:
         if file < 0:
             return
         os.close(file)
-        self._cache.leave(self._slot)
-        self._cache.close()
+        try:
+            self._cache.leave(self._slot)
+        finally:
+            self._cache.close()

@@ -61,6 +61,7 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
         resources: contextlib.ExitStack,
     ) -> None:
         self._decode, self._samples, self._image, self._stager = decode, samples, image, stager
+        self._depth = decode.prefetch_queue_depth
         self._rank, self._world_size, self._policy = rank, world_size, last_batch_policy
         self._show_progress = show_progress
         self._is_windowed = image.reserved < int(image.extent_bytes.sum())
@@ -123,14 +124,13 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
         # Whatever leaves this method but by the two known ways may have left DALI with half of a batch's inputs: until
         # the end is reached, a Ctrl-C for instance, the pipeline is taken to be broken.
         self._interrupted = True
-        if not self._running:
-            self._decode.schedule()
-            self._running = True
+        self._running = True
+        self._schedule(self._delivered, may_wait=True)
         try:
             batch, tensors = self._decode.take()
         except RuntimeError as exc:
             error = self._decode_error(exc)
-            self._schedule_next(self._delivered + 1)
+            self._schedule(self._delivered + 1, may_wait=False)
             self._delivered, self._interrupted = self._delivered + 1, False
             raise error from exc
         except StopIteration:
@@ -139,7 +139,7 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
             error_kept, self._error = self._error, None
             assert error_kept is not None, "the plan has as many steps as len() says"
             raise error_kept from None
-        self._schedule_next(self._delivered + 1)
+        self._schedule(self._delivered + 1, may_wait=False)
         delivered: dict[str, Any] = {name: from_dlpack(tensor) for name, tensor in tensors.items()}
         if self._with_keys:
             delivered["key"] = batch.keys
@@ -276,20 +276,29 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
             self._error = exc
             return None
 
-    def _schedule_next(self, delivered: int) -> None:
-        """Decode another batch if the epoch has one: nothing is decoded past its end."""
-        if delivered + len(self._decode.scheduled) < self._num_batches:
+    def _schedule(self, delivered: int, *, may_wait: bool) -> None:
+        """Have as many batches decoded ahead as were asked for, but wait for shards only if nothing else can be done.
+
+        Nothing is decoded past the end of the epoch.
+        """
+        scheduled = self._decode.scheduled
+        while self._error is None and delivered + len(scheduled) < self._num_batches:
+            if len(scheduled) >= self._depth or not (self._feed.is_ready() or (may_wait and not scheduled)):
+                break
             self._decode.schedule()
-            if self._is_windowed and self._feed.has_staged_all:
-                self._prepare_next()  # its first windows are staged while this epoch's last ones are read
-        elif self._error is None and (prepared := self._prepare_next()) is not None:
+        if self._error is not None:
+            return
+        if delivered + len(scheduled) >= self._num_batches:
             # All is read; while the last batches are decoded there is time to have the next epoch's reader ready.
-            try:
-                prepared.prepare()
-            except Exception:  # noqa: BLE001 (raised again when that epoch is started)
-                _log.debug("the next epoch's reader could not be prepared", exc_info=True)
-                prepared.close()
-                self._prepared = None
+            if (prepared := self._prepare_next()) is not None:
+                try:
+                    prepared.prepare()
+                except Exception:  # noqa: BLE001 (raised again when that epoch is started)
+                    _log.debug("the next epoch's reader could not be prepared", exc_info=True)
+                    prepared.close()
+                    self._prepared = None
+        elif self._is_windowed and self._feed.has_staged_all:
+            self._prepare_next()  # its first windows are staged while this epoch's last ones are read
 
     def _prepare_next(self) -> Feed | None:
         """The next epoch's feed, made if it is not there; ``None`` where that fails, which its start will tell."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from dali_pipes.errors import CacheError
 from dali_pipes.extents import READ_BYTES, Extent
+from dali_pipes.fetch import Fetcher
 from prep.errors import DataError, StoreError
 from prep.manifest import checksum as checksum_of
 
@@ -97,7 +98,7 @@ class WithIndexes:
         indexes: Index object's name -> its bytes.
     """
 
-    def __init__(self, shards: "LocalFetcher", indexes: Mapping[str, bytes]) -> None:
+    def __init__(self, shards: Fetcher, indexes: Mapping[str, bytes]) -> None:
         self._shards, self._indexes = shards, indexes
 
     def fetch(
@@ -106,9 +107,7 @@ class WithIndexes:
         """See `dali_pipes.fetch.Fetcher`."""
         data = self._indexes.get(name)
         if data is None:
-            return self._shards.fetch(
-                name, extent, checksum=checksum, stopped=stopped, num_connections=num_connections
-            )
+            return self._shards.fetch(name, extent, checksum=checksum, stopped=stopped, num_connections=num_connections)
         assert len(data) == extent.size
         assert checksum_of(data) == checksum
         extent.write(data, 0)

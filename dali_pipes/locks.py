@@ -3,18 +3,28 @@
 Open-file-description locks (``fcntl(2)``, ``F_OFD_SETLK``): they belong to the opened file, not to the process, so two
 loaders of one process exclude each other too, and closing another descriptor of the same file drops nothing. A forked
 child inherits the opened file and with it the locks; it closes them at once, or its parent's would outlive the parent.
+
+# Note [signals]: what a signal's handler raises, Ctrl-C for instance, can come between any two instructions, also
+between taking a lock and the block that would give it up; and a lock that a living process keeps by mistake stops all
+others of the node. Handlers run in the main thread only. So what the main thread does under a lock, `shielded` does in
+a thread of its own while the main thread waits: an exception ends the waiting, not the work.
 """
 
 import errno
 import fcntl
 import os
 import struct
+import sys
 import threading
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
+from typing import TypeVar
 
-__all__ = ["LockFile", "Mutex", "in_mutex"]
+__all__ = ["LockFile", "Mutex", "in_mutex", "shielded"]
+
+Result = TypeVar("Result")
 
 # struct flock of 64-bit Linux: type, whence, start, length, pid; the pid must be 0.
 _FLOCK = struct.Struct("@hhqqi4x")
@@ -110,6 +120,34 @@ def in_mutex() -> bool:
     The garbage collector can run a finalizer anywhere, also there; one that wants a mutex too must not wait for it.
     """
     return bool(getattr(_inside, "depth", 0))
+
+
+def shielded(call: Callable[[], Result]) -> Result:
+    """``call()``, and what it returns or raises; once begun it comes to its end. Note [signals]."""
+    if threading.current_thread() is not threading.main_thread() or sys.is_finalizing():
+        return call()
+    results: list[Result] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(call())
+        except BaseException as exc:  # noqa: BLE001 (raised below, in the thread that called)
+            errors.append(exc)
+
+    thread = threading.Thread(target=run, name="dali-pipes-shielded", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # the interpreter is about to end, and starts no more
+        return call()
+    thread.join()
+    if errors:
+        # Without this frame's reference the error would keep itself alive, and through it what the frames hold.
+        try:
+            raise errors[0]
+        finally:
+            errors.clear()
+    return results[0]
 
 
 def _close_in_child() -> None:

@@ -4,130 +4,27 @@ import contextlib
 import hashlib
 import logging
 import os
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
 import torch
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
 from dali_pipes.decode import DecodeHalf
-from dali_pipes.errors import DataError, WorkerProcessError
-from dali_pipes.extents import extent_starts
-from dali_pipes.fetch import NUM_FETCHERS, Fetcher, Stager
-from dali_pipes.image import Image, image_key
+from dali_pipes.errors import WorkerProcessError
+from dali_pipes.fetch import NUM_FETCHERS
 from dali_pipes.iterator import Loader, as_integer
-from dali_pipes.local import LocalFetcher, WithIndexes
-from dali_pipes.placement import place
-from dali_pipes.plan import LAST_BATCH_POLICIES, LastBatchPolicyName, OrderInputs, reserved_bytes
-from dali_pipes.samples import Labels, Samples, index_reader
+from dali_pipes.plan import LAST_BATCH_POLICIES, LastBatchPolicyName, OrderInputs, num_slices_read, reserved_bytes
+from dali_pipes.samples import Labels, Samples
 from dali_pipes.seam import Graph
-from prep.endpoint import cluster
-from prep.index import find_manifest, index_in_memory
-from prep.manifest import Manifest
-from prep.store import AisStore, LocalStore, Store
-from prep.urls import ShardSet, ShardUrls, is_remote, resolve_shards
+from dali_pipes.staging import Indexed, find_shards, open_image, open_stager
+from prep.urls import ShardUrls
 
-__all__ = ["Indexed", "find_shards", "loader", "open_image", "open_stager"]
+__all__ = ["loader"]
 
 _log = logging.getLogger(__name__)
 
 Device = Literal["auto", "gpu", "cpu"]
-
-
-class Indexed:
-    """Shards, with the manifest of all that were indexed together and of those that are wanted.
-
-    Args:
-        shards: Which ones.
-
-    Raises:
-        DataError: If a manifest or index is broken, or a shard is not in the manifest.
-    """
-
-    def __init__(self, shards: ShardSet) -> None:
-        self.shards = shards
-        self.indexes: dict[str, bytes] | None = None
-        """Shard indexes that were made on the fly, by object name; ``None`` where the store has them."""
-        found = find_manifest(shards)
-        if found is None:
-            found = self._index()
-        self.whole: Manifest = found
-        where = shards.store.locate(shards.prefix)
-        self.manifest = found.select(shards.names, where=where)
-        if self.manifest is found:
-            self.rows = np.arange(found.num_shards)
-        else:
-            wanted = set(shards.names)
-            rows = {name: row for row, name in enumerate(found.names) if name in wanted}
-            self.rows = np.fromiter((rows[name] for name in shards.names), np.int64, len(shards.names))
-        if self.manifest.num_samples == 0:
-            raise DataError(f"'{shards.url}': {self.manifest.num_shards} shards hold no sample")
-
-    def read_index(self, shard: int) -> bytes:
-        """A shard's index, from the store or as it was made."""
-        return self._read_index(shard)
-
-    @property
-    def _read_index(self) -> Callable[[int], bytes]:
-        from prep.manifest import index_name
-
-        if self.indexes is None:
-            return index_reader(self.shards.store, self.manifest)
-        made = self.indexes
-        return lambda shard: made[index_name(self.manifest.names[shard])]
-
-    def _index(self) -> Manifest:
-        started = time.perf_counter()
-        made = index_in_memory(self.shards)
-        self.indexes = dict(made.indexes)
-        _log.warning(
-            "no manifest beside the shards of '%s': indexed %d of them in %.1f s; store the index to be spared that: "
-            "dali-pipes prep index '%s'",
-            self.shards.url,
-            made.manifest.num_shards,
-            time.perf_counter() - started,
-            self.shards.url,
-        )
-        return made.manifest
-
-
-def find_shards(shards: ShardUrls, *, endpoint: str | None, resources: contextlib.ExitStack) -> ShardSet:
-    """The shards that are named; a cluster's endpoint is asked, or an embedded node started, where they are remote."""
-    first = shards if isinstance(shards, str | Path) else next(iter(shards), "")
-    if is_remote(first):
-        embedded_dir = os.environ.get("DALI_PIPES_EMBEDDED_DIR")
-        endpoint = resources.enter_context(
-            cluster(
-                endpoint or os.environ.get("AIS_ENDPOINT") or None,
-                embedded_dir=Path(embedded_dir) if embedded_dir else None,
-            )
-        )
-    return resolve_shards(shards, endpoint=endpoint)
-
-
-def open_stager(indexed: Indexed, image: Image, *, num_fetchers: int = NUM_FETCHERS) -> Stager:
-    """What brings these shards into the image."""
-    store = indexed.shards.store
-    made = indexed.indexes
-
-    def open_fetcher() -> Fetcher:
-        fetcher = fetcher_of(store)
-        return WithIndexes(fetcher, made) if made is not None else fetcher
-
-    return Stager(image, indexed.manifest, open_fetcher=open_fetcher, locate=store.locate, num_fetchers=num_fetchers)
-
-
-def fetcher_of(store: Store) -> Fetcher:
-    """What fetches objects of a store in one thread."""
-    if isinstance(store, LocalStore):
-        return LocalFetcher(store.directory)
-    assert isinstance(store, AisStore)
-    from dali_pipes.transport import Connection, ObjectFetcher
-
-    return ObjectFetcher(Connection.from_environment(store.endpoint), store.bucket, provider=store.provider)
 
 
 def loader(
@@ -217,7 +114,14 @@ def loader(
             "used after a fork; make it in the main process and use it directly, or with DataLoader(num_workers=0)"
         )
     with contextlib.ExitStack() as resources:
-        indexed = Indexed(find_shards(shards, endpoint=endpoint, resources=resources))
+        embedded_dir = os.environ.get("DALI_PIPES_EMBEDDED_DIR")
+        found = find_shards(
+            shards,
+            endpoint=endpoint or os.environ.get("AIS_ENDPOINT") or None,
+            embedded_dir=Path(embedded_dir) if embedded_dir else None,
+            resources=resources,
+        )
+        indexed = Indexed(found)
         manifest = indexed.manifest
         samples = Samples(manifest, indexed.read_index, whole=indexed.whole, labels=labels)
         decode = DecodeHalf(
@@ -232,23 +136,24 @@ def loader(
             samples.check_photos(component, sized=component in decode.inputs.photos)
         if with_keys and "key" in decode.output_names:
             raise ValueError("with_keys adds 'key', which is an output of the graph already; rename that")
-        image = resources.enter_context(
-            contextlib.closing(
-                open_image(
-                    indexed,
-                    order=order,
-                    batch_size=batch_size,
-                    rank=rank,
-                    world_size=world_size,
-                    cache_dir=None if cache_dir is None else Path(cache_dir),
-                    cache_bytes=cache_bytes,
-                )
-            )
+        reserved = reserved_bytes(
+            indexed.extent_bytes,
+            manifest.shard_bytes,
+            manifest.samples,
+            order=order,
+            global_batch_size=batch_size * world_size,
+            num_slices_read=num_slices_read(order, batch_size=batch_size, rank=rank, world_size=world_size),
         )
+        image = open_image(
+            indexed,
+            reserved=reserved,
+            group=_group(indexed, order),
+            cache_dir=None if cache_dir is None else Path(cache_dir),
+            cache_bytes=cache_bytes,
+        )
+        resources.callback(image.close)
         samples.read_index = lambda shard: image.index_extent(shard).read()
-        stager = resources.enter_context(
-            contextlib.closing(open_stager(indexed, image, num_fetchers=num_fetchers))
-        )
+        stager = resources.enter_context(contextlib.closing(open_stager(indexed, image, num_fetchers=num_fetchers)))
         return Loader(
             decode,
             samples=samples,
@@ -263,51 +168,6 @@ def loader(
             show_progress=show_progress and rank == 0,
             resources=resources,
         )
-
-
-def open_image(
-    indexed: Indexed,
-    *,
-    order: OrderInputs,
-    batch_size: int,
-    rank: int,
-    world_size: int,
-    cache_dir: Path | None,
-    cache_bytes: int | None,
-) -> Image:
-    """A loader's share in the image of these shards, with room for two of its windows promised to it."""
-    manifest = indexed.manifest
-    starts = extent_starts(manifest.shard_bytes, manifest.index_bytes)
-    extent_bytes = np.diff(starts)
-    each = batch_size * world_size // order.num_slices
-    num_own_slices = -(-(rank + 1) * batch_size // each) - rank * batch_size // each
-    reserved = reserved_bytes(
-        extent_bytes,
-        manifest.shard_bytes,
-        manifest.samples,
-        order=order,
-        global_batch_size=batch_size * world_size,
-        num_own_slices=num_own_slices,
-    )
-    total = int(starts[-1])
-    placement = place(
-        cache_dir,
-        cache_bytes,
-        key=image_key(indexed.whole),
-        reserved=reserved,
-        total=total,
-        is_windowed=reserved < total,
-    )
-    return Image(
-        indexed.whole,
-        indexed.rows,
-        room=placement.room,
-        source=indexed.shards.url,
-        group=_group(indexed, order),
-        reserved=reserved,
-        cache_bytes=placement.cache_bytes,
-        keep=placement.keep,
-    )
 
 
 def _group(indexed: Indexed, order: OrderInputs) -> int:

@@ -4,6 +4,7 @@ Shared memory where the whole data set fits there, else a disk where it does, el
 that must be resident at a time.
 """
 
+import contextlib
 import logging
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,15 @@ class Placement:
     """Whether it stays for the next job: only where the user named the directory."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Offer:
+    room: Room
+    limit: int
+    """What a cache there may take."""
+    is_agreed: bool = False
+    """Whether that is what loaders that are at work there share."""
+
+
 def default_directories() -> list[Path]:
     """Where images lie if nobody says where: shared memory, then the directory for temporary files."""
     found = dict.fromkeys([SHARED_MEMORY, temporary_directory()])
@@ -44,8 +54,9 @@ def place(
 
     Args:
         cache_dir: As the user said.
-        cache_bytes: As the user said: what all images there may take. ``None``: half of what is free in memory, nine
-            tenths of what is free on a disk. Never more than there is.
+        cache_bytes: As the user said: what all images there may take. ``None``: what the loaders share that are at work
+            there; without any, half of what is free in memory, nine tenths of what is free on a disk. Never more than
+            there is.
         key: See `dali_pipes.image.image_key`.
         reserved: Bytes that must be resident at a time.
         total: Bytes of the whole image.
@@ -59,40 +70,43 @@ def place(
         raise ValueError(f"cache_bytes must be positive, got {cache_bytes}")
     if cache_dir is not None:
         check_directory(cache_dir)
-        limit, room = _limit(cache_dir, cache_bytes)
-        if reserved > limit:
-            raise CacheError(f"{_needed(reserved, total, is_windowed)}; {_found(room, limit, cache_bytes)}")
-        return Placement(room=room, cache_bytes=limit, keep=True)
-    candidates = [_limit(directory, cache_bytes) for directory in default_directories()]
+        offer = _offer(cache_dir, cache_bytes)
+        if reserved > offer.limit:
+            raise CacheError(f"{_needed(reserved, total, is_windowed)}; {_found(offer, cache_bytes)}")
+        return Placement(room=offer.room, cache_bytes=offer.limit, keep=True)
+    offers, refused = [], []
+    for directory in default_directories():
+        try:
+            check_directory(directory)
+            offers.append(_offer(directory, cache_bytes))
+        except CacheError as exc:  # the next may do
+            refused.append(str(exc))
     # Where another rank of the job has its image: what is free now says less than what it has chosen.
-    known = [found for found in candidates if (cache_root(found[1].directory) / f"{key}.table").exists()]
-    fits_whole = [found for found in candidates if total <= found[0]]
-    fits = [found for found in (*known, *fits_whole, *candidates) if reserved <= found[0]]
-    for limit, room in fits:
-        try:
-            check_directory(room.directory)
-        except CacheError as exc:
-            _log.info("%s", exc)
-            continue
-        return Placement(room=room, cache_bytes=limit, keep=False)
-    raise CacheError(
-        f"{_needed(reserved, total, is_windowed)}; " + "; ".join(_found(room, limit, cache_bytes) for limit, room in candidates)
-    )
+    known = [offer for offer in offers if (cache_root(offer.room.directory) / f"{key}.table").exists()]
+    fits_whole = [offer for offer in offers if total <= offer.limit]
+    chosen = next((offer for offer in (*known, *fits_whole, *offers) if reserved <= offer.limit), None)
+    if chosen is None:
+        found = [*(_found(offer, cache_bytes) for offer in offers), *refused]
+        raise CacheError("; ".join([_needed(reserved, total, is_windowed), *found]))
+    for reason in refused:
+        _log.info("%s", reason)
+    return Placement(room=chosen.room, cache_bytes=chosen.limit, keep=False)
 
 
-def _limit(directory: Path, cache_bytes: int | None) -> tuple[int, Room]:
+def _offer(directory: Path, cache_bytes: int | None) -> _Offer:
     room = Room.of(directory)
-    taken = 0
-    if cache_root(directory).is_dir():
-        cache = Cache(directory)
-        try:
-            taken = cache.resident_bytes
-        finally:
-            cache.close()
-    available = room.free + taken
-    if cache_bytes is not None and cache_bytes > available:
+    taken, agreed = 0, None
+    if cache_root(directory).exists():
+        with contextlib.closing(Cache(directory)) as cache:
+            taken, agreed = cache.budget()
+    if cache_bytes is None:
+        # Ranks that start one after the other see less and less that is free, and must not differ.
+        limit = room.default_bytes(taken=taken) if agreed is None else agreed
+        return _Offer(room=room, limit=limit, is_agreed=agreed is not None)
+    available = max(room.free + taken, agreed or 0)
+    if cache_bytes > available:
         _log.info("cache_bytes=%d: '%s' has room for %d only", cache_bytes, directory, available)
-    return min(available, cache_bytes) if cache_bytes is not None else room.default_bytes(taken=taken), room
+    return _Offer(room=room, limit=min(available, cache_bytes))
 
 
 def _needed(reserved: int, total: int, is_windowed: bool) -> str:
@@ -102,14 +116,17 @@ def _needed(reserved: int, total: int, is_windowed: bool) -> str:
             "a larger cache (cache_dir=, cache_bytes=)"
         )
     return (
-        f"the shards take {total} bytes, and shuffle_window='all' wants all of them resident; pass shuffle_window=BYTES, "
-        "at most half of the cache, or a larger cache (cache_dir=, cache_bytes=)"
+        f"the shards take {total} bytes, and shuffle_window='all' wants all of them resident; pass "
+        "shuffle_window=BYTES, at most half of the cache, or a larger cache (cache_dir=, cache_bytes=)"
     )
 
 
-def _found(room: Room, limit: int, cache_bytes: int | None) -> str:
-    if cache_bytes is not None and limit == cache_bytes:
+def _found(offer: _Offer, cache_bytes: int | None) -> str:
+    room = offer.room
+    if cache_bytes is not None and offer.limit == cache_bytes:
         return f"cache_bytes={cache_bytes} is allowed in '{room.directory}'"
+    if offer.is_agreed:
+        return f"loaders that are at work in '{room.directory}' share {offer.limit} bytes"
     share = ", of which a cache takes half by itself" if room.is_memory and cache_bytes is None else ""
     text = f"'{room.directory}' has {room.free} bytes free{share}"
     if room.is_memory and room.total <= CONTAINER_SHM_BYTES:

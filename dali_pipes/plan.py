@@ -31,6 +31,7 @@ __all__ = [
     "Window",
     "cut_windows",
     "excluded_digest",
+    "num_slices_read",
     "num_steps",
     "reserved_bytes",
 ]
@@ -413,6 +414,12 @@ def excluded_digest(keys: Sequence[str]) -> str:
     return state.hexdigest()
 
 
+def num_slices_read(order: OrderInputs, *, batch_size: int, rank: int, world_size: int) -> int:
+    """How many slices a rank takes samples from."""
+    each = batch_size * world_size // order.num_slices
+    return -(-(rank + 1) * batch_size // each) - rank * batch_size // each
+
+
 def reserved_bytes(
     extent_bytes: Int64s,
     shard_bytes: Int64s,
@@ -420,7 +427,7 @@ def reserved_bytes(
     *,
     order: OrderInputs,
     global_batch_size: int,
-    num_own_slices: int = 1,
+    num_slices_read: int = 1,
 ) -> int:
     """Bytes that two windows never exceed, whichever epoch: what a loader has promised to it at its start.
 
@@ -430,20 +437,29 @@ def reserved_bytes(
         shard_samples: int64 [shards].
         order: What the order depends on.
         global_batch_size: Samples of one step over all ranks.
-        num_own_slices: Slices that this rank reads.
+        num_slices_read: Slices that this rank reads.
     """
     total = int(extent_bytes.sum())
     cut = window_bytes(order, shard_bytes)
-    filled = shard_bytes > 0
-    if cut == "all" or not filled.any():
+    if cut == "all" or not shard_bytes.any():
         return total
     largest = int(shard_bytes.max())
-    # An extent is somewhat longer than its shard: it is aligned, and the shard's index lies in it.
-    ratio = float((extent_bytes[filled] / shard_bytes[filled]).max())
-    window = int(max(cut, largest) * ratio) + 1
     counted = shard_samples > 0
     per_sample = int(np.ceil((extent_bytes[counted] / shard_samples[counted]).max(initial=0.0)))
     # Every window but a slice's last holds at least this much: a step that needs less than that spans two at most.
     least = max(0, cut - largest)
     step = per_sample * -(-global_batch_size // order.num_slices)
-    return min(total, num_own_slices * (2 * window + (step if least < step else 0)))
+    windows = _most_extents(extent_bytes, shard_bytes, 2 * max(cut, largest))
+    return min(total, num_slices_read * (windows + (step if least < step else 0)))
+
+
+def _most_extents(extent_bytes: Int64s, shard_bytes: Int64s, num_bytes: int) -> int:
+    """The most that shards of ``num_bytes`` together can take: those first that are longest for their size.
+
+    An extent is longer than its shard, by its alignment and the shard's index, and most so for small shards.
+    """
+    order = np.argsort(-extent_bytes / np.maximum(shard_bytes, 1), kind="stable")
+    stops = np.cumsum(shard_bytes[order])
+    whole = int(np.searchsorted(stops, num_bytes, side="right"))
+    # One more that is cut off counts in full.
+    return int(extent_bytes[order[: whole + 1]].sum())

@@ -21,7 +21,10 @@ MEMORY_SHARE = 0.5
 DISK_SHARE = 0.9
 
 # What several machines see at once. Locks and holes there are theirs to agree on, and a cache is for one node.
-_NETWORK = ("nfs", "nfs4", "cifs", "smb3", "9p", "afs", "ceph", "glusterfs", "lustre", "gpfs", "beegfs", "orangefs")
+_NETWORK = (
+    *("nfs", "nfs4", "cifs", "smb3", "9p", "afs", "ceph", "glusterfs", "lustre", "gpfs", "beegfs", "orangefs"),
+    "virtiofs",
+)
 _CGROUP = Path("/sys/fs/cgroup")
 # cgroup v1 says "no limit" with a number near 2**63.
 _UNLIMITED = 1 << 60
@@ -71,13 +74,13 @@ def check_directory(directory: Path) -> None:
     kind = file_system(directory)
     if kind in _NETWORK or kind.startswith("fuse."):
         raise CacheError(
-            f"cache directory '{directory}' is on a network file system ({kind}), and a cache is one node's own; pass a local "
-            "directory: /dev/shm, or one on an NVMe disk"
+            f"cache directory '{directory}' is on a network file system ({kind}), and a cache is one node's own; "
+            "pass a local directory: /dev/shm, or one on an NVMe disk"
         )
     if not can_punch(directory):
         raise CacheError(
-            f"cache directory '{directory}': its file system ({kind or 'unknown'}) cannot punch holes, which is how shards "
-            "leave a cache; pass a directory on tmpfs, ext4, XFS or btrfs"
+            f"cache directory '{directory}': its file system ({kind or 'unknown'}) cannot punch holes, which is how "
+            "shards leave a cache; pass a directory on tmpfs, ext4, XFS or btrfs"
         )
 
 

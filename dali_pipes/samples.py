@@ -140,7 +140,9 @@ class Samples:
                 continue
             row = int(missing[0])
             lacking = self._whole.num_samples - max(counts)
-            more = f"; {lacking} of {self._whole.num_samples} samples lack it" if len(names) == 1 and lacking > 1 else ""
+            more = (
+                f"; {lacking} of {self._whole.num_samples} samples lack it" if len(names) == 1 and lacking > 1 else ""
+            )
             found = ", ".join(table.components_of(row)) or "none"
             raise DataError(f"{self._name_in(table, row)}: no component '{component}' (found: {found}){more}")
 

@@ -44,6 +44,7 @@ _PASSING = (408, 409, 423, 425, 429)  # 409 is AIStore's "the object is being wr
 _NOT_PASSING = (501, 505)
 _XXH64_TYPES = (DEFAULT_CHECKSUM_TYPE, "xxhash")  # AIStore has two implementations of it, and a name for each
 _REPLACED = "it was replaced since: put it back, or index the shards anew: dali-pipes prep index URL"
+_WANTS_CERTIFICATE = "if it wants a client's certificate, set AIS_CRT and AIS_CRT_KEY"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -314,7 +315,8 @@ class ObjectFetcher:
 
     def _redirected(self, item: _Object, url: str, answer: Answer) -> str:
         location = answer.headers.get("Location", "")
-        if location.startswith("/"):
+        if location.startswith("/") and not location.startswith("//"):
+            # Not urljoin, which would fold the name.
             parts = urlsplit(url)
             location = f"{parts.scheme}://{parts.netloc}{location}"
         try:
@@ -339,13 +341,13 @@ class ObjectFetcher:
                 "set AIS_CLIENT_CA to the file of the CA that signed it"
             )
         if "ALERT" in reason or "CERTIFICATE" in reason:
-            return StoreError(
-                f"{where} refuses the TLS connection ({_words(reason)}); if it wants a client's certificate, "
-                "set AIS_CRT and AIS_CRT_KEY"
-            )
+            return StoreError(f"{where} refuses the TLS connection ({_words(reason)}); {_WANTS_CERTIFICATE}")
         if reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE"):
             return StoreError(f"{where} does not speak TLS ({_words(reason)}); is its endpoint an http:// one?")
-        return _FaultError(f"no answer from {host_of(url)}: {_text_of(exc)}")
+        # An alert may be lost with the connection.
+        is_cut = isinstance(exc, (ssl.SSLEOFError, ConnectionResetError, BrokenPipeError)) and url.startswith("https:")
+        hint = f" ({_WANTS_CERTIFICATE})" if is_cut and not self._connection.client_cert else ""
+        return _FaultError(f"no answer from {host_of(url)}: {_text_of(exc)}{hint}")
 
     def _refusal(self, item: _Object, answer: Answer, body: bytes, *, is_known: bool) -> Exception:
         """What to raise for an answer that is not the object."""
@@ -354,6 +356,8 @@ class ObjectFetcher:
         # A target that another range was sent to may have been relieved of the object since.
         if is_passing or is_known:
             return _FaultError(text, retry_after_s=_retry_after_s(answer))
+        if answer.status == 416 and (size := _size_of(answer)) not in (None, item.extent.size):
+            return DataError(f"'{item.where}' has {size} bytes, the manifest says {item.extent.size}; {_REPLACED}")
         match answer.status:
             case 401 | 403 if self._connection.token:
                 advice = "; the token in AIS_AUTHN_TOKEN may have expired, or may not read this bucket"
@@ -518,6 +522,12 @@ def _content_range(answer: Answer) -> tuple[int, int, int | None]:
         if unit.lower() == "bytes":
             return int(first), int(last) + 1, None if size == "*" else int(size)
     raise ProtocolError("it sends a range and does not say which")
+
+
+def _size_of(answer: Answer) -> int | None:
+    """The whole's size, from the ``Content-Range: bytes */20480`` of a refused range."""
+    size = answer.headers.get("Content-Range", "").partition("bytes */")[2]
+    return int(size) if size.isascii() and size.isdigit() else None
 
 
 def _reason(answer: Answer, body: bytes) -> str:

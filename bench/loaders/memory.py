@@ -85,7 +85,8 @@ class _MemoryEpochs:
         self._decode.feed = lambda: next(fed, None)
         for step in range(num_steps(plan.num_samples, global_batch_size=batch_size, last_batch_policy="PARTIAL")):
             if step == 0:
-                self._decode.schedule()
+                for _ in range(PREFETCH_QUEUE_DEPTH):
+                    self._decode.schedule()
             batch, tensors = self._decode.take()
             self._decode.schedule()
             yield {

@@ -84,11 +84,19 @@ class Exchange(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
+    idle_s = 30.0
+    """A connection on which no request comes for so long is closed, as AIS closes it."""
     body: Body
     has_answered: bool
 
+    def handle_one_request(self) -> None:
+        """Wait for a request's head no longer than ``idle_s``, for anything that follows as long as it takes."""
+        self.connection.settimeout(self.idle_s)
+        super().handle_one_request()
+
     def begin(self) -> None:
         """To be called first for each request."""
+        self.connection.settimeout(None)
         self.body = Body(self)
         self.has_answered = False
 

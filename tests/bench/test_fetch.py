@@ -4,7 +4,9 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 import xxhash
 from click.testing import CliRunner
@@ -13,6 +15,7 @@ from bench.cli import bench as bench_command
 from bench.fetch import PREFIX, FetchOptions, _take_turn, format_fetch, run_fetch
 from bench.fetch_client import CLIENTS, ClientTask, find_curl
 from bench.object_server import ObjectServer
+from bench.warm import touch_memory
 from prep.errors import DataError, PipesError
 from prep.store import AisStore
 
@@ -168,3 +171,11 @@ def test_fetch_bad_options_are_refused(tmp_path: Path, options: dict[str, object
     """Before anything is started."""
     with pytest.raises(ValueError, match=message):
         FetchOptions(**{"clients": ["sdk"], "cache": tmp_path, **options})  # type: ignore[arg-type]
+
+
+def test_touch_memory_leaves_half_of_what_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is asked for, but never more than half: a benchmark must not be what the machine runs out of memory by."""
+    assert touch_memory(3 << 20) == 3 << 20
+    assert touch_memory(0) == 0
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=2 << 20))
+    assert touch_memory(1 << 40) == 1 << 20

@@ -4,6 +4,8 @@ import dataclasses
 import itertools
 import json
 import os
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -21,10 +23,16 @@ from prep.urls import resolve_shards
 from tests.conftest import Sample
 
 
-def test_windows_writes_a_record_for_each_pair(small_shards: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def memory_dir() -> Iterator[Path]:
+    """A directory in /dev/shm: ext4 counts blocks of its own among a file's."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
+        yield Path(directory)
+
+
+def test_windows_writes_a_record_for_each_pair(small_shards: Path, tmp_path: Path, memory_dir: Path) -> None:
     """The command loads 48 samples in 12 shards near and far, whole and half cached, within the bound; all is gone."""
-    out, cache = tmp_path / "windows.json", tmp_path / "cache"
-    cache.mkdir()
+    out, cache = tmp_path / "windows.json", memory_dir
     arguments = ["windows", "--shards", str(small_shards), "--samples", "48", "--num-shards", "12", "--repeats", "2"]
     arguments += ["--batch-size", "5", "--crop", "32", "--device", "cpu", "--num-threads", "1", "--epochs", "2"]
     arguments += ["--fractions", "1.0,0.5", "--latencies-ms", "0,1", "--cache", str(cache), "--json", str(out)]

@@ -512,7 +512,9 @@ def test_no_room_for_the_image_says_how_much_is_needed(small_shards: Path, tmp_p
         r"shuffle_window=BYTES, .*; cache_bytes=50000 is allowed in '.*'",
     ):
         open_loader(small_shards, cache_dir=tmp_path, cache_bytes=50_000)
-    with pytest.raises(dp.CacheError, match=r"two windows, which must be resident at a time, take \d+ bytes; pass a sma"):
+    with pytest.raises(
+        dp.CacheError, match=r"two windows, which must be resident at a time, take \d+ bytes; pass a sma"
+    ):
         open_loader(small_shards, cache_dir=tmp_path, cache_bytes=50_000, shuffle_window=30_000)
     with pytest.raises(ValueError, match="cache_bytes must be positive, got 0"):
         open_loader(small_shards, cache_bytes=0)

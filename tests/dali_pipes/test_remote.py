@@ -89,7 +89,10 @@ def test_loader_shard_gone_from_the_bucket_is_named(bucket: AisStore) -> None:
     bucket.delete("train/s-000002.tar")
     url = f"{bucket.url}/train/s-{{000000..000003}}.tar"
     loader = dp.loader(url, dp.segmentation(crop=16), batch_size=5, device="cpu", endpoint=bucket.endpoint)
-    with loader, pytest.raises(dp.StoreError, match=r"'ais://.*/train/s-000002.tar' at http.*: 404 .*index the shards anew"):
+    with (
+        loader,
+        pytest.raises(dp.StoreError, match=r"'ais://.*/train/s-000002.tar' at http.*: 404 .*index the shards anew"),
+    ):
         keys_of(loader)
 
 

@@ -255,9 +255,9 @@ def test_shuffle_of_shards_that_share_a_key_names_it(bucket: AisStore) -> None:
     [
         (0, "is no readable tar: empty file"),
         (300, "is no readable tar"),
-        (4608, r"is cut off: 4608 bytes"),  # between two members: tarfile takes it for the end
-        (5000, r"is cut off: 5000 bytes"),  # in a header: likewise
-        (5700, "is no readable tar: unexpected end of data"),
+        (4608, r"is cut off: 4608 bytes"),  # between two members
+        (5000, r"is cut off: 5000 bytes"),  # in a header
+        (5700, r"is cut off: 5700 bytes, member 'folder/0021\.image\.jpg' claims bytes 5120 to 5970"),
     ],
 )
 def test_shuffle_of_a_shard_that_is_cut_off_names_it(
@@ -429,7 +429,13 @@ def test_shuffle_on_a_named_cluster_is_verified(request: pytest.FixtureRequest) 
         source = make_source(NUM_SAMPLES)
         names = pack(source, store=store, max_count=10).shards
         assert pack(source, store=store, max_count=10).num_written == 0  # its checksums are ours
-        report = shuffle(ShardSet(store=store, names=names), seed=7)
+        try:
+            report = shuffle(ShardSet(store=store, names=names), seed=7)
+        except StoreError as exc:
+            if "; it needs an AIStore built with dSort, 4.x" not in str(exc):
+                raise
+            assert _names(store, "shuffled-") == []
+            pytest.skip(f"no dSort that starts: {exc}")  # AIS 5.0 answers 400, one built without it 501
         assert report.num_samples == NUM_SAMPLES
         assert json.loads(store.read("shuffled-classes.json")) == {"0": "zero", "1": "one", "2": "two"}
     finally:

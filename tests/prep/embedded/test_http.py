@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from prep.embedded import EmbeddedNode
+from prep.embedded import EmbeddedNode, server
+from prep.embedded.storage import Storage
 
 
 class Raw:
@@ -185,6 +186,29 @@ def test_get_goes_on_while_the_object_is_replaced_and_deleted(raw: Raw) -> None:
     assert raw.ask("PUT", path, new)[0].status == 200
     assert raw.ask("DELETE", path)[0].status == 200
     assert response.read() == old
+
+
+def test_connection_without_a_request_is_closed_but_not_a_slow_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So a client meets the connection that is gone when it comes back to it; a body may pause for longer."""
+    monkeypatch.setattr(server._Handler, "idle_s", 0.3)
+    with Storage(tmp_path) as storage, server.NodeServer(storage, port=0) as running:
+        threading.Thread(target=running.serve_forever, daemon=True).start()
+        storage.create_bucket("b")
+        with socket.create_connection(("127.0.0.1", running.port), timeout=10) as client:
+            client.sendall(
+                b"PUT /v1/objects/b/a?provider=ais&pid=p HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4\r\n\r\nda"
+            )
+            time.sleep(0.9)
+            client.sendall(b"ta")
+            answer = client.recv(1000)
+            assert answer.startswith(b"HTTP/1.1 200 ")
+            since_s = time.monotonic()
+            assert client.recv(1000) == b""
+            assert 0.2 < time.monotonic() - since_s < 5
+        running.shutdown()
+        assert storage.head("b", "a").num_bytes == 4
 
 
 def test_many_writers_get_versions_of_their_own(raw: Raw) -> None:

@@ -1,0 +1,284 @@
+"""Data sets larger than the cache: windows, ranks and slices give each sample once, from no more bytes than allowed."""
+
+import collections
+import itertools
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import dali_pipes as dp
+from dali_pipes.cache import cache_root
+from dali_pipes.plan import OrderInputs, Plan, reserved_bytes
+from tests.conftest import Sample, make_samples, write_shards
+
+NUM_SAMPLES = 90
+
+
+def raw(components: dp.Components, random: dp.Random) -> dict[str, Any]:
+    """Nothing is decoded: which sample, and how long its photo is."""
+    return {
+        "ordinal": components.array(lambda batch: batch.ordinals),
+        "label": components.label,
+        "length": components["image.jpg"].shape(),
+    }
+
+
+@pytest.fixture(scope="module")
+def samples() -> list[Sample]:
+    return make_samples([(40 + 7 * (i % 5), 33 + 5 * (i % 7)) for i in range(NUM_SAMPLES)])
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory, samples: list[Sample]) -> Path:
+    """23 shards of four samples, the last of two: some 27 KB each in the cache."""
+    return write_shards(tmp_path_factory.mktemp("windowed"), samples, per_shard=4)
+
+
+@pytest.fixture
+def cache_dir(tmp_path: Path) -> Path:
+    directory = tmp_path / "cache"
+    directory.mkdir()
+    return directory
+
+
+def read_epoch(loaders: list[Any], samples: list[Sample]) -> collections.Counter[int]:
+    """One epoch of all ranks in step; each row's label and photo are held against the sample's."""
+    count: collections.Counter[int] = collections.Counter()
+    for batches in itertools.zip_longest(*loaders):
+        for loader, (batch,) in zip(loaders, batches, strict=True):
+            ordinals = batch["ordinal"].tolist()
+            count.update(ordinals[: loader.num_valid])
+            for ordinal, label, length in zip(
+                ordinals, batch["label"].flatten().tolist(), batch["length"].flatten().tolist(), strict=True
+            ):
+                components = samples[ordinal].components
+                assert (label, length) == (int(components["cls"]), len(components["image.jpg"]))
+    return count
+
+
+@pytest.mark.parametrize("policy", ["PARTIAL", "FILL", "DROP"])
+@pytest.mark.parametrize("window", [60_000, 300_000, "all"])
+@pytest.mark.parametrize(("world_size", "batch_size", "num_slices"), [(1, 7, 1), (3, 4, 1), (2, 4, 2), (3, 4, 2)])
+def test_each_sample_comes_once_whatever_the_window(
+    shards: Path,
+    samples: list[Sample],
+    cache_dir: Path,
+    policy: str,
+    window: int | str,
+    world_size: int,
+    batch_size: int,
+    num_slices: int,
+) -> None:
+    """Three epochs of all ranks in step: counts by policy, and every row is its sample's."""
+    loaders = [
+        dp.loader(
+            str(shards),
+            raw,
+            batch_size=batch_size,
+            rank=rank,
+            world_size=world_size,
+            num_slices=num_slices,
+            seed=3,
+            shuffle_window=window,
+            ramp_up=True,
+            last_batch_policy=policy,
+            device="cpu",
+            num_threads=1,
+            cache_dir=cache_dir,
+        )
+        for rank in range(world_size)
+    ]
+    step = batch_size * world_size
+    for _ in range(3):
+        count = read_epoch(loaders, samples)
+        if num_slices == 1:
+            expected = {"PARTIAL": NUM_SAMPLES, "FILL": -(-NUM_SAMPLES // step) * step, "DROP": NUM_SAMPLES // step * step}
+            assert sum(count.values()) == expected[policy]
+            assert max(count.values()) <= (2 if policy == "FILL" else 1)
+        # With slices a shorter one wraps; nothing is missing all the same.
+        assert len(count) == NUM_SAMPLES or policy == "DROP"
+    for loader in loaders:
+        loader.close()
+
+
+class Peak:
+    """The most blocks that files in a directory had, looked at while a block of code runs."""
+
+    def __init__(self, directory: Path) -> None:
+        self.num_bytes, self._directory, self._over = 0, directory, threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+
+    def _watch(self) -> None:
+        while not self._over.is_set():
+            images = list(self._directory.glob("*.image"))
+            self.num_bytes = max(self.num_bytes, sum(os.stat(image).st_blocks * 512 for image in images))
+            time.sleep(0.001)
+
+    def __enter__(self) -> "Peak":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+
+def test_cache_never_takes_more_than_it_may(shards: Path, samples: list[Sample], cache_dir: Path) -> None:
+    """A quarter of the data set: three epochs, the image's blocks watched."""
+    total = 557_056
+    allowed = total // 4
+    with (
+        Peak(cache_root(cache_dir)) as peak,
+        dp.loader(
+            str(shards),
+            raw,
+            batch_size=4,
+            device="cpu",
+            cache_dir=cache_dir,
+            cache_bytes=allowed,
+            shuffle_window=allowed // 4,
+        ) as loader,
+    ):
+        assert sum(loader._image.extent_bytes) == total
+        for _ in range(3):
+            assert len(read_epoch([loader], samples)) == NUM_SAMPLES
+    assert 0 < peak.num_bytes <= allowed
+
+
+def test_order_does_not_depend_on_the_cache(shards: Path, tmp_path: Path) -> None:
+    """The window is an input of the order, the cache is not."""
+
+    def order(cache_bytes: int | None, name: str) -> list[int]:
+        (tmp_path / name).mkdir()
+        with dp.loader(
+            str(shards),
+            raw,
+            batch_size=7,
+            device="cpu",
+            cache_dir=tmp_path / name,
+            cache_bytes=cache_bytes,
+            shuffle_window=50_000,
+        ) as loader:
+            return [ordinal for (batch,) in loader for ordinal in batch["ordinal"].tolist()]
+
+    assert order(200_000, "small") == order(None, "large")
+
+
+def test_break_and_going_on_keeps_the_windows(shards: Path, samples: list[Sample], cache_dir: Path) -> None:
+    """Leaving an epoch in its middle and going on, starting another: nothing is lost, and nothing stays held."""
+    with dp.loader(
+        str(shards), raw, batch_size=4, device="cpu", cache_dir=cache_dir, cache_bytes=200_000, shuffle_window=60_000
+    ) as loader:
+        seen = []
+        for number, (batch,) in enumerate(loader):
+            seen += batch["ordinal"].tolist()
+            if number == 5:
+                break
+        for (batch,) in loader:
+            seen += batch["ordinal"].tolist()
+        assert sorted(seen) == list(range(NUM_SAMPLES))
+        next(iter(loader))
+        loader.set_epoch(7)
+        assert len(read_epoch([loader], samples)) == NUM_SAMPLES
+        loader._feed.close()
+        if loader._prepared is not None:
+            loader._prepared.close()
+        assert not loader._stager._held
+
+
+def test_ramp_up_waits_for_one_shard_only(shards: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first batch comes while all shards but the first window's are still to be fetched."""
+    from dali_pipes.local import LocalFetcher
+
+    held_back: list[str] = []
+    may_go_on = threading.Event()
+    fetch = LocalFetcher.fetch
+
+    def slow(self: LocalFetcher, name: str, *arguments: Any, **options: Any) -> bool:
+        if name.endswith(".tar") and name != first:
+            held_back.append(name)
+            assert may_go_on.wait(60)
+        return fetch(self, name, *arguments, **options)
+
+    monkeypatch.setattr(LocalFetcher, "fetch", slow)
+    with dp.loader(str(shards), raw, batch_size=4, device="cpu", cache_dir=cache_dir, ramp_up=True) as loader:
+        first = loader._samples.manifest.names[int(next(loader._feed.plan.window_shards())[0])]
+        batches = iter(loader)
+        assert len(next(batches)[0]["label"]) == 4
+        assert held_back
+        may_go_on.set()
+        assert len(list(batches)) == len(loader) - 1
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(512, 60_000), st.integers(1, 30)), min_size=1, max_size=40),
+    st.integers(1, 120_000),
+    st.integers(1, 64),
+    st.booleans(),
+    st.integers(0, 3),
+)
+def test_promise_covers_what_an_epoch_needs(
+    sizes: list[tuple[int, int]], window: int, batch_size: int, ramp_up: bool, epoch: int
+) -> None:
+    """What is reserved at the start is, but for odd tails, what each epoch's windows take; the rest is asked for."""
+    shard_bytes, shard_samples = (np.array(column, np.int64) for column in zip(*sizes, strict=True))
+    extents = -(-shard_bytes // 4096) * 4096 + 4096
+    order = OrderInputs(seed=1, epoch=epoch, shuffle_window=window, ramp_up=ramp_up)
+    plan = Plan(shard_bytes=shard_bytes, shard_samples=shard_samples, order=order)
+    reserved = reserved_bytes(extents, shard_bytes, shard_samples, order=order, global_batch_size=batch_size)
+    needed = plan.bytes_at_a_time(extents, [0], global_batch_size=batch_size)
+    assert needed <= extents.sum()
+    assert reserved <= extents.sum()
+    windows = list(plan.window_shards())
+    held = [int(extents[np.concatenate(pair)].sum()) for pair in itertools.pairwise(windows)]
+    assert needed >= max(held, default=0)
+    assert reserved >= max(held, default=0)
+
+
+def steps_and_windows(plan: Plan, batch_size: int) -> Iterator[tuple[set[int], tuple[int, ...]]]:
+    for step in plan.steps(batch_size=batch_size):
+        yield set(plan.shard_of(step.ordinals).tolist()), step.finished
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(512, 60_000), st.integers(1, 9)), min_size=1, max_size=25),
+    st.integers(1, 120_000),
+    st.integers(1, 16),
+    st.integers(1, 3),
+    st.integers(0, 40),
+)
+def test_no_step_reads_a_window_that_is_finished(
+    sizes: list[tuple[int, int]], window: int, batch_size: int, num_slices: int, start: int
+) -> None:
+    """What a step calls finished is named by no later step; what is staged ahead covers what steps name."""
+    if num_slices > len(sizes):
+        return
+    shard_bytes, shard_samples = (np.array(column, np.int64) for column in zip(*sizes, strict=True))
+    order = OrderInputs(seed=2, shuffle_window=window, num_slices=num_slices)
+    plan = Plan(shard_bytes=shard_bytes, shard_samples=shard_samples, order=order)
+    start = min(start, plan.num_samples - 1) // num_slices * num_slices
+    windows = [dict(plan.windows_ahead(slice_, start=start)) for slice_ in range(num_slices)]
+    done = [min(numbers) for numbers in windows]
+    for step in plan.steps(batch_size=batch_size * num_slices, start=start):
+        named = set(plan.shard_of(step.ordinals).tolist())
+        ahead = {
+            int(shard)
+            for slice_, numbers in enumerate(windows)
+            for number, shards in numbers.items()
+            if number >= done[slice_]
+            for shard in shards
+        }
+        assert named <= ahead
+        assert all(now >= before for now, before in zip(step.finished, done, strict=True))
+        done = list(step.finished)
+    assert done == [max(numbers) + 1 for numbers in windows] or len(set(plan._slice_samples)) > 1
