@@ -98,7 +98,9 @@ def warm(
     started = time.perf_counter()
     with contextlib.ExitStack() as resources:
         indexed = Indexed(find_shards(list(urls), endpoint=endpoint, embedded_dir=embedded_dir, resources=resources))
-        image = open_image(indexed, reserved=None, group=0, cache_dir=cache_dir, cache_bytes=cache_bytes)
+        image = open_image(
+            indexed, reserved=None, is_windowed=False, group=0, cache_dir=cache_dir, cache_bytes=cache_bytes
+        )
         resources.callback(image.close)
         fitting = int(np.searchsorted(np.cumsum(indexed.extent_bytes), image.reserved, side="right"))
         stager = resources.enter_context(contextlib.closing(open_stager(indexed, image, num_fetchers=connections)))

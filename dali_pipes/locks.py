@@ -10,6 +10,7 @@ others of the node. Handlers run in the main thread only. So what the main threa
 a thread of its own while the main thread waits: an exception ends the waiting, not the work.
 """
 
+import _thread
 import errno
 import fcntl
 import os
@@ -124,23 +125,27 @@ def in_mutex() -> bool:
 
 def shielded(call: Callable[[], Result]) -> Result:
     """``call()``, and what it returns or raises; once begun it comes to its end. Note [signals]."""
-    if threading.current_thread() is not threading.main_thread() or sys.is_finalizing():
+    if threading.get_ident() != threading.main_thread().ident or sys.is_finalizing():
         return call()
     results: list[Result] = []
     errors: list[BaseException] = []
+    ended = threading.Lock()
+    ended.acquire()
 
     def run() -> None:
         try:
             results.append(call())
         except BaseException as exc:  # noqa: BLE001 (raised below, in the thread that called)
             errors.append(exc)
+        finally:
+            ended.release()
 
-    thread = threading.Thread(target=run, name="dali-pipes-shielded", daemon=True)
     try:
-        thread.start()
+        # Not a threading.Thread: its start and join are Python code, which an exception in the middle leaves broken.
+        _thread.start_new_thread(run, ())
     except RuntimeError:  # the interpreter is about to end, and starts no more
         return call()
-    thread.join()
+    ended.acquire()
     if errors:
         # Without this frame's reference the error would keep itself alive, and through it what the frames hold.
         try:

@@ -14,7 +14,14 @@ from dali_pipes.decode import DecodeHalf
 from dali_pipes.errors import WorkerProcessError
 from dali_pipes.fetch import NUM_FETCHERS
 from dali_pipes.iterator import Loader, as_integer
-from dali_pipes.plan import LAST_BATCH_POLICIES, LastBatchPolicyName, OrderInputs, num_slices_read, reserved_bytes
+from dali_pipes.plan import (
+    LAST_BATCH_POLICIES,
+    LastBatchPolicyName,
+    OrderInputs,
+    num_slices_read,
+    reserved_bytes,
+    window_bytes,
+)
 from dali_pipes.samples import Labels, Samples
 from dali_pipes.seam import Graph
 from dali_pipes.staging import Indexed, find_shards, open_image, open_stager
@@ -147,6 +154,7 @@ def loader(
         image = open_image(
             indexed,
             reserved=reserved,
+            is_windowed=window_bytes(order, manifest.shard_bytes) != "all",
             group=_group(indexed, order),
             cache_dir=None if cache_dir is None else Path(cache_dir),
             cache_bytes=cache_bytes,

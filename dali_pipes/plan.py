@@ -34,6 +34,7 @@ __all__ = [
     "num_slices_read",
     "num_steps",
     "reserved_bytes",
+    "window_bytes",
 ]
 
 # Shards of a window that is read in order: enough to keep the fetch threads busy.

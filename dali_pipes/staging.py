@@ -123,13 +123,20 @@ def fetcher_of(store: Store) -> Fetcher:
 
 
 def open_image(
-    indexed: Indexed, *, reserved: int | None, group: int, cache_dir: Path | None, cache_bytes: int | None
+    indexed: Indexed,
+    *,
+    reserved: int | None,
+    is_windowed: bool,
+    group: int,
+    cache_dir: Path | None,
+    cache_bytes: int | None,
 ) -> Image:
     """A share in the image of these shards.
 
     Args:
         indexed: The shards.
         reserved: Bytes that must be resident at a time; ``None``: as many as fit.
+        is_windowed: Whether they are two windows.
         group: See `dali_pipes.image.Image`.
         cache_dir: Where images lie; ``None``: see `dali_pipes.placement`.
         cache_bytes: What all images there may take.
@@ -144,7 +151,7 @@ def open_image(
         key=image_key(indexed.whole),
         reserved=0 if reserved is None else reserved,
         total=total,
-        is_windowed=reserved is not None and reserved < total,
+        is_windowed=is_windowed,
     )
     return Image(
         indexed.whole,

@@ -25,7 +25,7 @@ from dali_pipes.connections import Connection, Lines, host_of, is_token_for
 from dali_pipes.errors import CacheError, DataError, StoreError
 from dali_pipes.extents import Extent
 from dali_pipes.http1 import NOW, Answer, Body, Line, Loop, Pipe, ProtocolError, Steps, Wait
-from prep.embedded.checksums import CHECKSUM_TYPES, DEFAULT_CHECKSUM_TYPE, NO_CHECKSUM_TYPE, Checksum, new_checksum
+from prep.checksums import CHECKSUM_TYPES, DEFAULT_CHECKSUM_TYPE, NO_CHECKSUM_TYPE, Checksum, new_checksum
 from prep.store import PROVIDERS
 
 __all__ = ["RANGE_BYTES", "Connection", "ObjectFetcher", "RetryPolicy", "is_token_for"]

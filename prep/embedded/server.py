@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 from urllib.parse import parse_qsl, unquote
 
 from prep.embedded import wire
-from prep.embedded.checksums import CHECKSUM_TYPES, NO_CHECKSUM_TYPE, new_checksum
+from prep.checksums import CHECKSUM_TYPES, NO_CHECKSUM_TYPE, new_checksum
 from prep.embedded.dsort import SortJob, read_status
 from prep.embedded.exchange import ClientGoneError, Exchange
 from prep.embedded.sortspec import SortSpec

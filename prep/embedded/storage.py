@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Self
 from urllib.parse import quote, unquote
 
-from prep.embedded.checksums import DEFAULT_CHECKSUM_TYPE, new_checksum
+from prep.checksums import DEFAULT_CHECKSUM_TYPE, new_checksum
 from prep.reshard import InputShard
 
 _FOOTER = struct.Struct("<I8s")  # bytes of metadata before it, mark

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import msgspec.msgpack
 import xxhash
 
-from prep.embedded.checksums import CHECKSUM_TYPES, NO_CHECKSUM_TYPE
+from prep.checksums import CHECKSUM_TYPES, NO_CHECKSUM_TYPE
 from prep.embedded.storage import BucketProps, ObjectMeta
 
 BUCKET_NAME = re.compile(r"(?!\.\.?$)[A-Za-z0-9._-]{1,64}")

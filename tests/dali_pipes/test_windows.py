@@ -1,11 +1,9 @@
 """Data sets larger than the cache: windows, ranks and slices give each sample once, from no more bytes than allowed."""
 
-import collections
 import itertools
 import os
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +15,12 @@ from hypothesis import strategies as st
 import dali_pipes as dp
 from dali_pipes.cache import cache_root
 from dali_pipes.plan import OrderInputs, Plan, reserved_bytes
+from prep.index import find_manifest
+from prep.urls import resolve_shards
 from tests.conftest import Sample, make_samples, write_shards
+from tests.dali_pipes.raw import raw, read_epoch
 
 NUM_SAMPLES = 90
-
-
-def raw(components: dp.Components, random: dp.Random) -> dict[str, Any]:
-    """Nothing is decoded: which sample, and how long its photo is."""
-    return {
-        "ordinal": components.array(lambda batch: batch.ordinals),
-        "label": components.label,
-        "length": components["image.jpg"].shape(),
-    }
 
 
 @pytest.fixture(scope="module")
@@ -47,21 +39,6 @@ def cache_dir(tmp_path: Path) -> Path:
     directory = tmp_path / "cache"
     directory.mkdir()
     return directory
-
-
-def read_epoch(loaders: list[Any], samples: list[Sample]) -> collections.Counter[int]:
-    """One epoch of all ranks in step; each row's label and photo are held against the sample's."""
-    count: collections.Counter[int] = collections.Counter()
-    for batches in itertools.zip_longest(*loaders):
-        for loader, (batch,) in zip(loaders, batches, strict=True):
-            ordinals = batch["ordinal"].tolist()
-            count.update(ordinals[: loader.num_valid])
-            for ordinal, label, length in zip(
-                ordinals, batch["label"].flatten().tolist(), batch["length"].flatten().tolist(), strict=True
-            ):
-                components = samples[ordinal].components
-                assert (label, length) == (int(components["cls"]), len(components["image.jpg"]))
-    return count
 
 
 @pytest.mark.parametrize("policy", ["PARTIAL", "FILL", "DROP"])
@@ -119,7 +96,7 @@ class Peak:
     def _watch(self) -> None:
         while not self._over.is_set():
             images = list(self._directory.glob("*.image"))
-            self.num_bytes = max(self.num_bytes, sum(os.stat(image).st_blocks * 512 for image in images))
+            self.num_bytes = max(self.num_bytes, sum(image.stat().st_blocks * 512 for image in images))
             time.sleep(0.001)
 
     def __enter__(self) -> "Peak":
@@ -205,14 +182,19 @@ def test_ramp_up_waits_for_one_shard_only(shards: Path, cache_dir: Path, monkeyp
     def slow(self: LocalFetcher, name: str, *arguments: Any, **options: Any) -> bool:
         if name.endswith(".tar") and name != first:
             held_back.append(name)
-            assert may_go_on.wait(60)
+            assert may_go_on.wait(20)
         return fetch(self, name, *arguments, **options)
 
+    manifest = find_manifest(resolve_shards(str(shards), endpoint=None))
+    assert manifest is not None
+    order = OrderInputs(seed=0, ramp_up=True)
+    plan = Plan(shard_bytes=manifest.shard_bytes, shard_samples=manifest.samples, order=order)
+    first = manifest.names[int(next(plan.window_shards())[0])]
     monkeypatch.setattr(LocalFetcher, "fetch", slow)
-    with dp.loader(str(shards), raw, batch_size=4, device="cpu", cache_dir=cache_dir, ramp_up=True) as loader:
-        first = loader._samples.manifest.names[int(next(loader._feed.plan.window_shards())[0])]
+    # No shard has fewer than two samples.
+    with dp.loader(str(shards), raw, batch_size=2, device="cpu", cache_dir=cache_dir, ramp_up=True) as loader:
         batches = iter(loader)
-        assert len(next(batches)[0]["label"]) == 4
+        assert len(next(batches)[0]["label"]) == 2
         assert held_back
         may_go_on.set()
         assert len(list(batches)) == len(loader) - 1
@@ -242,11 +224,6 @@ def test_promise_covers_what_an_epoch_needs(
     held = [int(extents[np.concatenate(pair)].sum()) for pair in itertools.pairwise(windows)]
     assert needed >= max(held, default=0)
     assert reserved >= max(held, default=0)
-
-
-def steps_and_windows(plan: Plan, batch_size: int) -> Iterator[tuple[set[int], tuple[int, ...]]]:
-    for step in plan.steps(batch_size=batch_size):
-        yield set(plan.shard_of(step.ordinals).tolist()), step.finished
 
 
 @settings(max_examples=150, deadline=None)

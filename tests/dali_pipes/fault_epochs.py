@@ -1,0 +1,88 @@
+"""Epochs through a proxy that breaks requests at random: every sample comes once, its bytes equal.
+
+The long run: ``python -m tests.dali_pipes.fault_epochs --epochs 20 --rate 0.05 --seed 0``.
+"""
+
+import argparse
+import tempfile
+import uuid
+from collections import Counter
+from pathlib import Path
+
+import dali_pipes as dp
+from prep import embedded
+from prep.index import index_shards
+from prep.store import AisStore
+from prep.urls import resolve_shards
+from tests.conftest import Sample, make_samples, write_shards
+from tests.dali_pipes.raw import raw, read_epoch
+from tests.faults import faulty
+
+NUM_SAMPLES, PER_SHARD = 160, 5
+
+
+def make_bucket(endpoint: str, directory: Path) -> tuple[AisStore, list[Sample]]:
+    """A bucket of 32 indexed shards of five samples each, and the samples."""
+    samples = make_samples([(40 + 7 * (i % 5), 33 + 5 * (i % 7)) for i in range(NUM_SAMPLES)])
+    write_shards(directory, samples, per_shard=PER_SHARD, index=False)
+    store = AisStore(endpoint, f"faults-{uuid.uuid4().hex[:8]}")
+    store.create()
+    for path in sorted(directory.glob("*.tar")):
+        store.upload(f"train/{path.name}", path)
+    index_shards(resolve_shards(f"{store.url}/train/s-", endpoint=endpoint))
+    return store, samples
+
+
+def run_epochs(endpoint: str, directory: Path, *, epochs: int, rate: float, seed: int) -> tuple[Counter[str], int]:
+    """Read so many epochs from a cache of a fifth of the data set: what broke, by kind, and of how many requests.
+
+    Raises:
+        AssertionError: If a sample is missing, doubled, or not the one that was packed.
+    """
+    store, samples = make_bucket(endpoint, directory / "shards")
+    (directory / "cache").mkdir()
+    try:
+        with faulty(endpoint, seed=seed, stall_s=0.2, latency_s=0) as proxy:
+            with dp.loader(
+                f"{store.url}/train/s-",
+                raw,
+                batch_size=7,
+                device="cpu",
+                endpoint=proxy.endpoint,
+                cache_dir=directory / "cache",
+                cache_bytes=250_000,
+                shuffle_window=60_000,
+            ) as loader:
+                proxy.rate = rate
+                for _ in range(epochs):
+                    assert read_epoch([loader], samples) == Counter(range(NUM_SAMPLES))
+            return proxy.faults, proxy.requests.total()
+    finally:
+        store.client.bucket(store.bucket).delete(missing_ok=True)
+
+
+def main() -> None:
+    """Run it on an embedded node, or on the cluster that ``--endpoint`` names, and print what broke."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--rate", type=float, default=0.05)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--endpoint")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        arguments = {"epochs": options.epochs, "rate": options.rate, "seed": options.seed}
+        if options.endpoint:
+            faults, num_requests = run_epochs(options.endpoint, directory, **arguments)
+        else:
+            with embedded.start(directory / "node") as node:
+                faults, num_requests = run_epochs(node.endpoint, directory, **arguments)
+    kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(faults.items()))
+    print(
+        f"{options.epochs} epochs of {NUM_SAMPLES} samples, each sample once, bytes equal; "
+        f"{faults.total()} of {num_requests} requests broken: {kinds}"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,306 @@
+"""Kill ranks at random moments, start them anew, hold every sample that any of them reads against what it must be.
+
+``python -m tests.dali_pipes.kill_ranks --rounds 50 --seed 0``. Four rank processes read epoch after epoch of a windowed
+data set from one cache that holds a third of it. Each round kills one of them with SIGKILL and starts it again. Shards
+are written in two halves with a pause between, so that a kill finds extents half filled.
+"""
+
+import argparse
+import collections
+import json
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from nvidia.dali import fn, types
+
+import dali_pipes as dp
+import dali_pipes.staging
+from dali_pipes.cache import Cache, cache_root
+from dali_pipes.extents import Extent
+from dali_pipes.local import LocalFetcher
+from dali_pipes.plan import Plan
+from dali_pipes.table import State, StateTable
+from tests.conftest import Sample, make_samples, write_shards
+
+NUM_SAMPLES, PER_SHARD = 240, 4
+WORLD_SIZE, BATCH_SIZE = 4, 3
+PAUSE_S = 0.01
+PROGRESS_WITHIN_S = 60.0
+
+
+def make_data(directory: Path) -> list[Sample]:
+    """60 small shards, and what must come out of them."""
+    samples = make_samples([(40 + 7 * (i % 5), 33 + 5 * (i % 7)) for i in range(NUM_SAMPLES)])
+    write_shards(directory, samples, per_shard=PER_SHARD)
+    return samples
+
+
+def summed(components: dp.Components, random: dp.Random) -> dict[str, Any]:
+    """Nothing is decoded: which sample it is, and the sums of its files' bytes."""
+    names = ("image.jpg", "trimap.png")
+    return {
+        "ordinal": components.array(lambda batch: batch.ordinals),
+        "label": components.label,
+        **{name: fn.cast(fn.reductions.sum(components[name], dtype=types.UINT64), dtype=types.INT64) for name in names},
+        **{f"length of {name}": components[name].shape() for name in names},
+    }
+
+
+def expected(sample: Sample) -> dict[str, int]:
+    """What `summed` gives of it."""
+    found = {"label": int(sample.components["cls"])}
+    for name in ("image.jpg", "trimap.png"):
+        data = sample.components[name]
+        found |= {name: sum(data), f"length of {name}": len(data)}
+    return found
+
+
+class HaltingFetcher(LocalFetcher):
+    """Writes half of an object, pauses, and writes the whole."""
+
+    def fetch(
+        self, name: str, extent: Extent, *, checksum: int, stopped: Callable[[], bool], num_connections: int = 1
+    ) -> bool:
+        data = (self._directory / name).read_bytes()
+        extent.write(data[: len(data) // 2], 0)
+        time.sleep(PAUSE_S)
+        return super().fetch(name, extent, checksum=checksum, stopped=stopped)
+
+
+def open_loader(shards: Path, cache_dir: Path, *, rank: int, cache_bytes: int, window: int) -> dp.Loader:
+    """A rank's loader; no rank waits for another."""
+    return dp.loader(
+        str(shards),
+        summed,
+        batch_size=BATCH_SIZE,
+        rank=rank,
+        world_size=WORLD_SIZE,
+        seed=5,
+        shuffle_window=window,
+        ramp_up=True,
+        last_batch_policy="DROP",
+        device="cpu",
+        num_threads=1,
+        num_fetchers=3,
+        cache_dir=cache_dir,
+        cache_bytes=cache_bytes,
+        show_progress=False,
+    )
+
+
+def read_epoch(
+    loader: dp.Loader, wanted: list[dict[str, int]], *, after_batch: Callable[[], None] = lambda: None
+) -> None:
+    """One epoch of one rank: its samples, each once, each with the bytes that it was packed with."""
+    batches = iter(loader)  # starts the next epoch if one has ended
+    manifest = loader._samples.manifest
+    plan = Plan(shard_bytes=manifest.shard_bytes, shard_samples=manifest.samples, order=loader._feed.plan.order)
+    steps = plan.steps(batch_size=BATCH_SIZE, rank=loader._rank, world_size=WORLD_SIZE, last_batch_policy="DROP")
+    planned = collections.Counter(np.concatenate([step.ordinals for step in steps]).tolist())
+    seen: collections.Counter[int] = collections.Counter()
+    for (batch,) in batches:
+        for row, ordinal in enumerate(batch["ordinal"].tolist()):
+            found = {name: int(batch[name].reshape(len(batch["ordinal"]), -1)[row, 0]) for name in wanted[ordinal]}
+            if found != wanted[ordinal]:
+                raise AssertionError(f"sample {ordinal}: expected {wanted[ordinal]}, found {found}")
+            seen[ordinal] += 1
+        after_batch()
+    if seen != planned:
+        raise AssertionError(f"planned and seen differ: {planned - seen} missing, {seen - planned} too many")
+
+
+def run_rank(shards: Path, cache_dir: Path, work: Path, rank: int, cache_bytes: int, window: int) -> None:
+    """Read epochs until there is a file ``stop``; each batch and each epoch is told by a line."""
+    dali_pipes.staging.LocalFetcher = HaltingFetcher  # type: ignore[attr-defined]
+    wanted = [expected(sample) for sample in make_samples_again()]
+    with (
+        (work / f"rank-{rank}-{os.getpid()}").open("a", buffering=1) as told,
+        open_loader(shards, cache_dir, rank=rank, cache_bytes=cache_bytes, window=window) as loader,
+    ):
+        while not (work / "stop").exists():
+            read_epoch(loader, wanted, after_batch=lambda: print("batch", file=told))
+            print("epoch", file=told)
+        print("fetched", loader._stager.fetched_bytes, file=told)
+
+
+def make_samples_again() -> list[Sample]:
+    """The samples of `make_data`, for a process of its own."""
+    return make_samples([(40 + 7 * (i % 5), 33 + 5 * (i % 7)) for i in range(NUM_SAMPLES)])
+
+
+@dataclass
+class Counts:
+    """What was seen."""
+
+    kills: int = 0
+    kills_with_half_filled_extents: int = 0
+    half_filled_extents: int = 0
+    epochs: int = 0
+    batches: int = 0
+    peak_bytes: int = 0
+    cache_bytes: int = 0
+    errors: list[str] = field(default_factory=list)
+
+
+class Ranks:
+    """Four rank processes over one cache.
+
+    Args:
+        work: A directory for shards and notes.
+        cache_dir: Where the image lies.
+    """
+
+    def __init__(self, work: Path, cache_dir: Path) -> None:
+        self.work, self.cache_dir = work, cache_dir
+        self.shards = work / "shards"
+        make_data(self.shards)
+        total = sum(path.stat().st_size for path in self.shards.glob("*.tar"))
+        self.cache_bytes, self._window = total * 2 // 5, total // 30
+        # From a process that has imported what takes long: a start takes a tenth of a second.
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(["dali_pipes.opening", "dali_pipes.pipelines", "tests.conftest"])
+        self.processes: dict[int, BaseProcess] = {}
+
+    def start(self, rank: int) -> None:
+        """Start a rank, or start it anew."""
+        arguments = (self.shards, self.cache_dir, self.work, rank, self.cache_bytes, self._window)
+        self.processes[rank] = self._context.Process(target=run_rank, args=arguments, daemon=True)
+        self.processes[rank].start()
+
+    def kill(self, rank: int) -> int:
+        """SIGKILL a rank: how many extents it had half filled then.
+
+        It is stopped first and the table looked at, without the mutex, which it may have: those that live clear up
+        after a dead one within milliseconds.
+        """
+        process = self.processes[rank]
+        assert process.pid is not None
+        cache = Cache(self.cache_dir)
+        os.kill(process.pid, signal.SIGSTOP)
+        while Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+            time.sleep(0.001)
+        slots = np.flatnonzero((cache._slots["pid"] == process.pid) & (cache._slots["used"] == 1))
+        (path,) = cache.root.glob("*.table")
+        table = StateTable(path)
+        num_filling = int(((table.state == State.FILLING) & np.isin(table.owner, slots)).sum())
+        process.kill()
+        process.join()
+        table.close()
+        cache.close()
+        return num_filling
+
+    def told(self) -> collections.Counter[str]:
+        """How often each word was told, by all ranks."""
+        count: collections.Counter[str] = collections.Counter()
+        for path in self.work.glob("rank-*"):
+            count.update(line.split()[0] for line in path.read_text().splitlines())
+        return count
+
+    def batches(self, rank: int) -> int:
+        """Batches that the rank's present process has read."""
+        path = self.work / f"rank-{rank}-{self.processes[rank].pid}"
+        return path.read_text().count("batch") if path.exists() else 0
+
+    def peak(self) -> int:
+        """What the image takes now."""
+        return sum(path.stat().st_blocks * 512 for path in cache_root(self.cache_dir).glob("*.image"))
+
+    def wait_for_progress(self, counts: Counts) -> None:
+        """Until every rank has read a batch more than it has now; an error says which does not, or has ended."""
+        before = {rank: self.batches(rank) for rank in self.processes}
+        deadline = time.monotonic() + PROGRESS_WITHIN_S
+        while late := [rank for rank in self.processes if self.batches(rank) <= before[rank]]:
+            counts.peak_bytes = max(counts.peak_bytes, self.peak())
+            ended = [rank for rank in self.processes if not self.processes[rank].is_alive()]
+            if ended or time.monotonic() > deadline:
+                pids = {rank: self.processes[rank].pid for rank in late}
+                raise AssertionError(f"ranks {ended} ended, ranks {pids} do not go on")
+            time.sleep(0.005)
+
+    def stop(self, counts: Counts) -> None:
+        """Let all end their epoch, and themselves."""
+        (self.work / "stop").touch()
+        for rank, process in self.processes.items():
+            process.join(PROGRESS_WITHIN_S)
+            if process.exitcode != 0:
+                counts.errors.append(f"rank {rank} ended with {process.exitcode}")
+        told = self.told()
+        counts.epochs, counts.batches = told["epoch"], told["batch"]
+
+    def close(self) -> None:
+        """Kill what is left."""
+        for process in self.processes.values():
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+
+def kill_rounds(work: Path, cache_dir: Path, *, rounds: int, seed: int) -> Counts:
+    """Run the ranks, kill one of them ``rounds`` times.
+
+    Raises:
+        AssertionError: If a rank read something wrong, ended, or did not go on.
+    """
+    draw = random.Random(seed)
+    ranks = Ranks(work, cache_dir)
+    counts = Counts(cache_bytes=ranks.cache_bytes)
+    try:
+        for rank in range(WORLD_SIZE):
+            ranks.start(rank)
+        ranks.wait_for_progress(counts)
+        for _ in range(rounds):
+            deadline = time.monotonic() + draw.uniform(0, 1.0)
+            while time.monotonic() < deadline:
+                counts.peak_bytes = max(counts.peak_bytes, ranks.peak())
+                time.sleep(0.002)
+            rank = draw.randrange(WORLD_SIZE)
+            half_filled = ranks.kill(rank)
+            counts.kills += 1
+            counts.half_filled_extents += half_filled
+            counts.kills_with_half_filled_extents += half_filled > 0
+            ranks.start(rank)
+            ranks.wait_for_progress(counts)
+        ranks.stop(counts)
+        # Nobody is there now: nothing is left half filled, and the blocks are those of whole shards.
+        cache = Cache(cache_dir)
+        (status,) = cache.status()
+        cache.close()
+        if status.num_held or status.pids or ranks.peak() != status.resident_bytes:
+            counts.errors.append(f"left behind: {status}, {ranks.peak()} bytes of blocks")
+    finally:
+        ranks.close()
+    return counts
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Kill, and print what was seen; 1 if something was wrong."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--cache", type=Path, default=Path("/dev/shm"))
+    options = parser.parse_args(argv)
+    with (
+        tempfile.TemporaryDirectory() as work,
+        tempfile.TemporaryDirectory(dir=options.cache, prefix="dali-pipes-kill-") as cache_dir,
+    ):
+        counts = kill_rounds(Path(work), Path(cache_dir), rounds=options.rounds, seed=options.seed)
+    print(json.dumps(asdict(counts)))
+    return 1 if counts.errors or counts.peak_bytes > counts.cache_bytes else 0
+
+
+if __name__ == "__main__":
+    # Imported by its own name: the processes it starts look for it there.
+    from tests.dali_pipes import kill_ranks
+
+    sys.exit(kill_ranks.main())

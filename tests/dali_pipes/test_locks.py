@@ -1,0 +1,246 @@
+"""Locks between processes: they end with their owner, part threads too, and no signal leaves one behind."""
+
+import gc
+import os
+import random
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+import pytest
+
+from dali_pipes.locks import LockFile, Mutex, in_mutex, shielded
+
+
+def start(program: str, *arguments: object) -> "subprocess.Popen[str]":
+    """A Python process; returns when it has printed a line."""
+    text = "import os, signal, sys, time\nfrom pathlib import Path\nfrom dali_pipes.locks import *\n" + program
+    process = subprocess.Popen(
+        [sys.executable, "-c", text, *map(str, arguments)], stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline()
+    return process
+
+
+def test_openings_exclude_each_other(tmp_path: Path) -> None:
+    """Two loaders of one process are two openings; each byte is a lock of its own; its own may be asked for again."""
+    one, two = LockFile(tmp_path / "lock"), LockFile(tmp_path / "lock")
+    one.lock(3)
+    assert one.held == {3}
+    assert not two.try_lock(3)
+    assert two.is_locked(3)
+    assert not one.is_locked(3)  # its own: the kernel does not tell
+    assert two.try_lock(4)
+    assert one.try_lock(3)
+    one.unlock(3)
+    assert not two.is_locked(3)
+    assert two.try_lock(3)
+    two.close()
+    two.close()
+    assert not one.is_locked(3)
+    one.close()
+
+
+def test_file_is_its_owners_alone(tmp_path: Path) -> None:
+    """Nobody else could hold a lock against this user."""
+    LockFile(tmp_path / "lock").close()
+    assert (tmp_path / "lock").stat().st_mode & 0o777 == 0o600
+
+
+def test_kill_ends_a_lock(tmp_path: Path) -> None:
+    """SIGKILL, which no program can answer."""
+    file = LockFile(tmp_path / "lock")
+    process = start(
+        "file = LockFile(Path(sys.argv[1]))\nfile.lock(7)\nprint('locked', flush=True)\ntime.sleep(60)", path_of(file)
+    )
+    assert file.is_locked(7)
+    process.kill()
+    process.communicate()
+    assert not file.is_locked(7)
+    file.close()
+
+
+def path_of(file: LockFile) -> str:
+    return str(Path(f"/proc/self/fd/{file.file}").readlink())
+
+
+def test_forked_child_keeps_no_lock(tmp_path: Path) -> None:
+    """A DataLoader's worker that outlives the loader's process must not keep its locks; and it drops none of them."""
+    file = LockFile(tmp_path / "lock")
+    program = """
+file = LockFile(Path(sys.argv[1]))
+file.lock(7)
+if (child := os.fork()) == 0:
+    assert file.file == -1
+    time.sleep(30)
+    os._exit(0)
+os.read(0, 0)
+print(child, flush=True)
+time.sleep(60)
+"""
+    text = "import os, signal, sys, time\nfrom pathlib import Path\nfrom dali_pipes.locks import *\n" + program
+    process = subprocess.Popen([sys.executable, "-c", text, path_of(file)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    child = int(process.stdout.readline())
+    try:
+        time.sleep(0.2)  # the child has run its handlers by then
+        assert file.is_locked(7)
+        process.kill()
+        process.wait()
+        os.kill(child, 0)  # it lives
+        assert not file.is_locked(7)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        process.stdout.close()
+        file.close()
+
+
+def test_mutex_parts_processes_and_threads(tmp_path: Path) -> None:
+    """Three processes of three threads each add one to a number 200 times a thread: none is lost."""
+    (tmp_path / "number").write_bytes(bytes(8))
+    program = """
+import mmap, struct, threading
+stream = open(sys.argv[2], "r+b")
+number = mmap.mmap(stream.fileno(), 8)
+mutex = Mutex(LockFile(Path(sys.argv[1])), 0)
+def add():
+    for _ in range(200):
+        with mutex:
+            before = struct.unpack("q", number)[0]
+            time.sleep(0)
+            number[:] = struct.pack("q", before + 1)
+print("ready", flush=True)
+sys.stdin.read()
+threads = [threading.Thread(target=add) for _ in range(3)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+"""
+    processes = [start(program, tmp_path / "lock", tmp_path / "number") for _ in range(3)]
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.close()
+    for process in processes:
+        assert process.wait(60) == 0
+        assert process.stdout is not None
+        process.stdout.close()
+    assert struct.unpack("q", (tmp_path / "number").read_bytes()) == (1800,)
+
+
+class InterruptError(Exception):
+    """What the test's signal handler raises."""
+
+
+@pytest.fixture
+def interrupts() -> Iterator[None]:
+    def handler(number: int, frame: FrameType | None) -> None:
+        raise InterruptError
+
+    before = signal.signal(signal.SIGALRM, handler)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.usefixtures("interrupts")
+def test_no_interrupt_leaves_the_mutex_locked(tmp_path: Path) -> None:
+    """Two thousand interrupts at random moments of the main thread's changes: each change is whole, the mutex free."""
+    file, other = LockFile(tmp_path / "lock"), LockFile(tmp_path / "lock")
+    mutex = Mutex(file, 0)
+    pair = [0, 0]
+
+    def change() -> None:
+        with mutex:
+            pair[0] += 1
+            time.sleep(0)
+            pair[1] += 1
+
+    draw = random.Random(0)
+    num_interrupts = 0
+    deadline = time.monotonic() + 60
+    while num_interrupts < 2000:
+        assert time.monotonic() < deadline
+        try:
+            signal.setitimer(signal.ITIMER_REAL, draw.uniform(1e-6, 4e-4))
+            while True:
+                shielded(change)
+        except InterruptError:
+            num_interrupts += 1
+    shielded(change)  # waits for what the last interrupt left under way
+    assert pair[0] == pair[1] > 0
+    assert other.try_lock(0)
+    assert not in_mutex()
+    file.close()
+    other.close()
+
+
+@pytest.mark.usefixtures("interrupts")
+def test_interrupt_ends_the_wait_for_the_mutex(tmp_path: Path) -> None:
+    """Another process has it and is stopped, in a debugger for instance: Ctrl-C works."""
+    file, other = LockFile(tmp_path / "lock"), LockFile(tmp_path / "lock")
+    other.lock(0)
+    mutex, done = Mutex(file, 0), threading.Event()
+
+    def change() -> None:
+        with mutex:
+            done.set()
+
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
+    with pytest.raises(InterruptError):
+        shielded(change)
+    assert not done.is_set()
+    other.unlock(0)
+    assert done.wait(10)  # what was begun comes to its end
+    file.close()
+    other.close()
+
+
+def test_shielded_hands_on_results_and_errors() -> None:
+    """As a call: in the main thread and in others; and an error keeps no frame alive."""
+    assert shielded(lambda: 3) == 3
+    found: list[int] = []
+    thread = threading.Thread(target=lambda: found.append(shielded(lambda: threading.get_ident())))
+    thread.start()
+    thread.join()
+    assert found == [thread.ident]  # no other thread where no handler can run
+
+    def fail() -> None:
+        raise KeyError("x")
+
+    with pytest.raises(KeyError, match="x"):
+        shielded(fail)
+
+
+def test_in_mutex_tells_a_finalizer_where_it_runs(tmp_path: Path) -> None:
+    """The garbage collector may run one while its thread has the mutex, for which it must not wait then."""
+    file = LockFile(tmp_path / "lock")
+    mutex, told = Mutex(file, 0), []
+
+    class Collected:
+        def __init__(self) -> None:
+            self.itself = self
+
+        def __del__(self) -> None:
+            told.append(in_mutex())
+
+    for inside in (True, False):
+        Collected()
+        if inside:
+            with mutex:
+                gc.collect()
+        else:
+            gc.collect()
+    assert told == [True, False]
+    other_thread: list[bool] = []
+    with mutex:
+        thread = threading.Thread(target=lambda: other_thread.append(in_mutex()))
+        thread.start()
+        thread.join()
+    assert other_thread == [False]
+    file.close()

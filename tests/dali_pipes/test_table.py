@@ -1,0 +1,204 @@
+"""The state table: derived columns say what the states say, whatever was cut short."""
+
+import os
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dali_pipes.errors import CacheError
+from dali_pipes.extents import extent_starts
+from dali_pipes.table import NUM_SLOTS, State, StateTable, boot_id
+
+STARTS = extent_starts([5000, 1, 4096, 9000, 12_000, 300])
+NUM_SHARDS = len(STARTS) - 1
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> StateTable:
+    return StateTable(tmp_path / "t", starts=STARTS)
+
+
+def check_derived(table: StateTable) -> None:
+    """Resident shards, their places and bytes are those of the states."""
+    resident = np.flatnonzero(table.state != State.EMPTY)
+    assert sorted(table.resident.tolist()) == resident.tolist()
+    assert table.resident_bytes == table.extent_bytes(resident).sum()
+    assert table.resident[table._place[table.resident].argsort()].tolist() == table.resident.tolist()
+
+
+def make_ready(table: StateTable, *shards: int, slot: int = 0) -> None:
+    with table.changing():
+        for shard in shards:
+            table.fill(shard, slot)
+            table.finish(shard)
+
+
+OPERATIONS: dict[str, tuple[tuple[State, ...], Callable[[StateTable, int], None]]] = {
+    "fill": ((State.EMPTY, State.UNCHECKED), lambda table, shard: table.fill(shard, 1)),
+    "finish": ((State.FILLING,), lambda table, shard: table.finish(shard)),
+    "drop": ((State.READY, State.UNCHECKED, State.FILLING), lambda table, shard: table.drop([shard], 2)),
+    "remove": (tuple(State), lambda table, shard: table.remove([shard])),  # of others: nothing
+}
+steps = st.lists(st.tuples(st.sampled_from(list(OPERATIONS)), st.integers(0, NUM_SHARDS - 1)), max_size=60)
+
+
+@given(steps)
+def test_derived_columns_follow_the_states(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int]]
+) -> None:
+    """Any sequence of changes: what is resident, and how many bytes, is kept without looking at all shards."""
+    table = StateTable(tmp_path_factory.mktemp("table") / "t", starts=STARTS)
+    table.open_row(1)
+    for name, shard in steps:
+        allowed, change = OPERATIONS[name]
+        if table.state[shard] in allowed:
+            before = int(table.state[shard])
+            with table.changing():
+                change(table, shard)
+            if name == "remove" and before != State.DROPPING:
+                assert table.state[shard] == before
+            check_derived(table)
+    table.close()
+
+
+@given(st.binary(min_size=NUM_SHARDS, max_size=NUM_SHARDS), st.integers(0, 2**31))
+def test_repair_makes_derived_columns_from_the_states(
+    tmp_path_factory: pytest.TempPathFactory, states: bytes, noise: int
+) -> None:
+    """Whatever a killed process left in them: any states, any garbage beside."""
+    path = tmp_path_factory.mktemp("table") / "t"
+    table = StateTable(path, starts=STARTS)
+    draw = np.random.default_rng(noise)
+    table.state[:] = np.frombuffer(states, np.uint8) % len(State)
+    table._resident[:], table._place[:] = draw.integers(0, 2**40, (2, NUM_SHARDS))
+    table._header["num_resident"], table._header["resident_bytes"] = draw.integers(0, 2**40, 2)
+    table._header["dirty"] = 1
+    table.close()
+    other = StateTable(path)
+    with other.changing():
+        pass
+    assert not other.is_dirty
+    check_derived(other)
+    other.close()
+
+
+def test_a_change_that_fails_is_put_right(table: StateTable) -> None:
+    """An exception in the middle of a change leaves states, and columns that say the same."""
+    make_ready(table, 0, 3)
+    with pytest.raises(ZeroDivisionError), table.changing():
+        table.state[3] = State.EMPTY
+        table.state[4] = State.FILLING
+        raise ZeroDivisionError
+    check_derived(table)
+    assert not table.is_dirty
+
+
+def test_life_of_a_shard(table: StateTable) -> None:
+    """EMPTY, FILLING, READY, DROPPING, EMPTY; its owner is known while there is one; filling holds it."""
+    table.open_row(5)
+    assert table.state[3] == State.EMPTY
+    with table.changing():
+        table.fill(3, 5)
+    assert (table.state[3], table.owner[3], table.resident_bytes) == (State.FILLING, 5, 12_288)
+    assert table.held(np.array([2, 3]), [5]).tolist() == [False, True]
+    with table.changing():
+        table.finish(3)
+    assert (table.state[3], table.owner[3]) == (State.READY, -1)
+    with table.changing():
+        table.drop([3], 6)
+    assert (table.state[3], table.owner[3], table.resident_bytes) == (State.DROPPING, 6, 12_288)
+    with table.changing():
+        table.remove([3])
+    assert (table.state[3], table.owner[3], table.resident_bytes) == (State.EMPTY, -1, 0)
+
+
+def test_rows_of_holds_are_apart(table: StateTable) -> None:
+    """One slot's row says nothing of another's; opened again, it is empty."""
+    for slot in (0, 1, NUM_SLOTS - 1):
+        table.open_row(slot)
+    table.holds[1, [0, 5]] = 1
+    table.holds[NUM_SLOTS - 1, 5] = 1
+    every = np.arange(NUM_SHARDS)
+    assert np.flatnonzero(table.held(every, [1])).tolist() == [0, 5]
+    assert np.flatnonzero(table.held(every, [0, NUM_SLOTS - 1])).tolist() == [5]
+    assert not table.held(every, []).any()
+    table.open_row(1)
+    assert not table.held(every, [1]).any()
+
+
+def test_pages_are_reserved_before_they_are_written(tmp_path: Path) -> None:
+    """A write to a page for which a full tmpfs has no room is a SIGBUS; only rows of unused slots are not there."""
+    num_shards = 50_000
+    table = StateTable(tmp_path / "t", starts=np.arange(num_shards + 1) * 4096)
+
+    def blocks() -> int:
+        return (tmp_path / "t").stat().st_blocks * 512
+
+    made = blocks()
+    assert num_shards * (4 * 8 + 2 + 1) <= made < num_shards * (4 * 8 + 2 + 1) + 20 * 4096
+    table.state[:] = table.owner[:] = table.used_ns[:] = 1
+    table.repair()
+    assert blocks() == made
+    table.open_row(200)
+    reserved = blocks()
+    assert made + num_shards <= reserved <= made + num_shards + 2 * 4096
+    table.holds[200] = 1
+    os.sync()
+    assert blocks() == reserved
+
+
+def test_new_start_of_the_machine_believes_nothing(tmp_path: Path) -> None:
+    """Ready becomes unchecked; what was half filled or half dropped goes, and so do bytes that no state speaks of."""
+    table = StateTable(tmp_path / "t", starts=STARTS)
+    image = os.open(tmp_path / "image", os.O_RDWR | os.O_CREAT)
+    os.pwrite(image, b"x" * int(STARTS[-1]), 0)
+    table.open_row(0)
+    make_ready(table, 0, 1, 4)
+    with table.changing():
+        table.fill(3, 0)
+        table.drop([4], 0)
+    # As after a loss of power: a page of columns that is older than the states.
+    table._header["num_resident"] = 1
+    table.greet(boot_id(), image=image)
+    assert table.state.tolist() == [2, 2, 0, 1, 3, 0]  # the same start: as it was
+    table.greet(boot_id() ^ 1, image=image)
+    assert table.state.tolist() == [State.UNCHECKED, State.UNCHECKED, *[State.EMPTY] * 4]
+    assert not table.holds[0].any()
+    assert (table.owner == -1).all()
+    check_derived(table)
+    data = os.pread(image, int(STARTS[-1]), 0)
+    assert data == b"x" * int(STARTS[2]) + bytes(int(STARTS[-1] - STARTS[2]))
+    assert os.fstat(image).st_blocks * 512 == STARTS[2]
+    os.close(image)
+
+
+def test_file_of_another_kind_is_refused(tmp_path: Path) -> None:
+    """Of another version, cut off, or empty: an error names it and says what to do."""
+    (tmp_path / "empty").touch()
+    (tmp_path / "other").write_bytes(b"\1" * 100_000)
+    StateTable(tmp_path / "short", starts=STARTS).close()
+    os.truncate(tmp_path / "short", 5000)
+    for name, text in (("empty", "no state table"), ("other", "no state table"), ("short", "is cut off")):
+        with pytest.raises(CacheError, match=rf"{name}' {text}|{name}' is {text}.*cache clear"):
+            StateTable(tmp_path / name)
+
+
+def test_file_is_its_owners_alone(table: StateTable, tmp_path: Path) -> None:
+    assert (tmp_path / "t").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_million_shards_open_without_reading_them(tmp_path: Path) -> None:
+    """What opening costs does not grow with the data set."""
+    StateTable(tmp_path / "t", starts=np.arange(1_000_001) * 4096).close()
+    tracemalloc.start()
+    table = StateTable(tmp_path / "t")
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
+    assert table.num_shards == 1_000_000
+    assert len(table.resident) == 0
+    table.close()
