@@ -1,10 +1,12 @@
 """Time what comes before the first sample, from 100 to 1,000,000 shards: a simulated manifest in, its growth out.
 
 Nothing is fetched: the manifest is read as any is, and its shards are never asked for. Each size is measured in a fresh
-process, so that peak memory is that of one manifest, plan and window, the interpreter and its libraries included.
+process, so that peak memory is that of one manifest, state table, plan and window, the interpreter and its libraries
+included.
 """
 
 import argparse
+import contextlib
 import itertools
 import json
 import subprocess
@@ -12,19 +14,23 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from bench.object_server import module_command, module_environment
 from bench.tables import format_rows
 from prep.errors import PipesError
 from prep.manifest import Manifest
 from prep.progress import bar
+
+if TYPE_CHECKING:
+    from dali_pipes.image import Image
+    from dali_pipes.plan import OrderInputs
 
 __all__ = ["ScaleOptions", "format_scale", "run_scale", "simulated_manifest"]
 
@@ -106,7 +112,10 @@ def measure(path: Path, *, window_shards: int) -> dict[str, Any]:
     """Open the manifest at ``path`` as a loader does, to its first window and the nine after it, in this process."""
     # Libraries are no part of the stages; the first use of some of them is (numpy's sort).
     from dali_pipes.extents import extent_starts
-    from dali_pipes.plan import OrderInputs, Plan
+    from dali_pipes.image import Image
+    from dali_pipes.placement import default_directories
+    from dali_pipes.plan import OrderInputs, reserved_bytes
+    from dali_pipes.room import Room
 
     start_rss = _status_bytes("VmRSS")
     stages: dict[str, float] = {}
@@ -116,18 +125,46 @@ def measure(path: Path, *, window_shards: int) -> dict[str, Any]:
         digest = manifest.digest
     with _timed(stages, "extents"):
         starts = extent_starts(manifest.shard_bytes, manifest.index_bytes)
-    # The image's state table is opened here, once `dali_pipes` has it: a stage "table".
+    window_bytes = window_shards * (MIN_SHARD_BYTES + MAX_SHARD_BYTES) // 2
+    order = OrderInputs(seed=7, shuffle_window=window_bytes)
+    with _timed(stages, "promise"):
+        reserved = reserved_bytes(
+            np.diff(starts), manifest.shard_bytes, manifest.samples, order=order, global_batch_size=256
+        )
+    with _timed(stages, "image"):
+        # Nothing of it is filled: it takes the room of its state table.
+        image = Image(
+            manifest,
+            np.arange(manifest.num_shards),
+            room=Room.of(default_directories()[0]),
+            source="simulated",
+            group=0,
+            reserved=reserved,
+            cache_bytes=reserved,
+            keep=False,
+        )
+    with contextlib.closing(image):
+        return _measure_plan(manifest, image, order, stages, digest=digest, start_rss=start_rss)
+
+
+def _measure_plan(
+    manifest: Manifest, image: "Image", order: "OrderInputs", stages: dict[str, float], *, digest: str, start_rss: int
+) -> dict[str, Any]:
+    from dali_pipes.plan import Plan
+
     with _timed(stages, "plan"):
-        window_bytes = window_shards * (MIN_SHARD_BYTES + MAX_SHARD_BYTES) // 2
-        order = OrderInputs(seed=7, shuffle_window=window_bytes)
         plan = Plan(shard_bytes=manifest.shard_bytes, shard_samples=manifest.samples, order=order)
+        plan.bytes_at_a_time(image.extent_bytes, [0], global_batch_size=256)
         windows = plan.windows()
     with _timed(stages, "first_window"):
         first = next(windows)
+        _take(image, first.shards)
     window_s: list[float] = []
     for _ in range(NUM_WINDOWS):
         started = time.perf_counter()
         window = next(windows, None)
+        if window is not None:
+            _take(image, window.shards)
         elapsed_s = time.perf_counter() - started
         if window is None:
             # The last one is what was left: its cost says nothing about a whole one's.
@@ -135,7 +172,6 @@ def measure(path: Path, *, window_shards: int) -> dict[str, Any]:
             break
         window_s.append(elapsed_s)
     assert len(digest) == 64
-    assert len(starts) == manifest.num_shards + 1
     return {
         "stages": stages,
         "window_s": window_s,
@@ -144,6 +180,13 @@ def measure(path: Path, *, window_shards: int) -> dict[str, Any]:
         # Of this process alone: getrusage() would also count what its parent once had.
         "peak_rss_mib": _status_bytes("VmHWM") / MIB,
     }
+
+
+def _take(image: "Image", shards: npt.NDArray[np.int64]) -> None:
+    """Ask the state table for a window, and give up the shard that is to be filled."""
+    taken = image.take(shards.tolist())
+    assert taken.fill is not None, "the image is empty"
+    image.fail(taken.fill)
 
 
 def format_scale(report: dict[str, Any]) -> str:
@@ -216,7 +259,7 @@ def _record(num_shards: int, window_shards: int, repeats: Sequence[dict[str, Any
     }
 
 
-@contextmanager
+@contextlib.contextmanager
 def _timed(stages: dict[str, float], name: str) -> Iterator[None]:
     started = time.perf_counter()
     yield
