@@ -306,6 +306,7 @@ class Cache:
     def leave(self, slot: int) -> None:
         """Give a slot up, and with it all that it holds; an image that is not to be kept goes with its last loader."""
         with self._changing():
+            self._sweep()  # those that are gone keep no image
             opened = self._joined.pop(slot)
             opened.num_users -= 1
             # Those of an image that was removed as well: others may have joined it before it was.

@@ -98,27 +98,36 @@ def warm(
     started = time.perf_counter()
     with contextlib.ExitStack() as resources:
         indexed = Indexed(find_shards(list(urls), endpoint=endpoint, embedded_dir=embedded_dir, resources=resources))
+        # No more is asked for than one shard: what loaders at work were promised is theirs, the rest can be had.
         image = open_image(
-            indexed, reserved=None, is_windowed=False, group=0, cache_dir=cache_dir, cache_bytes=cache_bytes
+            indexed,
+            reserved=int(indexed.extent_bytes.max()),
+            is_windowed=False,
+            group=0,
+            cache_dir=cache_dir,
+            cache_bytes=cache_bytes,
         )
         resources.callback(image.close)
-        fitting = int(np.searchsorted(np.cumsum(indexed.extent_bytes), image.reserved, side="right"))
         stager = resources.enter_context(contextlib.closing(open_stager(indexed, image, num_fetchers=connections)))
-        shards = list(range(fitting))
-        num_bytes = int(indexed.extent_bytes[:fitting].sum())
-        with bar(what="stage", total=num_bytes, unit="B", shown=not as_json) as drawn:
-            stager.need(shards, waiting=lambda: drawn.update(min(num_bytes, stager.fetched_bytes) - drawn.n))
+        fitting = int(np.searchsorted(np.cumsum(indexed.extent_bytes), image.cache_bytes, side="right"))
+        total = int(indexed.extent_bytes[:fitting].sum())
+        with bar(what="stage", total=total, unit="B", shown=not as_json) as drawn:
+            staged = stager.need_fitting(
+                range(fitting), waiting=lambda num_bytes_left: drawn.update(total - num_bytes_left - drawn.n)
+            )
         fetched = stager.fetched_bytes
+    num_bytes = int(indexed.extent_bytes[staged].sum())
     elapsed_s = time.perf_counter() - started
     result = {
         "num_shards": len(indexed.manifest.names),
-        "num_staged": fitting,
+        "num_staged": len(staged),
         "num_bytes": num_bytes,
         "fetched_bytes": fetched,
         "elapsed_s": elapsed_s,
     }
-    full = "" if fitting == len(indexed.manifest.names) else f" of {len(indexed.manifest.names)}, the cache is full"
-    line = f"staged {fitting} shards{full}, {format_bytes(num_bytes)} ({format_bytes(fetched)} fetched) in {elapsed_s:.1f} s"
+    full = "" if len(staged) == indexed.manifest.num_shards else f" of {indexed.manifest.num_shards}, the cache is full"
+    amount = f"{format_bytes(num_bytes)} ({format_bytes(fetched)} fetched)"
+    line = f"staged {len(staged)} shards{full}, {amount} in {elapsed_s:.1f} s"
     click.echo(json.dumps(result) if as_json else f"{line} -> {cache_dir}")
 
 

@@ -93,18 +93,19 @@ class Feed:
         slices = plan.slices_of(batch_size=batch_size, rank=rank, world_size=world_size)
         self._coming = {slice_: plan.windows_ahead(slice_, start=start) for slice_ in slices}
         self._staged: dict[int, deque[tuple[int, list[int]]]] = {slice_: deque() for slice_ in slices}
-        self._stage_ahead()
-        first = [shard for staged in self._staged.values() for _, window in staged for shard in window]
-        first_lines = batch_size if stager.num_missing(first)[0] else MAX_LINES
+        self._ahead: _Opened | None = None
+        self._num_left = 0  # batches of the open segment
+        self._is_faulty = False  # the segment that is to be opened next
+        self._batches = self._read()
         steps = plan.steps(
             batch_size=batch_size, rank=rank, world_size=world_size, last_batch_policy=last_batch_policy, start=start
         )
+        self._stage_ahead()
+        first = [shard for staged in self._staged.values() for _, window in staged for shard in window]
+        first_lines = batch_size if stager.num_missing(first)[0] else MAX_LINES
         finished = tuple(staged[0][0] for staged in self._staged.values())
         self._runs = _cut(steps, first_lines=first_lines, slices=slices, finished=finished)
         self._run = next(self._runs, None)  # the steps of the segment that is to be opened next
-        self._ahead: _Opened | None = None
-        self._num_left = 0  # batches of the open segment
-        self._batches = self._read()
 
     @property
     def has_staged_all(self) -> bool:
@@ -112,19 +113,26 @@ class Feed:
         return not self._coming
 
     def prepare(self) -> None:
-        """Open the next segment now, if all its shards are resident and none is open ahead."""
-        if self._ahead is not None or self._run is None:
+        """Open the next segment now, if all its shards are resident and none is open ahead.
+
+        What is wrong with it is left for `next` to raise, after the batches before it.
+        """
+        if self._ahead is not None or self._run is None or self._is_faulty:
             return
         shards = self._shards(self._run)
         if self._stager.need_resident(shards):
-            self._ahead = self._open_segment(self._run, shards)
+            try:
+                self._ahead = self._open_segment(self._run, shards)
+            except Exception:  # noqa: BLE001 (raised again when it is its turn)
+                self._is_faulty = True
+                _log.debug("the next segment could not be opened ahead", exc_info=True)
 
     def is_ready(self) -> bool:
         """Whether `next` would come back at once."""
         if self._num_left:
             return True
         self.prepare()
-        return self._ahead is not None or self._run is None
+        return self._ahead is not None or self._run is None or self._is_faulty
 
     def next(self) -> tuple[Batch, Sequence[Any]] | None:
         """The next batch: its rows, and for each component a TensorList of its encoded bytes; ``None`` at the end.
@@ -183,14 +191,13 @@ class Feed:
             self._stager.need(shards)
             return
         self._show_progress = False
-        before = self._stager.fetched_bytes
         started = time.perf_counter()
         with bar(
             what=f"stage {num_missing} shards", total=num_bytes, unit="B", shown=True, delay_s=SHOW_AFTER_S
         ) as drawn:
 
-            def show() -> None:
-                drawn.update(min(num_bytes, self._stager.fetched_bytes - before) - drawn.n)
+            def show(num_bytes_left: int) -> None:
+                drawn.update(num_bytes - num_bytes_left - drawn.n)
 
             self._stager.need(shards, waiting=show)
         _log.info("staged %d shards in %.1f s", num_missing, time.perf_counter() - started)

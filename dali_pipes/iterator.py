@@ -23,7 +23,7 @@ from torch.utils.dlpack import from_dlpack
 from dali_pipes.decode import DecodeHalf, Fed
 from dali_pipes.errors import DecodeError, WorkerProcessError
 from dali_pipes.feed import Feed
-from dali_pipes.fetch import Stager
+from dali_pipes.fetch import Stager, in_fetcher
 from dali_pipes.image import Image
 from dali_pipes.locks import in_mutex
 from dali_pipes.plan import LastBatchPolicyName, OrderInputs, Plan, num_steps
@@ -189,8 +189,9 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
         # Only a loader whose constructor came to its end has something to close; in a forked child it is not its own.
         if getattr(self, "_closed", True) or os.getpid() != self._pid:
             return
-        if in_mutex():
-            # Collected in the middle of another loader's work on the cache, for which this one's threads may wait.
+        if in_mutex() or in_fetcher():
+            # Collected in the middle of work on the cache, another loader's or its own, for which the threads that are
+            # to be ended may wait.
             threading.Thread(target=self.close, name="dali-pipes-close", daemon=True).start()
         else:
             self.close()
@@ -202,27 +203,34 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
         )
 
     def _start_epoch(self, epoch: int) -> None:
-        if self._interrupted:
-            self._rebuild()
-        elif self._running:
-            self._decode.drain()
-        self._close_feed()
-        prepared, self._prepared = self._prepared, None
-        if prepared is not None and prepared.plan.order.epoch != epoch:
-            prepared.close()
-            prepared = None
-        self._begin(prepared or self._make_feed(epoch), delivered=0)
+        was_interrupted, self._interrupted = self._interrupted, True  # until it has begun
+        if was_interrupted:
+            self._start_anew()
+        else:
+            if self._running:
+                self._decode.drain()
+            self._close_feed()
+        if self._prepared is not None and self._prepared.plan.order.epoch != epoch:
+            self._prepared.close()
+            self._prepared = None
+        self._begin(self._prepared or self._make_feed(epoch), delivered=0)
+        self._prepared = None
 
     def _recover(self) -> None:
         """Go on with the epoch where it was cut short: the next batch is the one after the last that was delivered."""
-        self._rebuild()
-        self._close_feed()
+        self._start_anew()
         feed = self._make_feed(self.epoch, start=self._delivered * self.batch_size * self._world_size)
         self._begin(feed, delivered=self._delivered)
 
-    def _rebuild(self) -> None:
+    def _start_anew(self) -> None:
+        """Give up all that was begun: what was cut short may have left any of it half done."""
         self._decode.rebuild()
         self._pipes = [self._decode.pipeline]
+        self._close_feed()
+        if self._prepared is not None:
+            self._prepared.close()
+            self._prepared = None
+        self._stager.give_up()
 
     def _begin(self, feed: Feed, *, delivered: int) -> None:
         self._feed = feed

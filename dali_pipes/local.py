@@ -15,6 +15,8 @@ __all__ = ["LocalFetcher", "WithIndexes"]
 
 # copy_file_range answers one of these where it cannot serve this pair of files; reading and writing does.
 _NO_COPY = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF, errno.EPERM}
+# Bytes that the kernel is asked to copy in one call, which nothing ends before its time.
+_COPY_BYTES = 64 << 20
 _CHANGED = "it was cut off or replaced since: put it back, or index the shards anew: dali-pipes prep index URL"
 
 
@@ -43,7 +45,7 @@ class LocalFetcher:
             found = os.fstat(source).st_size
             if found != extent.size:
                 raise DataError(f"shard '{where}' has {found} bytes, the manifest says {extent.size}; {_CHANGED}")
-            copied = self._copy_by_kernel(source, extent, where)
+            copied = self._copy_by_kernel(source, extent, where, stopped)
             if not self._copy_by_hand(source, extent, copied, where, stopped):
                 return False
         finally:
@@ -58,12 +60,13 @@ class LocalFetcher:
         """Nothing is kept open."""
 
     @staticmethod
-    def _copy_by_kernel(source: int, extent: Extent, where: str) -> int:
-        """Bytes copied: all, or none where the kernel cannot do it for these two file systems."""
+    def _copy_by_kernel(source: int, extent: Extent, where: str, stopped: Callable[[], bool]) -> int:
+        """Bytes copied: all unless ``stopped``, or none where the kernel cannot do it for these two file systems."""
         copied = 0
-        while copied < extent.size:
+        while copied < extent.size and not stopped():
+            size = min(_COPY_BYTES, extent.size - copied)
             try:
-                step = os.copy_file_range(source, extent.file, extent.size - copied, copied, extent.start + copied)
+                step = os.copy_file_range(source, extent.file, size, copied, extent.start + copied)
             except OSError as exc:
                 if exc.errno in _NO_COPY and copied == 0:
                     return 0

@@ -39,6 +39,8 @@ class _Offer:
     """What a cache there may take."""
     is_agreed: bool = False
     """Whether that is what loaders that are at work there share."""
+    is_asked: bool = False
+    """Whether that is what the user said, and there is so much."""
 
 
 def default_directories() -> list[Path]:
@@ -102,11 +104,12 @@ def _offer(directory: Path, cache_bytes: int | None) -> _Offer:
     if cache_bytes is None:
         # Ranks that start one after the other see less and less that is free, and must not differ.
         limit = room.default_bytes(taken=taken) if agreed is None else agreed
-        return _Offer(room=room, limit=limit, is_agreed=agreed is not None)
+        return _Offer(room=room, limit=limit if agreed else room.for_extents(limit), is_agreed=agreed is not None)
     available = max(room.free + taken, agreed or 0)
     if cache_bytes > available:
         _log.info("cache_bytes=%d: '%s' has room for %d only", cache_bytes, directory, available)
-    return _Offer(room=room, limit=min(available, cache_bytes))
+    limit = room.for_extents(min(available, cache_bytes))
+    return _Offer(room=room, limit=limit, is_asked=cache_bytes <= available)
 
 
 def _needed(reserved: int, total: int, is_windowed: bool) -> str:
@@ -123,8 +126,9 @@ def _needed(reserved: int, total: int, is_windowed: bool) -> str:
 
 def _found(offer: _Offer, cache_bytes: int | None) -> str:
     room = offer.room
-    if cache_bytes is not None and offer.limit == cache_bytes:
-        return f"cache_bytes={cache_bytes} is allowed in '{room.directory}'"
+    if offer.is_asked:
+        own = f", {offer.limit} of it for shards" if offer.limit != cache_bytes else ""
+        return f"cache_bytes={cache_bytes} is allowed in '{room.directory}'{own}"
     if offer.is_agreed:
         return f"loaders that are at work in '{room.directory}' share {offer.limit} bytes"
     share = ", of which a cache takes half by itself" if room.is_memory and cache_bytes is None else ""

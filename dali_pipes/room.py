@@ -20,6 +20,9 @@ SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (the cache's own directory there 
 MEMORY_SHARE = 0.5
 DISK_SHARE = 0.9
 
+# Below this an image has so few pieces that nothing is written down apart.
+LEAST_ACCOUNTED = 64 << 10
+
 # What several machines see at once. Locks and holes there are theirs to agree on, and a cache is for one node.
 _NETWORK = (
     *("nfs", "nfs4", "cifs", "smb3", "9p", "afs", "ceph", "glusterfs", "lustre", "gpfs", "beegfs", "orangefs"),
@@ -53,6 +56,16 @@ class Room:
         if is_memory:
             free = min(free, _available_memory(), memory_limit())
         return cls(directory=directory, free=free, total=total, is_memory=is_memory)
+
+    def for_extents(self, cache_bytes: int) -> int:
+        """What of ``cache_bytes`` shards may take: a disk's file system writes down where a file's pieces lie.
+
+        ext4 has a block of 4 KiB for some 340 pieces that the inode has no place for; a piece is at most 128 MiB, and here
+        taken to be 64 KiB at least.
+        """
+        if self.is_memory or cache_bytes < LEAST_ACCOUNTED:
+            return cache_bytes
+        return cache_bytes - max(2 * 4096, cache_bytes // 4096)
 
     def default_bytes(self, *, taken: int) -> int:
         """A cache's size where none is given.

@@ -79,6 +79,8 @@ class Samples:
         self._starts = self._stops - manifest.samples
         self._class_ids = np.array(sorted(manifest.classes), np.int64)
         self._tables: dict[int, _ShardTable] = {}
+        # Looked for once: a graph is built anew when an iteration was cut short, and then not all indexes can be read.
+        self._found: set[str] = set()
 
     def __len__(self) -> int:
         return int(self._stops[-1]) if len(self._stops) else 0
@@ -132,7 +134,7 @@ class Samples:
         """
         names = component.split(";")
         counts = [self._whole.components.get(name, 0) for name in names]
-        if max(counts) == self._whole.num_samples:
+        if max(counts) == self._whole.num_samples or component in self._found:
             return
         for table in self._scan():
             missing = np.flatnonzero(table.column(names)[:, OFFSET] < 0)
@@ -145,6 +147,7 @@ class Samples:
             )
             found = ", ".join(table.components_of(row)) or "none"
             raise DataError(f"{self._name_in(table, row)}: no component '{component}' (found: {found}){more}")
+        self._found.add(component)
 
     def check_photos(self, component: str, *, sized: bool) -> None:
         """Refuse what DALI cannot decode, by the headers that were read when the shards were indexed.
