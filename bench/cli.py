@@ -332,6 +332,37 @@ def scale(*, num_shards: str, window_shards: str, repeats: int, json_path: Path 
 
 
 @bench.command()
+@click.option("--samples", default=20_000, show_default=True, type=click.IntRange(min=2), help="Samples to order.")
+@click.option("--num-shards", default=20, show_default=True, type=click.IntRange(min=1), help="Shards they lie in.")
+@click.option("--classes", default=40, show_default=True, type=click.IntRange(min=2), help="Classes of the samples.")
+@click.option("--batch-size", default=256, show_default=True, type=click.IntRange(min=1), help="Samples a batch.")
+@click.option("--seeds", default=3, show_default=True, type=click.IntRange(min=1), help="Epochs to average over.")
+@click.option("--json", "json_path", default=None, type=click.Path(path_type=Path), help="Write the record here.")
+def shuffle(
+    *, samples: int, num_shards: int, classes: int, batch_size: int, seeds: int, json_path: Path | None
+) -> None:
+    """Read shards that are sorted by label, shuffled by windows or by buffers; print how far from uniform it is.
+
+    Writes its shards to a temporary directory, and nothing else but the file that --json names.
+    """
+    from bench.environment import check_extras
+
+    check_extras()
+    from bench.record import check_target, write_record
+    from bench.shuffle_quality import ShuffleOptions, format_shuffle, run_shuffle
+
+    if json_path is not None:
+        check_target(json_path)
+    options = ShuffleOptions(
+        num_samples=samples, num_shards=num_shards, num_classes=classes, batch_size=batch_size, seeds=seeds
+    )
+    report = run_shuffle(options)
+    click.echo(format_shuffle(report))
+    if json_path is not None:
+        write_record(report, json_path)
+
+
+@bench.command()
 @click.argument("record", type=click.Path(path_type=Path))
 @click.option("--markdown", is_flag=True, help="A table for a document.")
 def table(*, record: Path, markdown: bool) -> None:
