@@ -98,10 +98,10 @@ def warm(
     started = time.perf_counter()
     with contextlib.ExitStack() as resources:
         indexed = Indexed(find_shards(list(urls), endpoint=endpoint, embedded_dir=embedded_dir, resources=resources))
-        # No more is asked for than one shard: what loaders at work were promised is theirs, the rest can be had.
+        # No promise is asked for: what loaders at work were promised is theirs, the rest can be had.
         image = open_image(
             indexed,
-            reserved=int(indexed.extent_bytes.max()),
+            reserved=0,
             is_windowed=False,
             group=0,
             cache_dir=cache_dir,

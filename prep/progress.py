@@ -28,7 +28,9 @@ def bar(*, what: str, total: int | None, unit: str = "it", shown: bool = True, d
     scaled: dict[str, Any] = {"unit_scale": True, "unit_divisor": 1024} if unit == "B" else {}
     # None: only where stderr is a terminal.
     disable = None if shown else True
-    return tqdm(desc=what, total=total, unit=unit, leave=True, disable=disable, dynamic_ncols=True, delay=delay_s, **scaled)
+    return tqdm(
+        desc=what, total=total, unit=unit, leave=True, disable=disable, dynamic_ncols=True, delay=delay_s, **scaled
+    )
 
 
 def _length(items: object) -> int | None:

@@ -77,7 +77,11 @@ def test_each_sample_comes_once_whatever_the_window(
     for _ in range(3):
         count = read_epoch(loaders, samples)
         if num_slices == 1:
-            expected = {"PARTIAL": NUM_SAMPLES, "FILL": -(-NUM_SAMPLES // step) * step, "DROP": NUM_SAMPLES // step * step}
+            expected = {
+                "PARTIAL": NUM_SAMPLES,
+                "FILL": -(-NUM_SAMPLES // step) * step,
+                "DROP": NUM_SAMPLES // step * step,
+            }
             assert sum(count.values()) == expected[policy]
             assert max(count.values()) <= (2 if policy == "FILL" else 1)
         # With slices a shorter one wraps; nothing is missing all the same.
