@@ -225,6 +225,11 @@ class Feed:
         # First the reader, which may be reading past its last line, then what it read from.
         opened.segment.close()
         self._stager.done(opened.shards)
+        self._forget(opened.shards)
+
+    def _forget(self, shards: list[int]) -> None:
+        # What the next epoch's windows have already is not read anew; what FILL repeats is in no window any more.
+        self._samples.forget(shard for shard in shards if not self._stager.is_ahead(shard))
 
     def _finish_windows(self, finished: Sequence[int]) -> None:
         """Give up the windows that are read, and stage others for them."""
@@ -235,7 +240,7 @@ class Feed:
 
     def _give_up(self, window: list[int]) -> None:
         self._stager.unstage(window)
-        self._samples.forget(window)
+        self._forget(window)
 
     def _stage_ahead(self) -> None:
         while self._coming and (self._stager.is_short or not any(self._staged.values())):

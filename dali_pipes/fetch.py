@@ -175,6 +175,10 @@ class Stager:
         """Want nothing any more, whoever wanted what. Note [cut short]."""
         shielded(self._give_up)
 
+    def is_ahead(self, shard: int) -> bool:
+        """Whether it is staged."""
+        return shard in self._ahead
+
     def num_missing(self, shards: Iterable[int]) -> tuple[int, int]:
         """How many of these are not resident, and their bytes."""
         missing = [shard for shard in shards if shard not in self._held]

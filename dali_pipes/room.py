@@ -60,8 +60,8 @@ class Room:
     def for_extents(self, cache_bytes: int) -> int:
         """What of ``cache_bytes`` shards may take: a disk's file system writes down where a file's pieces lie.
 
-        ext4 has a block of 4 KiB for some 340 pieces that the inode has no place for; a piece is at most 128 MiB, and here
-        taken to be 64 KiB at least.
+        ext4 has a block of 4 KiB for some 340 pieces that the inode has no place for; a piece is at most 128 MiB, and
+        here taken to be 64 KiB at least.
         """
         if self.is_memory or cache_bytes < LEAST_ACCOUNTED:
             return cache_bytes

@@ -20,8 +20,8 @@ from socketserver import TCPServer
 from typing import Any, BinaryIO
 from urllib.parse import parse_qsl, unquote
 
-from prep.embedded import wire
 from prep.checksums import CHECKSUM_TYPES, NO_CHECKSUM_TYPE, new_checksum
+from prep.embedded import wire
 from prep.embedded.dsort import SortJob, read_status
 from prep.embedded.exchange import ClientGoneError, Exchange
 from prep.embedded.sortspec import SortSpec

@@ -1,8 +1,8 @@
 """Kill ranks at random moments, start them anew, hold every sample that any of them reads against what it must be.
 
 ``python -m tests.dali_pipes.kill_ranks --rounds 50 --seed 0``. Four rank processes read epoch after epoch of a windowed
-data set from one cache that holds two fifths of it. Each round kills one of them with SIGKILL and starts it again. Shards
-are written in two halves with a pause between, so that a kill finds extents half filled.
+data set from one cache that holds two fifths of it. Each round kills one of them with SIGKILL and starts it again.
+Shards are written in two halves with a pause between, so that a kill finds extents half filled.
 """
 
 import argparse

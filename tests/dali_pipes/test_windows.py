@@ -1,7 +1,6 @@
 """Data sets larger than the cache: windows, ranks and slices give each sample once, from no more bytes than allowed."""
 
 import itertools
-import os
 import threading
 import time
 from pathlib import Path
