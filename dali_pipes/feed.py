@@ -11,7 +11,7 @@ feed before this epoch's last batches are delivered.
 import logging
 import time
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,9 +94,9 @@ class Feed:
         self._coming = {slice_: plan.windows_ahead(slice_, start=start) for slice_ in slices}
         self._staged: dict[int, deque[tuple[int, list[int]]]] = {slice_: deque() for slice_ in slices}
         self._ahead: _Opened | None = None
-        self._num_left = 0  # batches of the open segment
+        self._open: _Opened | None = None
+        self._num_read = 0  # batches of the open segment
         self._is_faulty = False  # the segment that is to be opened next
-        self._batches = self._read()
         steps = plan.steps(
             batch_size=batch_size, rank=rank, world_size=world_size, last_batch_policy=last_batch_policy, start=start
         )
@@ -129,7 +129,7 @@ class Feed:
 
     def is_ready(self) -> bool:
         """Whether `next` would come back at once."""
-        if self._num_left:
+        if self._open is not None and self._num_read < len(self._open.steps):
             return True
         self.prepare()
         return self._ahead is not None or self._run is None or self._is_faulty
@@ -140,11 +140,31 @@ class Feed:
         Raises:
             CacheError, DataError, StoreError: A shard of it could not be staged.
         """
-        return next(self._batches, None)
+        # No generator: what it cleans up when it is collected, in whatever thread, would wait for the cache's mutex.
+        if self._open is not None:
+            self.prepare()
+            if self._num_read == len(self._open.steps):
+                finished = self._open.steps[-1].finished
+                self._close_open()
+                self._finish_windows(finished)
+        if self._open is None:
+            self._open, self._num_read = self._take_segment(), 0
+            if self._open is None:
+                return None
+            self._read_ahead(self._open, 0, READ_AHEAD_BATCHES)
+        opened, number = self._open, self._num_read
+        step, start = opened.steps[number], number * len(opened.steps[0].ordinals)
+        encoded = opened.segment.read()
+        self._read_ahead(opened, number + READ_AHEAD_BATCHES, 1)
+        self._num_read += 1
+        stop = start + len(step.ordinals)
+        batch = Batch(opened.rows, start, stop, step.occurrences, num_valid=step.num_valid, stream=self._stream)
+        return batch, encoded
 
     def close(self) -> None:
         """Close the segments, give up the shards. Can be called twice."""
-        self._batches.close()
+        self._run = None
+        self._close_open()
         if self._ahead is not None:
             self._close_segment(self._ahead)
             self._ahead = None
@@ -152,26 +172,6 @@ class Feed:
             while staged:
                 self._give_up(staged.popleft()[1])
         self._coming.clear()
-
-    def _read(self) -> Generator[tuple[Batch, Sequence[Any]], None, None]:
-        while (opened := self._take_segment()) is not None:
-            try:
-                position = 0
-                self._read_ahead(opened, 0, READ_AHEAD_BATCHES)
-                for number, step in enumerate(opened.steps):
-                    stop = position + len(step.ordinals)
-                    batch = Batch(
-                        opened.rows, position, stop, step.occurrences, num_valid=step.num_valid, stream=self._stream
-                    )
-                    encoded = opened.segment.read()
-                    self._read_ahead(opened, number + READ_AHEAD_BATCHES, 1)
-                    position = stop
-                    self._num_left = len(opened.steps) - number - 1
-                    yield batch, encoded
-                    self.prepare()
-            finally:
-                self._close_segment(opened)
-            self._finish_windows(opened.steps[-1].finished)
 
     def _take_segment(self) -> _Opened | None:
         if self._ahead is None and self._run is not None:
@@ -220,6 +220,11 @@ class Feed:
             raise
         self._run = next(self._runs, None)
         return _Opened(segment=segment, steps=run, rows=rows, starts=starts, sizes=sizes, shards=shards)
+
+    def _close_open(self) -> None:
+        if self._open is not None:
+            self._close_segment(self._open)
+            self._open = None
 
     def _close_segment(self, opened: _Opened) -> None:
         # First the reader, which may be reading past its last line, then what it read from.
