@@ -29,7 +29,8 @@ from bench.object_server import ObjectServer
 from bench.processes import ProcessTree
 from bench.report import Spread
 from bench.tables import format_rows
-from dali_pipes.extents import extent_starts
+from dali_pipes.extents import EXTENT_ALIGNMENT, extent_starts
+from dali_pipes.placement import extent_alignment
 from dali_pipes.plan import OrderInputs, reserved_bytes
 from dali_pipes.room import file_system
 from prep.errors import DataError
@@ -188,9 +189,13 @@ def run_windows(options: WindowsOptions, *, shards: "ShardSet | None" = None) ->
             for latency_ms in dict.fromkeys((0.0, *options.latencies_ms))
         }
         manifest = _make_shards(source, servers[0.0].endpoint, options)
-        total_bytes = int(extent_starts(manifest.shard_bytes, manifest.index_bytes)[-1])
+        alignment = extent_alignment(options.cache)
+        total_bytes = int(extent_starts(manifest.shard_bytes, manifest.index_bytes, alignment=alignment)[-1])
         window_bytes = fitting_window(
-            manifest, cache_bytes=int(total_bytes * min(options.fractions)), batch_size=options.batch_size
+            manifest,
+            cache_bytes=int(total_bytes * min(options.fractions)),
+            batch_size=options.batch_size,
+            alignment=alignment,
         )
         turns: dict[tuple[float, float], list[_Turn]] = {
             pair: [] for pair in itertools.product(options.fractions, options.latencies_ms)
@@ -230,13 +235,15 @@ def run_windows(options: WindowsOptions, *, shards: "ShardSet | None" = None) ->
     }
 
 
-def fitting_window(manifest: "Manifest", *, cache_bytes: int, batch_size: int) -> int:
+def fitting_window(
+    manifest: "Manifest", *, cache_bytes: int, batch_size: int, alignment: int = EXTENT_ALIGNMENT
+) -> int:
     """The largest ``shuffle_window``, in bytes of shards, with which a loader takes a cache of ``cache_bytes``.
 
     Raises:
         ValueError: If not every shard fits into such a window.
     """
-    extent_bytes = np.diff(extent_starts(manifest.shard_bytes, manifest.index_bytes))
+    extent_bytes = np.diff(extent_starts(manifest.shard_bytes, manifest.index_bytes, alignment=alignment))
     largest = int(manifest.shard_bytes.max())
 
     def needed(window_bytes: int) -> int:

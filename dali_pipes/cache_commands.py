@@ -92,12 +92,14 @@ def warm(
     """
     import numpy as np
 
+    from dali_pipes.placement import extent_alignment
     from dali_pipes.staging import Indexed, find_shards, open_image, open_stager
     from prep.progress import bar
 
     started = time.perf_counter()
     with contextlib.ExitStack() as resources:
-        indexed = Indexed(find_shards(list(urls), endpoint=endpoint, embedded_dir=embedded_dir, resources=resources))
+        found = find_shards(list(urls), endpoint=endpoint, embedded_dir=embedded_dir, resources=resources)
+        indexed = Indexed(found, alignment=extent_alignment(cache_dir))
         # No promise is asked for: what loaders at work were promised is theirs, the rest can be had.
         image = open_image(
             indexed,

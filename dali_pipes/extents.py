@@ -21,19 +21,23 @@ READ_BYTES = 1 << 20
 Int64s = npt.NDArray[np.int64]
 
 
-def extent_starts(*object_bytes: Int64s | Sequence[int]) -> Int64s:
+def extent_starts(*object_bytes: Int64s | Sequence[int], alignment: int = EXTENT_ALIGNMENT) -> Int64s:
     """Where each shard's extent starts, and, last, where the image ends: int64 [shards + 1].
 
     Args:
         object_bytes: For each object that lies in a shard's extent, one after the other, its bytes: int64 [shards].
+        alignment: Of the extents; the objects in one are aligned to `EXTENT_ALIGNMENT`.
 
     >>> extent_starts([1, 4096, 5000]).tolist()
     [0, 4096, 8192, 16384]
     >>> extent_starts([1, 4096], [10, 10]).tolist()
     [0, 8192, 16384]
+    >>> extent_starts([1, 4096], [10, 10], alignment=16384).tolist()
+    [0, 16384, 32768]
     """
     aligned = sum(-(-np.asarray(sizes, np.int64) // EXTENT_ALIGNMENT) * EXTENT_ALIGNMENT for sizes in object_bytes)
-    return np.concatenate([np.zeros(1, np.int64), np.cumsum(aligned, dtype=np.int64)])
+    extents = -(-np.asarray(aligned, np.int64) // alignment) * alignment
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(extents, dtype=np.int64)])
 
 
 @dataclass(frozen=True)

@@ -24,12 +24,12 @@ __all__ = ["Image", "image_key"]
 Int64s = npt.NDArray[np.int64]
 
 
-def image_key(manifest: Manifest) -> str:
+def image_key(manifest: Manifest, *, alignment: int = EXTENT_ALIGNMENT) -> str:
     """Which image belongs to a manifest: 32 hexadecimal digits of the SHA-256 of all that lies in it.
 
     Another size or checksum of any shard or index gives another image, so new bytes never meet old ones.
     """
-    state = hashlib.sha256(manifest.digest.encode())
+    state = hashlib.sha256(f"{manifest.digest} {alignment}".encode())
     for column in (manifest.index_bytes, manifest.index_checksums):
         state.update(np.ascontiguousarray(column).tobytes())
     return state.hexdigest()[:32]
@@ -47,6 +47,7 @@ class Image:
         reserved: Bytes that the group must be able to hold at a time.
         cache_bytes: What all images in that directory may take.
         keep: Whether it stays there for the next job.
+        alignment: Of the extents; at least the room's, or more blocks are taken than are counted.
 
     Raises:
         CacheError: If there is no room for ``reserved`` bytes, or no image can be made there.
@@ -63,19 +64,20 @@ class Image:
         reserved: int,
         cache_bytes: int,
         keep: bool,
+        alignment: int = EXTENT_ALIGNMENT,
     ) -> None:
         self.room, self.cache_bytes, self.reserved = room, cache_bytes, reserved
         self._rows = rows
         # Row -> the loader's shard, for what the cache answers; -1 for rows that are none of the loader's.
         self._shard_of_row = np.full(manifest.num_shards, -1, np.int64)
         self._shard_of_row[rows] = np.arange(len(rows))
-        starts = extent_starts(manifest.shard_bytes, manifest.index_bytes)
+        starts = extent_starts(manifest.shard_bytes, manifest.index_bytes, alignment=alignment)
         self.starts = starts[rows]
         """Where each shard starts in the image: int64 [shards]."""
         self.extent_bytes = starts[rows + 1] - self.starts
         """What each shard takes of the cache, with its index: int64 [shards]."""
         self._shard_bytes, self._index_bytes = manifest.shard_bytes[rows], manifest.index_bytes[rows]
-        key = image_key(manifest)
+        key = image_key(manifest, alignment=alignment)
         self._cache = Cache(room.directory)
         try:
             self._slot = self._cache.join(

@@ -14,6 +14,7 @@ from dali_pipes.decode import DecodeHalf
 from dali_pipes.errors import WorkerProcessError
 from dali_pipes.fetch import NUM_FETCHERS
 from dali_pipes.iterator import Loader, as_integer
+from dali_pipes.placement import extent_alignment
 from dali_pipes.plan import (
     LAST_BATCH_POLICIES,
     LastBatchPolicyName,
@@ -128,7 +129,8 @@ def loader(
             embedded_dir=Path(embedded_dir) if embedded_dir else None,
             resources=resources,
         )
-        indexed = Indexed(found)
+        directory = None if cache_dir is None else Path(cache_dir)
+        indexed = Indexed(found, alignment=extent_alignment(directory))
         manifest = indexed.manifest
         samples = Samples(manifest, indexed.read_index, whole=indexed.whole, labels=labels)
         decode = DecodeHalf(
@@ -156,7 +158,7 @@ def loader(
             reserved=reserved,
             is_windowed=window_bytes(order, manifest.shard_bytes) != "all",
             group=_group(indexed, order),
-            cache_dir=None if cache_dir is None else Path(cache_dir),
+            cache_dir=directory,
             cache_bytes=cache_bytes,
         )
         resources.callback(image.close)

@@ -13,7 +13,7 @@ from dali_pipes.cache import Cache, cache_root
 from dali_pipes.errors import CacheError
 from dali_pipes.room import SHARED_MEMORY, Room, check_directory, temporary_directory
 
-__all__ = ["Placement", "default_directories", "place"]
+__all__ = ["Placement", "default_directories", "extent_alignment", "place"]
 
 _log = logging.getLogger(__name__)
 
@@ -47,6 +47,12 @@ def default_directories() -> list[Path]:
     """Where images lie if nobody says where: shared memory, then the directory for temporary files."""
     found = dict.fromkeys([SHARED_MEMORY, temporary_directory()])
     return [directory for directory in found if directory.is_dir()]
+
+
+def extent_alignment(cache_dir: Path | None) -> int:
+    """What extents are to be aligned to where the image may come to lie."""
+    directories = [cache_dir] if cache_dir is not None else default_directories()
+    return max(Room.of(directory).alignment for directory in directories)
 
 
 def place(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dali_pipes.errors import CacheError
+from dali_pipes.extents import EXTENT_ALIGNMENT
 from dali_pipes.holes import can_punch
 
 __all__ = ["SHARED_MEMORY", "Room", "check_directory", "memory_limit", "parse_cgroup"]
@@ -28,6 +29,7 @@ _NETWORK = (
     *("nfs", "nfs4", "cifs", "smb3", "9p", "afs", "ceph", "glusterfs", "lustre", "gpfs", "beegfs", "orangefs"),
     "virtiofs",
 )
+_HUGE_PAGE = Path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
 _CGROUP = Path("/sys/fs/cgroup")
 # cgroup v1 says "no limit" with a number near 2**63.
 _UNLIMITED = 1 << 60
@@ -43,6 +45,8 @@ class Room:
     total: int
     """The file system's size."""
     is_memory: bool
+    alignment: int = EXTENT_ALIGNMENT
+    """What blocks are given and taken in: pages, huge ones on a tmpfs that is mounted with ``huge=``."""
 
     @classmethod
     def of(cls, directory: Path) -> "Room":
@@ -52,10 +56,14 @@ class Room:
         except OSError:
             return cls(directory=directory, free=0, total=0, is_memory=False)
         free, total = stat.f_bavail * stat.f_frsize, stat.f_blocks * stat.f_frsize
-        is_memory = file_system(directory) in ("tmpfs", "ramfs")
-        if is_memory:
-            free = min(free, _available_memory(), memory_limit())
-        return cls(directory=directory, free=free, total=total, is_memory=is_memory)
+        kind, options = _mount(directory)
+        if kind not in ("tmpfs", "ramfs"):
+            return cls(directory=directory, free=free, total=total, is_memory=False)
+        free = min(free, _available_memory(), memory_limit())
+        alignment = EXTENT_ALIGNMENT
+        if {"huge=always", "huge=within_size"} & set(options.split(",")):
+            alignment = max(alignment, _number(_HUGE_PAGE) or 0)
+        return cls(directory=directory, free=free, total=total, is_memory=True, alignment=alignment)
 
     def for_extents(self, cache_bytes: int) -> int:
         """What of ``cache_bytes`` shards may take: a disk's file system writes down where a file's pieces lie.
@@ -99,15 +107,20 @@ def check_directory(directory: Path) -> None:
 
 def file_system(directory: Path) -> str:
     """The type of the file system that holds ``directory``, as the kernel names it; empty where it cannot be told."""
+    return _mount(directory)[0]
+
+
+def _mount(directory: Path) -> tuple[str, str]:
+    """Type and options of the file system that holds ``directory``; empty where they cannot be told."""
     try:
         device = os.stat(directory).st_dev  # noqa: PTH116 (follows links, and so does what is written there)
         lines = Path("/proc/self/mountinfo").read_text().splitlines()
     except OSError:
-        return ""
+        return "", ""
     number = f"{os.major(device)}:{os.minor(device)}"
-    # "36 35 98:0 /root /mount options - ext4 /dev/... ": the type is the first word after the dash.
-    kinds = [line.partition(" - ")[2].split()[0] for line in lines if line.split()[2] == number]
-    return kinds[-1] if kinds else ""
+    # "36 35 98:0 /root /mount options - ext4 /dev/... rw,options": the file system's own stand after the dash.
+    found = [line.partition(" - ")[2].split() for line in lines if line.split()[2] == number]
+    return (found[-1][0], found[-1][-1]) if found else ("", "")
 
 
 def memory_limit(*, cgroups: str | None = None, root: Path = _CGROUP) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.errors import DataError
-from dali_pipes.extents import extent_starts
+from dali_pipes.extents import EXTENT_ALIGNMENT, extent_starts
 from dali_pipes.fetch import NUM_FETCHERS, Fetcher, Stager
 from dali_pipes.image import Image, image_key
 from dali_pipes.local import LocalFetcher, WithIndexes
@@ -33,13 +33,14 @@ class Indexed:
 
     Args:
         shards: Which ones.
+        alignment: Of their extents, by the room that they go to.
 
     Raises:
         DataError: If a manifest or index is broken, or a shard is not in the manifest.
     """
 
-    def __init__(self, shards: ShardSet) -> None:
-        self.shards = shards
+    def __init__(self, shards: ShardSet, *, alignment: int = EXTENT_ALIGNMENT) -> None:
+        self.shards, self.alignment = shards, alignment
         self.indexes: dict[str, bytes] | None = None
         """Shard indexes that were made on the fly, by object name; ``None`` where the store has them."""
         found = find_manifest(shards)
@@ -60,7 +61,8 @@ class Indexed:
     @property
     def extent_bytes(self) -> Int64s:
         """What each shard takes of a cache: int64 [shards]."""
-        return np.diff(extent_starts(self.manifest.shard_bytes, self.manifest.index_bytes))
+        manifest = self.manifest
+        return np.diff(extent_starts(manifest.shard_bytes, manifest.index_bytes, alignment=self.alignment))
 
     def read_index(self, shard: int) -> bytes:
         """A shard's index, from the store or as it was made."""
@@ -148,7 +150,7 @@ def open_image(
     placement = place(
         cache_dir,
         cache_bytes,
-        key=image_key(indexed.whole),
+        key=image_key(indexed.whole, alignment=indexed.alignment),
         reserved=0 if reserved is None else reserved,
         total=total,
         is_windowed=is_windowed,
@@ -162,4 +164,5 @@ def open_image(
         reserved=min(total, placement.cache_bytes) if reserved is None else reserved,
         cache_bytes=placement.cache_bytes,
         keep=placement.keep,
+        alignment=indexed.alignment,
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import dali_pipes.room
 from dali_pipes.errors import CacheError
 from dali_pipes.room import SHARED_MEMORY, Room, check_directory, file_system, memory_limit, parse_cgroup
 
@@ -108,6 +109,21 @@ def test_room_imports_no_dali() -> None:
     """`dali-pipes cache ls` starts at once."""
     program = "import sys, dali_pipes.cache, dali_pipes.room; sys.exit('nvidia.dali' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [("rw,size=8g", 4096), ("rw,huge=within_size", 2 << 20), ("rw,huge=always", 2 << 20), ("rw,huge=advise", 4096)],
+)
+def test_room_on_huge_pages_is_given_out_in_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: str, expected: int
+) -> None:
+    """A tmpfs that is mounted with huge=: a smaller extent would take a whole huge page, and count as less."""
+    huge_page = tmp_path / "hpage_pmd_size"
+    huge_page.write_text(f"{2 << 20}\n")
+    monkeypatch.setattr(dali_pipes.room, "_HUGE_PAGE", huge_page)
+    monkeypatch.setattr(dali_pipes.room, "_mount", lambda directory: ("tmpfs", options))
+    assert Room.of(tmp_path).alignment == expected
 
 
 @pytest.mark.parametrize(
