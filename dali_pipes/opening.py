@@ -16,6 +16,7 @@ from dali_pipes.fetch import NUM_FETCHERS
 from dali_pipes.iterator import Loader, as_integer
 from dali_pipes.placement import extent_alignment
 from dali_pipes.plan import (
+    BYTES_PER_SAMPLE,
     LAST_BATCH_POLICIES,
     LastBatchPolicyName,
     OrderInputs,
@@ -23,6 +24,7 @@ from dali_pipes.plan import (
     reserved_bytes,
     window_bytes,
 )
+from dali_pipes.room import available_memory
 from dali_pipes.samples import Labels, Samples
 from dali_pipes.seam import Graph
 from dali_pipes.staging import Indexed, find_shards, open_image, open_stager
@@ -132,6 +134,7 @@ def loader(
         directory = None if cache_dir is None else Path(cache_dir)
         indexed = Indexed(found, alignment=extent_alignment(directory))
         manifest = indexed.manifest
+        _check_memory(order, manifest.num_samples)
         samples = Samples(manifest, indexed.read_index, whole=indexed.whole, labels=labels)
         decode = DecodeHalf(
             graph,
@@ -219,6 +222,16 @@ def _check_arguments(
     if num_slices > 0 and batch_size * world_size % num_slices:
         raise ValueError(
             f"num_slices must divide batch_size * world_size, got {num_slices} and {batch_size} * {world_size}"
+        )
+
+
+def _check_memory(order: OrderInputs, num_samples: int) -> None:
+    """Refuse to permute more samples at once than memory holds."""
+    needed, available = BYTES_PER_SAMPLE * num_samples // order.num_slices, available_memory()
+    if order.shuffle and order.shuffle_window == "all" and needed > available:
+        raise ValueError(
+            f"shuffle_window='all' permutes {num_samples} samples at once, which takes {needed} bytes of memory, and "
+            f"{available} are available; pass shuffle_window=BYTES: on dSorted shards a window shuffles as well"
         )
 
 

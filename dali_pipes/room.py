@@ -12,7 +12,7 @@ from dali_pipes.errors import CacheError
 from dali_pipes.extents import EXTENT_ALIGNMENT
 from dali_pipes.holes import can_punch
 
-__all__ = ["SHARED_MEMORY", "Room", "check_directory", "memory_limit", "parse_cgroup"]
+__all__ = ["SHARED_MEMORY", "Room", "available_memory", "check_directory", "memory_limit", "parse_cgroup"]
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (the cache's own directory there is its user's, mode 0700)
 
@@ -59,7 +59,7 @@ class Room:
         kind, options = _mount(directory)
         if kind not in ("tmpfs", "ramfs"):
             return cls(directory=directory, free=free, total=total, is_memory=False)
-        free = min(free, _available_memory(), memory_limit())
+        free = min(free, available_memory())
         alignment = EXTENT_ALIGNMENT
         if {"huge=always", "huge=within_size"} & set(options.split(",")):
             alignment = max(alignment, _number(_HUGE_PAGE) or 0)
@@ -121,6 +121,11 @@ def _mount(directory: Path) -> tuple[str, str]:
     # "36 35 98:0 /root /mount options - ext4 /dev/... rw,options": the file system's own stand after the dash.
     found = [line.partition(" - ")[2].split() for line in lines if line.split()[2] == number]
     return (found[-1][0], found[-1][-1]) if found else ("", "")
+
+
+def available_memory() -> int:
+    """Bytes of memory that this process may still take, by the kernel and by its control group."""
+    return min(_available_memory(), memory_limit())
 
 
 def memory_limit(*, cgroups: str | None = None, root: Path = _CGROUP) -> int:

@@ -520,6 +520,18 @@ def test_no_room_for_the_image_says_how_much_is_needed(small_shards: Path, tmp_p
         open_loader(small_shards, cache_bytes=0)
 
 
+def test_global_shuffle_past_memory_is_refused(small_shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All samples are permuted at once: where their numbers do not fit, windows are asked for."""
+    monkeypatch.setattr("dali_pipes.opening.available_memory", lambda: 2000)
+    with pytest.raises(
+        ValueError,
+        match=r"shuffle_window='all' permutes 23 samples at once, which takes 2760 bytes of memory, and 2000 are avail",
+    ):
+        open_loader(small_shards)
+    open_loader(small_shards, shuffle_window=50_000).close()
+    open_loader(small_shards, shuffle=False).close()
+
+
 def test_image_that_cannot_be_made_is_refused(small_shards: Path) -> None:
     """A limit on the size of files: the directory and the reason."""
     program = (
