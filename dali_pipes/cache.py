@@ -1,19 +1,8 @@
 """A directory of images that the processes of a node share: who is there, what is whose, what must go to make room.
 
-::
-
-    DIRECTORY/dali-pipes-UID/       mode 0700: one cache a user
-        lock                        byte 0: the mutex; byte 1 + slot: locked as long as the slot's loader lives
-        slots                       who is there: which image, how many bytes are promised to it
-        KEY.image, KEY.table        one data set's bytes, and the state of its shards
-
 Every change is made under the mutex, held for micro- to milliseconds; bytes are fetched, written and punched outside.
 Nothing in these files must be believed of a process that is gone: its lock went with it, and whoever comes next sweeps
 up what it was filling or dropping, and what it held.
-
-# Note [removed]: files of a cache are removed by its own code only where no loader has a slot, but a user may remove
-them under a running job. What it has open lives on for it alone; the next loader makes another image under the same
-name. So a loader keeps the table with which it joined, and its shards are never called ready in another.
 
 # Note [waiting]: a loader that is told that there is no room is marked ``_TOLD``; when it says that it can do nothing
 but wait, ``_WAITS``. Any change that might give it room takes the marks from all, so each must ask again; when all
@@ -26,44 +15,25 @@ always have what it was promised, by evicting what nobody holds. Where loaders w
 least of those at work counts for all.
 """
 
-import contextlib
-import errno
 import functools
-import mmap
 import os
-import stat
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeVar
+from typing import Concatenate, Literal, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from dali_pipes.cache_files import FIRST_SLOT_BYTE, CacheFiles, OpenImage
 from dali_pipes.errors import CacheError
 from dali_pipes.holes import punch
-from dali_pipes.locks import LockFile, Mutex, shielded
-from dali_pipes.table import NUM_SLOTS, State, StateTable, boot_id
+from dali_pipes.locks import shielded
+from dali_pipes.table import NUM_SLOTS, State, StateTable
 
-__all__ = ["Cache", "ImageStatus", "Take", "cache_root"]
+__all__ = ["Cache", "ImageStatus", "Take"]
 
-_SLOT = np.dtype(
-    [
-        ("used", "u1"),
-        ("waiting", "u1"),
-        ("pid", "<i4"),
-        ("reserved", "<i8"),
-        ("cache_bytes", "<i8"),
-        ("group", "<u8"),
-        ("image", "S32"),
-    ]
-)
-# Before the slots: which version wrote them.
-_SLOTS_START = 64
-_SLOTS_MAGIC = b"DALIPIS2"
-MUTEX_BYTE = 0
-FIRST_SLOT_BYTE = 1
 # What ``waiting`` says. Note [waiting].
 _GOES_ON, _TOLD, _WAITS = 0, 1, 2
 
@@ -103,21 +73,6 @@ class ImageStatus:
     keep: bool
 
 
-@dataclass
-class _Opened:
-    table: StateTable
-    file: int
-    place: tuple[int, int]
-    """Device and inode of the table: its name may be another file's by now."""
-    num_users: int = field(default=0)
-    """This cache's slots in it, and its threads that are punching there: it stays open for them. Under the mutex."""
-
-    def close(self) -> None:
-        self.table.close()
-        _close(self.file)
-        self.file = -1
-
-
 def _whole(
     method: Callable[Concatenate["Cache", Arguments], Result],
 ) -> Callable[Concatenate["Cache", Arguments], Result]:
@@ -130,8 +85,8 @@ def _whole(
     return wrapped
 
 
-class Cache:
-    """One process's view of a cache directory.
+class Cache(CacheFiles):
+    """One process's view of a cache directory: who holds, fills and drops what in it.
 
     Args:
         directory: A local directory; checked by `dali_pipes.room.check_directory`.
@@ -139,35 +94,6 @@ class Cache:
     Raises:
         CacheError: If the cache's own directory belongs to somebody else, or no file can be made there.
     """
-
-    def __init__(self, directory: Path) -> None:
-        self.root = cache_root(directory)
-        self._make_root()
-        self._images: dict[str, _Opened] = {}
-        self._gone: list[_Opened] = []
-        self._joined: dict[int, _Opened] = {}
-        self._unreadable: set[str] = set()
-        self._slots_file = -1
-        try:
-            self._lock = LockFile(self.root / "lock")
-            try:
-                shielded(self._open_slots)
-            except BaseException:
-                self._lock.close()
-                _close(self._slots_file)
-                raise
-        except OSError as exc:
-            raise CacheError(f"cannot use '{self.root}': {exc.strerror}; pass another cache_dir= (--cache)") from exc
-
-    def close(self) -> None:
-        """Close all files. Can be called twice."""
-        for opened in (*self._images.values(), *self._gone):
-            opened.close()
-        self._images.clear()
-        self._gone.clear()
-        self._lock.close()
-        _close(self._slots_file)
-        self._slots_file = -1
 
     @_whole
     def budget(self) -> tuple[int, int | None]:
@@ -398,7 +324,7 @@ class Cache:
                 np.isin(table.state[table.resident], [State.FILLING, State.DROPPING]).any() for table in tables
             )
 
-    def _take(self, slot: int, wanted: Int64s) -> tuple[Take, list[tuple[_Opened, Int64s]]]:
+    def _take(self, slot: int, wanted: Int64s) -> tuple[Take, list[tuple[OpenImage, Int64s]]]:
         table = self._check_joined(slot).table
         nothing = np.empty(0, np.int64)
         states = table.state[wanted]
@@ -468,7 +394,7 @@ class Cache:
             victims = self._choose_victims(slot, short, enough=False)
         self._drop(victims)
 
-    def _drop(self, victims: Sequence[tuple[_Opened, Int64s]]) -> None:
+    def _drop(self, victims: Sequence[tuple[OpenImage, Int64s]]) -> None:
         """Punch shards that were marked for it; not under the mutex, which others wait for."""
         try:
             for opened, shards in victims:
@@ -486,7 +412,7 @@ class Cache:
                     opened.table.remove(shards)
             self._wake()
 
-    def _choose_victims(self, slot: int, num_bytes: int, *, enough: bool = True) -> list[tuple[_Opened, Int64s]]:
+    def _choose_victims(self, slot: int, num_bytes: int, *, enough: bool = True) -> list[tuple[OpenImage, Int64s]]:
         """What goes to make room, marked as being dropped by the slot: the longest unused of what nobody holds.
 
         Nothing where that would not be ``enough``. For `_drop`.
@@ -555,7 +481,7 @@ class Cache:
                 self._wake()
         return bool(gone) or abandoned
 
-    def _forget(self, opened: _Opened, slot: int) -> None:
+    def _forget(self, opened: OpenImage, slot: int) -> None:
         """Undo what a slot's loader left: half-filled shards are punched, holds are given up."""
         table = opened.table
         resident = table.resident
@@ -566,13 +492,13 @@ class Cache:
         unfinished = (states == State.FILLING) | (states == State.DROPPING)
         self._drop_now(opened, resident[unfinished & (table.owner[resident] == slot)])
 
-    def _drop_now(self, opened: _Opened, shards: Int64s) -> None:
+    def _drop_now(self, opened: OpenImage, shards: Int64s) -> None:
         opened.table.state[shards] = State.DROPPING
         self._punch(opened, shards)
         opened.table.remove(shards)
 
     @staticmethod
-    def _punch(opened: _Opened, shards: Int64s) -> None:
+    def _punch(opened: OpenImage, shards: Int64s) -> None:
         starts = opened.table.starts
         for shard in shards.tolist():
             punch(opened.file, int(starts[shard]), int(starts[shard + 1] - starts[shard]))
@@ -595,11 +521,8 @@ class Cache:
     def _used_bytes(self) -> int:
         return sum(opened.table.resident_bytes for opened in self._images.values())
 
-    def _key(self, slot: int) -> str:
-        return bytes(self._slots["image"][slot]).decode()
-
-    def _check_joined(self, slot: int) -> _Opened:
-        """The slot's image, if its name is still its own. Note [removed]."""
+    def _check_joined(self, slot: int) -> OpenImage:
+        """The slot's image, if its name is still its own. Note [removed] in `dali_pipes.cache_files`."""
         opened = self._joined[slot]
         row = self._slots[slot]
         is_mine = row["used"] and row["pid"] == os.getpid()
@@ -621,159 +544,6 @@ class Cache:
         assert least is not None, "the caller has a slot"
         return least
 
-    def _slots_of(self, key: str) -> list[int]:
-        used = np.flatnonzero(self._slots["used"])
-        return [int(slot) for slot in used if self._key(int(slot)) == key]
-
-    def _is_mine(self, slot: int) -> bool:
-        return FIRST_SLOT_BYTE + slot in self._lock.held
-
-    @contextlib.contextmanager
-    def _changing(self) -> Iterator[None]:
-        """Under the mutex, with all images open that are there now."""
-        if self._lock.file < 0:
-            raise CacheError(f"'{self.root}' is closed")
-        with self._mutex:
-            self._look()
-            yield
-
-    def _look(self) -> None:
-        """Open the images that were made since, forget those that are gone, put right what was cut short."""
-        tables, others = self._list()
-        for key in others.keys() - tables.keys():
-            # A process ended while it made or removed an image: nobody has the mutex but this one.
-            self._remove(*others[key], key=key)
-        for key, opened in list(self._images.items()):
-            if tables.get(key) != opened.place:
-                self._gone.append(self._images.pop(key))
-        for opened in self._gone:
-            if not opened.num_users:
-                opened.close()
-        self._gone = [opened for opened in self._gone if opened.num_users]
-        self._unreadable &= tables.keys()
-        for key, place in tables.items():
-            if key not in self._images:
-                try:
-                    self._images[key] = self._open_image(key, place)
-                    self._unreadable.discard(key)
-                except (CacheError, FileNotFoundError):
-                    self._unreadable.add(key)
-        for opened in self._images.values():
-            if opened.table.is_dirty:
-                opened.table.repair()
-
-    def _list(self) -> tuple[dict[str, tuple[int, int]], dict[str, list[Path]]]:
-        """By key: device and inode of the tables that are there, and all other files."""
-        tables: dict[str, tuple[int, int]] = {}
-        others: dict[str, list[Path]] = {}
-        # None if the directory was removed: Note [removed].
-        with contextlib.suppress(FileNotFoundError), os.scandir(self.root) as entries:
-            for entry in entries:
-                key, dot, suffix = entry.name.lstrip(".").rpartition(".")
-                if suffix == "table":
-                    found = entry.stat(follow_symlinks=False)
-                    tables[key] = (found.st_dev, found.st_ino)
-                elif dot and suffix in ("image", "source", "partial"):
-                    others.setdefault(key, []).append(Path(entry.path))
-        return tables, others
-
-    def _open_image(self, key: str, place: tuple[int, int]) -> _Opened:
-        file = os.open(self.root / f"{key}.image", os.O_RDWR | os.O_CLOEXEC)
-        try:
-            table = StateTable(self.root / f"{key}.table")
-            table.greet(boot_id(), image=file)
-        except BaseException:
-            _close(file)
-            raise
-        return _Opened(table, file, place)
-
-    def _make_image(self, key: str, starts: Int64s, source: str) -> _Opened:
-        table_path, image_path = self.root / f"{key}.table", self.root / f"{key}.image"
-        partial = self.root / f".{key}.partial"
-        if (unfit := self._images.pop(key, None)) is not None:
-            self._gone.append(unfit)
-        self._remove_names(key)
-        partial.unlink(missing_ok=True)
-        file = -1
-        try:
-            file = os.open(image_path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            os.ftruncate(file, int(starts[-1]))
-            (self.root / f"{key}.source").write_text(source)
-            StateTable(partial, starts=starts).close()
-            partial.rename(table_path)  # last: an image is there when its table is
-            table = StateTable(table_path)
-        except BaseException as exc:
-            _close(file)
-            for path in (partial, table_path, image_path, self.root / f"{key}.source"):
-                path.unlink(missing_ok=True)
-            if not isinstance(exc, OSError):
-                raise
-            size = f" of {int(starts[-1])} bytes" if exc.errno == errno.EFBIG else ""
-            raise CacheError(
-                f"cannot make an image{size} in '{self.root}': {exc.strerror}; pass another cache_dir= (--cache)"
-            ) from exc
-        found = table_path.stat()
-        opened = _Opened(table, file, (found.st_dev, found.st_ino))
-        self._images[key] = opened
-        return opened
-
-    def _remove_files(self, key: str) -> None:
-        self._gone.append(self._images.pop(key))
-        self._remove_names(key)
-
-    def _remove_names(self, key: str) -> None:
-        # The table first: while it is there, what it says must be so.
-        self._remove(*(self.root / f"{key}.{suffix}" for suffix in ("table", "image", "source")), key=key)
-
-    def _remove(self, *paths: Path, key: str) -> None:
-        is_used = bool(self._slots_of(key))
-        for path in paths:
-            if path.suffix == ".image" and not is_used:
-                # Others may have it open still, to evict from: its blocks must go all the same.
-                with contextlib.suppress(OSError):
-                    os.truncate(path, 0)
-            path.unlink(missing_ok=True)
-
-    def _make_root(self) -> None:
-        with contextlib.suppress(FileExistsError):
-            try:
-                self.root.mkdir(mode=0o700)
-            except FileExistsError:
-                raise
-            except OSError as exc:
-                raise CacheError(
-                    f"cannot make '{self.root}': {exc.strerror}; pass another cache_dir= (--cache)"
-                ) from exc
-        found = self.root.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
-            raise CacheError(
-                f"'{self.root}' is not this user's own directory; remove it, or pass another cache_dir= (--cache)"
-            )
-        if stat.S_IMODE(found.st_mode) & 0o077:
-            self.root.chmod(0o700)
-
-    def _open_slots(self) -> None:
-        self._mutex = Mutex(self._lock, MUTEX_BYTE)
-        size = _SLOTS_START + NUM_SLOTS * _SLOT.itemsize
-        self._slots_file = os.open(self.root / "slots", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        with self._mutex:
-            # Reserved: a write to a page that is not there, on a full tmpfs, is a SIGBUS.
-            os.posix_fallocate(self._slots_file, 0, size)
-            if os.pread(self._slots_file, len(_SLOTS_MAGIC), 0) != _SLOTS_MAGIC:
-                if any(self._lock.is_locked(FIRST_SLOT_BYTE + slot) for slot in range(NUM_SLOTS)):
-                    raise CacheError(
-                        f"'{self.root}' is in use by loaders of another version of dali-pipes; wait for their end, or "
-                        "pass another cache_dir= (--cache)"
-                    )
-                os.pwrite(self._slots_file, bytes(size - _SLOTS_START), _SLOTS_START)
-                os.pwrite(self._slots_file, _SLOTS_MAGIC, 0)
-            self._slots: Any = np.frombuffer(mmap.mmap(self._slots_file, size), _SLOT, offset=_SLOTS_START)
-
-
-def cache_root(directory: Path) -> Path:
-    """The cache's own directory: one a user, since a cache is nobody else's to read."""
-    return directory / f"dali-pipes-{os.geteuid()}"
-
 
 def _no_promise(root: Path, reserved: int, others: int, pids: Sequence[int], cache_bytes: int) -> str:
     used = ""
@@ -794,8 +564,3 @@ def _why(unfinished: npt.NDArray[np.bool_], unfit: npt.NDArray[np.bool_]) -> Lit
 
 def _lost(root: Path, key: str) -> str:
     return f"the image '{root / key}.image' was removed or taken from this loader while it was at work; start it again"
-
-
-def _close(file: int) -> None:
-    if file >= 0:
-        os.close(file)

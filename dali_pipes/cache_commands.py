@@ -153,7 +153,7 @@ def clear(*, cache_dir: Path | None, as_json: bool) -> None:
 
 def _caches(cache_dir: Path | None) -> list[Path]:
     """The directories that have a cache."""
-    from dali_pipes.cache import cache_root
+    from dali_pipes.cache_files import cache_root
     from dali_pipes.placement import default_directories
 
     if cache_dir is not None and not cache_dir.is_dir():

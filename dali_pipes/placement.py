@@ -9,7 +9,8 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from dali_pipes.cache import Cache, cache_root
+from dali_pipes.cache import Cache
+from dali_pipes.cache_files import cache_root
 from dali_pipes.errors import CacheError
 from dali_pipes.room import SHARED_MEMORY, Room, check_directory, temporary_directory
 

@@ -26,7 +26,8 @@ from nvidia.dali import fn, types
 
 import dali_pipes as dp
 import dali_pipes.staging
-from dali_pipes.cache import Cache, cache_root
+from dali_pipes.cache import Cache
+from dali_pipes.cache_files import cache_root
 from dali_pipes.extents import Extent
 from dali_pipes.local import LocalFetcher
 from dali_pipes.plan import Plan

@@ -21,8 +21,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dali_pipes.cache
+import dali_pipes.cache_files
 import dali_pipes.table
-from dali_pipes.cache import FIRST_SLOT_BYTE, Cache, Take, cache_root
+from dali_pipes.cache import Cache, Take
+from dali_pipes.cache_files import FIRST_SLOT_BYTE, cache_root
 from dali_pipes.errors import CacheError
 from dali_pipes.extents import extent_starts
 from dali_pipes.holes import reserve
@@ -539,7 +541,7 @@ def test_a_kill_at_any_line_leaves_a_sound_cache(tmp_path: Path, monkeypatch: py
             sys.settrace(None)
 
     if change == "new start":
-        monkeypatch.setattr(dali_pipes.cache, "boot_id", lambda: 12345)
+        monkeypatch.setattr(dali_pipes.cache_files, "boot_id", lambda: 12345)
         one.die()
         two.die()
     thread = threading.Thread(target=run)
@@ -699,7 +701,7 @@ def test_any_sequence_keeps_every_promise(operations: list[tuple[str, int, list[
 
 
 def set_boot(patch: pytest.MonkeyPatch, number: int) -> None:
-    for module in (dali_pipes.cache, dali_pipes.table):
+    for module in (dali_pipes.cache_files, dali_pipes.table):
         patch.setattr(module, "boot_id", lambda: number)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import dali_pipes as dp
-from dali_pipes.cache import cache_root
+from dali_pipes.cache_files import cache_root
 from dali_pipes.feed import Feed
 from dali_pipes.fetch import Stager
 from dali_pipes.local import LocalFetcher

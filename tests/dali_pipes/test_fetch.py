@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dali_pipes.cache import Take, cache_root
+from dali_pipes.cache import Take
+from dali_pipes.cache_files import cache_root
 from dali_pipes.errors import CacheError
 from dali_pipes.extents import Extent, extent_starts
 from dali_pipes.fetch import NUM_ASKED, Fetcher, Stager

@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 
 import dali_pipes.cache
-from dali_pipes.cache import Cache, cache_root
+import dali_pipes.cache_files
+from dali_pipes.cache import Cache
+from dali_pipes.cache_files import cache_root
 from dali_pipes.errors import CacheError, DataError
 from dali_pipes.image import Image, image_key
 from dali_pipes.staging import Indexed, open_image, open_stager
@@ -245,7 +247,7 @@ def test_new_start_of_the_machine_has_bytes_checked(
     os.pwrite(job.image._file, b"lost", int(job.image.starts[2]) + 700)
     os.pwrite(job.image._file, b"lost", job.image.index_extent(5).start + 10)
     job.close()
-    monkeypatch.setattr(dali_pipes.cache, "boot_id", lambda: 4711)
+    monkeypatch.setattr(dali_pipes.cache_files, "boot_id", lambda: 4711)
     job = Job(shards, cache_dir)
     assert not len(job.image.take([0]).ready)  # it is to be checked first
     job.image.fail(0)

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 import dali_pipes.placement
-from dali_pipes.cache import Cache, cache_root
+from dali_pipes.cache import Cache
+from dali_pipes.cache_files import cache_root
 from dali_pipes.errors import CacheError
 from dali_pipes.extents import extent_starts
 from dali_pipes.placement import Placement, default_directories, place

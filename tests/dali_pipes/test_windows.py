@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dali_pipes as dp
-from dali_pipes.cache import cache_root
+from dali_pipes.cache_files import cache_root
 from dali_pipes.plan import OrderInputs, Plan, reserved_bytes
 from prep.index import find_manifest
 from prep.urls import resolve_shards
