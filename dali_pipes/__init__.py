@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from dali_pipes.pipelines import segmentation as segmentation
     from dali_pipes.seam import Components as Components
     from dali_pipes.seam import Random as Random
+    from dali_pipes.state import StateError as StateError
 
 # Resolved when first used: DALI and torch take seconds to import, and the command line must answer at once.
 _HOMES = {
@@ -35,6 +36,7 @@ _HOMES = {
     "Loader": "iterator",
     "PipesError": "errors",
     "Random": "seam",
+    "StateError": "state",
     "StoreError": "errors",
     "WorkerProcessError": "errors",
     "classification_eval": "pipelines",

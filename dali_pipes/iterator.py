@@ -13,6 +13,7 @@ import os
 import re
 import threading
 import weakref
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -26,8 +27,9 @@ from dali_pipes.feed import Feed
 from dali_pipes.fetch import Stager, in_fetcher
 from dali_pipes.image import Image
 from dali_pipes.locks import in_mutex
-from dali_pipes.plan import LastBatchPolicyName, OrderInputs, Plan, num_steps
+from dali_pipes.plan import LastBatchPolicyName, OrderInputs, Plan, excluded_digest, num_steps
 from dali_pipes.samples import Samples
+from dali_pipes.state import LoaderState
 
 __all__ = ["Loader", "as_integer"]
 
@@ -73,7 +75,7 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
         self._error: Exception | None = None
         self._running = False
         self._interrupted = False
-        self._delivered = 0
+        self._delivered = 0  # batches, since the epoch was begun or resumed
         self.num_valid = 0
         """How many samples of the batch last delivered count; fewer than it holds only in a ``PARTIAL`` last batch."""
         super().__init__(
@@ -84,7 +86,8 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
             last_batch_policy=LastBatchPolicy[last_batch_policy],
             prepare_first_batch=False,
         )
-        self._begin(self._make_feed(order.epoch), delivered=0)
+        self._global_batch_size = int(self.batch_size * world_size)
+        self._begin(self._make_feed(order.epoch), start=0, delivered=0)
         self._resources = resources.pop_all()  # from here on close() is what frees them
         self._closed = False
 
@@ -104,18 +107,18 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
         return self._waited_s + self._feed.wait_s
 
     def __len__(self) -> int:
-        """Batches of one epoch, exact before the first."""
-        return self._num_batches
+        """Batches of one epoch, exact before the first; after a resume, too, they are those of a whole epoch."""
+        return self._num_steps(self.num_samples)
 
     def __iter__(self) -> "Loader":
         self._check_usable()
-        if self._delivered == len(self):
+        if self._delivered == self._num_batches:
             self._start_epoch(self.epoch + 1)
         return self
 
     def __next__(self) -> list[dict[str, Any]]:
         self._check_usable()
-        if self._delivered == len(self):
+        if self._delivered == self._num_batches:
             if self._auto_reset == "yes":
                 self._start_epoch(self.epoch + 1)
             raise StopIteration
@@ -150,7 +153,7 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
     def reset(self) -> None:
         """Start the next epoch, giving up the rest of this one. Before an epoch's first batch it does nothing."""
         self._check_usable()
-        if self._delivered:
+        if self._position:
             self._start_epoch(self.epoch + 1)
 
     def set_epoch(self, epoch: int) -> None:
@@ -164,6 +167,38 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
         if epoch < 0:
             raise ValueError(f"epoch must not be negative, got {epoch}")
         self._start_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the job stands, as plain values: the batches that were delivered count, those decoded ahead do not.
+
+        Every rank's is the same after the same number of batches. See `dali_pipes.state.LoaderState`.
+        """
+        self._check_usable()
+        order = dataclasses.replace(self._order, epoch=self.epoch)
+        return LoaderState(
+            manifest=self._samples.manifest.digest,
+            excluded=excluded_digest(()),
+            order=order,
+            delivered=self._position,
+        ).to_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where ``state_dict`` was taken: the next batch begins with the exact next sample; nothing is replayed.
+
+        Batch size and world size may be others than they were.
+
+        Raises:
+            StateError: If the state is of other shards or another order; the loader goes on as it was.
+        """
+        self._check_usable()
+        loaded = LoaderState.from_dict(state)
+        loaded.check(
+            manifest=self._samples.manifest.digest,
+            excluded=excluded_digest(()),
+            order=self._order,
+            num_samples=self.num_samples,
+        )
+        self._start_epoch(loaded.order.epoch, start=loaded.delivered)
 
     def close(self) -> None:
         """Stop threads, free the image. Can be called twice; the loader cannot be iterated afterwards."""
@@ -202,7 +237,15 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
             "buffers of its own; use it directly, or with DataLoader(num_workers=0)"
         )
 
-    def _start_epoch(self, epoch: int) -> None:
+    @property
+    def _position(self) -> int:
+        """Samples of this epoch that all ranks together were given."""
+        return min(self._start + self._delivered * self._global_batch_size, self.num_samples)
+
+    def _num_steps(self, num_samples: int) -> int:
+        return num_steps(num_samples, global_batch_size=self._global_batch_size, last_batch_policy=self._policy)
+
+    def _start_epoch(self, epoch: int, *, start: int = 0) -> None:
         was_interrupted, self._interrupted = self._interrupted, True  # until it has begun
         if was_interrupted:
             self._start_anew()
@@ -210,17 +253,20 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
             if self._running:
                 self._decode.drain()
             self._close_feed()
-        if self._prepared is not None and self._prepared.plan.order.epoch != epoch:
+        if self._prepared is not None and (start or self._prepared.plan.order.epoch != epoch):
             self._prepared.close()
             self._prepared = None
-        self._begin(self._prepared or self._make_feed(epoch), delivered=0)
+        # Of an epoch that is over nothing is read: its first samples' feed stands for it until the next is started.
+        is_over = start > 0 and not self._num_steps(self.num_samples - start)
+        feed = self._prepared or self._make_feed(epoch, start=0 if is_over else start)
+        self._begin(feed, start=start, delivered=0)
         self._prepared = None
 
     def _recover(self) -> None:
         """Go on with the epoch where it was cut short: the next batch is the one after the last that was delivered."""
         self._start_anew()
-        feed = self._make_feed(self.epoch, start=self._delivered * self.batch_size * self._world_size)
-        self._begin(feed, delivered=self._delivered)
+        feed = self._make_feed(self.epoch, start=self._start + self._delivered * self._global_batch_size)
+        self._begin(feed, start=self._start, delivered=self._delivered)
 
     def _start_anew(self) -> None:
         """Give up all that was begun: what was cut short may have left any of it half done."""
@@ -232,13 +278,10 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
             self._prepared = None
         self._stager.give_up()
 
-    def _begin(self, feed: Feed, *, delivered: int) -> None:
-        self._feed = feed
-        self._num_batches = num_steps(
-            feed.plan.num_samples,
-            global_batch_size=self.batch_size * self._world_size,
-            last_batch_policy=self._policy,
-        )
+    def _begin(self, feed: Feed, *, start: int, delivered: int) -> None:
+        self._feed, self._start = feed, start
+        # From the start on, which is in mid-epoch only after a resume.
+        self._num_batches = self._num_steps(feed.plan.num_samples - start)
         self._running, self._interrupted, self._error, self._delivered = False, False, None, delivered
         # Weak: the decode half must not keep the loader, or nobody would close one that is dropped.
         next_fed = weakref.WeakMethod(self._next_fed)
@@ -253,9 +296,7 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
         order = dataclasses.replace(self._order, epoch=epoch)
         plan = Plan(shard_bytes=manifest.shard_bytes, shard_samples=manifest.samples, order=order)
         slices = plan.slices_of(batch_size=self.batch_size, rank=self._rank, world_size=self._world_size)
-        needed = plan.bytes_at_a_time(
-            self._image.extent_bytes, slices, global_batch_size=self.batch_size * self._world_size
-        )
+        needed = plan.bytes_at_a_time(self._image.extent_bytes, slices, global_batch_size=self._global_batch_size)
         if needed > self._image.reserved:
             self._image.reserve_more(needed)
         return Feed(

@@ -24,6 +24,7 @@ from dali_pipes.plan import (
     reserved_bytes,
     window_bytes,
 )
+from dali_pipes.ranks import find_rank
 from dali_pipes.room import available_memory
 from dali_pipes.samples import Labels, Samples
 from dali_pipes.seam import Graph
@@ -47,8 +48,9 @@ def loader(
     shuffle_window: int | Literal["all"] = "all",
     ramp_up: bool = False,
     num_slices: int = 1,
-    rank: int = 0,
-    world_size: int = 1,
+    rank: int | None = None,
+    world_size: int | None = None,
+    local_rank: int | None = None,
     last_batch_policy: str | LastBatchPolicy = "PARTIAL",
     device: Device = "auto",
     num_threads: int | None = None,
@@ -76,8 +78,11 @@ def loader(
         ramp_up: Start each epoch with windows of 1, 2, 4, ... shards, so that its first batch waits for one shard only.
             An input of the order.
         num_slices: Nodes that each stage a share of the shards. An input of the order.
-        rank: Number of this process among those that share the order.
+        rank: Number of this process among those that share the order. ``None``, with ``world_size``: what
+            `torch.distributed` says, else torchrun's, Slurm's or MPI's variables; else this is the only one.
         world_size: How many they are.
+        local_rank: Number of this process on its host, found likewise: which CUDA device is taken where the process has
+            not set one itself.
         last_batch_policy: ``"PARTIAL"`` gives the last batch short, ``"FILL"`` fills it with the epoch's first samples,
             ``"DROP"`` leaves it out.
         device: ``"gpu"``: the current CUDA device; ``"cpu"``; ``"auto"``: the GPU if there is one.
@@ -102,6 +107,7 @@ def loader(
         WorkerProcessError: In a DataLoader's worker process.
     """
     policy = _policy_name(last_batch_policy)
+    process = find_rank(rank=rank, world_size=world_size, local_rank=local_rank)
     # An iterator can be read once, and it is looked at twice.
     shards = shards if isinstance(shards, str | Path) else list(shards)
     seed, batch_size = as_integer("seed", seed), as_integer("batch_size", batch_size)
@@ -110,8 +116,7 @@ def loader(
         num_threads=num_threads,
         device=device,
         labels=labels,
-        rank=rank,
-        world_size=world_size,
+        world_size=process.world_size,
         num_slices=num_slices,
         num_fetchers=num_fetchers,
     )
@@ -140,7 +145,7 @@ def loader(
             graph,
             samples=samples,
             batch_size=batch_size,
-            device_id=_device_id(device),
+            device_id=_device_id(device, process.local_rank),
             num_threads=num_threads or len(os.sched_getaffinity(0)),
             prefetch_queue_depth=prefetch_queue_depth,
         )
@@ -153,8 +158,10 @@ def loader(
             manifest.shard_bytes,
             manifest.samples,
             order=order,
-            global_batch_size=batch_size * world_size,
-            num_slices_read=num_slices_read(order, batch_size=batch_size, rank=rank, world_size=world_size),
+            global_batch_size=batch_size * process.world_size,
+            num_slices_read=num_slices_read(
+                order, batch_size=batch_size, rank=process.rank, world_size=process.world_size
+            ),
         )
         image = open_image(
             indexed,
@@ -173,12 +180,12 @@ def loader(
             image=image,
             stager=stager,
             order=order,
-            rank=rank,
-            world_size=world_size,
+            rank=process.rank,
+            world_size=process.world_size,
             last_batch_policy=policy,
             auto_reset=auto_reset,
             with_keys=with_keys,
-            show_progress=show_progress and rank == 0,
+            show_progress=show_progress and process.rank == 0,
             resources=resources,
         )
 
@@ -202,7 +209,6 @@ def _check_arguments(
     num_threads: int | None,
     device: str,
     labels: str,
-    rank: int,
     world_size: int,
     num_slices: int,
     num_fetchers: int,
@@ -217,8 +223,6 @@ def _check_arguments(
         raise ValueError(f"device must be one of auto, gpu, cpu, got {device!r}")
     if labels not in ("raw", "contiguous"):
         raise ValueError(f"labels must be one of raw, contiguous, got {labels!r}")
-    if not 0 <= rank < world_size:
-        raise ValueError(f"rank must be in [0, world_size), got rank={rank} with world_size={world_size}")
     if num_slices > 0 and batch_size * world_size % num_slices:
         raise ValueError(
             f"num_slices must divide batch_size * world_size, got {num_slices} and {batch_size} * {world_size}"
@@ -235,12 +239,14 @@ def _check_memory(order: OrderInputs, num_samples: int) -> None:
         )
 
 
-def _device_id(device: Device) -> int | None:
+def _device_id(device: Device, local_rank: int) -> int | None:
     """The CUDA device to decode on, ``None`` for the CPU."""
     if device == "cpu":
         return None
     if torch.cuda.is_available():
-        return int(torch.cuda.current_device())
+        current = int(torch.cuda.current_device())
+        # The first device is every process's until it sets its own; where each sees one only, that is it.
+        return local_rank if current == 0 and local_rank < torch.cuda.device_count() else current
     if device == "gpu":
         raise ValueError("device='gpu', and torch finds no CUDA device; pass device='cpu' or 'auto'")
     _log.info("no CUDA device: decoding on the CPU")

@@ -1,0 +1,104 @@
+"""Which process this is, of how many: from what the caller says, else `torch.distributed`, else the launcher.
+
+``torchrun``, Slurm's ``srun`` and the MPI launchers each tell their processes by environment variables. They are read
+here and nowhere else.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+__all__ = ["Rank", "find_rank", "rank_from_environment"]
+
+# Rank, world size, local rank, as each launcher names them; the first that is set completely counts. torchrun's come
+# first: it is started inside a Slurm job more often than the other way round.
+_LAUNCHERS = (
+    ("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK"),
+    ("Slurm", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
+    ("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ("MPICH", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rank:
+    """One process among those that share an order.
+
+    Raises:
+        ValueError: If ``rank`` is not in ``[0, world_size)``, or ``local_rank`` is negative.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    """Number on this host: which CUDA device is this process's."""
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        if not 0 <= self.rank < self.world_size:
+            raise ValueError(f"rank must be in [0, world_size), got rank={self.rank} with world_size={self.world_size}")
+        if self.local_rank < 0:
+            raise ValueError(f"local_rank must not be negative, got {self.local_rank}")
+
+
+def find_rank(
+    *, rank: int | None, world_size: int | None, local_rank: int | None, environment: Mapping[str, str] | None = None
+) -> Rank:
+    """Which process this is.
+
+    ==========================================  ==============================================
+    what is given                               what counts
+    ==========================================  ==============================================
+    ``rank`` and ``world_size``                 they do
+    neither, `torch.distributed` initialised    its default group
+    neither, a launcher's variables             they do: torchrun, Slurm, Open MPI, MPICH
+    nothing                                     one process
+    ==========================================  ==============================================
+
+    ``local_rank`` is taken from the launcher where it is not given; without one it is 0.
+
+    Raises:
+        ValueError: If only one of ``rank`` and ``world_size`` is given, or the numbers do not fit each other.
+    """
+    launched = rank_from_environment(os.environ if environment is None else environment)
+    if (rank is None) != (world_size is None):
+        given, missing = ("rank", "world_size") if world_size is None else ("world_size", "rank")
+        raise ValueError(f"{given} was given without {missing}; give both, or neither to have them found out")
+    local = local_rank if local_rank is not None else launched.local_rank
+    if rank is not None and world_size is not None:
+        return Rank(rank=rank, world_size=world_size, local_rank=local)
+    distributed = _distributed()
+    if distributed is not None:
+        return Rank(rank=distributed[0], world_size=distributed[1], local_rank=local)
+    return Rank(rank=launched.rank, world_size=launched.world_size, local_rank=local)
+
+
+def rank_from_environment(environment: Mapping[str, str]) -> Rank:
+    """What a launcher's variables say; one process where there are none.
+
+    >>> rank_from_environment({"SLURM_PROCID": "3", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1"})
+    Rank(rank=3, world_size=8, local_rank=1)
+
+    Raises:
+        ValueError: If a variable is no number.
+    """
+    for launcher, rank_name, size_name, local_name in _LAUNCHERS:
+        if rank_name not in environment or size_name not in environment:
+            continue
+        numbers = []
+        for name in (rank_name, size_name, local_name):
+            text = environment.get(name, "0")
+            if not text.strip().isdigit():
+                raise ValueError(f"{launcher}'s variable {name} must be a number, got '{text}'")
+            numbers.append(int(text))
+        return Rank(rank=numbers[0], world_size=numbers[1], local_rank=numbers[2])
+    return Rank()
+
+
+def _distributed() -> tuple[int, int] | None:
+    """Rank and size of torch's default process group, ``None`` where there is none."""
+    import torch.distributed as distributed
+
+    if not distributed.is_available() or not distributed.is_initialized():
+        return None
+    return distributed.get_rank(), distributed.get_world_size()

@@ -1,0 +1,95 @@
+"""Which process this is: arguments, then torch.distributed, then the launcher's variables."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import dali_pipes as dp
+from dali_pipes.ranks import Rank, find_rank, rank_from_environment
+
+TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}
+SLURM = {"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_LOCALID": "2"}
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_SIZE": "2",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+}
+MPICH = {"PMI_RANK": "6", "PMI_SIZE": "7", "MPI_LOCALRANKID": "3"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, (0, 1, 0)),
+        (TORCHRUN, (5, 8, 1)),
+        (SLURM, (3, 4, 2)),
+        (OPEN_MPI, (1, 2, 1)),
+        (MPICH, (6, 7, 3)),
+        (TORCHRUN | SLURM, (5, 8, 1)),  # torchrun inside a Slurm job: its processes are more than the tasks
+        ({"RANK": "2"}, (0, 1, 0)),  # half of it says nothing
+        ({"RANK": "1", "WORLD_SIZE": "2"}, (1, 2, 0)),
+    ],
+)
+def test_rank_from_environment(environment: dict[str, str], expected: tuple[int, int, int]) -> None:
+    """Each launcher's own names."""
+    found = rank_from_environment(environment)
+    assert (found.rank, found.world_size, found.local_rank) == expected
+
+
+def test_arguments_come_before_the_launcher() -> None:
+    """What is given counts; the local rank is still the launcher's."""
+    assert find_rank(rank=1, world_size=2, local_rank=None, environment=TORCHRUN) == Rank(
+        rank=1, world_size=2, local_rank=1
+    )
+    assert find_rank(rank=None, world_size=None, local_rank=6, environment=TORCHRUN).local_rank == 6
+
+
+def test_process_group_comes_before_the_launcher() -> None:
+    """An initialised default group knows best."""
+    program = (
+        "import torch.distributed as d; from dali_pipes.ranks import find_rank\n"
+        "d.init_process_group('gloo', store=d.HashStore(), rank=0, world_size=1)\n"
+        "print(find_rank(rank=None, world_size=None, local_rank=None, environment={'RANK': '5', 'WORLD_SIZE': '8'}))\n"
+        "d.destroy_process_group()\n"
+        "print(find_rank(rank=None, world_size=None, local_rank=None, environment={'RANK': '5', 'WORLD_SIZE': '8'}))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.stdout.splitlines() == [
+        "Rank(rank=0, world_size=1, local_rank=0)",
+        "Rank(rank=5, world_size=8, local_rank=0)",
+    ], done.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "environment", "text"),
+    [
+        ((2, None, None), {}, "rank was given without world_size; give both"),
+        ((None, 2, None), {}, "world_size was given without rank; give both"),
+        ((2, 2, None), {}, r"rank must be in \[0, world_size\), got rank=2 with world_size=2"),
+        ((0, 1, -1), {}, "local_rank must not be negative, got -1"),
+        ((None, None, None), {"RANK": "a", "WORLD_SIZE": "2"}, "torchrun's variable RANK must be a number, got 'a'"),
+        ((None, None, None), {"SLURM_PROCID": "4", "SLURM_NTASKS": "4"}, "got rank=4 with world_size=4"),
+    ],
+)
+def test_ranks_that_make_no_sense_are_refused(
+    given: tuple[int | None, int | None, int | None], environment: dict[str, str], text: str
+) -> None:
+    """Named, with what was found."""
+    with pytest.raises(ValueError, match=text):
+        find_rank(rank=given[0], world_size=given[1], local_rank=given[2], environment=environment)
+
+
+def test_loader_takes_its_rank_from_the_launcher(small_shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes of a launcher, without a word in the program: disjoint, and together all."""
+    keys: list[str] = []
+    for rank in range(2):
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        with dp.loader(
+            str(small_shards), dp.segmentation(crop=16), batch_size=4, seed=1, device="cpu", with_keys=True
+        ) as loader:
+            assert len(loader) == 3
+            keys += [key for (batch,) in loader for key in batch["key"][: loader.num_valid]]
+    assert len(keys) == len(set(keys)) == 23
