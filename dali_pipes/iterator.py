@@ -13,12 +13,13 @@ import os
 import re
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NoReturn
 
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 from nvidia.dali.plugin.pytorch import DALIGenericIterator
+from torch.utils.data import IterableDataset
 from torch.utils.dlpack import from_dlpack
 
 from dali_pipes.decode import DecodeHalf, Fed
@@ -31,9 +32,12 @@ from dali_pipes.plan import LastBatchPolicyName, OrderInputs, Plan, excluded_dig
 from dali_pipes.samples import Samples
 from dali_pipes.state import LoaderState
 
-__all__ = ["Loader", "as_integer"]
+__all__ = ["LABEL_OUTPUT", "Loader", "LoaderDataset", "as_integer"]
 
 _log = logging.getLogger(__name__)
+
+LABEL_OUTPUT = "label"
+"""What the graphs of `dali_pipes.pipelines` call the class id."""
 
 
 class Loader(DALIGenericIterator):  # type: ignore[misc]
@@ -59,6 +63,8 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
         last_batch_policy: LastBatchPolicyName,
         auto_reset: bool,
         with_keys: bool,
+        names: Sequence[str],
+        column_labels: bool,
         show_progress: bool,
         resources: contextlib.ExitStack,
     ) -> None:
@@ -70,6 +76,8 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
         self._waited_s = 0.0  # for shards, in epochs that are over
         self._order = order
         self._with_keys = with_keys
+        # What batches call the graph's outputs, and whether its label is a column: DALIClassificationIterator's is.
+        self._names, self._column_labels = dict(zip(decode.output_names, names, strict=True)), column_labels
         self._pid = os.getpid()
         self._prepared: Feed | None = None
         self._error: Exception | None = None
@@ -80,7 +88,7 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
         """How many samples of the batch last delivered count; fewer than it holds only in a ``PARTIAL`` last batch."""
         super().__init__(
             [decode.pipeline],
-            decode.output_names,
+            list(names),
             size=-1,
             auto_reset=auto_reset,
             last_batch_policy=LastBatchPolicy[last_batch_policy],
@@ -143,12 +151,24 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
             assert error_kept is not None, "the plan has as many steps as len() says"
             raise error_kept from None
         self._schedule(self._delivered + 1, may_wait=False)
-        delivered: dict[str, Any] = {name: from_dlpack(tensor) for name, tensor in tensors.items()}
+        delivered: dict[str, Any] = {self._names[name]: from_dlpack(tensor) for name, tensor in tensors.items()}
+        if self._column_labels:
+            label = self._names[LABEL_OUTPUT]
+            delivered[label] = delivered[label].reshape(-1, 1)
         if self._with_keys:
             delivered["key"] = batch.keys
         self.num_valid = batch.num_valid
         self._delivered, self._interrupted = self._delivered + 1, False
         return [delivered]
+
+    def as_dicts(self) -> Iterator[dict[str, Any]]:
+        """The batches of an epoch as plain dicts, without the list of one around them."""
+        for (batch,) in self:
+            yield batch
+
+    def as_dataset(self) -> "LoaderDataset":
+        """For a torch ``DataLoader(loader.as_dataset(), batch_size=None, num_workers=0)``."""
+        return LoaderDataset(self)
 
     def reset(self) -> None:
         """Start the next epoch, giving up the rest of this one. Before an epoch's first batch it does nothing."""
@@ -377,6 +397,20 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
             )
         if self._closed:
             raise ValueError("this loader is closed; make another")
+
+
+class LoaderDataset(IterableDataset[dict[str, Any]]):
+    """The batches of a loader, as torch's own loader reads a data set: each time it is iterated, an epoch."""
+
+    def __init__(self, loader: Loader) -> None:
+        super().__init__()
+        self._loader = loader
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return self._loader.as_dicts()
+
+    def __len__(self) -> int:
+        return len(self._loader)
 
 
 def as_integer(name: str, value: object) -> int:

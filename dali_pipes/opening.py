@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import logging
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -13,7 +14,7 @@ from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 from dali_pipes.decode import DecodeHalf
 from dali_pipes.errors import WorkerProcessError
 from dali_pipes.fetch import NUM_FETCHERS
-from dali_pipes.iterator import Loader, as_integer
+from dali_pipes.iterator import LABEL_OUTPUT, Loader, as_integer
 from dali_pipes.placement import extent_alignment
 from dali_pipes.plan import (
     BYTES_PER_SAMPLE,
@@ -54,7 +55,9 @@ def loader(
     last_batch_policy: str | LastBatchPolicy = "PARTIAL",
     device: Device = "auto",
     num_threads: int | None = None,
+    output_map: Sequence[str] | None = None,
     with_keys: bool = False,
+    column_labels: bool = False,
     labels: Labels = "raw",
     auto_reset: bool = False,
     prefetch_queue_depth: int = 2,
@@ -87,7 +90,11 @@ def loader(
             ``"DROP"`` leaves it out.
         device: ``"gpu"``: the current CUDA device; ``"cpu"``; ``"auto"``: the GPU if there is one.
         num_threads: Decoding threads; ``None``: as many as the process may use cores.
+        output_map: What batches call the graph's outputs, in their order, as DALI's iterators take it; ``None``: the
+            graph's own names.
         with_keys: Add ``"key"``, a list of str, to each batch.
+        column_labels: Give ``"label"`` as [batch, 1], as `DALIClassificationIterator` does, not as [batch]. With
+            ``output_map=["data", "label"]`` a loop that was written for it runs unchanged.
         labels: ``"raw"``: class ids as ``cls`` holds them; ``"contiguous"``: from 0, by the manifest's class table.
         auto_reset: As DALI's: start the next epoch by itself when one has ended.
         prefetch_queue_depth: Batches decoded ahead.
@@ -151,8 +158,9 @@ def loader(
         )
         for component in decode.inputs.components.keys() | decode.inputs.photos:
             samples.check_photos(component, sized=component in decode.inputs.photos)
-        if with_keys and "key" in decode.output_names:
-            raise ValueError("with_keys adds 'key', which is an output of the graph already; rename that")
+        names = _names(decode.output_names, output_map, with_keys=with_keys)
+        if column_labels and LABEL_OUTPUT not in decode.output_names:
+            raise ValueError(f"column_labels needs an output 'label', the graph gives {', '.join(decode.output_names)}")
         reserved = reserved_bytes(
             indexed.extent_bytes,
             manifest.shard_bytes,
@@ -185,6 +193,8 @@ def loader(
             last_batch_policy=policy,
             auto_reset=auto_reset,
             with_keys=with_keys,
+            names=names,
+            column_labels=column_labels,
             show_progress=show_progress and process.rank == 0,
             resources=resources,
         )
@@ -227,6 +237,20 @@ def _check_arguments(
         raise ValueError(
             f"num_slices must divide batch_size * world_size, got {num_slices} and {batch_size} * {world_size}"
         )
+
+
+def _names(outputs: Sequence[str], output_map: Sequence[str] | None, *, with_keys: bool) -> list[str]:
+    """What batches call the outputs."""
+    names = list(outputs if output_map is None else output_map)
+    if isinstance(output_map, str) or len(names) != len(outputs):
+        raise ValueError(
+            f"output_map must name the graph's {len(outputs)} outputs ({', '.join(outputs)}), got {output_map!r}"
+        )
+    if len(set(names)) != len(names):
+        raise ValueError(f"output_map must not name an output twice, got {names}")
+    if with_keys and "key" in names:
+        raise ValueError("with_keys adds 'key', which is an output of the graph already; rename that")
+    return names
 
 
 def _check_memory(order: OrderInputs, num_samples: int) -> None:
