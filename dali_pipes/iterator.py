@@ -7,6 +7,7 @@ own threads runs in the thread that iterates.
 
 import contextlib
 import dataclasses
+import itertools
 import logging
 import operator
 import os
@@ -29,6 +30,7 @@ from dali_pipes.fetch import Stager, in_fetcher
 from dali_pipes.image import Image
 from dali_pipes.locks import in_mutex
 from dali_pipes.plan import LastBatchPolicyName, OrderInputs, Plan, excluded_digest, num_steps
+from dali_pipes.ranks import Rank, refuse_disagreement
 from dali_pipes.samples import Samples
 from dali_pipes.state import LoaderState
 
@@ -36,6 +38,8 @@ __all__ = ["LABEL_OUTPUT", "Loader", "LoaderDataset", "as_integer"]
 
 _log = logging.getLogger(__name__)
 
+# Loaders of this process, counted: the first of one rank is compared with the first of the others.
+_numbers = itertools.count()
 LABEL_OUTPUT = "label"
 """What the graphs of `dali_pipes.pipelines` call the class id."""
 
@@ -58,8 +62,7 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
         image: Image,
         stager: Stager,
         order: OrderInputs,
-        rank: int,
-        world_size: int,
+        process: Rank,
         last_batch_policy: LastBatchPolicyName,
         auto_reset: bool,
         with_keys: bool,
@@ -70,7 +73,9 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
     ) -> None:
         self._decode, self._samples, self._image, self._stager = decode, samples, image, stager
         self._depth = decode.prefetch_queue_depth
-        self._rank, self._world_size, self._policy = rank, world_size, last_batch_policy
+        self._process, self._policy = process, last_batch_policy
+        self._number = next(_numbers)
+        self._has_compared = False
         self._show_progress = show_progress
         self._is_windowed = image.reserved < int(image.extent_bytes.sum())
         self._waited_s = 0.0  # for shards, in epochs that are over
@@ -94,7 +99,7 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
             last_batch_policy=LastBatchPolicy[last_batch_policy],
             prepare_first_batch=False,
         )
-        self._global_batch_size = int(self.batch_size * world_size)
+        self._global_batch_size = int(self.batch_size * process.world_size)
         self._begin(self._make_feed(order.epoch), start=0, delivered=0)
         self._resources = resources.pop_all()  # from here on close() is what frees them
         self._closed = False
@@ -130,6 +135,8 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
             if self._auto_reset == "yes":
                 self._start_epoch(self.epoch + 1)
             raise StopIteration
+        if not self._has_compared:
+            self._compare_ranks()
         if self._interrupted:
             self._recover()
         # Whatever leaves this method but by the two known ways may have left DALI with half of a batch's inputs: until
@@ -257,6 +264,19 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
             "buffers of its own; use it directly, or with DataLoader(num_workers=0)"
         )
 
+    def _compare_ranks(self) -> None:
+        order = self._order
+        inputs = {
+            "the manifest's digest": self._samples.manifest.digest[:16],
+            "batch_size": str(self.batch_size),
+            "last_batch_policy": self._policy,
+            "epoch": str(self.epoch),
+        }
+        inputs |= {name: str(getattr(order, name)) for name in ("seed", "shuffle", "shuffle_window", "ramp_up")}
+        inputs["num_slices"] = str(order.num_slices)
+        refuse_disagreement(inputs, process=self._process, number=self._number)
+        self._has_compared = True
+
     @property
     def _position(self) -> int:
         """Samples of this epoch that all ranks together were given."""
@@ -315,7 +335,9 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
         manifest = self._samples.manifest
         order = dataclasses.replace(self._order, epoch=epoch)
         plan = Plan(shard_bytes=manifest.shard_bytes, shard_samples=manifest.samples, order=order)
-        slices = plan.slices_of(batch_size=self.batch_size, rank=self._rank, world_size=self._world_size)
+        slices = plan.slices_of(
+            batch_size=self.batch_size, rank=self._process.rank, world_size=self._process.world_size
+        )
         needed = plan.bytes_at_a_time(self._image.extent_bytes, slices, global_batch_size=self._global_batch_size)
         if needed > self._image.reserved:
             self._image.reserve_more(needed)
@@ -326,8 +348,8 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
             image=self._image,
             stager=self._stager,
             batch_size=self.batch_size,
-            rank=self._rank,
-            world_size=self._world_size,
+            rank=self._process.rank,
+            world_size=self._process.world_size,
             last_batch_policy=self._policy,
             start=start,
             show_progress=self._show_progress,

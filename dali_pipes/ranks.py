@@ -4,11 +4,12 @@
 here and nowhere else.
 """
 
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["Rank", "find_rank", "rank_from_environment"]
+__all__ = ["Rank", "find_rank", "rank_from_environment", "refuse_disagreement"]
 
 # Rank, world size, local rank, as each launcher names them; the first that is set completely counts. torchrun's come
 # first: it is started inside a Slurm job more often than the other way round.
@@ -93,6 +94,40 @@ def rank_from_environment(environment: Mapping[str, str]) -> Rank:
             numbers.append(int(text))
         return Rank(rank=numbers[0], world_size=numbers[1], local_rank=numbers[2])
     return Rank()
+
+
+def refuse_disagreement(inputs: Mapping[str, str], *, process: Rank, number: int) -> None:
+    """Leave what this rank's order is made of in the process group's store, and hold it against what others left there.
+
+    Nobody is waited for: of two ranks that disagree the later one finds out. Without a process group of this size
+    nothing is compared.
+
+    Args:
+        inputs: What must be the same on every rank, by name.
+        process: This one.
+        number: Of the loader, counted alike on every rank.
+
+    Raises:
+        ValueError: Names the rank, the input and both values.
+    """
+    found = _distributed()
+    if found is None or found != (process.rank, process.world_size) or process.world_size == 1:
+        return
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    store = _get_default_store()
+    store.set(f"dali-pipes/{number}/{process.rank}", json.dumps(dict(inputs)))
+    for other in range(process.world_size):
+        key = f"dali-pipes/{number}/{other}"
+        if other == process.rank or not store.check([key]):
+            continue
+        theirs = json.loads(store.get(key))
+        for name, ours in inputs.items():
+            if theirs.get(name) != ours:
+                raise ValueError(
+                    f"the ranks disagree: {name} is {ours} on rank {process.rank} and {theirs.get(name)} on rank "
+                    f"{other}; every rank must be given the same, or they read the same samples twice and others never"
+                )
 
 
 def _distributed() -> tuple[int, int] | None:

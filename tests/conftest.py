@@ -2,6 +2,7 @@
 
 import io
 import os
+import signal
 import tarfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,10 @@ from PIL import Image
 
 from prep.index import index_shards
 from prep.urls import resolve_shards
+
+# A shell that starts a program in the background has it ignore Ctrl-C, and its children, too.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 

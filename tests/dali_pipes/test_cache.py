@@ -383,7 +383,8 @@ def test_files_that_come_and_go_are_not_kept_open(directory: Path) -> None:
         other.close()
         one.cache.budget()
         open_now = len(list(Path("/proc/self/fd").iterdir()))
-        assert num_files is None or open_now == num_files
+        # Fewer: the collector has closed what an earlier test left.
+        assert num_files is None or open_now <= num_files
         num_files = open_now
     one.close()
 

@@ -93,3 +93,46 @@ def test_loader_takes_its_rank_from_the_launcher(small_shards: Path, monkeypatch
             assert len(loader) == 3
             keys += [key for (batch,) in loader for key in batch["key"][: loader.num_valid]]
     assert len(keys) == len(set(keys)) == 23
+
+
+DISAGREEING = """
+import sys, torch.distributed as d, dali_pipes as dp
+rank, shards, store, seed = int(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4])
+d.init_process_group('gloo', store=d.FileStore(store, 2), rank=rank, world_size=2)
+with dp.loader(shards, dp.segmentation(crop=16), batch_size=4, seed=seed, device='cpu') as loader:
+    if rank == 1:
+        d.barrier()  # rank 0 has begun
+    try:
+        next(loader)
+    except ValueError as exc:
+        print(exc)
+    else:
+        print('agreed')
+    if rank == 0:
+        d.barrier()
+d.barrier()
+"""
+
+
+@pytest.mark.parametrize(
+    ("seeds", "text"),
+    [
+        ((1, 1), "agreed"),
+        ((1, 2), "the ranks disagree: seed is 2 on rank 1 and 1 on rank 0; every rank must be given the same"),
+    ],
+)
+def test_ranks_that_disagree_are_found_at_the_first_step(
+    small_shards: Path, tmp_path: Path, seeds: tuple[int, int], text: str
+) -> None:
+    """Two processes of one group: the one that comes later is told what differs."""
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", DISAGREEING, str(rank), str(small_shards), str(tmp_path / "store"), str(seed)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank, seed in enumerate(seeds)
+    ]
+    told = [process.communicate(timeout=120)[0].splitlines() for process in processes]
+    assert told[0] == ["agreed"]
+    assert told[1][0].startswith(text)
