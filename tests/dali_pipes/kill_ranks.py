@@ -107,7 +107,9 @@ def read_epoch(
     batches = iter(loader)  # starts the next epoch if one has ended
     manifest = loader._samples.manifest
     plan = Plan(shard_bytes=manifest.shard_bytes, shard_samples=manifest.samples, order=loader._feed.plan.order)
-    steps = plan.steps(batch_size=BATCH_SIZE, rank=loader._rank, world_size=WORLD_SIZE, last_batch_policy="DROP")
+    steps = plan.steps(
+        batch_size=BATCH_SIZE, rank=loader._process.rank, world_size=WORLD_SIZE, last_batch_policy="DROP"
+    )
     planned = collections.Counter(np.concatenate([step.ordinals for step in steps]).tolist())
     seen: collections.Counter[int] = collections.Counter()
     for (batch,) in batches:

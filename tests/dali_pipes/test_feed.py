@@ -77,7 +77,7 @@ def check_nothing_is_held(loader: dp.Loader) -> None:
         {"batch_size": 100, "last_batch_policy": "FILL"},  # the epoch several times over
         {"batch_size": 7, "last_batch_policy": "FILL"},
         {"batch_size": 7, "last_batch_policy": "DROP"},
-        {"batch_size": 3, "world_size": 1, "ramp_up": True},
+        {"batch_size": 3, "ramp_up": True},
         {"batch_size": 6, "num_slices": 3},
         {"batch_size": 10, "num_slices": 5},  # slices of 6, 6, 4, 4, 4 samples: the shorter ones wrap
         {"batch_size": 5, "shuffle": False},
