@@ -5,12 +5,12 @@ import ssl
 from base64 import b64encode
 from dataclasses import dataclass, field
 from functools import cached_property
-from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import SplitResult, quote, unquote, urlencode, urljoin, urlsplit
 
 from dali_pipes.errors import StoreError
 from dali_pipes.http1 import Answer, Line, Steps, dial
+from prep.store import is_loopback
 
 __all__ = ["Connection", "Lines", "host_of", "is_token_for"]
 
@@ -65,7 +65,7 @@ class Connection:
         environment = os.environ
         certificate, key = environment.get("AIS_CRT"), environment.get("AIS_CRT_KEY")
         skips = environment.get("AIS_SKIP_VERIFY_CRT", environment.get("AIS_SKIP_VERIFY", ""))
-        bundles = [] if _is_loopback(endpoint) else ["REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"]
+        bundles = [] if is_loopback(endpoint) else ["REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"]
         ca = next(filter(None, map(environment.get, ["AIS_CLIENT_CA", *bundles])), None)
         return cls(
             endpoint=endpoint,
@@ -111,7 +111,7 @@ class Connection:
         """The proxy that the environment names for a URL; none where the endpoint is on this machine."""
         from requests.utils import get_environ_proxies, select_proxy
 
-        if _is_loopback(self.endpoint):
+        if is_loopback(self.endpoint):
             return None
         proxy: str | None = select_proxy(url, get_environ_proxies(url)) or None
         return proxy if proxy is None or "://" in proxy else f"http://{proxy}"
@@ -283,11 +283,3 @@ def _origin_of(parts: SplitResult) -> str:
 
 def _port_of(parts: SplitResult) -> int:
     return parts.port or _PORTS[parts.scheme]
-
-
-def _is_loopback(endpoint: str) -> bool:
-    host = urlsplit(endpoint).hostname or ""
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False

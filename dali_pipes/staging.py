@@ -17,7 +17,7 @@ from dali_pipes.placement import place
 from dali_pipes.samples import index_reader
 from prep.endpoint import cluster
 from prep.index import find_manifest, index_in_memory
-from prep.manifest import Manifest, index_name
+from prep.manifest import Manifest, index_name, manifest_name
 from prep.store import AisStore, LocalStore, Store
 from prep.urls import ShardSet, ShardUrls, is_remote, resolve_shards
 
@@ -47,14 +47,9 @@ class Indexed:
         if found is None:
             found = self._index()
         self.whole: Manifest = found
-        where = shards.store.locate(shards.prefix)
-        self.manifest = found.select(shards.names, where=where)
-        if self.manifest is found:
-            self.rows = np.arange(found.num_shards)
-        else:
-            wanted = set(shards.names)
-            rows = {name: row for row, name in enumerate(found.names) if name in wanted}
-            self.rows = np.fromiter((rows[name] for name in shards.names), np.int64, len(shards.names))
+        self.rows = found.rows_of(shards.names, where=shards.store.locate(manifest_name(shards.prefix)))
+        """Where each shard stands in ``whole``: int64 [shards]."""
+        self.manifest = found.take(self.rows)
         if self.manifest.num_samples == 0:
             raise DataError(f"'{shards.url}': {self.manifest.num_shards} shards hold no sample")
 

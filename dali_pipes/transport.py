@@ -6,8 +6,6 @@ be mended is told at once. An object is whole only when its XXH64 is the manifes
 """
 
 import contextlib
-import http.client
-import json
 import logging
 import os
 import random
@@ -26,7 +24,7 @@ from dali_pipes.errors import CacheError, DataError, StoreError
 from dali_pipes.extents import Extent
 from dali_pipes.http1 import NOW, Answer, Body, Line, Loop, Pipe, ProtocolError, Steps, Wait
 from prep.checksums import CHECKSUM_TYPES, DEFAULT_CHECKSUM_TYPE, NO_CHECKSUM_TYPE, Checksum, new_checksum
-from prep.store import PROVIDERS
+from prep.store import PROVIDERS, answer_text
 
 __all__ = ["RANGE_BYTES", "Connection", "ObjectFetcher", "RetryPolicy", "is_token_for"]
 
@@ -533,10 +531,7 @@ def _size_of(answer: Answer) -> int | None:
 def _reason(answer: Answer, body: bytes) -> str:
     """Status and reason: the message of AIStore's JSON, which HEAD has in a header, else HTTP's own words."""
     text = body.decode(errors="replace") or answer.headers.get("Hdr-Error", "")
-    with contextlib.suppress(ValueError, TypeError, KeyError):
-        text = str(json.loads(text)["message"])
-    text = " ".join(text.split())[:500]
-    return f"{answer.status} {text or answer.reason or http.client.responses.get(answer.status, 'without a reason')}"
+    return answer_text(answer.status, text, reason=answer.reason)
 
 
 def _retry_after_s(answer: Answer) -> float:

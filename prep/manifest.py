@@ -256,17 +256,14 @@ class Manifest:
             state.update(np.ascontiguousarray(column).data)
         return state.hexdigest()
 
-    def select(self, names: Sequence[str], *, where: str) -> "Manifest":
-        """The manifest of some of its shards, in the order given.
-
-        What it counts of the whole data set (`components`, `photos`, `labels`) it keeps: of a selection these are upper
-        bounds.
+    def rows_of(self, names: Sequence[str], *, where: str) -> Int64s:
+        """Where these shards stand in the manifest, in the order given: int64 [len(names)].
 
         Raises:
             DataError: If a name is not in this manifest; ``where`` names it.
         """
         if self.names == names:
-            return self
+            return np.arange(self.num_shards, dtype=np.int64)
         wanted = set(names)
         rows = {name: row for row, name in enumerate(self.names) if name in wanted}
         missing = [name for name in names if name not in rows]
@@ -275,9 +272,22 @@ class Manifest:
                 f"manifest '{where}' lists {self.num_shards} shards, not '{missing[0]}'"
                 f"{f' and {len(missing) - 1} more' if len(missing) > 1 else ''}; index them: dali-pipes prep index URL"
             )
-        chosen = np.fromiter((rows[name] for name in names), np.int64, len(names))
+        return np.fromiter((rows[name] for name in names), np.int64, len(names))
+
+    def select(self, names: Sequence[str], *, where: str) -> "Manifest":
+        """The manifest of some of its shards, in the order given; see `rows_of`."""
+        return self.take(self.rows_of(names, where=where))
+
+    def take(self, chosen: Int64s) -> "Manifest":
+        """The manifest of some rows, in the order given; itself where they are all, in its own order.
+
+        What it counts of the whole data set (`components`, `photos`, `labels`) it keeps: of a selection these are upper
+        bounds.
+        """
+        if np.array_equal(chosen, np.arange(self.num_shards)):
+            return self
         return Manifest(
-            names=names,
+            names=cast("Texts", self.names).take(chosen),
             shard_bytes=self.shard_bytes[chosen],
             checksums=self.checksums[chosen],
             samples=self.samples[chosen],

@@ -24,7 +24,18 @@ if TYPE_CHECKING:
     from aistore.sdk.request_client import RequestClient
     from aistore.sdk.retry_config import RetryConfig
 
-__all__ = ["AisStore", "LocalStore", "ObjectEntry", "Store", "ais_client", "check_endpoint", "error_text"]
+__all__ = [
+    "PROVIDERS",
+    "AisStore",
+    "LocalStore",
+    "ObjectEntry",
+    "Store",
+    "ais_client",
+    "answer_text",
+    "check_endpoint",
+    "error_text",
+    "is_loopback",
+]
 
 # One try of a connection, in seconds, and how often a broken one is made anew: together under the ten seconds in which
 # an endpoint that does not answer must be reported.
@@ -36,6 +47,9 @@ ANSWER_TIMEOUT_S = 10.0
 READ_TIMEOUT_S = 60.0
 # Connections kept open to one host: more than the threads that read at a time.
 MAX_POOL_SIZE = 32
+
+# Of what a server says; some answer an error with a page.
+MAX_TEXT = 500
 
 PROVIDERS = {"ais": "ais", "s3": "aws", "gs": "gcp", "az": "azure"}
 """URL scheme to AIS provider: a bucket of a cloud is read through the cluster that has it as a backend."""
@@ -285,7 +299,7 @@ def ais_client(endpoint: str) -> "Client":
         timeout=(CONNECT_TIMEOUT_S, READ_TIMEOUT_S),
         max_pool_size=MAX_POOL_SIZE,
     )
-    if _is_loopback(endpoint):
+    if is_loopback(endpoint):
         from prep.direct_sessions import DirectSessions
 
         requesting = client.cluster().client
@@ -368,12 +382,23 @@ def error_text(exc: "AISError") -> str:
     """
     response = getattr(getattr(exc, "__cause__", None) or getattr(exc, "__context__", None), "response", None)
     text = exc.message or (response.headers.get("Hdr-Error", "") if response is not None else "")
+    return answer_text(exc.status_code, text)
+
+
+def answer_text(status: int, text: str, *, reason: str = "") -> str:
+    """A status, and what AIStore says of it: its JSON's message, else the text in one line, else HTTP's own words.
+
+    >>> answer_text(404, '{"message": "ais://b/o does not exist"}')
+    '404 ais://b/o does not exist'
+    """
     with contextlib.suppress(ValueError, TypeError, KeyError):
         text = str(json.loads(text)["message"])
-    return f"{exc.status_code} {text.strip() or http.client.responses.get(exc.status_code, 'without a reason')}"
+    text = " ".join(text.split())[:MAX_TEXT]
+    return f"{status} {text or reason or http.client.responses.get(status, 'without a reason')}"
 
 
-def _is_loopback(endpoint: str) -> bool:
+def is_loopback(endpoint: str) -> bool:
+    """Whether an endpoint is on this machine, where no proxy can reach it."""
     with contextlib.suppress(ValueError):
         host = urlsplit(endpoint).hostname or ""
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
