@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from dali_pipes.errors import StoreError as StoreError
     from dali_pipes.errors import WorkerProcessError as WorkerProcessError
     from dali_pipes.iterator import Loader as Loader
+    from dali_pipes.mixture import Mixture as Mixture
     from dali_pipes.opening import loader as loader
     from dali_pipes.pipelines import IMAGENET_MEAN as IMAGENET_MEAN
     from dali_pipes.pipelines import IMAGENET_STD as IMAGENET_STD
@@ -34,6 +35,7 @@ _HOMES = {
     "IMAGENET_MEAN": "pipelines",
     "IMAGENET_STD": "pipelines",
     "Loader": "iterator",
+    "Mixture": "mixture",
     "PipesError": "errors",
     "Random": "seam",
     "StateError": "state",

@@ -4,10 +4,13 @@ Lives as long as its loader: the decoders' threads and, on a GPU, their buffers 
 whenever a batch is scheduled it asks its feed for the next one, in the thread that iterates.
 """
 
+import functools
+import io
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,8 +19,11 @@ from nvidia.dali.pipeline import Pipeline
 from nvidia.dali.types import PipelineAPIType
 
 from dali_pipes.forks import keep_in_children
+from dali_pipes.parse import parse_batch, stack
 from dali_pipes.samples import Batch, Samples
-from dali_pipes.seam import ArrayKind, Components, Graph, Random, make_source
+from dali_pipes.seam import ArrayKind, Components, Graph, ListOutput, Random, make_source, refuse_any_data
+from prep.manifest import LABEL_COMPONENT
+from prep.photos import is_photo, read_photo_header
 
 __all__ = ["DecodeHalf", "Fed"]
 
@@ -27,9 +33,23 @@ class Fed(NamedTuple):
 
     batch: Batch
     encoded: Sequence[Any]
-    """For each component of the graph, in its order: a TensorList, or a list of uint8 arrays, one a sample."""
+    """For each of `DecodeHalf.read_components`: a TensorList, or a list of uint8 arrays, one a sample."""
     arrays: Sequence[npt.NDArray[Any]]
     """From `DecodeHalf.arrays`."""
+    parsed: Sequence[npt.NDArray[Any] | list[npt.NDArray[Any]]] = ()
+    """For each of `Inputs.parsed`: an array [B, ...], or a list of arrays of different shapes."""
+    lists: Mapping[str, list[Any]] = MappingProxyType({})
+    """The outputs that are no tensors, by name: one Python object a sample."""
+
+    def part(self, positions: range) -> "Fed":
+        """Some samples of it, alone; its batch is still the whole one."""
+        return Fed(
+            self.batch,
+            [[samples[position] for position in positions] for samples in self.encoded],
+            [np.ascontiguousarray(array[list(positions)]) for array in self.arrays],
+            [stack([values[position] for position in positions]) for values in self.parsed],
+            {name: [values[position] for position in positions] for name, values in self.lists.items()},
+        )
 
 
 class DecodeHalf:
@@ -60,8 +80,8 @@ class DecodeHalf:
     ) -> None:
         self.feed: Callable[[], Fed | None] = lambda: None
         """Gives the next batch, ``None`` at the end of the epoch; to be set before the first batch is scheduled."""
-        self.scheduled: deque[Batch] = deque()
-        """The batches that were pulled and not yet delivered, oldest first."""
+        self.scheduled: deque[Fed] = deque()
+        """What was pulled and is not yet delivered, oldest first: DALI loses a batch that it cannot decode."""
         self._graph, self._samples, self._example = graph, samples, samples.example()
         self._device_id = device_id
         self.prefetch_queue_depth = prefetch_queue_depth
@@ -96,16 +116,85 @@ class DecodeHalf:
             outputs = self._graph(components, Random(components))
             if not isinstance(outputs, Mapping) or not outputs:
                 raise ValueError(f"graph must return a dict of outputs by name, got {type(outputs).__name__}")
-            if not components.inputs.components:
+            if not components.inputs.read:
                 raise ValueError("graph takes none of the components; take one as components['image.jpg']")
-            nodes = outputs.values() if self._device_id is None else [node.gpu() for node in outputs.values()]
-            self.pipeline.set_outputs(*nodes)
+            self._lists = {name: output.parser for name, output in outputs.items() if isinstance(output, ListOutput)}
+            nodes = [output for output in outputs.values() if not isinstance(output, ListOutput)]
+            # A pipeline must have an output, and pulls batches by what it depends on: this one is delivered to nobody.
+            nodes = nodes or [components.array(lambda batch: batch.ordinals)]
+            self.pipeline.set_outputs(*(nodes if self._device_id is None else [node.gpu() for node in nodes]))
+        refuse_any_data(self.pipeline)
         keep_in_children(self.pipeline)
         self.inputs = components.inputs
         self.output_names = list(outputs)
-        names = [f"component/{name}" for name in self.inputs.components]
-        names += [f"array/{number}" for number in range(len(self.inputs.arrays))]
-        self._waiting: dict[str, deque[Any]] = {name: deque() for name in names}
+        # What no output depends on DALI never asks for: it must not wait.
+        self._waiting: dict[str, deque[Any]] = {name: deque() for name in self.inputs.used(self.pipeline)}
+
+    @property
+    def read_components(self) -> list[str]:
+        """What is read of each sample, in the order of `Fed.encoded`."""
+        return self.inputs.read
+
+    @property
+    def taken_components(self) -> list[str]:
+        """All that the graph takes of a sample, its class id as ``cls``."""
+        labels = [LABEL_COMPONENT] if self.inputs.has_label else []
+        return [*self.inputs.read, *sorted(self.inputs.photos - {*self.inputs.read}), *labels]
+
+    @property
+    def decoded_components(self) -> list[str]:
+        """Those that the graph is handed as they are, to decode."""
+        return list(self.inputs.components)
+
+    def complete(self, batch: Batch, encoded: Sequence[Any]) -> tuple[Fed, dict[int, tuple[str, str]]]:
+        """What is fed for a batch, and which of its samples cannot be parsed: position -> component and reason.
+
+        Args:
+            batch: Its rows.
+            encoded: For each of `read_components` a TensorList, or a list of arrays, of uint8 [bytes].
+        """
+        if oversized := self._oversized(encoded):
+            return Fed(batch, encoded, ()), oversized
+        if not self.inputs.parsed and not self._lists:
+            return Fed(batch, self._filled(batch, encoded), self.arrays(batch)), {}
+        values, errors = parse_batch(
+            [*self.inputs.parsed, *self._lists.values()],
+            dict(zip(self.read_components, encoded, strict=True)),
+            is_there=lambda component: batch.places(component).offset >= 0,
+        )
+        if errors:
+            return Fed(batch, encoded, ()), {at: (error.component, error.reason) for at, error in errors.items()}
+        num_arrays = len(self.inputs.parsed)
+        parsed = [stack(arrays) for arrays in values[:num_arrays]]
+        lists = dict(zip(self._lists, values[num_arrays:], strict=True))
+        return Fed(batch, self._filled(batch, encoded), self.arrays(batch), parsed, lists), {}
+
+    def _filled(self, batch: Batch, encoded: Sequence[Any]) -> Sequence[Any]:
+        """The bytes with a photo of one black pixel where a sample has none: decoders refuse no bytes at all."""
+        if self._samples.missing != "empty":
+            return encoded
+        filled = list(encoded)
+        for number, component in enumerate(self.read_components):
+            lacking = set(np.flatnonzero(batch.places(component).offset < 0).tolist())
+            if lacking and component in self.inputs.components and _is_photo(component):
+                filled[number] = [
+                    _black_pixel() if position in lacking else encoded[number][position]
+                    for position in range(len(batch))
+                ]
+        return filled
+
+    def _oversized(self, encoded: Sequence[Any]) -> dict[int, tuple[str, str]]:
+        """Photos of too many pixels whose header nobody has read yet, because their name is not a photo's."""
+        found: dict[int, tuple[str, str]] = {}
+        for component in self.inputs.components:
+            if _is_photo(component):
+                continue
+            for position, data in enumerate(encoded[self.read_components.index(component)]):
+                _, height, width = read_photo_header(bytes(np.asarray(data)))
+                if height * width > self._samples.max_pixels:
+                    text = f"holds a photo of {height} x {width} pixels, expected at most max_pixels="
+                    found[position] = component, f"{text}{self._samples.max_pixels}"
+        return found
 
     def arrays(self, batch: Batch) -> list[npt.NDArray[Any]]:
         """What the graph's arrays are for one batch. Called by the feed, where an error loses no other batch.
@@ -129,26 +218,52 @@ class DecodeHalf:
         with self._iterator_scope():
             self.pipeline.schedule_run()
 
-    def take(self) -> tuple[Batch, dict[str, Any]]:
-        """The oldest batch in flight, waited for, and its outputs by name as DALI tensors on the graph's device.
+    def take(self) -> tuple[Fed, dict[str, Any]]:
+        """The oldest batch in flight, waited for, and its outputs by name: DALI tensors on the graph's device, lists.
 
         Raises:
             StopIteration: If none is in flight.
-            RuntimeError: If DALI could not decode it; the batch is then the oldest in `scheduled`, and is lost.
+            RuntimeError: If DALI could not decode it; it is then the oldest in `scheduled`, and DALI goes on with the
+                next.
             ValueError: If an output's samples are not all of one shape.
         """
         with self._iterator_scope():
             outputs = self.pipeline.share_outputs()
-            batch = self.scheduled.popleft()
-            tensors = {}
-            for name, output in zip(self.output_names, outputs, strict=True):
+            fed = self.scheduled.popleft()
+            tensors: dict[str, Any] = {}
+            tensor_lists = iter(outputs)
+            for name in self.output_names:
+                if name in fed.lists:
+                    tensors[name] = fed.lists[name]
+                    continue
+                output = next(tensor_lists)
                 if not output.is_dense_tensor():
                     raise ValueError(
                         f"output '{name}' of the graph has samples of different shapes; crop, resize or pad them alike"
                     )
                 tensors[name] = output.as_tensor()
             self.pipeline.release_outputs()
-        return batch, tensors
+        return fed, tensors
+
+    def twin(self) -> "DecodeHalf":
+        """Another pipeline of the same graph, to decode a batch apart from those in flight; to be closed."""
+        settings = {name: self._settings[name] for name in ("batch_size", "device_id", "num_threads")}
+        return DecodeHalf(self._graph, samples=self._samples, prefetch_queue_depth=1, **settings)
+
+    def decode(self, fed: Fed) -> dict[str, Any]:
+        """One batch's outputs, while nothing else is in flight.
+
+        Raises:
+            RuntimeError: If DALI cannot decode it; the next batch can be decoded all the same.
+        """
+        waiting = [fed]
+        self.feed = lambda: waiting.pop() if waiting else None
+        self.schedule()
+        try:
+            return self.take()[1]
+        except RuntimeError:
+            self.scheduled.clear()
+            raise
 
     def drain(self) -> None:
         """Throw away what is in flight and be ready for another epoch's feed."""
@@ -183,9 +298,24 @@ class DecodeHalf:
             fed = self.feed()
             if fed is None:
                 raise StopIteration
-            self.scheduled.append(fed.batch)
-            for component, encoded in zip(self.inputs.components, fed.encoded, strict=True):
-                self._waiting[f"component/{component}"].append(encoded)
-            for number, array in enumerate(fed.arrays):
-                self._waiting[f"array/{number}"].append(array)
+            self.scheduled.append(fed)
+            values = {f"component/{name}": encoded for name, encoded in zip(self.inputs.read, fed.encoded, strict=True)}
+            values |= {f"array/{number}": array for number, array in enumerate(fed.arrays)}
+            values |= {f"parsed/{number}": arrays for number, arrays in enumerate(fed.parsed)}
+            for waiting, queue in self._waiting.items():
+                queue.append(values[waiting])
         return self._waiting[name].popleft()
+
+
+def _is_photo(component: str) -> bool:
+    return all(is_photo(name) for name in component.split(";"))
+
+
+@functools.cache
+def _black_pixel() -> npt.NDArray[np.uint8]:
+    """A PNG of one pixel: uint8 [bytes]."""
+    from PIL import Image
+
+    stream = io.BytesIO()
+    Image.new("L", (1, 1)).save(stream, "PNG")
+    return np.frombuffer(stream.getvalue(), np.uint8)

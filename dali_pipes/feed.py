@@ -103,7 +103,8 @@ class Feed:
         self._stage_ahead()
         first = [shard for staged in self._staged.values() for _, window in staged for shard in window]
         first_lines = batch_size if stager.num_missing(first)[0] else MAX_LINES
-        finished = tuple(staged[0][0] for staged in self._staged.values())
+        done = plan.finished_at(start)
+        finished = tuple(done[slice_] for slice_ in slices)
         self._runs = _cut(steps, first_lines=first_lines, slices=slices, finished=finished)
         self._run = next(self._runs, None)  # the steps of the segment that is to be opened next
 
@@ -208,7 +209,11 @@ class Feed:
             rows = self._samples.rows(ordinals)
             extents = self._image.starts[rows.shard]
             places = [rows.places(component) for component in self._components]
-            starts, sizes = [extents + place.offset for place in places], [place.size for place in places]
+            # A component that a sample lacks, where that is let through, is a run of no bytes.
+            starts, sizes = (
+                [extents + np.maximum(place.offset, 0) for place in places],
+                [place.size for place in places],
+            )
             segment = Segment(
                 self._image.path,
                 index_text(ordinals, starts, sizes),
@@ -248,15 +253,16 @@ class Feed:
         self._forget(window)
 
     def _stage_ahead(self) -> None:
-        while self._coming and (self._stager.is_short or not any(self._staged.values())):
-            for slice_, coming in list(self._coming.items()):
-                window = next(coming, None)
-                if window is None:
-                    del self._coming[slice_]
-                    continue
-                number, shards = window[0], window[1].tolist()
-                self._staged[slice_].append((number, shards))
-                self._stager.stage(shards)
+        while self._coming and (self._stager.is_short or not all(self._staged[strand] for strand in self._coming)):
+            # That which has least: of two data sets one may be read many times as fast as the other.
+            strand = min(self._coming, key=lambda coming: len(self._staged[coming]))
+            window = next(self._coming[strand], None)
+            if window is None:
+                del self._coming[strand]
+                continue
+            number, shards = window[0], window[1].tolist()
+            self._staged[strand].append((number, shards))
+            self._stager.stage(shards)
 
     def _read_ahead(self, opened: _Opened, first: int, num: int) -> None:
         steps = opened.steps[first : first + num]

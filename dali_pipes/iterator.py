@@ -11,7 +11,6 @@ import itertools
 import logging
 import operator
 import os
-import re
 import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,15 +22,19 @@ from nvidia.dali.plugin.pytorch import DALIGenericIterator
 from torch.utils.data import IterableDataset
 from torch.utils.dlpack import from_dlpack
 
+from dali_pipes.bad_samples import BadSample, BadSamples
 from dali_pipes.decode import DecodeHalf, Fed
-from dali_pipes.errors import DecodeError, WorkerProcessError
+from dali_pipes.errors import DecodeError, PipesError, WorkerProcessError
 from dali_pipes.feed import Feed
 from dali_pipes.fetch import Stager, in_fetcher
 from dali_pipes.image import Image
 from dali_pipes.locks import in_mutex
-from dali_pipes.plan import LastBatchPolicyName, OrderInputs, Plan, excluded_digest, num_steps
+from dali_pipes.order import OrderInputs
+from dali_pipes.plan import LastBatchPolicyName, Plan, num_steps
 from dali_pipes.ranks import Rank, refuse_disagreement
+from dali_pipes.repair import Repair
 from dali_pipes.samples import Samples
+from dali_pipes.selection import Selection
 from dali_pipes.state import LoaderState
 
 __all__ = ["LABEL_OUTPUT", "Loader", "LoaderDataset", "as_integer"]
@@ -61,6 +64,10 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
         samples: Samples,
         image: Image,
         stager: Stager,
+        repair: Repair,
+        met: BadSamples,
+        selection: Selection,
+        set_shards: Sequence[int],
         order: OrderInputs,
         process: Rank,
         last_batch_policy: LastBatchPolicyName,
@@ -72,6 +79,8 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
         resources: contextlib.ExitStack,
     ) -> None:
         self._decode, self._samples, self._image, self._stager = decode, samples, image, stager
+        self._repair, self._met = repair, met
+        self._selection, self._set_shards = selection, set_shards
         self._depth = decode.prefetch_queue_depth
         self._process, self._policy = process, last_batch_policy
         self._number = next(_numbers)
@@ -91,6 +100,10 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
         self._delivered = 0  # batches, since the epoch was begun or resumed
         self.num_valid = 0
         """How many samples of the batch last delivered count; fewer than it holds only in a ``PARTIAL`` last batch."""
+        self.substituted: tuple[int, ...] = ()
+        """Where, in the batch last delivered, another sample stands in for a bad one: positions."""
+        self.num_substituted = 0
+        """How often that was so, in all batches that were delivered."""
         super().__init__(
             [decode.pipeline],
             list(names),
@@ -119,6 +132,11 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
         """Seconds for which batches had to wait for their shards, since the loader was made."""
         return self._waited_s + self._feed.wait_s
 
+    @property
+    def bad_samples(self) -> list[BadSample]:
+        """Those that this rank has met since the loader was made, in that order."""
+        return list(self._met.met.values())
+
     def __len__(self) -> int:
         """Batches of one epoch, exact before the first; after a resume, too, they are those of a whole epoch."""
         return self._num_steps(self.num_samples)
@@ -145,26 +163,39 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
         self._running = True
         self._schedule(self._delivered, may_wait=True)
         try:
-            batch, tensors = self._decode.take()
+            fed, tensors = self._decode.take()
         except RuntimeError as exc:
-            error = self._decode_error(exc)
+            refused = self._decode.scheduled.popleft()
             self._schedule(self._delivered + 1, may_wait=False)
-            self._delivered, self._interrupted = self._delivered + 1, False
-            raise error from exc
+            try:
+                fed, tensors = self._repair.decode(refused, exc)
+            except PipesError:
+                # The batch is lost; the next ones come.
+                self._delivered, self._interrupted = self._delivered + 1, False
+                raise
         except StopIteration:
             # The feed ended early: what it could not read was kept, so that all before it was delivered first. The next
-            # call tries again from here.
+            # call tries again from here, or goes on behind a batch that cannot be.
             error_kept, self._error = self._error, None
             assert error_kept is not None, "the plan has as many steps as len() says"
+            if isinstance(error_kept, DecodeError):
+                self._delivered += 1
             raise error_kept from None
-        self._schedule(self._delivered + 1, may_wait=False)
-        delivered: dict[str, Any] = {self._names[name]: from_dlpack(tensor) for name, tensor in tensors.items()}
+        else:
+            self._repair.delivered(fed)
+            self._schedule(self._delivered + 1, may_wait=False)
+        batch = fed.batch
+        delivered: dict[str, Any] = {
+            self._names[name]: output if isinstance(output, list) else from_dlpack(output)
+            for name, output in tensors.items()
+        }
         if self._column_labels:
             label = self._names[LABEL_OUTPUT]
             delivered[label] = delivered[label].reshape(-1, 1)
         if self._with_keys:
             delivered["key"] = batch.keys
-        self.num_valid = batch.num_valid
+        self.num_valid, self.substituted = batch.num_valid, batch.substituted
+        self.num_substituted += len(batch.substituted)
         self._delivered, self._interrupted = self._delivered + 1, False
         return [delivered]
 
@@ -204,7 +235,7 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
         order = dataclasses.replace(self._order, epoch=self.epoch)
         return LoaderState(
             manifest=self._samples.manifest.digest,
-            excluded=excluded_digest(()),
+            selection=self._selection.digest,
             order=order,
             delivered=self._position,
         ).to_dict()
@@ -221,7 +252,7 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
         loaded = LoaderState.from_dict(state)
         loaded.check(
             manifest=self._samples.manifest.digest,
-            excluded=excluded_digest(()),
+            selection=self._selection.digest,
             order=self._order,
             num_samples=self.num_samples,
         )
@@ -265,15 +296,14 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
         )
 
     def _compare_ranks(self) -> None:
-        order = self._order
+        order = dataclasses.replace(self._order, epoch=self.epoch)
         inputs = {
             "the manifest's digest": self._samples.manifest.digest[:16],
             "batch_size": str(self.batch_size),
             "last_batch_policy": self._policy,
-            "epoch": str(self.epoch),
         }
-        inputs |= {name: str(getattr(order, name)) for name in ("seed", "shuffle", "shuffle_window", "ramp_up")}
-        inputs["num_slices"] = str(order.num_slices)
+        inputs["what is left out, or comes more than once,"] = self._selection.digest[:16]
+        inputs |= {field.name: str(getattr(order, field.name)) for field in dataclasses.fields(order)}
         refuse_disagreement(inputs, process=self._process, number=self._number)
         self._has_compared = True
 
@@ -334,7 +364,13 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
     def _make_feed(self, epoch: int, *, start: int = 0) -> Feed:
         manifest = self._samples.manifest
         order = dataclasses.replace(self._order, epoch=epoch)
-        plan = Plan(shard_bytes=manifest.shard_bytes, shard_samples=manifest.samples, order=order)
+        plan = Plan(
+            shard_bytes=manifest.shard_bytes,
+            shard_samples=manifest.samples,
+            order=order,
+            set_shards=self._set_shards,
+            selection=self._selection,
+        )
         slices = plan.slices_of(
             batch_size=self.batch_size, rank=self._process.rank, world_size=self._process.world_size
         )
@@ -344,7 +380,7 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
         return Feed(
             plan,
             samples=self._samples,
-            components=list(self._decode.inputs.components),
+            components=self._decode.read_components,
             image=self._image,
             stager=self._stager,
             batch_size=self.batch_size,
@@ -361,8 +397,7 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
             read = self._feed.next()
             if read is None:
                 return None
-            batch, encoded = read
-            return Fed(batch, encoded, self._decode.arrays(batch))
+            return self._repair.feed(*read)
         except Exception as exc:  # noqa: BLE001 (handed on, whatever it is)
             self._error = exc
             return None
@@ -399,16 +434,6 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
             except Exception:  # noqa: BLE001 (raised again when that epoch is started)
                 _log.debug("the next epoch's feed could not be prepared", exc_info=True)
         return self._prepared
-
-    def _decode_error(self, exc: RuntimeError) -> DecodeError:
-        batch = self._decode.scheduled.popleft()
-        reason = str(exc).partition("encountered:")[2].strip() or str(exc)
-        reason = " ".join(reason.split("Current pipeline object is no longer valid")[0].split())
-        # Where DALI names the sample at all, it is by the index line: path, offset and ordinal.
-        if (named := re.search(rf"{re.escape(self._image.path)}:\d+:(\d+)", reason)) is not None:
-            return DecodeError(f"{batch.name(int(named[1]))}: DALI cannot decode it: {reason}")
-        among = ", ".join(batch.keys[:8]) + (", ..." if len(batch) > 8 else "")
-        return DecodeError(f"DALI cannot decode one of the {len(batch)} samples {among}: {reason}")
 
     def _check_usable(self) -> None:
         if os.getpid() != self._pid:

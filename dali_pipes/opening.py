@@ -1,20 +1,25 @@
 """Open a loader: shard URLs and a graph in, checked against the manifest, placed in a cache; a loader out."""
 
 import contextlib
+import dataclasses
 import hashlib
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import torch
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
+from dali_pipes.bad_samples import BadSamplePolicy, BadSamples, OnError
+from dali_pipes.choosing import Where, excluded_ordinals
 from dali_pipes.decode import DecodeHalf
 from dali_pipes.errors import WorkerProcessError
 from dali_pipes.fetch import NUM_FETCHERS
 from dali_pipes.iterator import LABEL_OUTPUT, Loader, as_integer
+from dali_pipes.mixture import Mixture
 from dali_pipes.placement import extent_alignment
 from dali_pipes.plan import (
     BYTES_PER_SAMPLE,
@@ -25,11 +30,15 @@ from dali_pipes.plan import (
     reserved_bytes,
     window_bytes,
 )
+from dali_pipes.quarantine import Quarantine
 from dali_pipes.ranks import find_rank
+from dali_pipes.repair import Repair
 from dali_pipes.room import available_memory
-from dali_pipes.samples import Labels, Samples
+from dali_pipes.samples import MAX_PIXELS, Labels, Missing, Samples
 from dali_pipes.seam import Graph
+from dali_pipes.selection import Selection
 from dali_pipes.staging import Indexed, find_shards, open_image, open_stager
+from prep.manifest import Manifest
 from prep.urls import ShardUrls
 
 __all__ = ["loader"]
@@ -40,10 +49,14 @@ Device = Literal["auto", "gpu", "cpu"]
 
 
 def loader(
-    shards: ShardUrls,
+    shards: ShardUrls | Mixture,
     graph: Graph,
     *,
     batch_size: int,
+    exclude: str | Path | Iterable[str | Path] = (),
+    where: Where | None = None,
+    oversample: Mapping[int, float] | None = None,
+    epoch_samples: int | None = None,
     seed: int = 0,
     shuffle: bool = True,
     shuffle_window: int | Literal["all"] = "all",
@@ -59,6 +72,11 @@ def loader(
     with_keys: bool = False,
     column_labels: bool = False,
     labels: Labels = "raw",
+    missing: Missing = "error",
+    on_error: OnError = "raise",
+    max_bad: int = 100,
+    max_pixels: int = MAX_PIXELS,
+    quarantine: str | Path | None = None,
     auto_reset: bool = False,
     prefetch_queue_depth: int = 2,
     cache_dir: str | Path | None = None,
@@ -71,9 +89,18 @@ def loader(
 
     Args:
         shards: ``"ais://pets/shuffled-{000000..000003}.tar"``, ``"ais://pets/shuffled-"``, a glob, a directory or a
-            list. Shards that were not indexed (``dali-pipes prep index``) are read once more for it, each time.
+            list; or a `Mixture` of several data sets. Shards that were not indexed (``dali-pipes prep index``) are read
+            once more for it, each time.
         graph: ``dali_pipes.segmentation(...)``, another of `dali_pipes.pipelines`, or a ``graph(components, random)``.
         batch_size: Samples a batch, on this rank.
+        exclude: Files that list samples to leave out: quarantines, or lists of a key a line. An input of the order.
+        where: A predicate: called once with a `prep.columns.Columns`, it gives bool [samples], ``True`` for those that
+            stay: ``lambda columns: columns.labels == 3``. An input of the order.
+        oversample: Class id, as ``cls`` holds it, to how often its samples come: 2 for twice in an epoch, 0.5 for every
+            other one, others in each epoch; see `dali_pipes.selection.Selection`. An input of the order.
+        epoch_samples: Samples of an epoch over all ranks, of an endless stream: the next epoch goes on where this one
+            stopped. ``None``: all samples once; of a mixture with weights as many as it takes to have all at least
+            once. An input of the order.
         seed: Fixes the order and every augmentation; each epoch has its own.
         shuffle: ``False`` reads in the manifest's order.
         shuffle_window: Bytes of shards that are shuffled together, and resident together: two windows must fit the
@@ -96,6 +123,17 @@ def loader(
         column_labels: Give ``"label"`` as [batch, 1], as `DALIClassificationIterator` does, not as [batch]. With
             ``output_map=["data", "label"]`` a loop that was written for it runs unchanged.
         labels: ``"raw"``: class ids as ``cls`` holds them; ``"contiguous"``: from 0, by the manifest's class table.
+        missing: What to do with a sample that lacks a component that the graph takes: ``"error"``: refuse the data set;
+            ``"skip"``: leave the sample out; ``"empty"``: let it through, with no bytes, a photo of one black pixel, a
+            class id of -1. ``components.present(name)`` tells a graph which.
+        on_error: What to do with a sample that cannot be read: ``"raise"``: name shard, key, component and cause;
+            ``"substitute"``: the nearest good sample before it in its batch stands in for it (after it, if there is
+            none), so that batches keep their number and size; ``loader.substituted`` says where that was so.
+        max_bad: So many different samples of this rank may be bad before it is an error.
+        max_pixels: A photo of more is bad: it would take gigabytes to decode.
+        quarantine: A file to write bad samples to, which ``exclude=`` takes; ``{rank}`` in its name is this rank's
+            number. ``None``: ``quarantine-DIGEST-rank{rank}.tsv`` in the working directory, DIGEST being the
+            manifest's. It is made with the first one, and only for ``on_error="substitute"``.
         auto_reset: As DALI's: start the next epoch by itself when one has ended.
         prefetch_queue_depth: Batches decoded ahead.
         cache_dir: A local directory for the image, which is kept there for the next job and shared with all loaders on
@@ -108,6 +146,7 @@ def loader(
         endpoint: AIStore's proxy. ``None``: ``AIS_ENDPOINT``; where that is not set, an embedded node is started.
 
     Raises:
+        DecodeError: While iterating: if a sample is bad, or too many are.
         DataError: If the shards are not what their index says, or a sample lacks a component that the graph takes.
         StoreError: If a shard or the store is not there.
         CacheError: If two windows do not fit the cache; says how many bytes are needed.
@@ -116,19 +155,26 @@ def loader(
     policy = _policy_name(last_batch_policy)
     process = find_rank(rank=rank, world_size=world_size, local_rank=local_rank)
     # An iterator can be read once, and it is looked at twice.
-    shards = shards if isinstance(shards, str | Path) else list(shards)
+    shards = shards if isinstance(shards, str | Path | Mixture) else list(shards)
     seed, batch_size = as_integer("seed", seed), as_integer("batch_size", batch_size)
     _check_arguments(
         batch_size=batch_size,
         num_threads=num_threads,
         device=device,
         labels=labels,
+        missing=missing,
         world_size=process.world_size,
         num_slices=num_slices,
         num_fetchers=num_fetchers,
     )
+    policy_bad = BadSamplePolicy(on_error=on_error, max_bad=max_bad, max_pixels=max_pixels)
     order = OrderInputs(
-        seed=seed, shuffle=shuffle, shuffle_window=shuffle_window, ramp_up=ramp_up, num_slices=num_slices
+        seed=seed,
+        shuffle=shuffle,
+        shuffle_window=shuffle_window,
+        ramp_up=ramp_up,
+        num_slices=num_slices,
+        epoch_samples=None if epoch_samples is None else as_integer("epoch_samples", epoch_samples),
     )
     if torch.utils.data.get_worker_info() is not None:
         raise WorkerProcessError(
@@ -146,8 +192,22 @@ def loader(
         directory = None if cache_dir is None else Path(cache_dir)
         indexed = Indexed(found, alignment=extent_alignment(directory))
         manifest = indexed.manifest
-        _check_memory(order, manifest.num_samples)
-        samples = Samples(manifest, indexed.read_index, whole=indexed.whole, labels=labels)
+        order = dataclasses.replace(order, weights=indexed.weights)
+        if labels == "contiguous":
+            indexed.check_classes()
+        samples = Samples(
+            manifest,
+            indexed.read_index,
+            whole=indexed.whole,
+            labels=labels,
+            missing=missing,
+            max_pixels=max_pixels,
+        )
+        # What is left out need have neither what the graph takes nor a photo that can be decoded.
+        chosen = excluded_ordinals(indexed, exclude=exclude, where=where)
+        samples.excluded = chosen.excluded
+        if len(chosen.excluded):
+            _log.info("%s", chosen.summary)
         decode = DecodeHalf(
             graph,
             samples=samples,
@@ -156,8 +216,13 @@ def loader(
             num_threads=num_threads or len(os.sched_getaffinity(0)),
             prefetch_queue_depth=prefetch_queue_depth,
         )
-        for component in decode.inputs.components.keys() | decode.inputs.photos:
-            samples.check_photos(component, sized=component in decode.inputs.photos)
+        selection = _select(indexed, samples, decode.taken_components, oversample)
+        _check_memory(order, selection.num_per_lap)
+        for component in sorted(decode.inputs.photos):
+            samples.check_sized(component)
+        if on_error == "raise":
+            for component in sorted({*decode.decoded_components, *decode.inputs.photos}):
+                samples.check_photos(component)
         names = _names(decode.output_names, output_map, with_keys=with_keys)
         if column_labels and LABEL_OUTPUT not in decode.output_names:
             raise ValueError(f"column_labels needs an output 'label', the graph gives {', '.join(decode.output_names)}")
@@ -170,23 +235,39 @@ def loader(
             num_slices_read=num_slices_read(
                 order, batch_size=batch_size, rank=process.rank, world_size=process.world_size
             ),
+            set_shards=indexed.set_shards,
+            selection=selection,
         )
         image = open_image(
             indexed,
             reserved=reserved,
             is_windowed=window_bytes(order, manifest.shard_bytes) != "all",
-            group=_group(indexed, order),
+            group=_group(indexed, order, selection),
             cache_dir=directory,
             cache_bytes=cache_bytes,
         )
         resources.callback(image.close)
         samples.read_index = lambda shard: image.index_extent(shard).read()
         stager = resources.enter_context(contextlib.closing(open_stager(indexed, image, num_fetchers=num_fetchers)))
+        met = BadSamples(
+            policy_bad,
+            quarantine=_open_quarantine(quarantine, manifest, rank=process.rank) if on_error == "substitute" else None,
+        )
+        repair = Repair(
+            decode,
+            samples=samples,
+            met=met,
+            read=lambda shard, start, size: indexed.read_range(shard, start=start, size=size),
+        )
         return Loader(
             decode,
             samples=samples,
             image=image,
             stager=stager,
+            repair=repair,
+            met=met,
+            selection=selection,
+            set_shards=indexed.set_shards,
             order=order,
             process=process,
             last_batch_policy=policy,
@@ -199,10 +280,31 @@ def loader(
         )
 
 
-def _group(indexed: Indexed, order: OrderInputs) -> int:
+def _group(indexed: Indexed, order: OrderInputs, selection: Selection) -> int:
     """A number for loaders that read the same shards in the same order: the ranks of one job."""
-    inputs = (indexed.manifest.digest, order.seed, order.shuffle, order.shuffle_window, order.ramp_up, order.num_slices)
+    inputs = (indexed.manifest.digest, tuple(indexed.set_shards), selection.digest, order)
     return int.from_bytes(hashlib.blake2b(repr(inputs).encode(), digest_size=8).digest(), "little")
+
+
+def _select(
+    indexed: Indexed, samples: Samples, taken: Sequence[str], oversample: Mapping[int, float] | None
+) -> Selection:
+    """What an epoch is made of; ``samples`` knows what is left out by name, and is told the rest."""
+    excluded = samples.excluded
+    if samples.missing == "skip":
+        chosen = excluded_ordinals(indexed, lacking=taken)
+        excluded = np.union1d(excluded, chosen.excluded)
+        _log.info("%s", chosen.summary)
+    labels = indexed.columns().labels if oversample else None
+    selection = Selection(len(samples), excluded=excluded, labels=labels, oversample=oversample)
+    samples.excluded = selection.excluded
+    return selection
+
+
+def _open_quarantine(path: str | Path | None, manifest: Manifest, *, rank: int) -> Quarantine:
+    if path is None:
+        path = f"quarantine-{manifest.digest[:12]}-rank{rank}.tsv"
+    return Quarantine(Path(str(path).replace("{rank}", str(rank))), manifest=manifest.digest)
 
 
 def _policy_name(policy: str | LastBatchPolicy) -> LastBatchPolicyName:
@@ -218,6 +320,7 @@ def _check_arguments(
     num_threads: int | None,
     device: str,
     labels: str,
+    missing: str,
     world_size: int,
     num_slices: int,
     num_fetchers: int,
@@ -232,6 +335,8 @@ def _check_arguments(
         raise ValueError(f"device must be one of auto, gpu, cpu, got {device!r}")
     if labels not in ("raw", "contiguous"):
         raise ValueError(f"labels must be one of raw, contiguous, got {labels!r}")
+    if missing not in ("error", "skip", "empty"):
+        raise ValueError(f"missing must be one of error, skip, empty, got {missing!r}")
     if num_slices > 0 and batch_size * world_size % num_slices:
         raise ValueError(
             f"num_slices must divide batch_size * world_size, got {num_slices} and {batch_size} * {world_size}"

@@ -1,26 +1,25 @@
 """Plan an epoch: a manifest's columns and a seed in, the exact samples of every step of this rank out.
 
-Pure arithmetic on integers. The order is a function of `OrderInputs` and the manifest and of nothing else: not of time,
-threads, world size, batch size or cache. A sample is named by its ordinal, its position in the manifest's order.
+Pure arithmetic on integers. The order is a function of `OrderInputs`, the manifest and the selection, and of nothing
+else: not of time, threads, world size, batch size or cache. A sample is named by its ordinal, its position in the
+manifest's order; several data sets are several manifests in a row.
 
-Three levels, each a permutation by a counter-based generator (`dali_pipes.randomness`):
-
-* the list of shards, cut into ``num_slices`` slices;
-* each slice, cut into windows: runs of shards that are resident together;
-* the samples of each window.
-
-Cost and memory grow with the window, not with the data set, but for the permutation of the shard list.
+What is read in turns is a *strand*: one data set in one slice. Each has its own windows, in the order of its laps
+(`dali_pipes.laps`); `dali_pipes.mixing` says which data set each position takes from, the same for every slice.
 """
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes.randomness import Stream
+from dali_pipes.laps import Laps, Stretch, cut_windows, set_ranges, window_bytes
+from dali_pipes.mixing import Mix, mixed_length, split_by_weight
+from dali_pipes.order import OrderInputs
+from dali_pipes.promise import num_slices_read, reserved_bytes
+from dali_pipes.selection import Selection
 
 __all__ = [
     "LAST_BATCH_POLICIES",
@@ -37,39 +36,12 @@ __all__ = [
     "window_bytes",
 ]
 
-# Shards of a window that is read in order: enough to keep the fetch threads busy.
-SEQUENTIAL_SHARDS = 8
-
 # Of memory, while a window's samples are permuted: ordinals, the generator's words and the sort. Measured, at 2e7.
 BYTES_PER_SAMPLE = 120
 
 Int64s = npt.NDArray[np.int64]
 LastBatchPolicyName = Literal["FILL", "DROP", "PARTIAL"]
 LAST_BATCH_POLICIES: tuple[str, ...] = get_args(LastBatchPolicyName)
-
-
-@dataclass(frozen=True, kw_only=True)
-class OrderInputs:
-    """All that the order depends on beside the manifest."""
-
-    seed: int = 0
-    epoch: int = 0
-    shuffle: bool = True
-    """``False``: the manifest's order; the other inputs but ``num_slices`` are then without effect."""
-    shuffle_window: int | Literal["all"] = "all"
-    """Bytes of shards that are shuffled together; ``"all"``: the whole slice, an exact global shuffle."""
-    ramp_up: bool = False
-    """Start with windows of 1, 2, 4, ... shards, so that the first batch waits for one shard only."""
-    num_slices: int = 1
-    """Nodes that each stage a share of the shards; each step takes as many samples from every slice."""
-
-    def __post_init__(self) -> None:
-        if self.epoch < 0:
-            raise ValueError(f"epoch must not be negative, got {self.epoch}")
-        if self.num_slices < 1:
-            raise ValueError(f"num_slices must be positive, got {self.num_slices}")
-        if self.shuffle_window != "all" and not (isinstance(self.shuffle_window, int) and self.shuffle_window > 0):
-            raise ValueError(f"shuffle_window must be 'all' or a positive number of bytes, got {self.shuffle_window!r}")
 
 
 class Window(NamedTuple):
@@ -85,11 +57,12 @@ class Step(NamedTuple):
     ordinals: Int64s
     """int64 [batch]: the samples, in order."""
     occurrences: Int64s
-    """int64 [batch]: how often the epoch had the sample before; not 0 only where samples are repeated."""
+    """int64 [batch]: another number each time that the epoch has the same sample; not 0 only where samples may be
+    repeated. Without class factors it is the number of the pass, 0, 1, 2, ..., in which the sample comes."""
     num_valid: int
     """How many, from the front, count: fewer than ``len(ordinals)`` only where a rank has nothing in a last batch."""
     finished: tuple[int, ...] = ()
-    """For each slice: how many windows, from the epoch's start on, no later step of any rank takes from. The samples
+    """For each strand: how many windows, from the epoch's start on, no later step of any rank takes from. The samples
     that ``FILL`` repeats count for none."""
 
 
@@ -104,50 +77,32 @@ def num_steps(num_samples: int, *, global_batch_size: int, last_batch_policy: La
     return -(-num_samples // global_batch_size)
 
 
-def window_bytes(order: OrderInputs, shard_bytes: Int64s) -> int | Literal["all"]:
-    """What windows are cut by. Without a shuffle they change no order, and need not be large."""
-    if order.shuffle or order.shuffle_window != "all":
-        return order.shuffle_window
-    return SEQUENTIAL_SHARDS * max(1, int(shard_bytes.max(initial=0)))
-
-
-def cut_windows(
-    shard_bytes: Int64s, *, shuffle_window: int | Literal["all"], ramp_up: bool
-) -> Iterator[tuple[int, int]]:
-    """Cut a list of shards into ranges ``[start, stop)`` of at most ``shuffle_window`` bytes, but at least one shard.
-
-    >>> list(cut_windows(np.array([4, 4, 4, 9, 1]), shuffle_window=8, ramp_up=False))
-    [(0, 2), (2, 3), (3, 4), (4, 5)]
-    >>> list(cut_windows(np.ones(12, np.int64), shuffle_window="all", ramp_up=True))
-    [(0, 1), (1, 3), (3, 7), (7, 12)]
-    """
-    stops = np.cumsum(shard_bytes)
-    start, ramp = 0, 1
-    while start < len(shard_bytes):
-        stop = len(shard_bytes)
-        if shuffle_window != "all":
-            before = int(stops[start - 1]) if start else 0
-            stop = max(start + 1, int(np.searchsorted(stops, before + shuffle_window, side="right")))
-        if ramp_up and start + ramp < stop:
-            stop = start + ramp
-            ramp *= 2
-        else:
-            ramp_up = False
-        yield start, stop
-        start = stop
-
-
 class Plan:
     """The order of one epoch.
+
+    How long it is, for data sets of 30 and 10 samples that lie in one slice:
+
+    ===================  =============  =======  ==================================================================
+    ``epoch_samples``    ``weights``    samples  of each data set
+    ===================  =============  =======  ==================================================================
+    ``None``             ``None``       40       30 and 10: each sample once
+    ``None``             (0.5, 0.5)     60       30 and 30: the shortest that has all; three laps of the second
+    ``None``             (0.9, 0.1)     100      90 and 10: three laps of the first
+    20                   ``None``       20       15 and 5: the next epoch has the others
+    20                   (0.5, 0.5)     20       10 and 10: a third of a lap of the first, a lap of the second
+    ===================  =============  =======  ==================================================================
 
     Args:
         shard_bytes: int64 [shards], from the manifest.
         shard_samples: int64 [shards], samples in each.
         order: What the order depends on.
-        excluded: Ordinals that are left out, in any order.
+        excluded: Ordinals that are left out, in any order; short for a selection of nothing else.
+        set_shards: Numbers of shards of consecutive data sets, in the manifest's order; ``None``: one data set.
+        selection: Which samples, and how often each in a lap; ``None``: every one, once.
 
     Raises:
-        ValueError: If there are fewer shards than slices, or nothing is left to read.
+        ValueError: If there are fewer shards than slices, nothing is left to read, the data sets are not those of the
+            weights or of the manifest, or the epoch has no sample of one of them.
     """
 
     def __init__(
@@ -157,91 +112,119 @@ class Plan:
         shard_samples: Int64s,
         order: OrderInputs,
         excluded: Sequence[int] | Int64s = (),
+        set_shards: Sequence[int] | None = None,
+        selection: Selection | None = None,
     ) -> None:
-        if order.num_slices > len(shard_bytes):
-            raise ValueError(
-                f"num_slices must not exceed the number of shards, {len(shard_bytes)}, got {order.num_slices}"
-            )
         self.order = order
-        self._shard_bytes = np.asarray(shard_bytes, np.int64)
-        self._shard_stops = np.cumsum(shard_samples, dtype=np.int64)
-        self._shard_starts = self._shard_stops - shard_samples
-        self._excluded = np.unique(np.asarray(excluded, np.int64))
-        total = int(self._shard_stops[-1]) if len(self._shard_stops) else 0
-        if len(self._excluded) and not 0 <= self._excluded[0] <= self._excluded[-1] < total:
-            raise ValueError(
-                f"excluded ordinals must be in [0, {total}), got {self._excluded[0]}..{self._excluded[-1]}"
+        shard_bytes, shard_samples = np.asarray(shard_bytes, np.int64), np.asarray(shard_samples, np.int64)
+        ranges = set_ranges(set_shards, len(shard_bytes))
+        self.num_sets = len(ranges)
+        """Data sets that are mixed."""
+        if order.weights is not None and (self.num_sets == 1 or len(order.weights) != self.num_sets):
+            raise ValueError(f"weights are for several data sets, one each, got {order.weights} for {self.num_sets}")
+        for first, stop in ranges:
+            if order.num_slices > stop - first:
+                raise ValueError(
+                    f"num_slices must not exceed the number of shards, {stop - first}, got {order.num_slices}"
+                )
+        starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(shard_samples, dtype=np.int64)])
+        self._shard_stops = starts[1:]
+        if selection is None:
+            selection = Selection(int(starts[-1]), excluded=excluded)
+        elif len(excluded):
+            raise ValueError(f"excluded must be given to the selection, got {len(excluded)} ordinals beside one")
+        if selection.num_samples != starts[-1]:
+            raise ValueError(f"the selection is of {selection.num_samples} samples, the shards have {starts[-1]}")
+        kept = shard_samples
+        if len(selection.excluded):
+            kept = shard_samples - np.bincount(self.shard_of(selection.excluded), minlength=len(shard_samples))
+        sets = [
+            Laps(
+                shards=shards,
+                shard_bytes=shard_bytes,
+                shard_starts=starts,
+                shard_kept=kept,
+                selection=selection,
+                order=order,
             )
-        left_out = np.bincount(self.shard_of(self._excluded), minlength=len(self._shard_bytes))
-        self._shard_kept = np.asarray(shard_samples, np.int64) - left_out
-        self._slices = np.array_split(self._shard_order(), order.num_slices)
-        self._slice_samples = [int(self._shard_kept[shards].sum()) for shards in self._slices]
-        self.num_samples = max(self._slice_samples) * order.num_slices
+            for shards in ranges
+        ]
+        lengths = _lengths(order, sets)
+        self._stretches = [Stretch(laps, length=length) for laps, length in zip(sets, lengths, strict=True)]
+        self._mix = Mix(lengths, seed=order.seed, epoch=order.epoch, shuffle=order.shuffle)
+        self.num_samples = self._mix.length * order.num_slices
         """Samples of one epoch over all ranks; slices shorter than the longest wrap, which counts."""
-        if min(self._slice_samples) == 0:
-            raise ValueError(
-                f"nothing to read: {total} samples, {len(self._excluded)} excluded, in {order.num_slices} slices"
-            )
+        self.set_samples = tuple(length * order.num_slices for length in lengths)
+        """Samples of each data set among them."""
 
     def shard_of(self, ordinals: Int64s) -> Int64s:
         """The shard of each ordinal: int64 [N]."""
         return np.searchsorted(self._shard_stops, ordinals, side="right").astype(np.int64)
 
-    def windows(self, slice_: int = 0) -> Iterator[Window]:
-        """The windows of one slice, in the order in which they are read."""
-        for shards in self.window_shards(slice_):
-            yield Window(shards, self._window_ordinals(shards))
+    def windows(self, strand: int = 0) -> Iterator[Window]:
+        """The windows of the lap of one strand with which the epoch begins, in the order in which they are read."""
+        stretch, _ = self._strand(strand)
+        for shards in self.window_shards(strand):
+            yield Window(shards, stretch.first_lap.samples(shards)[0])
 
-    def window_shards(self, slice_: int = 0) -> Iterator[Int64s]:
-        """The shards of the windows of one slice, in the order in which they are read; costs nothing a sample."""
-        shards = self._slices[slice_]
-        window = window_bytes(self.order, self._shard_bytes)
-        ramp_up = self.order.ramp_up and self.order.shuffle
-        for start, stop in cut_windows(self._shard_bytes[shards], shuffle_window=window, ramp_up=ramp_up):
-            yield shards[start:stop]
+    def window_shards(self, strand: int = 0) -> Iterator[Int64s]:
+        """The shards of these windows; costs nothing a sample."""
+        stretch, slice_ = self._strand(strand)
+        cuts, _ = stretch.first_lap.windows(slice_)
+        for start, stop in zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True):
+            yield stretch.first_lap.slices[slice_][start:stop]
 
-    def windows_ahead(self, slice_: int = 0, *, start: int = 0) -> Iterator[tuple[int, Int64s]]:
-        """The windows of one slice that are read from position ``start`` of the order on, each with its number.
+    def windows_ahead(self, strand: int = 0, *, start: int = 0) -> Iterator[tuple[int, Int64s]]:
+        """The windows of one strand that are read from position ``start`` of the order on, each with its number.
 
-        A slice shorter than the longest wraps: its windows come again, numbered on.
+        A slice shorter than the longest wraps: its windows come again, numbered on, as they do from lap to lap. There
+        is none where the epoch has no more of the strand.
         """
-        left, skip = self.num_samples // self.order.num_slices, start // self.order.num_slices
-        number = 0
-        while left > 0:
-            for shards in self.window_shards(slice_):
-                kept = self._kept(shards)
-                if skip < kept and left > 0:
-                    yield number, shards
-                skip, left, number = max(0, skip - kept), left - kept, number + 1
+        stretch, slice_ = self._strand(strand)
+        done = self._mix.before(start // self.order.num_slices)[strand % self.num_sets]
+        for piece in stretch.pieces(slice_, start=done):
+            yield piece.number, piece.shards
+
+    def finished_at(self, start: int) -> tuple[int, ...]:
+        """For each strand how many windows, from the epoch's start on, nothing is read of from position ``start`` on.
+
+        As `Step.finished` says of the step before.
+        """
+        return tuple(cursor.finished for cursor in self._cursors(start // self.order.num_slices))
 
     def slices_of(self, *, batch_size: int, rank: int = 0, world_size: int = 1) -> list[int]:
-        """The slices from which a rank takes samples, but for a short last step."""
-        each = batch_size * world_size // self.order.num_slices
-        return list(range(rank * batch_size // each, -(-(rank + 1) * batch_size // each)))
+        """The strands from which a rank takes samples, but for a short last step: those of its slices.
 
-    def bytes_at_a_time(self, extent_bytes: Int64s, slices: Sequence[int], *, global_batch_size: int) -> int:
-        """Bytes of these slices' windows that must be resident at a time: two windows, or as many as one step spans.
+        Two slices, three data sets, two ranks:
+
+        ====  ======  =======
+        rank  slices  strands
+        ====  ======  =======
+        0     0       0 1 2
+        1     1       3 4 5
+        ====  ======  =======
+        """
+        each = batch_size * world_size // self.order.num_slices
+        first, stop = rank * batch_size // each, -(-(rank + 1) * batch_size // each)
+        return list(range(first * self.num_sets, stop * self.num_sets))
+
+    def bytes_at_a_time(self, extent_bytes: Int64s, strands: Sequence[int], *, global_batch_size: int) -> int:
+        """Bytes of these strands' windows that must be resident at a time: of each, two, or as many as a step spans.
 
         Args:
             extent_bytes: int64 [shards], what each shard takes.
-            slices: Which slices.
+            strands: Which, as `slices_of` numbers them.
             global_batch_size: Samples of one step over all ranks.
         """
         each = -(-global_batch_size // self.order.num_slices)
-        total = 0
-        for slice_ in slices:
-            windows = list(self.window_shards(slice_))
-            sizes = np.array([extent_bytes[shards].sum() for shards in windows], np.int64)
-            kept = np.array([self._kept(shards) for shards in windows], np.int64)
-            # Round again: after the last window come the first, of the next lap or epoch, or repeated by FILL.
-            sizes, kept = np.tile(sizes, 2), np.tile(kept, 2)
-            starts, stops = np.concatenate([[0], np.cumsum(sizes)]), np.cumsum(kept)
-            # A step that begins with the last sample of window i ends with the sample each - 1 further on.
-            last = np.minimum(np.searchsorted(stops, stops - 1 + each - 1, side="right"), len(sizes) - 1)
-            spanned = starts[last + 1] - starts[:-1]
-            pairs = sizes[:-1] + sizes[1:]
-            total += min(int(extent_bytes[self._slices[slice_]].sum()), max(int(spanned.max()), int(pairs.max())))
-        return total
+        needed = [0] * self.num_sets
+        for strand in strands:
+            number = strand % self.num_sets
+            at_once = self._mix.most_of(number, each) if self.num_sets > 1 else each
+            needed[number] += _strand_bytes(*self._strand(strand), extent_bytes, num_samples=at_once)
+        # Whatever is resident, no shard is so twice.
+        all_bytes = [stretch.laps.sum_of_read(extent_bytes) for stretch in self._stretches]
+        return sum(map(min, needed, all_bytes))
 
     def steps(
         self,
@@ -266,6 +249,15 @@ class Plan:
         ===========  ==========  ==========================================================
 
         A rank that would have nothing in a ``PARTIAL`` last step gets the step's first sample, with ``num_valid`` 0.
+
+        Two data sets, a b c d e f and x y, where `dali_pipes.mixing` puts the second at positions 2 and 5:
+
+        ====  ======  ======
+        rank  step 0  step 1
+        ====  ======  ======
+        0     a b     d y
+        1     x c     e f
+        ====  ======  ======
 
         Raises:
             ValueError: If ``rank`` is not in ``[0, world_size)``, the policy is unknown, or ``num_slices`` does not
@@ -292,18 +284,16 @@ class Plan:
     ) -> Iterator[Step]:
         global_batch_size = batch_size * world_size
         num_slices = self.order.num_slices
-        cursors = [_Cursor(self, slice_, start // num_slices) for slice_ in range(num_slices)]
+        cursors = self._cursors(start // num_slices)
         for position in range(start, self.num_samples, global_batch_size):
             size = min(global_batch_size, self.num_samples - position)
-            parts = [cursor.take(size // num_slices) for cursor in cursors]
+            parts = self._take(cursors, position // num_slices, size // num_slices)
             if size < global_batch_size:
                 if last_batch_policy == "DROP":
                     return
                 if last_batch_policy == "FILL":
-                    parts = [
-                        _join(part, self._repeated(slice_, (global_batch_size - size) // num_slices))
-                        for slice_, part in enumerate(parts)
-                    ]
+                    repeated = self._repeated(cursors, (global_batch_size - size) // num_slices)
+                    parts = list(map(_join, parts, repeated))
                     size = global_batch_size
             ordinals, occurrences = (np.concatenate(column) for column in zip(*parts, strict=True))
             first, stop = _block(size, rank, world_size, batch_size)
@@ -313,88 +303,147 @@ class Plan:
             else:
                 yield Step(ordinals[first:stop], occurrences[first:stop], stop - first, finished)
 
-    def _repeated(self, slice_: int, num: int) -> "_Taken":
-        """The epoch's first samples again, as often as it takes."""
-        samples = max(self._slice_samples)
-        # A slice shorter than the longest has already repeated its first samples within the epoch.
-        turns = -(-samples // self._slice_samples[slice_])
-        ordinals, occurrences = _Cursor(self, slice_, 0).take(min(num, samples))
-        lap = np.repeat(np.arange(1, -(-num // samples) + 1), samples)[:num]
-        return np.resize(ordinals, num), np.resize(occurrences, num) + lap * turns
+    def _strand(self, strand: int) -> tuple[Stretch, int]:
+        """The data set's part in the epoch, and the slice."""
+        slice_, number = divmod(strand, self.num_sets)
+        return self._stretches[number], slice_
 
-    def _shard_order(self) -> Int64s:
-        shards = np.arange(len(self._shard_bytes), dtype=np.int64)
-        return self._permuted(shards, "shards") if self.order.shuffle else shards
+    def _cursors(self, position: int) -> list["_Cursor"]:
+        """One for each strand, at a position of every slice."""
+        before = self._mix.before(position) if self.num_sets > 1 else [position]
+        return [
+            _Cursor(stretch, slice_, done)
+            for slice_ in range(self.order.num_slices)
+            for stretch, done in zip(self._stretches, before, strict=True)
+        ]
 
-    def _window_ordinals(self, shards: Int64s) -> Int64s:
-        counts = self._shard_stops[shards] - self._shard_starts[shards]
-        # Each shard's first ordinal, less where its run starts in the concatenation, plus the position in it.
-        offsets = np.repeat(self._shard_starts[shards] - (np.cumsum(counts) - counts), counts)
-        ordinals = offsets + np.arange(len(offsets), dtype=np.int64)
-        if len(self._excluded):
-            # Sorted: the place where each would stand is found in the time of the window.
-            places = np.minimum(np.searchsorted(self._excluded, ordinals), len(self._excluded) - 1)
-            ordinals = ordinals[self._excluded[places] != ordinals]
-        return self._permuted(ordinals, "samples") if self.order.shuffle else ordinals
+    def _take(self, cursors: Sequence["_Cursor"], position: int, num: int) -> list["_Taken"]:
+        """For each slice the next ``num`` samples, from where all cursors stand."""
+        if self.num_sets == 1:
+            return [cursor.take(num) for cursor in cursors]
+        sets = self._mix.sets(position, position + num)
+        counts = np.bincount(sets, minlength=self.num_sets).tolist()
+        places = np.argsort(sets, kind="stable")  # of the first data set's samples, then of the second's, ...
+        taken = []
+        for first in range(0, len(cursors), self.num_sets):
+            parts = [cursor.take(count) for cursor, count in zip(cursors[first:], counts, strict=False)]
+            mixed = np.empty((2, num), np.int64)
+            for row, column in zip(mixed, zip(*parts, strict=True), strict=True):
+                row[places] = np.concatenate(column)
+            taken.append((mixed[0], mixed[1]))
+        return taken
 
-    def _permuted(self, values: Int64s, purpose: str) -> Int64s:
-        # Sorted by 64 random bits each; the sort is stable, so that even equal bits give one order everywhere.
-        stream = Stream(self.order.seed, self.order.epoch, f"order/{purpose}")
-        return values[np.argsort(stream.words(values), kind="stable")]
-
-    def _kept(self, shards: Int64s) -> int:
-        return int(self._shard_kept[shards].sum())
+    def _repeated(self, cursors: Sequence["_Cursor"], num: int) -> list["_Taken"]:
+        """For each slice the epoch's first samples again, as often as it takes; the cursors are at the epoch's end."""
+        length = self._mix.length
+        first = self._take(self._cursors(0), 0, min(num, length))
+        sets = self._mix.sets(0, min(num, length))
+        again = np.arange(num, dtype=np.int64) // length + 1
+        # Occurrences that the epoch has had: a slice that wraps has repeated samples of its own; in another lap they
+        # may have been another slice's.
+        used = np.array([cursor.num_occurrences for cursor in cursors], np.int64).reshape(-1, self.num_sets)
+        for number, stretch in enumerate(self._stretches):
+            if not stretch.is_one_lap:
+                used[:, number] = used[:, number].max()
+        repeated = []
+        for slice_, (ordinals, occurrences) in enumerate(first):
+            so_far = np.resize(used[slice_][sets], num)
+            repeated.append((np.resize(ordinals, num), np.resize(occurrences, num) + again * so_far))
+        return repeated
 
 
 _Taken = tuple[Int64s, Int64s]
 
 
 class _Cursor:
-    """Reads one slice's order from a position on, lap after lap; skips windows without permuting them."""
+    """Reads one strand's order from a position on; skips windows without permuting them."""
 
-    def __init__(self, plan: Plan, slice_: int, position: int) -> None:
-        self._plan, self._slice = plan, slice_
-        samples = plan._slice_samples[slice_]
-        self._lap, skip = divmod(position, samples)
-        self._windows = plan.window_shards(slice_)
-        self._ordinals = np.empty(0, np.int64)
-        self._opened = self._lap * sum(1 for _ in plan.window_shards(slice_)) if self._lap else 0
-        while skip:
-            shards = next(self._windows)
-            self._opened += 1
-            kept = plan._kept(shards)
-            if kept > skip:
-                self._ordinals = plan._window_ordinals(shards)[skip:]
-            skip -= min(kept, skip)
+    def __init__(self, stretch: Stretch, slice_: int, position: int) -> None:
+        self._pieces = stretch.pieces(slice_, start=position)
+        self._max_copies = stretch.laps.part.max_copies
+        self._ordinals = self._copies = np.empty(0, np.int64)
+        self._next = next(self._pieces, None)
+        if self._next is not None:
+            self._number, self._pass = self._next.number - 1, self._next.pass_
+        else:
+            (last,) = stretch.pieces(slice_, start=stretch.length - 1)
+            is_whole = last.begin + 1 == last.stop
+            self._number, self._pass = last.number - (not is_whole), last.pass_
 
     @property
     def finished(self) -> int:
         """How many windows are read to their end."""
-        return self._opened - (len(self._ordinals) > 0)
+        return self._number + (len(self._ordinals) == 0)
+
+    @property
+    def num_occurrences(self) -> int:
+        """More than any occurrence so far."""
+        return (self._pass + 1) * self._max_copies
 
     def take(self, num: int) -> _Taken:
+        """The next samples, with their occurrences."""
         ordinals: list[Int64s] = []
         occurrences: list[Int64s] = []
         while num:
             if not len(self._ordinals):
-                self._next_window()
+                self._open_next()
                 continue
             taken = self._ordinals[:num]
             self._ordinals = self._ordinals[num:]
             ordinals.append(taken)
-            occurrences.append(np.full(len(taken), self._lap, np.int64))
+            occurrence = np.full(len(taken), self._pass * self._max_copies, np.int64)
+            if len(self._copies):
+                occurrence += self._copies[:num]
+                self._copies = self._copies[num:]
+            occurrences.append(occurrence)
             num -= len(taken)
+        if len(ordinals) == 1:
+            return ordinals[0], occurrences[0]
         empty = [np.empty(0, np.int64)]
         return np.concatenate(ordinals or empty), np.concatenate(occurrences or empty)
 
-    def _next_window(self) -> None:
-        shards = next(self._windows, None)
-        if shards is None:
-            self._lap += 1
-            self._windows = self._plan.window_shards(self._slice)
-            return
-        self._ordinals = self._plan._window_ordinals(shards)
-        self._opened += 1
+    def _open_next(self) -> None:
+        piece = self._next
+        assert piece is not None, "no step takes more than the epoch has"
+        ordinals, copies = piece.lap.samples(piece.shards)
+        self._ordinals = ordinals[piece.begin : piece.stop]
+        if copies is not None:
+            self._copies = copies[piece.begin : piece.stop]
+        self._number, self._pass = piece.number, piece.pass_
+        self._next = next(self._pieces, None)
+
+
+def _lengths(order: OrderInputs, sets: Sequence[Laps]) -> list[int]:
+    """Positions of a slice that an epoch has of each data set."""
+    if order.epoch_samples is None:
+        lengths = [laps.lap(order.epoch).length for laps in sets]
+        weights = order.weights
+        return lengths if weights is None else split_by_weight(mixed_length(lengths, weights), weights)
+    sizes = [laps.part.num_per_lap for laps in sets]
+    lengths = split_by_weight(order.epoch_samples // order.num_slices, order.weights or sizes)
+    if 0 in lengths:
+        raise ValueError(
+            f"epoch_samples={order.epoch_samples} in {order.num_slices} slices leave no sample for data set "
+            f"{lengths.index(0)}, whose share of them is too small; pass more"
+        )
+    return lengths
+
+
+def _strand_bytes(stretch: Stretch, slice_: int, extent_bytes: Int64s, *, num_samples: int) -> int:
+    """What two windows of a strand take, or as many as this many samples in a row span."""
+    lap = stretch.first_lap
+    pieces = list(stretch.pieces(slice_))
+    sizes = np.array([extent_bytes[piece.shards].sum() for piece in pieces], np.int64)
+    taken = np.array([piece.stop - piece.begin for piece in pieces], np.int64)
+    taken[-1] -= taken.sum() - stretch.length
+    # Round again: after the last window come the first, of the next epoch or repeated by FILL.
+    sizes, taken = np.tile(sizes, 2), np.tile(taken, 2)
+    starts, stops = np.concatenate([[0], np.cumsum(sizes)]), np.cumsum(taken)
+    # A step that begins with the last sample of window i ends with the sample num_samples - 1 further on.
+    last = np.minimum(np.searchsorted(stops, stops - 1 + num_samples - 1, side="right"), len(sizes) - 1)
+    spanned = starts[last + 1] - starts[:-1]
+    needed = max(int(spanned.max()), int((sizes[:-1] + sizes[1:]).max()))
+    return min(needed, int(extent_bytes[lap.slices[slice_]].sum())) if stretch.is_one_lap else needed
 
 
 def _join(first: _Taken, second: _Taken) -> _Taken:
@@ -416,54 +465,3 @@ def excluded_digest(keys: Sequence[str]) -> str:
     for key in sorted(set(keys)):
         state.update(key.encode() + b"\0")
     return state.hexdigest()
-
-
-def num_slices_read(order: OrderInputs, *, batch_size: int, rank: int, world_size: int) -> int:
-    """How many slices a rank takes samples from."""
-    each = batch_size * world_size // order.num_slices
-    return -(-(rank + 1) * batch_size // each) - rank * batch_size // each
-
-
-def reserved_bytes(
-    extent_bytes: Int64s,
-    shard_bytes: Int64s,
-    shard_samples: Int64s,
-    *,
-    order: OrderInputs,
-    global_batch_size: int,
-    num_slices_read: int = 1,
-) -> int:
-    """Bytes that two windows never exceed, whichever epoch: what a loader has promised to it at its start.
-
-    Args:
-        extent_bytes: int64 [shards], what each shard takes.
-        shard_bytes: int64 [shards], which windows are cut by.
-        shard_samples: int64 [shards].
-        order: What the order depends on.
-        global_batch_size: Samples of one step over all ranks.
-        num_slices_read: Slices that this rank reads.
-    """
-    total = int(extent_bytes.sum())
-    cut = window_bytes(order, shard_bytes)
-    if cut == "all" or not shard_bytes.any():
-        return total
-    largest = int(shard_bytes.max())
-    counted = shard_samples > 0
-    per_sample = int(np.ceil((extent_bytes[counted] / shard_samples[counted]).max(initial=0.0)))
-    # Every window but a slice's last holds at least this much: a step that needs less than that spans two at most.
-    least = max(0, cut - largest)
-    step = per_sample * -(-global_batch_size // order.num_slices)
-    windows = _most_extents(extent_bytes, shard_bytes, 2 * max(cut, largest))
-    return min(total, num_slices_read * (windows + (step if least < step else 0)))
-
-
-def _most_extents(extent_bytes: Int64s, shard_bytes: Int64s, num_bytes: int) -> int:
-    """The most that shards of ``num_bytes`` together can take: those first that are longest for their size.
-
-    An extent is longer than its shard, by its alignment and the shard's index, and most so for small shards.
-    """
-    order = np.argsort(-extent_bytes / np.maximum(shard_bytes, 1), kind="stable")
-    stops = np.cumsum(shard_bytes[order])
-    whole = int(np.searchsorted(stops, num_bytes, side="right"))
-    # One more that is cut off counts in full.
-    return int(extent_bytes[order[: whole + 1]].sum())

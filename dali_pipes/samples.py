@@ -16,24 +16,30 @@ import numpy.typing as npt
 
 from dali_pipes.errors import DataError
 from dali_pipes.randomness import Stream
+from prep.columns import NO_LABEL
 from prep.index import LABEL_COMPONENT
 from prep.manifest import Manifest, ShardIndex, checksum, classes_name, index_name
 from prep.photos import PHOTO_FORMATS
 from prep.store import Store
 from prep.urls import shared_prefix
 
-__all__ = ["Batch", "Labels", "Places", "Rows", "Samples", "index_reader"]
+__all__ = ["MAX_PIXELS", "Batch", "Labels", "Missing", "Places", "Rows", "Samples", "index_reader"]
 
 # Shard indexes read at a time while one that is at fault is looked for; the wait is the store's latency.
 NUM_READERS = 16
 UNDECODABLE = ("unknown", "GIF")
+_UNDECODABLE_CODES = [PHOTO_FORMATS.index(kind) for kind in UNDECODABLE]
+MAX_PIXELS = 89_478_485
+"""Most pixels of a photo: Pillow's ``MAX_IMAGE_PIXELS``, a quarter of a GiB of 8-bit RGB."""
 # Columns of a component's table.
 OFFSET, SIZE, HEIGHT, WIDTH, FORMAT = range(5)
+_COLUMNS = ("offset", "size", "height", "width", "format")
 NO_PHOTO = -1
 
 Int64s = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
 Labels = Literal["raw", "contiguous"]
+Missing = Literal["error", "skip", "empty"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +67,9 @@ class Samples:
         whole: The manifest that ``manifest`` is a part of, whose sums its header has; ``manifest`` where ``None``.
         labels: ``"raw"``: class ids as ``cls`` holds them; ``"contiguous"``: from 0, by the order of the ids in the
             class table.
+        missing: What is made of a sample that lacks a component: refused; left out, which the plan sees to; or let
+            through: a photo as one of 1 x 1 pixel, a class id as -1.
+        max_pixels: Photos of more pixels are bad.
     """
 
     def __init__(
@@ -70,11 +79,17 @@ class Samples:
         *,
         whole: Manifest | None = None,
         labels: Labels = "raw",
+        missing: Missing = "error",
+        max_pixels: int = MAX_PIXELS,
     ) -> None:
         self.manifest = manifest
         self.read_index = read_index
         self._whole = whole or manifest
         self._labels = labels
+        self.missing: Missing = missing
+        self.excluded = np.empty(0, np.int64)
+        """Ordinals that no plan names, sorted: nothing is checked of them."""
+        self.max_pixels = max_pixels
         self._stops = np.cumsum(manifest.samples, dtype=np.int64)
         self._starts = self._stops - manifest.samples
         self._class_ids = np.array(sorted(manifest.classes), np.int64)
@@ -95,14 +110,24 @@ class Samples:
         Raises:
             DataError: If an index is not what it must be.
         """
+        return self._gather(ordinals, self._table)
+
+    def _gather(self, ordinals: Int64s, table_of: "Callable[[int], _ShardTable]") -> "Rows":
         shard = self.shard_of(ordinals)
         order = np.argsort(shard, kind="stable")
         named, firsts = np.unique(shard[order], return_index=True)
         parts = [
-            _Part(self._table(int(number)), where, ordinals[where] - self._starts[number])
+            _Part(table_of(int(number)), where, ordinals[where] - self._starts[number])
             for number, where in zip(named, np.split(order, firsts[1:]), strict=True)
         ]
         return Rows(self, ordinals, shard, parts)
+
+    def neighbours(self, ordinal: int) -> Int64s:
+        """The other samples of its shard that are not excluded: those before it, then after; the nearest first."""
+        shard = int(self.shard_of(np.array([ordinal]))[0])
+        before = np.arange(ordinal - 1, int(self._starts[shard]) - 1, -1, dtype=np.int64)
+        others = np.concatenate([before, np.arange(ordinal + 1, int(self._stops[shard]), dtype=np.int64)])
+        return others[~np.isin(others, self.excluded)]
 
     def forget(self, shards: Iterable[int]) -> None:
         """Give up what is known of these shards; it is read again when it is wanted."""
@@ -136,8 +161,14 @@ class Samples:
         counts = [self._whole.components.get(name, 0) for name in names]
         if max(counts) == self._whole.num_samples or component in self._found:
             return
+        if self.missing != "error":
+            if not max(counts):
+                there = ", ".join(f"'{name}'" for name in self._whole.components)
+                raise DataError(f"no sample has component '{component}'; the data set has {there or 'none'}")
+            self._found.add(component)
+            return
         for table in self._scan():
-            missing = np.flatnonzero(table.column(names)[:, OFFSET] < 0)
+            missing = np.flatnonzero((table.column(names)[:, OFFSET] < 0) & self._is_wanted(table))
             if not len(missing):
                 continue
             row = int(missing[0])
@@ -149,12 +180,31 @@ class Samples:
             raise DataError(f"{self._name_in(table, row)}: no component '{component}' (found: {found}){more}")
         self._found.add(component)
 
-    def check_photos(self, component: str, *, sized: bool) -> None:
+    def check_sized(self, component: str) -> None:
+        """Refuse a component whose height and width are asked for, where it is no photo by its name.
+
+        Raises:
+            DataError: Names the first.
+        """
+        names = component.split(";")
+        if all(name in self._whole.photos for name in names):
+            return
+        for table in self._scan():
+            columns = table.column(names)
+            unsized = np.flatnonzero(
+                (columns[:, FORMAT] == NO_PHOTO) & (columns[:, OFFSET] >= 0) & self._is_wanted(table)
+            )
+            if len(unsized):
+                raise DataError(
+                    f"{self._name_in(table, int(unsized[0]))}: component '{component}' has no height and width in the "
+                    "index, because its name is not a photo's; name it .jpg, .png or the like when packing"
+                )
+
+    def check_photos(self, component: str) -> None:
         """Refuse what DALI cannot decode, by the headers that were read when the shards were indexed.
 
         Args:
             component: As in `check_component`.
-            sized: Whether its height and width are needed, which only photos by name have.
 
         Raises:
             DataError: If a photo is a GIF, or its header is none that is known; names the first.
@@ -162,30 +212,19 @@ class Samples:
         names = component.split(";")
         formats = [self._whole.photos[name] for name in names if name in self._whole.photos]
         num_bad = sum(found.get(kind, 0) for found in formats for kind in (*UNDECODABLE, "unsized"))
-        has_unsized = sized and any(name not in self._whole.photos for name in names)
-        if not num_bad and not has_unsized:
+        if not num_bad:
             return
-        undecodable = [PHOTO_FORMATS.index(kind) for kind in UNDECODABLE]
         for table in self._scan():
             columns = table.column(names)
-            format_, is_there = columns[:, FORMAT], columns[:, OFFSET] >= 0
-            bad = np.isin(format_, undecodable) | ((format_ >= 0) & (columns[:, HEIGHT] == 0))
-            if sized:
-                bad |= format_ == NO_PHOTO
-            if not (bad & is_there).any():
+            bad = np.flatnonzero(_is_undecodable(columns) & (columns[:, OFFSET] >= 0) & self._is_wanted(table))
+            if not len(bad):
                 continue
-            row = int(np.argmax(bad & is_there))
-            where = self._name_in(table, row)
-            if format_[row] == NO_PHOTO:
-                raise DataError(
-                    f"{where}: component '{component}' has no height and width in the index, because its name "
-                    "is not a photo's; name it .jpg, .png or the like when packing"
-                )
-            found = "a GIF" if PHOTO_FORMATS[format_[row]] == "GIF" else "an image whose header cannot be read"
+            row = int(bad[0])
+            problem = photo_problem(columns[row], max_pixels=self.max_pixels)
             more = f"; so do {num_bad - 1} more samples" if num_bad > 1 else ""
             raise DataError(
-                f"{where}: component '{component}' holds {found}, expected JPEG, PNG or another format that "
-                f"DALI decodes{more}; pack without it: dali-pipes prep pack --on-bad skip"
+                f"{self._name_in(table, row)}: component '{component}' {problem}{more}; pass on_error='substitute', or "
+                "pack without it: dali-pipes prep pack --on-bad skip"
             )
 
     def check_labels(self) -> None:
@@ -204,8 +243,18 @@ class Samples:
 
     def labels_of(self, table: "_ShardTable", rows: Int64s) -> Int64s:
         """The class ids of some rows of a shard: int64 [N]."""
-        if table.index.labels is None:
+        if table.index.labels is None and self.missing != "empty":
             raise DataError(f"{self._name_in(table, int(rows[0]))}: no component '{LABEL_COMPONENT}'")
+        if self.missing == "empty":
+            is_there = table.column([LABEL_COMPONENT])[rows, OFFSET] >= 0
+            labels = np.full(len(rows), NO_LABEL, np.int64)
+            if is_there.any():
+                labels[is_there] = self._known_labels(table, rows[is_there])
+            return labels
+        return self._known_labels(table, rows)
+
+    def _known_labels(self, table: "_ShardTable", rows: Int64s) -> Int64s:
+        assert table.index.labels is not None
         raw = table.index.labels[rows]
         if self._labels == "raw":
             return raw
@@ -234,7 +283,7 @@ class Samples:
                 f"index '{index_name(name)}' lists {index.num_samples} samples in {index.shard_bytes} bytes, the "
                 f"manifest says {expected[0]} in {expected[1]}; rebuild it: dali-pipes prep index URL"
             )
-        return _ShardTable(shard, index)
+        return _ShardTable(shard, index, fills=self.missing != "error")
 
     def _scan(self) -> Iterator["_ShardTable"]:
         """All shards' tables, in order, kept by nobody."""
@@ -243,6 +292,14 @@ class Samples:
                 shards = range(first, min(first + 16 * NUM_READERS, self.manifest.num_shards))
                 yield from readers.map(self._load, shards)
 
+    def _is_wanted(self, table: "_ShardTable") -> npt.NDArray[np.bool_]:
+        """Which samples of a shard are not excluded: bool [N]."""
+        first = int(self._starts[table.shard])
+        wanted = np.ones(table.index.num_samples, np.bool_)
+        start, stop = np.searchsorted(self.excluded, [first, first + len(wanted)])
+        wanted[self.excluded[start:stop] - first] = False
+        return wanted
+
     def _name_in(self, table: "_ShardTable", row: int) -> str:
         return f"shard '{self.manifest.names[table.shard]}', key '{table.index.keys[row]}'"
 
@@ -250,8 +307,8 @@ class Samples:
 class _ShardTable:
     """One shard's index, with a table for each component expression that was asked for."""
 
-    def __init__(self, shard: int, index: ShardIndex) -> None:
-        self.shard, self.index = shard, index
+    def __init__(self, shard: int, index: ShardIndex, *, fills: bool) -> None:
+        self.shard, self.index, self._fills = shard, index, fills
         self._columns: dict[tuple[str, ...], Int64s] = {}
 
     def column(self, names: Sequence[str]) -> Int64s:
@@ -269,6 +326,9 @@ class _ShardTable:
             if (photo := self.index.photos.get(name)) is not None:
                 found[rows, HEIGHT], found[rows, WIDTH] = photo.height[rows], photo.width[rows]
                 found[rows, FORMAT] = photo.format[rows]
+        if self._fills:  # what is not there is 1 x 1 pixel, so that windows can be drawn and sizes divided by
+            lacking = found[:, OFFSET] < 0
+            found[lacking, HEIGHT] = found[lacking, WIDTH] = 1
         self._columns[tuple(names)] = found
         return found
 
@@ -294,6 +354,7 @@ class Rows:
         """int64 [N]: the shard of each."""
         self._samples, self._parts = samples, parts
         self._places: dict[str, Places] = {}
+        self._refused: dict[tuple[str, ...], npt.NDArray[np.bool_]] = {}
         self._tables = {part.table.shard: part for part in parts}
 
     def __len__(self) -> int:
@@ -320,6 +381,31 @@ class Rows:
             )
         return self._places[component]
 
+    def of(self, ordinals: Int64s) -> "Rows":
+        """The columns of other samples of the same shards; nothing is read for it."""
+        return self._samples._gather(ordinals, lambda shard: self._tables[shard].table)
+
+    def refused(self, components: Sequence[str]) -> npt.NDArray[np.bool_]:
+        """Which must not be decoded, by what the shard index says of these components: bool [N]."""
+        if tuple(components) not in self._refused:
+            refused = np.zeros(len(self.ordinals), np.bool_)
+            for component in components:
+                places = self.places(component)
+                columns = np.stack([places.offset, places.size, places.height, places.width, places.format], axis=1)
+                is_bad = _is_undecodable(columns) | (places.height * places.width > self._samples.max_pixels)
+                refused |= is_bad & (places.offset >= 0)
+            self._refused[tuple(components)] = refused
+        return self._refused[tuple(components)]
+
+    def problem(self, position: int, components: Sequence[str]) -> tuple[str, str]:
+        """The component for which one is refused, and why."""
+        for component in components:
+            places = self.places(component)
+            columns = np.array([getattr(places, name)[position] for name in _COLUMNS])
+            if places.offset[position] >= 0 and (text := photo_problem(columns, max_pixels=self._samples.max_pixels)):
+                return component, text
+        raise AssertionError("asked for a sample that is not refused")
+
     @cached_property
     def labels(self) -> Int64s:
         """The class id of each: int64 [N]."""
@@ -334,9 +420,13 @@ class Rows:
         at = int(np.searchsorted(part.where, position))  # positions of a shard are in order: the sort was stable
         return part.table.index.keys[int(part.rows[at])]
 
+    def shard_name(self, position: int) -> str:
+        """The shard of one."""
+        return self._samples.manifest.names[int(self.shard[position])]
+
     def name(self, position: int) -> str:
         """Shard and key of one, as errors give them."""
-        return f"shard '{self._samples.manifest.names[int(self.shard[position])]}', key '{self.key(position)}'"
+        return f"shard '{self.shard_name(position)}', key '{self.key(position)}'"
 
 
 class Batch:
@@ -351,6 +441,7 @@ class Batch:
         *,
         num_valid: int,
         stream: Callable[[str], Stream],
+        substituted: tuple[int, ...] = (),
     ) -> None:
         self.rows = rows
         self._start, self._stop = start, stop
@@ -359,7 +450,32 @@ class Batch:
         self.occurrences = occurrences
         """int64 [B]: how often the epoch had each before."""
         self.num_valid = num_valid
+        self.substituted = substituted
+        """Positions at which another sample stands in for a bad one."""
         self._stream = stream
+
+    def replaced(self, ordinals: Int64s, occurrences: Int64s, *, substituted: tuple[int, ...]) -> "Batch":
+        """The batch with other samples of its shards in it."""
+        rows = self.rows.of(ordinals)
+        return Batch(
+            rows,
+            0,
+            len(ordinals),
+            occurrences,
+            num_valid=self.num_valid,
+            stream=self._stream,
+            substituted=substituted,
+        )
+
+    def places(self, component: str) -> Places:
+        """Where one component of each lies; see `Rows.places`."""
+        places, rows = self.rows.places(component), slice(self._start, self._stop)
+        return Places(**{name: getattr(places, name)[rows] for name in _COLUMNS})
+
+    def refused(self, components: Sequence[str]) -> dict[int, tuple[str, str]]:
+        """Those that must not be decoded: position -> component and reason; see `Rows.refused`."""
+        bad = np.flatnonzero(self.rows.refused(components)[self._start : self._stop]).tolist()
+        return {position: self.rows.problem(self._start + position, components) for position in bad}
 
     def __len__(self) -> int:
         return self._stop - self._start
@@ -380,13 +496,33 @@ class Batch:
         """The samples' keys."""
         return [self.rows.key(position) for position in range(self._start, self._stop)]
 
-    def name(self, ordinal: int) -> str:
+    def name(self, position: int) -> tuple[str, str]:
         """Shard and key of one of its samples."""
-        return self.rows.name(self._start + int(np.argmax(self.ordinals == ordinal)))
+        return self.rows.shard_name(self._start + position), self.rows.key(self._start + position)
 
     def uniforms(self, stream: str, num: int) -> npt.NDArray[np.float64]:
         """``num`` numbers in [0, 1) for each sample, its own in this epoch: float64 [B, num]."""
         return self._stream(stream).uniforms(self.ordinals, num, occurrence=self.occurrences)
+
+
+def photo_problem(columns: Int64s, *, max_pixels: int) -> str | None:
+    """Why a photo with these columns cannot be decoded, ``None`` where nothing speaks against it."""
+    height, width, format_ = (int(columns[number]) for number in (HEIGHT, WIDTH, FORMAT))
+    expected = "expected JPEG, PNG or another format that DALI decodes"
+    if format_ == PHOTO_FORMATS.index("GIF"):
+        return f"holds a GIF, {expected}"
+    if format_ >= 0 and (format_ == PHOTO_FORMATS.index("unknown") or not height):
+        return f"holds an image whose header cannot be read, {expected}"
+    if height * width > max_pixels:
+        return f"holds a photo of {height} x {width} pixels, expected at most max_pixels={max_pixels}"
+    return None
+
+
+def _is_undecodable(columns: Int64s) -> npt.NDArray[np.bool_]:
+    """By format and size: bool [N], of columns [N, 5]."""
+    format_ = columns[:, FORMAT]
+    bad: npt.NDArray[np.bool_] = np.isin(format_, _UNDECODABLE_CODES) | ((format_ >= 0) & (columns[:, HEIGHT] == 0))
+    return bad
 
 
 def index_reader(store: Store, manifest: Manifest) -> Callable[[int], bytes]:

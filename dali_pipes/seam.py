@@ -3,21 +3,43 @@
 A graph is any function ``graph(components, random) -> {output name: DataNode}``. What it takes from `Components` and
 `Random` while the decode half is built becomes an input, which each batch then feeds: encoded bytes from the reader
 half, and plain arrays of what belongs to a sample and is not pixels (label, crop window, random numbers), computed in
-numpy from the plan and the shard indexes.
+numpy from the plan and the shard indexes, or parsed from components that hold no photo (`dali_pipes.parse`). What is no
+tensor, such as text, goes past the decode half, beside its outputs.
 """
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 from nvidia.dali import fn, types
+from nvidia.dali.pipeline import Pipeline
 
+from dali_pipes.parse import (
+    Parser,
+    array_parser,
+    bytes_parser,
+    json_parser,
+    multi_hot_parser,
+    npy_parser,
+    text_parser,
+)
 from dali_pipes.samples import Batch
 
-__all__ = ["ArrayFunction", "Components", "Graph", "Inputs", "Random", "make_source", "once_a_batch", "resized_crop"]
+__all__ = [
+    "ArrayFunction",
+    "Components",
+    "Graph",
+    "Inputs",
+    "ListOutput",
+    "Random",
+    "make_source",
+    "once_a_batch",
+    "refuse_any_data",
+    "resized_crop",
+]
 
 Int32s = npt.NDArray[np.int32]
 Float64s = npt.NDArray[np.float64]
@@ -31,6 +53,16 @@ _DALI_TYPES = {
     np.dtype(np.int64): types.INT64,
     np.dtype(np.uint8): types.UINT8,
 }
+# What a graph may name: an array's own dtype is as often float64 by accident as by intent.
+_PARSED_DALI_TYPES = _DALI_TYPES | {
+    np.dtype(np.float16): types.FLOAT16,
+    np.dtype(np.float64): types.FLOAT64,
+    np.dtype(np.int8): types.INT8,
+    np.dtype(np.int16): types.INT16,
+    np.dtype(np.bool_): types.BOOL,
+}
+# As the names of operators begin in a pipeline's own listing.
+_DECODERS = ("decoders__", "experimental__decoders__", "ImageDecoder")
 # torchvision's RandomResizedCrop gives up and crops the centre after as many tries.
 CROP_TRIES = 10
 
@@ -39,19 +71,39 @@ class Graph(Protocol):
     """What the decode half runs: see the functions in `dali_pipes.pipelines` for three to copy."""
 
     def __call__(self, components: "Components", random: "Random") -> Mapping[str, Any]:
-        """The outputs, by name, in the order in which batches hold them."""
+        """The outputs, by name, in the order in which batches hold them: nodes, and what `Components.text` gives."""
+
+
+@dataclass(frozen=True, eq=False)
+class ListOutput:
+    """An output that is no tensor: batches hold a list of one Python object a sample. Nothing for operators."""
+
+    parser: Parser
 
 
 @dataclass(kw_only=True)
 class Inputs:
     """What a graph asked for, in the order in which it asked."""
 
+    read: list[str]
+    """Components to read of each sample, as nodes or to be parsed."""
     components: dict[str, Any]
-    """component -> its node: uint8 [bytes] a sample."""
+    """Those that are nodes: component -> node, uint8 [bytes] a sample."""
+    parsed: list[Parser]
+    """Arrays that are parsed: input ``parsed/0``, ``parsed/1``, ..."""
     arrays: "list[tuple[ArrayFunction, ArrayKind]]"
     """how a batch computes the array, and what it must be each time."""
     photos: set[str]
     """Components of which the graph asked the size: they must have a header that can be read."""
+    has_label: bool = False
+    """Whether the graph asked for the class id."""
+    nodes: dict[str, Any] = field(default_factory=dict)
+    """All inputs by name: ``component/image.jpg``, ``array/0``, ``parsed/0``."""
+
+    def used(self, pipeline: Pipeline) -> list[str]:
+        """The names of those on which an output of ``pipeline`` depends: DALI never asks for the others."""
+        operators = {id(operator) for operator in _operators(pipeline)}
+        return [name for name, node in self.nodes.items() if id(node.source) in operators]
 
 
 @dataclass(frozen=True)
@@ -79,7 +131,10 @@ class ArrayKind:
 
 
 class Components:
-    """The encoded bytes of a sample's components, and plain arrays beside them; what a graph is handed first.
+    """A sample's components, as bytes or parsed, and plain arrays beside them; what a graph is handed first.
+
+    Where a sample may lack a component (``missing="empty"``), it has no bytes of it, and what is parsed is empty:
+    ``""``, ``b""``, ``None``, an array of no elements; `present` tells it from a component that holds nothing.
 
     Args:
         source: Makes an input node: name, DALI type and number of dimensions in, node out.
@@ -100,21 +155,22 @@ class Components:
     ) -> None:
         self.device = device
         """``device=`` for `fn.decoders`: ``"mixed"`` where there is a GPU, else ``"cpu"``."""
-        self.inputs = Inputs(components={}, arrays=[], photos=set())
+        self.inputs = Inputs(read=[], components={}, parsed=[], arrays=[], photos=set(), nodes={})
         self._source, self._check, self._check_labels, self._example = source, check, check_labels, example
+        self._json: dict[str, Parser] = {}
 
     def __getitem__(self, component: str) -> Any:
         """The encoded bytes of a component: a node of uint8 [bytes]. ``"jpg;jpeg"`` takes the first that is there."""
         if component not in self.inputs.components:
-            self._check(component)
-            node = self._source(f"component/{component}", types.UINT8, 1)
-            self.inputs.components[component] = node
+            self._read(component)
+            self.inputs.components[component] = self._input(f"component/{component}", types.UINT8, 1)
         return self.inputs.components[component]
 
     @property
     def label(self) -> Any:
         """The class id: a node of int64 scalars."""
         self._check_labels()
+        self.inputs.has_label = True
         return self.array(lambda batch: batch.labels)
 
     def size(self, component: str) -> Callable[[Batch], tuple[Int32s, Int32s]]:
@@ -133,9 +189,108 @@ class Components:
             TypeError: If it returns something else.
         """
         kind = ArrayKind.of(function(self._example), num_samples=len(self._example))
-        node = self._source(f"array/{len(self.inputs.arrays)}", _DALI_TYPES[kind.dtype], kind.ndim - 1)
+        node = self._input(f"array/{len(self.inputs.arrays)}", _DALI_TYPES[kind.dtype], kind.ndim - 1)
         self.inputs.arrays.append((function, kind))
         return node
+
+    def present(self, component: str) -> Any:
+        """Whether a sample has a component: a node of int32 scalars, 1 or 0. Nothing is read for it."""
+        self._check(component)
+        return self.array(lambda batch: (batch.places(component).offset >= 0).astype(np.int32))
+
+    def npy(self, component: str, *, dtype: npt.DTypeLike = np.float32, ndim: int = 1) -> Any:
+        """The array in a ``.npy`` file: a node of ``dtype``, with ``ndim`` dimensions a sample.
+
+        Stored in either byte order, by rows or columns. Samples may have different shapes; pad or crop them to one
+        before they are an output. A file of another dtype or number of dimensions, one that is cut off, or one that
+        holds Python objects, makes its sample a bad one.
+        """
+        found = np.dtype(dtype)
+        return self._parsed(npy_parser(component, dtype=found, ndim=ndim), dtype=found, ndim=ndim)
+
+    def json(
+        self,
+        component: str,
+        *,
+        to: Callable[[Any], Any] | None = None,
+        dtype: npt.DTypeLike = np.float32,
+        ndim: int = 1,
+    ) -> Any:
+        """What a JSON document holds: an output that is a list of one object a sample.
+
+        Args:
+            component: Its name.
+            to: Makes an array of the object; the result is then a node, as of `parsed`. A component is parsed once a
+                sample, whatever the number of these functions.
+            dtype: Of the arrays that ``to`` returns.
+            ndim: Their dimensions.
+        """
+        # One parser for all that is made of the component.
+        parser = self._json.setdefault(component, json_parser(component))
+        if to is None:
+            return self._listed(parser)
+        found = np.dtype(dtype)
+        return self._parsed(array_parser(component, to, dtype=found, ndim=ndim, base=parser), dtype=found, ndim=ndim)
+
+    def text(self, component: str) -> ListOutput:
+        """A component's text, in UTF-8, as it is: an output that is a list of one str a sample."""
+        return self._listed(text_parser(component))
+
+    def bytes(self, component: str) -> ListOutput:
+        """A component's bytes: an output that is a list of one `bytes` a sample."""
+        return self._listed(bytes_parser(component))
+
+    def multi_hot(self, component: str, *, num_classes: int, dtype: npt.DTypeLike = np.float32) -> Any:
+        """Several class ids a sample: a node of ``dtype`` [num_classes], 1 at each id, else 0.
+
+        The component holds a JSON list of ids, ``[3, 17]``, or ids separated by white space or commas, ``3 17``; one
+        outside ``[0, num_classes)`` makes its sample a bad one.
+        """
+        if num_classes < 1:
+            raise ValueError(f"num_classes must be positive, got {num_classes}")
+        found = np.dtype(dtype)
+        return self._parsed(multi_hot_parser(component, num_classes=num_classes, dtype=found), dtype=found, ndim=1)
+
+    def parsed(
+        self,
+        component: str,
+        function: Callable[[npt.NDArray[np.uint8]], Any],
+        *,
+        dtype: npt.DTypeLike = np.float32,
+        ndim: int = 1,
+    ) -> Any:
+        """What ``function`` makes of a sample's bytes: a node of ``dtype``, with ``ndim`` dimensions a sample.
+
+        It is called for each sample, in the thread that iterates, with a read-only uint8 array [bytes] that is good for
+        as long as it is kept. What it raises makes the sample a bad one. It returns an array, or a number or list of
+        numbers that an array of ``dtype`` can hold.
+        """
+        found = np.dtype(dtype)
+        return self._parsed(array_parser(component, function, dtype=found, ndim=ndim), dtype=found, ndim=ndim)
+
+    def _parsed(self, parser: Parser, *, dtype: np.dtype[Any], ndim: int) -> Any:
+        if dtype not in _PARSED_DALI_TYPES:
+            allowed = ", ".join(str(known) for known in _PARSED_DALI_TYPES)
+            raise ValueError(f"dtype must be one of {allowed}, got {dtype}")
+        if ndim < 0:
+            raise ValueError(f"ndim must not be negative, got {ndim}")
+        self._read(parser.component)
+        node = self._input(f"parsed/{len(self.inputs.parsed)}", _PARSED_DALI_TYPES[dtype], ndim)
+        self.inputs.parsed.append(parser)
+        return node
+
+    def _listed(self, parser: Parser) -> ListOutput:
+        self._read(parser.component)
+        return ListOutput(parser)
+
+    def _input(self, name: str, dtype: Any, ndim: int) -> Any:
+        node = self.inputs.nodes[name] = self._source(name, dtype, ndim)
+        return node
+
+    def _read(self, component: str) -> None:
+        if component not in self.inputs.read:
+            self._check(component)
+            self.inputs.read.append(component)
 
 
 class Random:
@@ -258,3 +413,28 @@ def make_source(feed: Callable[[str], Any]) -> Callable[[str, Any, int], Any]:
         return fn.external_source(source=lambda: feed(name), batch=True, dtype=dtype, ndim=ndim, no_copy=no_copy)
 
     return source
+
+
+def refuse_any_data(pipeline: Pipeline) -> None:
+    """Refuse decoders that are to give whatever an image holds: a gray JPEG then ends the process (DALI 2.4, SIGSEGV).
+
+    Args:
+        pipeline: One whose outputs are set; built or not.
+
+    Raises:
+        ValueError: If one of its decoders has ``output_type=types.ANY_DATA``; says what to use.
+    """
+    for operator in _operators(pipeline):
+        text = str(operator.spec)  # the only view of an operator's arguments, defaults and all: a line each
+        name = text.removeprefix("OpSpec for ").partition(":")[0]
+        if name.startswith(_DECODERS) and f"output_type: {int(types.ANY_DATA)}\n" in text:
+            raise ValueError(
+                f"decoder '{operator.name}' of the graph has output_type=types.ANY_DATA, with which a gray JPEG ends "
+                "the process; give it output_type=types.RGB, or types.GRAY for masks"
+            )
+
+
+def _operators(pipeline: Pipeline) -> list[Any]:
+    """Those on which an output depends."""
+    pipeline.serialize()  # makes the list, as building the pipeline would; starts nothing
+    return list(pipeline._ops)

@@ -8,16 +8,18 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes.errors import DataError
+from dali_pipes.errors import DataError, StoreError
 from dali_pipes.extents import EXTENT_ALIGNMENT, extent_starts
 from dali_pipes.fetch import NUM_FETCHERS, Fetcher, Stager
 from dali_pipes.image import Image, image_key
 from dali_pipes.local import LocalFetcher, WithIndexes
+from dali_pipes.mixture import Mixture, MixtureFetcher, NamedSets, check_class_tables, join_manifests, split_set
 from dali_pipes.placement import place
 from dali_pipes.samples import index_reader
+from prep.columns import Columns, SampleColumns, join_columns
 from prep.endpoint import cluster
-from prep.index import find_manifest, index_in_memory
-from prep.manifest import Manifest, index_name, manifest_name
+from prep.index import find_columns, find_manifest, index_in_memory
+from prep.manifest import Manifest, columns_name, index_name, manifest_name
 from prep.store import AisStore, LocalStore, Store
 from prep.urls import ShardSet, ShardUrls, is_remote, resolve_shards
 
@@ -32,26 +34,40 @@ class Indexed:
     """Shards, with the manifest of all that were indexed together and of those that are wanted.
 
     Args:
-        shards: Which ones.
+        shards: Which ones; those of a mixture are joined to one manifest, each set's after the other's.
         alignment: Of their extents, by the room that they go to.
 
     Raises:
         DataError: If a manifest or index is broken, or a shard is not in the manifest.
     """
 
-    def __init__(self, shards: ShardSet, *, alignment: int = EXTENT_ALIGNMENT) -> None:
+    def __init__(self, shards: ShardSet | NamedSets, *, alignment: int = EXTENT_ALIGNMENT) -> None:
         self.shards, self.alignment = shards, alignment
+        self._is_mixture = isinstance(shards, NamedSets)
+        named = shards.sets if isinstance(shards, NamedSets) else {"": shards}
+        self._sets = {name: _IndexedSet(set_) for name, set_ in named.items()}
+        sets = list(self._sets.values())
+        self.set_names: tuple[str, ...] = tuple(named)
+        """Of a mixture's data sets, in order; one empty name where there is only one."""
+        self.set_shards: list[int] = [set_.manifest.num_shards for set_ in sets]
+        """How many of the loader's shards are of each data set, in order."""
+        self.weights: tuple[float, ...] | None = shards.weights if isinstance(shards, NamedSets) else None
+        """For each data set how much of what is read is its own; ``None`` where that was not asked for."""
         self.indexes: dict[str, bytes] | None = None
-        """Shard indexes that were made on the fly, by object name; ``None`` where the store has them."""
-        found = find_manifest(shards)
-        if found is None:
-            found = self._index()
-        self.whole: Manifest = found
-        self.rows = found.rows_of(shards.names, where=shards.store.locate(manifest_name(shards.prefix)))
+        """Shard indexes that were made on the fly, by object name; ``None`` where the stores have them all."""
+        for name, set_ in self._sets.items():
+            if set_.indexes is not None:
+                made = {self._combined(name, index): data for index, data in set_.indexes.items()}
+                self.indexes = (self.indexes or {}) | made
+        self.whole: Manifest = sets[0].whole
+        self.rows: Int64s = sets[0].rows
         """Where each shard stands in ``whole``: int64 [shards]."""
-        self.manifest = found.take(self.rows)
-        if self.manifest.num_samples == 0:
-            raise DataError(f"'{shards.url}': {self.manifest.num_shards} shards hold no sample")
+        self.manifest: Manifest = sets[0].manifest
+        if self._is_mixture:
+            self.whole = join_manifests({name: set_.whole for name, set_ in self._sets.items()})
+            firsts = np.cumsum([0, *(set_.whole.num_shards for set_ in sets)])
+            self.rows = np.concatenate([set_.rows + first for set_, first in zip(sets, firsts[:-1], strict=True)])
+            self.manifest = self.whole.take(self.rows)
 
     @property
     def extent_bytes(self) -> Int64s:
@@ -61,14 +77,114 @@ class Indexed:
 
     def read_index(self, shard: int) -> bytes:
         """A shard's index, from the store or as it was made."""
+        for set_, num_shards in zip(self._sets.values(), self.set_shards, strict=True):
+            if shard < num_shards:
+                return set_.read_index(shard)
+            shard -= num_shards
+        raise IndexError(f"shard must be in [0, {self.manifest.num_shards})")
+
+    def read_range(self, shard: int, *, start: int, size: int) -> bytes:
+        """A shard's bytes ``[start, start + size)``, from the store."""
+        store, object_name = self._place(self.manifest.names[shard])
+        return store.read_range(object_name, start=start, size=size)
+
+    def columns(self) -> Columns:
+        """Keys, labels and which components there are, of all samples of the loader's shards, in their order.
+
+        Read anew each time, and kept by nobody: some 20 bytes a sample.
+
+        Raises:
+            DataError: If there is no column file beside the shards, or it is another manifest's.
+        """
+        return Columns(
+            self.whole_columns().of_shards(self.whole.samples, self.rows),
+            names=self.manifest.names,
+            counts=self.manifest.samples,
+        )
+
+    def whole_columns(self) -> SampleColumns:
+        """As `columns`, of all samples of ``whole``."""
+        if not self._is_mixture:
+            return self._sets[""].columns()
+        return join_columns([(set_.columns(), set_.whole.components) for set_ in self._sets.values()])
+
+    def has_columns(self) -> bool:
+        """Whether all data sets have a column file."""
+        return all(set_.has_columns() for set_ in self._sets.values())
+
+    def check_classes(self) -> None:
+        """Refuse to number the classes of a mixture whose class tables do not go together.
+
+        Raises:
+            DataError: See `dali_pipes.mixture.check_class_tables`.
+        """
+        if self._is_mixture:
+            check_class_tables({name: set_.whole.classes for name, set_ in self._sets.items()})
+
+    def locate(self, name: str) -> str:
+        """The URL or path of one of the shards, or of its index."""
+        store, object_name = self._place(name)
+        return store.locate(object_name)
+
+    def open_fetcher(self) -> Fetcher:
+        """What fetches shards and their indexes in one thread."""
+        fetcher: Fetcher
+        if self._is_mixture:
+            fetcher = MixtureFetcher({name: set_.shards.store for name, set_ in self._sets.items()}, fetcher_of)
+        else:
+            fetcher = fetcher_of(self._sets[""].shards.store)
+        return fetcher if self.indexes is None else WithIndexes(fetcher, self.indexes)
+
+    def _place(self, name: str) -> tuple[Store, str]:
+        """The store that an object is in, and what it is called there."""
+        set_, object_name = split_set(name) if self._is_mixture else ("", name)
+        return self._sets[set_].shards.store, object_name
+
+    def _combined(self, set_: str, name: str) -> str:
+        return f"{set_}/{name}" if self._is_mixture else name
+
+
+class _IndexedSet:
+    """One data set's shards, with their manifest."""
+
+    def __init__(self, shards: ShardSet) -> None:
+        self.shards = shards
+        self.indexes: dict[str, bytes] | None = None
+        self._made_columns: SampleColumns | None = None
+        found = find_manifest(shards)
+        if found is None:
+            found = self._index()
+        self.whole: Manifest = found
+        self.rows = found.rows_of(shards.names, where=shards.store.locate(manifest_name(shards.prefix)))
+        self.manifest = found.take(self.rows)
+        if self.manifest.num_samples == 0:
+            raise DataError(f"'{shards.url}': {self.manifest.num_shards} shards hold no sample")
+
+    def read_index(self, shard: int) -> bytes:
         if self.indexes is not None:
             return self.indexes[index_name(self.manifest.names[shard])]
         return index_reader(self.shards.store, self.manifest)(shard)
 
+    def has_columns(self) -> bool:
+        if self._made_columns is not None:
+            return True
+        return self.shards.store.size(columns_name(self.shards.prefix)) is not None
+
+    def columns(self) -> SampleColumns:
+        """Of all samples of ``whole``."""
+        found = self._made_columns if self._made_columns is not None else find_columns(self.shards, self.whole)
+        if found is None:
+            name = self.shards.store.locate(columns_name(self.shards.prefix))
+            raise DataError(
+                f"no column file '{name}', which samples are chosen from by key or label; the shards were indexed "
+                f"before there were such files: index them anew: dali-pipes prep index '{self.shards.url}'"
+            )
+        return found
+
     def _index(self) -> Manifest:
         started = time.perf_counter()
         made = index_in_memory(self.shards)
-        self.indexes = dict(made.indexes)
+        self.indexes, self._made_columns = dict(made.indexes), made.columns
         _log.warning(
             "no manifest beside the shards of '%s': indexed %d of them in %.1f s; store the index to be spared that: "
             "dali-pipes prep index '%s'",
@@ -81,9 +197,9 @@ class Indexed:
 
 
 def find_shards(
-    shards: ShardUrls, *, endpoint: str | None, embedded_dir: Path | None, resources: contextlib.ExitStack
-) -> ShardSet:
-    """The shards that are named, in a bucket of the cluster at ``endpoint`` or in a directory.
+    shards: ShardUrls | Mixture, *, endpoint: str | None, embedded_dir: Path | None, resources: contextlib.ExitStack
+) -> ShardSet | NamedSets:
+    """The shards that are named, in a bucket of the cluster at ``endpoint`` or in a directory; a mixture's by its sets.
 
     Args:
         shards: See `prep.urls.resolve_shards`.
@@ -91,22 +207,36 @@ def find_shards(
         embedded_dir: Its storage.
         resources: Closes what is opened here.
     """
-    first = shards if isinstance(shards, str | Path) else next(iter(shards), "")
-    if is_remote(first):
+    named = shards.sets if isinstance(shards, Mixture) else {"": shards}
+    if any(is_remote(_first(urls)) for urls in named.values()):
         endpoint = resources.enter_context(cluster(endpoint, embedded_dir=embedded_dir))
-    return resolve_shards(shards, endpoint=endpoint)
+    if not isinstance(shards, Mixture):
+        return resolve_shards(shards, endpoint=endpoint)
+    sets = {}
+    for name, urls in shards.sets.items():
+        try:
+            sets[name] = resolve_shards(urls, endpoint=endpoint)
+        except (DataError, StoreError, ValueError) as exc:
+            if type(exc) not in (DataError, StoreError, ValueError):
+                raise
+            raise type(exc)(f"data set '{name}': {exc}") from exc
+    weights = None if shards.weights is None else tuple(shards.weights[name] for name in sets)
+    return NamedSets(sets=sets, weights=weights)
+
+
+def _first(urls: ShardUrls) -> str | Path:
+    return urls if isinstance(urls, str | Path) else next(iter(urls), "")
 
 
 def open_stager(indexed: Indexed, image: Image, *, num_fetchers: int = NUM_FETCHERS) -> Stager:
     """What brings these shards into the image."""
-    store = indexed.shards.store
-    made = indexed.indexes
-
-    def open_fetcher() -> Fetcher:
-        fetcher = fetcher_of(store)
-        return WithIndexes(fetcher, made) if made is not None else fetcher
-
-    return Stager(image, indexed.manifest, open_fetcher=open_fetcher, locate=store.locate, num_fetchers=num_fetchers)
+    return Stager(
+        image,
+        indexed.manifest,
+        open_fetcher=indexed.open_fetcher,
+        locate=indexed.locate,
+        num_fetchers=num_fetchers,
+    )
 
 
 def fetcher_of(store: Store) -> Fetcher:

@@ -6,15 +6,28 @@ What is counted is what was delivered, over all ranks; what was decoded ahead is
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from types import NoneType
+from typing import Any
 
-from dali_pipes.plan import OrderInputs
+from dali_pipes.order import OrderInputs
 from prep.errors import PipesError
 
 __all__ = ["LoaderState", "StateError"]
 
-VERSION = 1
+VERSION = 2
 _KIND = "dali-pipes loader state"
+
+
+_ORDER_TYPES: dict[str, tuple[type, ...]] = {
+    "seed": (int,),
+    "epoch": (int,),
+    "shuffle": (bool,),
+    "shuffle_window": (int, str),
+    "ramp_up": (bool,),
+    "num_slices": (int,),
+    "epoch_samples": (int, NoneType),
+    "weights": (list, tuple, NoneType),
+}
 
 
 class StateError(PipesError):
@@ -27,38 +40,30 @@ class LoaderState:
 
     Args:
         manifest: The manifest's digest.
-        excluded: The digest of the keys that are left out.
+        selection: The digest of what is left out, and of what comes more than once.
         order: All that the order depends on besides, with the epoch.
         delivered: Samples of this epoch that all ranks together were given.
     """
 
     manifest: str
-    excluded: str
+    selection: str
     order: OrderInputs
     delivered: int
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON or `torch.save`.
 
-        >>> LoaderState(manifest="ab", excluded="cd", order=OrderInputs(seed=7, epoch=2), delivered=128).to_dict()
+        >>> LoaderState(manifest="ab", selection="cd", order=OrderInputs(seed=7, epoch=2), delivered=128).to_dict()
         ... # doctest: +NORMALIZE_WHITESPACE
-        {'kind': 'dali-pipes loader state', 'version': 1, 'manifest': 'ab', 'excluded': 'cd', 'seed': 7, 'epoch': 2,
-         'shuffle': True, 'shuffle_window': 'all', 'ramp_up': False, 'num_slices': 1, 'delivered': 128}
+        {'kind': 'dali-pipes loader state', 'version': 2, 'manifest': 'ab', 'selection': 'cd', 'seed': 7, 'epoch': 2,
+         'shuffle': True, 'shuffle_window': 'all', 'ramp_up': False, 'num_slices': 1, 'epoch_samples': None,
+         'weights': None, 'delivered': 128}
         """
-        order = self.order
-        return {
-            "kind": _KIND,
-            "version": VERSION,
-            "manifest": self.manifest,
-            "excluded": self.excluded,
-            "seed": order.seed,
-            "epoch": order.epoch,
-            "shuffle": order.shuffle,
-            "shuffle_window": order.shuffle_window,
-            "ramp_up": order.ramp_up,
-            "num_slices": order.num_slices,
-            "delivered": self.delivered,
-        }
+        order: dict[str, Any] = {name: getattr(self.order, name) for name in _ORDER_TYPES}
+        if self.order.weights is not None:
+            order["weights"] = list(self.order.weights)
+        named = {"kind": _KIND, "version": VERSION, "manifest": self.manifest, "selection": self.selection}
+        return {**named, **order, "delivered": self.delivered}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "LoaderState":
@@ -74,38 +79,25 @@ class LoaderState:
                 f"the state is of version {values.get('version')}, this dali-pipes reads version {VERSION}; go on with "
                 "the version that wrote it, or start the epoch anew"
             )
-        expected: dict[str, tuple[type, ...]] = {
-            "manifest": (str,),
-            "excluded": (str,),
-            "seed": (int,),
-            "epoch": (int,),
-            "shuffle": (bool,),
-            "shuffle_window": (int, str),
-            "ramp_up": (bool,),
-            "num_slices": (int,),
-            "delivered": (int,),
-        }
+        expected = {"manifest": (str,), "selection": (str,), **_ORDER_TYPES, "delivered": (int,)}
         for name, types in expected.items():
             value = values.get(name)
             if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
                 raise StateError(f"the state's '{name}' must be {types[0].__name__}, got {value!r}")
         if values["delivered"] < 0:
             raise StateError(f"the state's 'delivered' must not be negative, got {values['delivered']}")
-        window: int | Literal["all"] = values["shuffle_window"]
+        order: dict[str, Any] = {name: values[name] for name in _ORDER_TYPES}
         try:
-            order = OrderInputs(
-                seed=values["seed"],
-                epoch=values["epoch"],
-                shuffle=values["shuffle"],
-                shuffle_window=window,
-                ramp_up=values["ramp_up"],
-                num_slices=values["num_slices"],
-            )
-        except ValueError as exc:
+            if order["weights"] is not None:
+                order["weights"] = tuple(float(weight) for weight in order["weights"])
+            made = OrderInputs(**order)
+        except (TypeError, ValueError) as exc:
             raise StateError(f"the state cannot be: {exc}") from exc
-        return cls(manifest=values["manifest"], excluded=values["excluded"], order=order, delivered=values["delivered"])
+        return cls(
+            manifest=values["manifest"], selection=values["selection"], order=made, delivered=values["delivered"]
+        )
 
-    def check(self, *, manifest: str, excluded: str, order: OrderInputs, num_samples: int) -> None:
+    def check(self, *, manifest: str, selection: str, order: OrderInputs, num_samples: int) -> None:
         """Refuse to go on in another order than the state's. The epoch may be any.
 
         Raises:
@@ -116,12 +108,12 @@ class LoaderState:
                 f"the state is of other shards: its manifest is {self.manifest[:12]}..., this loader's "
                 f"{manifest[:12]}...; name the shards that the job had, in the same order, as they were indexed then"
             )
-        if self.excluded != excluded:
+        if self.selection != selection:
             raise StateError(
-                f"the state is of another set of excluded keys: its digest is {self.excluded[:12]}..., this loader's "
-                f"{excluded[:12]}...; pass the same exclude="
+                f"the state is of another selection of samples: its digest is {self.selection[:12]}..., this loader's "
+                f"{selection[:12]}...; pass the same exclude=, where=, missing= and oversample="
             )
-        for name in ("seed", "shuffle", "shuffle_window", "ramp_up", "num_slices"):
+        for name in (name for name in _ORDER_TYPES if name != "epoch"):
             theirs, ours = getattr(self.order, name), getattr(order, name)
             if theirs != ours:
                 raise StateError(f"the state has {name}={theirs!r}, this loader {name}={ours!r}; pass the state's")

@@ -244,7 +244,8 @@ def index(urls: tuple[str, ...], *, endpoint: str | None, embedded_dir: Path | N
     """Index the shards at URL: where each component of each sample lies, and what its header says.
 
     URL is ais://BUCKET/PREFIX, DIRECTORY[/PREFIX], a glob of local tars, or shards with braces. Each shard is read
-    once. Written are a shard index beside each shard and, last, one manifest beside them all.
+    once. Written are a shard index beside each shard and, beside them all, one column file (keys and labels of all
+    samples, to choose by) and, last, one manifest.
     """
     import time
 

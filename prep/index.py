@@ -1,4 +1,5 @@
-"""Index shards: tar bytes in, where every component of every sample lies out; one manifest for the set.
+"""Index shards: tar bytes in, where every component of every sample lies out; one manifest and one
+column file for the set.
 
 A shard is read once, front to back: its checksum is taken, its members are located, its photos' headers are read.
 """
@@ -15,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from prep.archive import ArchiveReader, Member
+from prep.columns import ColumnsBuilder, SampleColumns
 from prep.errors import DataError
 from prep.manifest import (
     LABEL_COMPONENT,
@@ -24,6 +26,7 @@ from prep.manifest import (
     ShardIndex,
     checksum,
     classes_name,
+    columns_name,
     index_name,
     manifest_name,
 )
@@ -35,6 +38,7 @@ from prep.urls import ShardSet
 __all__ = [
     "LABEL_COMPONENT",
     "IndexedShards",
+    "find_columns",
     "find_manifest",
     "index_in_memory",
     "index_shard",
@@ -59,12 +63,13 @@ class IndexedShards:
     manifest: Manifest
     indexes: Mapping[str, bytes]
     """Name of the shard index's object -> its bytes, in the shards' order."""
+    columns: SampleColumns
 
 
 def index_shards(
     shards: ShardSet, *, classes: Mapping[int, str] | None = None, show_progress: bool = False
 ) -> Manifest:
-    """Write a shard index beside each shard and, last, the manifest beside them all.
+    """Write a shard index beside each shard, the column file beside them all and, last, the manifest.
 
     Args:
         shards: The shards, in the order that their samples are to be numbered in.
@@ -77,7 +82,8 @@ def index_shards(
             and component. Nothing is written for that shard, and no manifest.
         StoreError: If a shard is not there.
     """
-    manifest = _index_each(shards, shards.store.write, classes=classes, show_progress=show_progress)
+    manifest, columns = _index_each(shards, shards.store.write, classes=classes, show_progress=show_progress)
+    shards.store.write(columns_name(shards.prefix), columns.to_bytes(manifest=manifest.digest))
     shards.store.write(manifest_name(shards.prefix), manifest.to_bytes())
     return manifest
 
@@ -87,11 +93,11 @@ def index_in_memory(
 ) -> IndexedShards:
     """As `index_shards`, with the files kept in memory and nothing written: for shards that nobody has indexed.
 
-    Each shard is read in full. A shard index takes some 70 bytes a sample of three components.
+    Each shard is read in full. A shard index takes some 70 bytes a sample of three components, the columns 20.
     """
     indexes: dict[str, bytes] = {}
-    manifest = _index_each(shards, indexes.__setitem__, classes=classes, show_progress=show_progress)
-    return IndexedShards(manifest=manifest, indexes=indexes)
+    manifest, columns = _index_each(shards, indexes.__setitem__, classes=classes, show_progress=show_progress)
+    return IndexedShards(manifest=manifest, indexes=indexes, columns=columns)
 
 
 def find_manifest(shards: ShardSet) -> Manifest | None:
@@ -106,10 +112,22 @@ def find_manifest(shards: ShardSet) -> Manifest | None:
     return Manifest.from_bytes(shards.store.read(name), where=shards.store.locate(name))
 
 
+def find_columns(shards: ShardSet, manifest: Manifest) -> SampleColumns | None:
+    """What the column file beside the shards has of all samples of ``manifest``; ``None`` where there is none.
+
+    Raises:
+        DataError: If what is there is no column file of this version, or that of another manifest.
+    """
+    name = columns_name(shards.prefix)
+    if shards.store.size(name) is None:
+        return None
+    return SampleColumns.from_bytes(shards.store.read(name), manifest=manifest, where=shards.store.locate(name))
+
+
 def _index_each(
     shards: ShardSet, keep: Callable[[str, bytes], None], *, classes: Mapping[int, str] | None, show_progress: bool
-) -> Manifest:
-    """Hand each shard index, by its object's name, to ``keep``; columns of a manifest are all that stays of it."""
+) -> tuple[Manifest, SampleColumns]:
+    """Hand each shard index, by its object's name, to ``keep``; columns are all that stays of it."""
     store, names = shards.store, shards.names
     sizes = _listed_sizes(shards)
     if classes is None:
@@ -122,7 +140,7 @@ def _index_each(
 
     shard_bytes, samples, index_bytes = (np.zeros(len(names), np.int64) for _ in range(3))
     checksums, index_checksums = (np.zeros(len(names), np.uint64) for _ in range(2))
-    totals = _Totals()
+    totals, columns = _Totals(), ColumnsBuilder()
     drawn = bar(what="index", total=sum(sizes), unit="B", shown=show_progress)
     with drawn, ThreadPoolExecutor(NUM_READERS) as readers:
         try:
@@ -137,11 +155,12 @@ def _index_each(
                 index_bytes[row], index_checksums[row] = len(data), checksum(data)
                 samples[row] = index.num_samples
                 totals.add(index)
+                columns.add(index)
                 drawn.update(index.shard_bytes)
         except BaseException:
             readers.shutdown(cancel_futures=True)
             raise
-    return Manifest(
+    manifest = Manifest(
         names=names,
         shard_bytes=shard_bytes,
         checksums=checksums,
@@ -153,6 +172,7 @@ def _index_each(
         photos=totals.format_counts(),
         labels=totals.labels,
     )
+    return manifest, columns.finish()
 
 
 def index_shard(

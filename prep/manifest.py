@@ -1,8 +1,9 @@
-"""The two files that describe a data set: one shard index beside each shard, one manifest beside them all.
+"""Two of the files that describe a data set: one shard index beside each shard, one manifest beside them all.
 
-Both are safetensors files: typed columns behind a JSON header, read without parsing, in any language. Texts (shard
-names, keys) are one run of UTF-8 bytes and the column of their end offsets. Whoever reads such a file here may rely on
-what is said below: it is checked before anything is made of it.
+The third, by which samples are chosen, is `prep.columns`. All are safetensors files: typed columns behind a JSON
+header, read without parsing, in any language. Texts (shard names, keys) are one run of UTF-8 bytes and the column of
+their end offsets. Whoever reads such a file here may rely on what is said below: it is checked before anything is made
+of it.
 
 Shard index, ``samples-000000.index.safetensors``, version 1, for N samples:
 
@@ -64,15 +65,18 @@ from prep.texts import Texts, object_name_problem, pack_texts
 __all__ = [
     "LABEL_COMPONENT",
     "UNSIZED",
+    "ColumnFile",
     "Manifest",
     "PhotoColumns",
     "ShardIndex",
     "Texts",
     "checksum",
     "classes_name",
+    "columns_name",
     "index_name",
     "manifest_name",
     "pack_texts",
+    "save_columns",
 ]
 
 LABEL_COMPONENT = "cls"
@@ -102,6 +106,11 @@ def index_name(shard: str) -> str:
 def manifest_name(prefix: str) -> str:
     """``a/x-`` -> ``a/x-manifest.safetensors``."""
     return f"{prefix}manifest.safetensors"
+
+
+def columns_name(prefix: str) -> str:
+    """``a/x-`` -> ``a/x-columns.safetensors``: see `prep.columns`."""
+    return f"{prefix}columns.safetensors"
 
 
 def classes_name(prefix: str) -> str:
@@ -162,7 +171,7 @@ class ShardIndex:
             "shard_bytes": self.shard_bytes,
             "shard_checksum": f"{self.shard_checksum:016x}",
         }
-        return _save(columns, header)
+        return save_columns(columns, header)
 
     @classmethod
     def from_bytes(cls, data: bytes, *, where: str) -> "ShardIndex":
@@ -172,7 +181,7 @@ class ShardIndex:
             DataError: If ``data`` is not a shard index of this version, or says what no shard index may say; ``where``
                 names it.
         """
-        file = _File.open(data, where=where, kind=INDEX_KIND, version=INDEX_VERSION)
+        file = ColumnFile.open(data, where=where, kind=INDEX_KIND, version=INDEX_VERSION)
         shard_bytes = file.whole_number("shard_bytes")
         keys = file.texts("key")
         # Sorted: safetensors gives columns in no order of its own.
@@ -319,7 +328,7 @@ class Manifest:
             "labels": dict(sorted(self.labels.items())),
             "classes": {str(label): self.classes[label] for label in sorted(self.classes)},
         }
-        return _save(columns, header)
+        return save_columns(columns, header)
 
     @classmethod
     def from_bytes(cls, data: bytes, *, where: str) -> "Manifest":
@@ -329,7 +338,7 @@ class Manifest:
             DataError: If ``data`` is not a manifest of this version, or says what no manifest may say; ``where`` names
                 it.
         """
-        file = _File.open(data, where=where, kind=MANIFEST_KIND, version=MANIFEST_VERSION)
+        file = ColumnFile.open(data, where=where, kind=MANIFEST_KIND, version=MANIFEST_VERSION)
         names = file.texts("name")
         if problem := object_name_problem(names):
             raise file.refused("names of shards", problem)
@@ -355,7 +364,7 @@ class Manifest:
         )
 
 
-def _check_places(file: "_File", component: str, offsets: Int64s, sizes: Int64s, *, shard_bytes: int) -> None:
+def _check_places(file: "ColumnFile", component: str, offsets: Int64s, sizes: Int64s, *, shard_bytes: int) -> None:
     is_there = offsets >= 0
     # The size that is left is subtracted from the shard's: a sum of two that a file holds may overflow.
     fits = (offsets <= shard_bytes) & (sizes <= shard_bytes - np.minimum(offsets, shard_bytes))
@@ -369,7 +378,8 @@ def _check_places(file: "_File", component: str, offsets: Int64s, sizes: Int64s,
         )
 
 
-def _save(columns: Mapping[str, npt.NDArray[Any]], header: Mapping[str, Any]) -> bytes:
+def save_columns(columns: Mapping[str, npt.NDArray[Any]], header: Mapping[str, Any]) -> bytes:
+    """The bytes of a file of columns, which are always the same for the same columns and header."""
     # One entry: safetensors writes several in the order of a hash map, another in every process.
     metadata = {"header": json.dumps(header)}
     contiguous = {name: np.ascontiguousarray(column) for name, column in columns.items()}
@@ -377,7 +387,7 @@ def _save(columns: Mapping[str, npt.NDArray[Any]], header: Mapping[str, Any]) ->
 
 
 @dataclass(frozen=True, kw_only=True)
-class _File:
+class ColumnFile:
     """Columns and header of one file, of which nothing is believed before it was looked at."""
 
     where: str
@@ -387,7 +397,12 @@ class _File:
     header: dict[str, Any]
 
     @classmethod
-    def open(cls, data: bytes, *, where: str, kind: str, version: int) -> "_File":
+    def open(cls, data: bytes, *, where: str, kind: str, version: int) -> "ColumnFile":
+        """Read a file; ``where`` names it.
+
+        Raises:
+            DataError: If it is none of this kind and version.
+        """
         expected = f"expected a {kind}, version {version}"
         try:
             columns = load_tensors(data)
@@ -404,12 +419,14 @@ class _File:
         return cls(where=where, kind=kind, columns=columns, header=header)
 
     def refused(self, expected: str, found: str) -> DataError:
+        """What to raise for a file that says what it may not."""
         return DataError(
             f"'{self.where}' is a broken {self.kind}: expected {expected}, found {found}; "
             "rebuild it: dali-pipes prep index URL"
         )
 
     def column(self, name: str, dtype: type[np.generic], length: int | None = None) -> npt.NDArray[Any]:
+        """Take a column, which must be there, of this dtype and length."""
         column = self.columns.pop(name, None)
         expected = f"column '{name}' of {'' if length is None else f'{length} '}{np.dtype(dtype)}"
         if column is None:
@@ -419,6 +436,7 @@ class _File:
         return column
 
     def texts(self, name: str) -> Texts:
+        """Take the two columns of texts."""
         texts = Texts(self.column(f"{name}/bytes", np.uint8), self.column(f"{name}/ends", np.int64))
         try:
             texts.check()
@@ -427,22 +445,26 @@ class _File:
         return texts
 
     def expect_no_more(self) -> None:
+        """Refuse columns that nobody has taken."""
         if self.columns:
             raise self.refused("no other columns", ", ".join(f"'{name}'" for name in sorted(self.columns)[:3]))
 
     def whole_number(self, name: str) -> int:
+        """A count in the header."""
         value = self.header.get(name)
         if not _is_count(value):
             raise self.refused(f"'{name}' to be a whole number", f"{value!r:.40}")
         return cast("int", value)
 
     def text(self, name: str) -> str:
+        """A text in the header."""
         value = self.header.get(name)
         if not isinstance(value, str):
             raise self.refused(f"'{name}' to be a text", f"{value!r:.40}")
         return value
 
     def hexadecimal(self, name: str) -> int:
+        """A number of 16 hexadecimal digits in the header."""
         value = self.header.get(name)
         try:
             number = int(value, 16) if isinstance(value, str) and len(value) == 16 else -1
@@ -453,11 +475,13 @@ class _File:
         return number
 
     def counts(self, value: object, name: str) -> dict[str, int]:
+        """Counts by name, called ``name`` in the header."""
         if not isinstance(value, dict) or not all(map(_is_count, value.values())):
             raise self.refused(f"'{name}' to be whole numbers by name", f"{value!r:.40}")
         return value
 
     def classes(self) -> dict[int, str]:
+        """The class table in the header."""
         value = self.header.get("classes")
         try:
             if not isinstance(value, dict) or not all(isinstance(name, str) for name in value.values()):
@@ -467,6 +491,7 @@ class _File:
             raise self.refused("'classes' to be names by class id", f"{value!r:.40}") from exc
 
     def photos(self) -> dict[str, dict[str, int]]:
+        """Counts of formats by component, in the header."""
         value = self.header.get("photos")
         if not isinstance(value, dict):
             raise self.refused("'photos' to be counts by component", f"{value!r:.40}")
@@ -477,6 +502,7 @@ class _File:
         return photos
 
     def labels(self) -> dict[str, int]:
+        """The range of class ids in the header."""
         value = self.header.get("labels")
         if value == {}:
             return {}

@@ -19,7 +19,7 @@ from typing import BinaryIO, Literal, get_args
 import xxhash
 
 from prep.errors import DataError, StoreError, shown
-from prep.manifest import classes_name, index_name, manifest_name
+from prep.manifest import classes_name, columns_name, index_name, manifest_name
 from prep.progress import bar
 from prep.record_check import check_records, components_with_label, open_source
 from prep.records import Record, Source
@@ -237,19 +237,19 @@ class _Target:
                     f"'{self.store.locate(name)}' is there with other content; "
                     "--overwrite replaces it, or pack under another prefix"
                 )
-        self._forget(manifest_name(self.prefix), index_name(name))
+        self._forget(manifest_name(self.prefix), columns_name(self.prefix), index_name(name))
         self.store.upload(name, path)
         self.num_written += 1
 
     def finish(self, stale: Sequence[str], classes: Mapping[int, str]) -> None:
         """Delete the shards beyond the last one; write the class table, unless the store has it."""
         for name in stale:
-            self._forget(manifest_name(self.prefix), index_name(name))
+            self._forget(manifest_name(self.prefix), columns_name(self.prefix), index_name(name))
             self.store.delete(name)
         table = json.dumps({str(label): classes[label] for label in sorted(classes)}, indent=0, ensure_ascii=False)
         name, data = classes_name(self.prefix), table.encode()
         if name not in self.existing or self.store.read(name) != data:
-            self._forget(manifest_name(self.prefix))
+            self._forget(manifest_name(self.prefix), columns_name(self.prefix))
             self.store.write(name, data)
 
     def _forget(self, *names: str) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from prep.contents import check_same, check_unique, digest_contents
 from prep.errors import DataError, StoreError, shown
-from prep.manifest import classes_name, index_name, manifest_name
+from prep.manifest import classes_name, columns_name, index_name, manifest_name
 from prep.progress import bar
 from prep.store import PROVIDERS, AisStore, error_text
 from prep.urls import ShardSet, check_object_name
@@ -237,7 +237,7 @@ def _check_output(store: AisStore, shards: ShardSet, prefix: str, *, overwrite: 
             f"'{store.locate(prefix)}' holds {len(found)} shards already, from '{found[0]}'; "
             "--overwrite replaces them, or choose another prefix with --output"
         )
-    described = {manifest_name(prefix), classes_name(prefix), *map(index_name, found)}
+    described = {manifest_name(prefix), columns_name(prefix), classes_name(prefix), *map(index_name, found)}
     return [*(entry.name for entry in entries if entry.name in described), *found]
 
 

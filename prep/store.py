@@ -81,6 +81,9 @@ class Store(Protocol):
     def read(self, name: str) -> bytes:
         """All bytes of a (small) object."""
 
+    def read_range(self, name: str, *, start: int, size: int) -> bytes:
+        """The object's bytes ``[start, start + size)``; fewer where it ends before."""
+
     def open(self, name: str) -> contextlib.AbstractContextManager[BinaryIO]:
         """A stream of the object's bytes, front to back, not seekable."""
 
@@ -126,6 +129,11 @@ class LocalStore:
     def read(self, name: str) -> bytes:
         with self.open(name) as stream:
             return stream.read()
+
+    def read_range(self, name: str, *, start: int, size: int) -> bytes:
+        with self.open(name) as stream:
+            stream.seek(start)
+            return stream.read(size)
 
     @contextlib.contextmanager
     def open(self, name: str) -> Iterator[BinaryIO]:
@@ -218,6 +226,13 @@ class AisStore:
             # Small: silence for long says that nobody is there, where no cloud has to be asked first.
             bucket = self._bucket if self.scheme == "ais" else self._bulk
             return cast("bytes", bucket.object(name).get_reader().read_all())
+
+    def read_range(self, name: str, *, start: int, size: int) -> bytes:
+        if not size:
+            return b""  # no range says "nothing"
+        with self.asking(self.locate(name)):
+            reader = self._bulk.object(name).get_reader(byte_range=f"bytes={start}-{start + size - 1}")
+            return cast("bytes", reader.read_all())
 
     @contextlib.contextmanager
     def open(self, name: str) -> Iterator[BinaryIO]:

@@ -87,13 +87,13 @@ class _MemoryEpochs:
             if step == 0:
                 for _ in range(PREFETCH_QUEUE_DEPTH):
                     self._decode.schedule()
-            batch, tensors = self._decode.take()
+            fed_batch, tensors = self._decode.take()
             self._decode.schedule()
             yield {
                 "image": from_dlpack(tensors["image"]),
                 "trimap": from_dlpack(tensors["trimap"]),
                 "label": from_dlpack(tensors["label"]),
-                "key": batch.keys,
+                "key": fed_batch.batch.keys,
             }
 
     def _fed(self, plan: "Plan") -> Iterator["Fed"]:

@@ -120,7 +120,7 @@ def test_rows_are_those_of_a_loop(sizes: list[int], data: st.DataObject) -> None
     assert batch.ordinals.tolist() == ordinals[start:stop].tolist()
     assert batch.labels.tolist() == rows.labels[start:stop].tolist()
     assert batch.keys == [rows.key(position) for position in range(start, stop)]
-    assert batch.name(int(ordinals[start])) == rows.name(start)
+    assert "shard '{}', key '{}'".format(*batch.name(0)) == rows.name(start)
     height, width = batch.size("jpg;jpeg")
     assert height.dtype == width.dtype == np.int32
     assert height.tolist() == rows.places("jpg;jpeg").height[start:stop].tolist()
@@ -223,24 +223,98 @@ def test_photos_that_dali_cannot_decode_are_named() -> None:
     """A GIF, a header that cannot be read; only where the component is there."""
     good = make_index(0, 4)
     good = with_format(good, 1, "GIF")  # row 1 has jpeg, and no jpg
-    DataSet([good]).samples().check_photos("jpg", sized=True)
+    DataSet([good]).samples().check_photos("jpg")
     gif = DataSet([good, with_format(make_index(1, 4), 2, "GIF")]).samples()
     with pytest.raises(DataError, match=r"shard 's-1.tar', key '1/k2': component 'jpg' holds a GIF, expected JPEG"):
-        gif.check_photos("jpg", sized=True)
+        gif.check_photos("jpg")
     unknown = with_format(with_format(make_index(1, 4), 2, "unknown"), 0, "unknown")
     with pytest.raises(
         DataError,
         match=r"key '1/k0': component 'jpg;jpeg' holds an image whose header cannot be read, .*; so do 1 more",
     ):
-        DataSet([make_index(0, 2), unknown]).samples().check_photos("jpg;jpeg", sized=False)
+        DataSet([make_index(0, 2), unknown]).samples().check_photos("jpg;jpeg")
+
+
+def test_excluded_samples_are_not_checked() -> None:
+    """What is left out may lack anything."""
+    gif = with_format(make_index(1, 4), 2, "GIF")
+    samples = DataSet([make_index(0, 4), gif]).samples()
+    samples.excluded = np.array([1, 3, 5, 6, 7])
+    samples.check_photos("jpg")
+    samples.check_component("jpg")
+    samples.excluded = np.array([1, 3, 5, 7])
+    with pytest.raises(DataError, match="holds a GIF"):
+        samples.check_photos("jpg")
+    samples = DataSet([make_index(0, 4), gif]).samples()
+    samples.excluded = np.array([1, 3, 7])
+    with pytest.raises(DataError, match="key '1/k1': no component 'jpg'"):
+        samples.check_component("jpg")
+
+
+def test_refused_rows_are_those_that_the_index_speaks_against() -> None:
+    """A GIF, no header, no height, too many pixels; in any component that is decoded and there."""
+    index = with_format(make_index(0, 8), 0, "GIF")
+    index = with_format(index, 2, "unknown")
+    index = with_format(index, 4, "JPEG", height=0)
+    index = with_format(index, 6, "JPEG", height=6000)
+    index = with_format(index, 1, "GIF")  # has no jpg
+    samples = DataSet([index]).samples(max_pixels=17 * 17)
+    rows = samples.rows(np.arange(8))
+    assert np.flatnonzero(rows.refused(["jpg"])).tolist() == [0, 2, 4, 6]
+    assert np.flatnonzero(rows.refused(["txt"])).tolist() == []
+    assert np.flatnonzero(rows.refused(["txt", "jpeg"])).tolist() == []
+    batch = Batch(rows, 2, 7, np.zeros(5, np.int64), num_valid=5, stream=stream)
+    assert {position: problem for position, (_, problem) in batch.refused(["txt", "jpg"]).items()} == {
+        0: "holds an image whose header cannot be read, expected JPEG, PNG or another format that DALI decodes",
+        2: "holds an image whose header cannot be read, expected JPEG, PNG or another format that DALI decodes",
+        4: "holds a photo of 6000 x 16 pixels, expected at most max_pixels=289",
+    }
+
+
+def test_neighbours_are_of_the_same_shard_the_nearest_first() -> None:
+    """First those before it, then those after."""
+    samples = DataSet([make_index(0, 3), make_index(1, 5)]).samples()
+    assert samples.neighbours(5).tolist() == [4, 3, 6, 7]
+    assert samples.neighbours(0).tolist() == [1, 2]
+    samples.excluded = np.array([1, 3, 6])
+    assert samples.neighbours(5).tolist() == [4, 7]
+
+
+def test_replaced_batch_has_the_others_columns() -> None:
+    """Whatever shards they are of, as long as the batch has one of them; nothing is read for it."""
+    data_set = DataSet([make_index(0, 3), make_index(1, 5)])
+    samples = data_set.samples()
+    batch = Batch(samples.rows(np.array([1, 4])), 0, 2, np.array([0, 3]), num_valid=1, stream=stream)
+    data_set.read.clear()
+    other = batch.replaced(np.array([7, 2]), np.array([5, 6]), substituted=(0,))
+    assert other.keys == ["1/k4", "0/k2"]
+    assert other.size("jpg;jpeg")[0].tolist() == [114, 12]
+    assert (other.num_valid, other.substituted, other.occurrences.tolist()) == (1, (0,), [5, 6])
+    assert not data_set.read
+
+
+def test_missing_components_are_let_through_where_that_is_asked_for() -> None:
+    """``empty``: no place, one pixel, class id -1; a component that nobody has is refused all the same."""
+    index = make_index(0, 4)
+    offsets = index.offsets | {"cls": np.where(np.arange(4) == 2, -1, index.offsets["cls"])}
+    sizes = index.sizes | {"cls": np.where(offsets["cls"] < 0, 0, 1)}
+    samples = DataSet([replace(index, offsets=offsets, sizes=sizes)]).samples(missing="empty")
+    samples.check_component("jpg")
+    rows = samples.rows(np.arange(4))
+    assert rows.places("jpg").offset.tolist() == [1024, -1, 11264, -1]
+    assert rows.places("jpg").height.tolist() == [10, 1, 12, 1]
+    assert rows.labels.tolist() == [10, 20, -1, 10]
+    assert not rows.refused(["jpg"]).any()
+    with pytest.raises(DataError, match="no sample has component 'webp'; the data set has 'cls', 'jpg', 'jpeg', 'txt'"):
+        samples.check_component("webp")
 
 
 def test_component_without_sizes_is_refused_where_they_are_needed() -> None:
     """`txt` is no photo by its name: nobody has read its header."""
     samples = DataSet([make_index(0, 4)]).samples()
-    samples.check_photos("txt", sized=False)
+    samples.check_photos("txt")
     with pytest.raises(DataError, match=r"key '0/k0': component 'txt' has no height and width in the index"):
-        samples.check_photos("txt", sized=True)
+        samples.check_sized("txt")
 
 
 @pytest.mark.parametrize(

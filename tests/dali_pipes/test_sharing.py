@@ -114,7 +114,7 @@ class Watch:
 
 def objects_bytes(shards: Path) -> int:
     """Bytes of all shards and their indexes."""
-    return sum(path.stat().st_size for path in shards.iterdir() if "manifest" not in path.name)
+    return sum(path.stat().st_size for path in shards.iterdir() if path.name.endswith((".tar", ".index.safetensors")))
 
 
 def check_rows(rows: list[dict[str, int]], samples: list[Sample]) -> None:

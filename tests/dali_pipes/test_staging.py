@@ -9,7 +9,7 @@ import pytest
 
 from dali_pipes.errors import CacheError, DataError
 from dali_pipes.staging import Indexed, fetcher_of, open_image, open_stager
-from prep.manifest import ShardIndex, index_name
+from prep.manifest import ShardIndex, columns_name, index_name
 from prep.urls import resolve_shards
 from tests.conftest import Sample, make_samples, write_shards, write_tar
 
@@ -66,6 +66,35 @@ def test_shards_without_an_index_are_indexed_and_their_indexes_staged(
         assert index == indexed.read_index(number)
         assert ShardIndex.from_bytes(index, where="").num_samples == 2
     assert sorted(path.name for path in directory.iterdir()) == ["s-000000.tar", "s-000001.tar"]
+
+
+def test_columns_are_those_of_the_shards_in_their_order(shards: Path, tmp_path: Path) -> None:
+    """Of three of five; of shards without an index as they were made, with nothing written."""
+    part = Indexed(resolve_shards([shards / f"s-{number:06d}.tar" for number in (4, 0, 3)], endpoint=None))
+    columns = part.columns()
+    assert columns.keys.tolist() == [f"s{row:05d}" for row in (8, 9, 0, 1, 6, 7)]
+    assert columns.labels.tolist() == [row % 5 + 1 for row in (8, 9, 0, 1, 6, 7)]
+    assert columns.shards.tolist() == [f"s-{number:06d}.tar" for number in (4, 4, 0, 0, 3, 3)]
+    assert len(part.whole_columns()) == 10
+    plain = write_shards(tmp_path / "plain", make_samples([(30, 30)] * 4), per_shard=2, index=False)
+    made = Indexed(resolve_shards(plain, endpoint=None))
+    assert made.has_columns()
+    assert made.columns().keys.tolist() == [f"s{row:05d}" for row in range(4)]
+    assert len(list(plain.iterdir())) == 2
+
+
+def test_columns_that_are_not_there_are_named(tmp_path: Path) -> None:
+    """A data set that was indexed before there were any: all else works, and it is said what to do."""
+    write_shards(tmp_path, make_samples([(30, 30)] * 4), per_shard=2)
+    (tmp_path / columns_name("s-")).unlink()
+    indexed = Indexed(resolve_shards(tmp_path, endpoint=None))
+    assert not indexed.has_columns()
+    assert len(stage(indexed, tmp_path)) == 2
+    with pytest.raises(
+        DataError,
+        match=rf"no column file '{tmp_path}/s-columns.safetensors', .*: dali-pipes prep index '{tmp_path}/s-'",
+    ):
+        indexed.columns()
 
 
 def test_shards_that_hold_nothing_are_refused(tmp_path: Path) -> None:

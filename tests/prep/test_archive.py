@@ -202,7 +202,7 @@ def test_sparse_file_is_refused(data: bytes) -> None:
 def test_odd_names_are_keys_and_nothing_else(
     name: str, key: str, format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whichever header they stand in: indexed as they are, and no file is made but the index and the manifest."""
+    """Whichever header they stand in: indexed as they are, and no file is made but what an index consists of."""
     raw = name.encode()
     data = {
         "header": member(raw),
@@ -218,6 +218,7 @@ def test_odd_names_are_keys_and_nothing_else(
     assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()) == [
         "x/y/s-0.index.safetensors",
         "x/y/s-0.tar",
+        "x/y/s-columns.safetensors",
         "x/y/s-manifest.safetensors",
     ]
 

@@ -13,7 +13,7 @@ from PIL import Image
 from prep.errors import DataError, StoreError
 from prep.index import index_shard, index_shards, parse_label
 from prep.keys import split_key
-from prep.manifest import Manifest, ShardIndex, checksum, classes_name, index_name, manifest_name
+from prep.manifest import Manifest, ShardIndex, checksum, classes_name, columns_name, index_name, manifest_name
 from prep.urls import resolve_shards
 from tests.conftest import make_samples, mask_bytes, photo_bytes, write_shards
 
@@ -259,7 +259,12 @@ def test_index_shards_twice_writes_the_same_bytes(tmp_path: Path) -> None:
     before = {path.name: path.read_bytes() for path in tmp_path.glob("*.safetensors")}
     index_shards(resolve_shards(tmp_path, endpoint=None))
     assert {path.name: path.read_bytes() for path in tmp_path.glob("*.safetensors")} == before
-    assert len(before) == 3
+    assert sorted(before) == [
+        "s-000000.index.safetensors",
+        "s-000001.index.safetensors",
+        "s-columns.safetensors",
+        "s-manifest.safetensors",
+    ]
 
 
 def test_index_shards_takes_the_class_table_that_pack_left(tmp_path: Path) -> None:
@@ -284,13 +289,14 @@ def test_index_shards_missing_shard_is_named(tmp_path: Path) -> None:
 
 
 def test_index_shards_error_leaves_no_manifest(tmp_path: Path) -> None:
-    """A broken shard among good ones: its name in the error, and no manifest that would lack it."""
+    """A broken shard among good ones: its name in the error, and no manifest or column file that would lack it."""
     write_shards(tmp_path, make_samples([(20, 20)] * 6), per_shard=2, index=False)
     path = tmp_path / "s-000001.tar"
     path.write_bytes(path.read_bytes()[:1024])
     with pytest.raises(DataError, match=r"shard 's-000001.tar' is cut off"):
         index_shards(resolve_shards(tmp_path, endpoint=None))
     assert not (tmp_path / manifest_name("s-")).exists()
+    assert not (tmp_path / columns_name("s-")).exists()
 
 
 def test_resolve_shards_nothing_there(tmp_path: Path) -> None:

@@ -416,6 +416,7 @@ def test_pack_over_other_shards_is_refused_and_done_with_overwrite(
     # No shard of the other pack is left, nor an index or a manifest that describes one.
     assert names - {"samples-000000.index.safetensors"} >= {*report.shards, "samples-classes.json"}
     assert "samples-manifest.safetensors" not in names
+    assert "samples-columns.safetensors" not in names
     assert {name for name in names if name.endswith(".tar")} == set(report.shards)
     again = pack(make_source(23), store=store, max_count=10)
     assert again.num_written == 0

@@ -195,9 +195,9 @@ def test_shuffle_over_output_that_is_there_needs_overwrite(packed: ShardSet, buc
         StoreError, match=r"/shuffled-' holds 43 shards already, from 'shuffled-000000\.tar'; --overwrite"
     ):
         shuffle(packed)
-    assert len(_names(bucket, "shuffled-")) == 2 * NUM_SAMPLES + 2
+    assert len(_names(bucket, "shuffled-")) == 2 * NUM_SAMPLES + 3
     report = shuffle(packed, overwrite=True)
-    # Neither a shard of the first time is left, nor its index, nor its manifest.
+    # Neither a shard of the first time is left, nor its index, nor the manifest and its columns.
     assert _names(bucket, "shuffled-") == [*report.shards, "shuffled-classes.json"]
 
 

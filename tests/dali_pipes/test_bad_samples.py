@@ -1,0 +1,480 @@
+"""Bad samples: named or substituted, each once in the quarantine; all others come once, and nothing crashes."""
+
+import io
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from nvidia.dali import fn, types
+from PIL import Image
+
+import dali_pipes as dp
+from dali_pipes.decode import DecodeHalf
+from dali_pipes.repair import Repair
+from tests.conftest import SHARED_DATA, Sample, make_samples, write_shards
+
+ODD_IMAGES = SHARED_DATA / "odd-images"
+NUM_SAMPLES = 12
+BATCH_SIZE = 4
+
+
+def cut(data: bytes) -> bytes:
+    """Cut off near its end: the header is right, the last pixels are not there."""
+    return data[: len(data) * 9 // 10]
+
+
+def gif(data: bytes) -> bytes:
+    """A GIF: known to be bad since the shards were indexed."""
+    stream = io.BytesIO()
+    Image.new("P", (20, 20)).save(stream, "GIF")
+    return stream.getvalue()
+
+
+def bomb(data: bytes) -> bytes:
+    """A PNG that says it has 10,000 million pixels."""
+    stream = io.BytesIO()
+    Image.new("L", (1, 1)).save(stream, "PNG")
+    png = bytearray(stream.getvalue())
+    png[16:24] = (100_000).to_bytes(4, "big") * 2
+    return bytes(png)
+
+
+def garbage(data: bytes) -> bytes:
+    """No image at all."""
+    return b"nothing of the kind" * 10
+
+
+def nothing(data: bytes) -> bytes:
+    """A file of no bytes."""
+    return b""
+
+
+KINDS = {"cut": cut, "gif": gif, "bomb": bomb, "garbage": garbage, "nothing": nothing}
+
+
+def spoilt(
+    samples: Sequence[Sample], numbers: Sequence[int], *, how: Callable[[bytes], bytes], component: str = "image.jpg"
+) -> list[Sample]:
+    """The samples, some of them with a bad component."""
+    return [
+        Sample(sample.key, sample.components | {component: how(sample.components[component])})
+        if number in numbers
+        else sample
+        for number, sample in enumerate(samples)
+    ]
+
+
+@pytest.fixture(scope="module")
+def good_samples() -> list[Sample]:
+    return make_samples([(40 + 3 * (i % 5), 50 + 2 * (i % 3)) for i in range(NUM_SAMPLES)])
+
+
+@pytest.fixture(scope="module")
+def good_shards(tmp_path_factory: pytest.TempPathFactory, good_samples: list[Sample]) -> Path:
+    return write_shards(tmp_path_factory.mktemp("good"), good_samples, per_shard=6)
+
+
+def open_loader(shards: Path, **options: Any) -> dp.Loader:
+    defaults = {"batch_size": BATCH_SIZE, "device": "cpu", "with_keys": True, "shuffle": False, "num_threads": 2}
+    defaults |= {"on_error": "substitute", "quarantine": shards / "quarantine.tsv"}
+    return dp.loader(shards, options.pop("graph", None) or dp.segmentation(crop=16), **(defaults | options))
+
+
+def stand_in(keys: Sequence[str], bad: set[str], *, shard_of: Callable[[str], list[str]]) -> list[str]:
+    """The rule, written out plainly: what a batch of these keys is delivered as."""
+    delivered = []
+    for position in range(len(keys)):
+        before = [other for other in keys[: position + 1] if other not in bad]
+        after = [other for other in keys[position:] if other not in bad]
+        if before or after:
+            delivered.append(before[-1] if before else after[0])
+            continue
+        shard = shard_of(keys[0])
+        place = shard.index(keys[0])
+        order = shard[:place][::-1] + shard[place + 1 :]
+        delivered.append(next(other for other in order if other not in bad))
+    return delivered
+
+
+def shard_of(key: str) -> list[str]:
+    number = int(key[1:])
+    return [f"s{i:05d}" for i in range(number - number % 6, number - number % 6 + 6)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        [0],  # the first of the epoch: the one after it stands in
+        [5],
+        [3, 7],  # the last of two batches
+        [4, 5, 6],  # most of a batch
+        [8, 9, 10, 11],  # nothing but bad ones: a neighbour in the shard
+        [4, 5, 6, 7],  # likewise, over two shards
+    ],
+)
+def test_others_stand_in(
+    tmp_path: Path, good_samples: list[Sample], good_shards: Path, kind: str, numbers: list[int]
+) -> None:
+    """Batches keep number and size; all others are bit-equal to those of a good data set; the repeats are marked."""
+    shards = write_shards(tmp_path, spoilt(good_samples, numbers, how=KINDS[kind]), per_shard=6)
+    bad = {f"s{number:05d}" for number in numbers}
+    with open_loader(good_shards, on_error="raise") as loader:
+        whole = {key: batch["image"][i] for (batch,) in loader for i, key in enumerate(batch["key"])}
+        labels = {s.key: int(s.components["cls"]) for s in good_samples}
+    with open_loader(shards) as loader:
+        for epoch in range(2):
+            batches = []
+            for first, (batch,) in zip(range(0, NUM_SAMPLES, BATCH_SIZE), loader, strict=True):
+                keys = [f"s{number:05d}" for number in range(first, first + BATCH_SIZE)]
+                assert batch["key"] == stand_in(keys, bad, shard_of=shard_of)
+                assert list(loader.substituted) == [i for i, key in enumerate(keys) if key in bad]
+                batches.append(batch)
+            for batch in batches:
+                for i, key in enumerate(batch["key"]):
+                    assert torch.equal(batch["image"][i], whole[key])
+                    assert batch["label"][i] == labels[key]
+            assert loader.num_substituted == (epoch + 1) * len(bad)
+        assert sorted(sample.key for sample in loader.bad_samples) == sorted(bad)
+        assert {sample.component for sample in loader.bad_samples} == {"image.jpg"}
+    lines = [line.split("\t") for line in (shards / "quarantine.tsv").read_text().splitlines() if line[0] != "#"]
+    assert sorted(line[1] for line in lines) == sorted(bad)
+    assert all(line[0] == f"s-{int(line[1][1:]) // 6:06d}.tar" and line[2] == "image.jpg" for line in lines)
+
+
+@pytest.mark.parametrize("kind", ["cut", "gif"])
+@pytest.mark.parametrize("policy", ["PARTIAL", "FILL"])
+def test_bad_sample_in_a_filled_batch(tmp_path: Path, good_samples: list[Sample], kind: str, policy: str) -> None:
+    """Bad samples that fill the last batch, or are alone in it."""
+    shards = write_shards(tmp_path, spoilt(good_samples, [0, 10, 11], how=KINDS[kind]), per_shard=6)
+    with open_loader(shards, batch_size=5, last_batch_policy=policy) as loader:
+        *_, (last,) = list(loader)
+        assert (
+            last["key"]
+            == {
+                "PARTIAL": ["s00009", "s00009"],  # nothing but bad ones: the neighbour before the first
+                "FILL": ["s00001", "s00001", "s00001", "s00001", "s00002"],  # 10 11 and again 0 1 2
+            }[policy]
+        )
+        assert loader.substituted == {"PARTIAL": (0, 1), "FILL": (0, 1, 2)}[policy]
+
+
+def test_rank_without_samples_of_a_bad_one(tmp_path: Path, good_samples: list[Sample]) -> None:
+    """A rank that has nothing in the last step gets its first sample, which is bad: another stands in for it."""
+    shards = write_shards(tmp_path, spoilt(good_samples[:9], [8], how=cut), per_shard=9)
+    with open_loader(shards, rank=1, world_size=2) as loader:
+        *_, (last,) = list(loader)
+        assert (last["key"], loader.num_valid, loader.substituted) == (["s00007"], 0, (0,))
+
+
+@pytest.mark.parametrize("kind", ["cut", "gif"])
+def test_mask_alone_is_bad(tmp_path: Path, good_samples: list[Sample], kind: str) -> None:
+    """The component is named; photo, mask and label of the one that stands in belong together."""
+    shards = write_shards(tmp_path, spoilt(good_samples, [6], how=KINDS[kind], component="trimap.png"), per_shard=6)
+    with open_loader(shards) as loader:
+        second = [batch for (batch,) in loader][1]
+        assert [sample.component for sample in loader.bad_samples] == ["trimap.png"]
+        assert second["key"] == ["s00004", "s00005", "s00005", "s00007"]
+        for name in ("image", "trimap", "label"):
+            assert torch.equal(second[name][1], second[name][2])
+
+
+@pytest.mark.parametrize("kind", ["cut", "gif"])
+def test_crops_are_those_of_the_samples(
+    tmp_path: Path, good_samples: list[Sample], good_shards: Path, kind: str
+) -> None:
+    """A repaired batch has each sample's own random numbers; what stands in is an exact repeat."""
+    shards = write_shards(tmp_path, spoilt(good_samples, [2, 9], how=KINDS[kind]), per_shard=6)
+    graph = dp.classification_train(crop=24)
+    with open_loader(good_shards, graph=graph, shuffle=True, seed=5, on_error="raise") as loader:
+        whole = {key: batch["image"][i] for (batch,) in loader for i, key in enumerate(batch["key"])}
+    with open_loader(shards, graph=graph, shuffle=True, seed=5) as loader:
+        for (batch,) in loader:
+            for i, key in enumerate(batch["key"]):
+                assert torch.equal(batch["image"][i], whole[key])
+        assert loader.num_substituted == 2
+
+
+@pytest.mark.parametrize("kind", ["cut", "gif"])
+def test_resume_around_bad_samples(tmp_path: Path, good_samples: list[Sample], kind: str) -> None:
+    """Resumed at every batch, by a loader that has met no bad sample yet, the rest is bit-equal."""
+    shards = write_shards(tmp_path, spoilt(good_samples, [1, 4, 5, 6, 7, 11], how=KINDS[kind]), per_shard=6)
+    options: dict[str, Any] = {"shuffle": True, "seed": 3, "batch_size": 2}
+    with open_loader(shards, **options) as loader:
+        states, whole = [loader.state_dict()], []
+        for (batch,) in loader:
+            whole.append((batch, loader.substituted))
+            states.append(loader.state_dict())
+    for number, state in enumerate(states[:-1]):
+        with open_loader(shards, **options) as loader:
+            loader.load_state_dict(state)
+            for (kept, substituted), (batch,) in zip(whole[number:], loader, strict=True):
+                assert batch["key"] == kept["key"]
+                assert torch.equal(batch["image"], kept["image"])
+                assert loader.substituted == substituted
+
+
+def test_a_whole_shard_is_bad(tmp_path: Path, good_samples: list[Sample]) -> None:
+    """Then nobody is left to stand in, and the error says so; the batches before it came."""
+    shards = write_shards(tmp_path, spoilt(good_samples, range(6, 12), how=cut), per_shard=6)
+    with open_loader(shards, batch_size=3) as loader:
+        assert [len(next(loader)[0]["key"]) for _ in range(2)] == [3, 3]
+        with pytest.raises(dp.DecodeError, match=r"shard 's-000001.tar': no sample is left that can stand in"):
+            next(loader)
+    assert len((shards / "quarantine.tsv").read_text().splitlines()) == 1 + 6
+
+
+@pytest.mark.parametrize("kind", ["cut", "gif"])
+def test_too_many_are_an_error(tmp_path: Path, good_samples: list[Sample], kind: str) -> None:
+    """Up to ``max_bad`` are let pass; the next one says how many, where they are listed, and the last of them."""
+    shards = write_shards(tmp_path, spoilt(good_samples, [1, 5, 9], how=KINDS[kind]), per_shard=6)
+    with open_loader(shards, max_bad=2) as loader:
+        next(loader), next(loader)
+        text = (
+            r"3 samples are bad, max_bad=2 are let pass, all in '.*quarantine.tsv'; the last: shard 's-000001.tar', key"
+        )
+        with pytest.raises(dp.DecodeError, match=text):
+            next(loader)
+
+
+def test_second_epoch_knows_them(tmp_path: Path, good_samples: list[Sample], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was found once is substituted before DALI sees it, and is written down once."""
+    shards = write_shards(tmp_path, spoilt(good_samples, [1, 5, 9], how=cut), per_shard=6)
+    repairs = []
+    real = Repair.decode
+    monkeypatch.setattr(Repair, "decode", lambda *args: repairs.append(1) or real(*args))
+    with open_loader(shards) as loader:
+        first = [batch for (batch,) in loader]
+        assert len(repairs) == 3
+        second = [batch for (batch,) in loader]
+        assert len(repairs) == 3
+    assert all(torch.equal(a["image"], b["image"]) for a, b in zip(first, second, strict=True))
+    with open_loader(shards) as loader:
+        list(loader)
+    assert len((shards / "quarantine.tsv").read_text().splitlines()) == 1 + 3
+
+
+def test_quarantine_is_what_exclude_takes(tmp_path: Path, good_samples: list[Sample]) -> None:
+    """The next job leaves them out: no error, no repeat, fewer samples, another order."""
+    shards = write_shards(tmp_path, spoilt(good_samples, [1, 5, 9], how=gif), per_shard=6)
+    with open_loader(shards) as loader:
+        list(loader)
+        state = loader.state_dict()
+    with open_loader(shards, on_error="raise", exclude=shards / "quarantine.tsv") as loader:
+        assert loader.num_samples == 9
+        keys = [key for (batch,) in loader for key in batch["key"]]
+        assert keys == [s.key for i, s in enumerate(good_samples) if i not in (1, 5, 9)]
+        with pytest.raises(dp.StateError, match="exclude"):
+            loader.load_state_dict(state)
+
+
+def test_a_batch_without_a_bad_sample_is_the_same(good_shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DALI fails once and nobody is to blame: the batch, decoded again apart, is bit-equal."""
+    graph = dp.classification_train(crop=24)
+    with open_loader(good_shards, graph=graph, shuffle=True) as loader:
+        whole = [batch for (batch,) in loader]
+    real = DecodeHalf.take
+    calls = []
+
+    def fail_once(self: DecodeHalf) -> Any:
+        calls.append(self)
+        taken = real(self)
+        if len(calls) != 2:
+            return taken
+        self.scheduled.appendleft(taken[0])
+        raise RuntimeError("encountered: something passing")
+
+    monkeypatch.setattr(DecodeHalf, "take", fail_once)
+    with open_loader(good_shards, graph=graph, shuffle=True) as loader:
+        again = [batch for (batch,) in loader]
+        assert not loader.bad_samples
+    assert len(calls) > 5
+    for a, b in zip(whole, again, strict=True):
+        assert a["key"] == b["key"]
+        assert torch.equal(a["image"], b["image"])
+
+
+def test_a_broken_device_is_no_sample_s_fault(good_shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If what was decoded before cannot be decoded any more, nothing is quarantined, and the error says what it is."""
+    real = DecodeHalf.take
+    calls = []
+
+    def fail_from_now_on(self: DecodeHalf) -> Any:
+        calls.append(self)
+        taken = real(self)
+        if len(calls) == 1:
+            return taken
+        self.scheduled.appendleft(taken[0])
+        raise RuntimeError("encountered: CUDA runtime API error cudaErrorLaunchFailure")
+
+    monkeypatch.setattr(DecodeHalf, "take", fail_from_now_on)
+    with open_loader(good_shards, max_bad=1) as loader:
+        next(loader)
+        with pytest.raises(
+            dp.DecodeError, match=r"fails on every batch now, also on one that .* cudaErrorLaunchFailure"
+        ):
+            next(loader)
+        assert not loader.bad_samples
+    assert not (good_shards / "quarantine.tsv").exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "cause"),
+    [
+        ("cut", "component 'image.jpg' cannot be decoded: .*; Pillow: .*truncated"),
+        ("gif", "component 'image.jpg' holds a GIF"),
+        (
+            "bomb",
+            r"component 'image.jpg' holds a photo of 100000 x 100000 pixels, expected at most max_pixels=89478485",
+        ),
+        ("garbage", "component 'image.jpg' holds an image whose header cannot be read"),
+        ("nothing", "component 'image.jpg' holds an image whose header cannot be read"),
+    ],
+)
+def test_raise_names_shard_key_component_and_cause(
+    tmp_path: Path, good_samples: list[Sample], kind: str, cause: str
+) -> None:
+    """What the manifest knows of is refused at once; what only the shard's index or DALI tells, with its batch."""
+    shards = write_shards(tmp_path, spoilt(good_samples, [6, 7], how=KINDS[kind]), per_shard=6)
+    text = f"shard 's-000001.tar', key 's00006': {cause}"
+    if kind in ("gif", "garbage", "nothing"):
+        with pytest.raises(dp.DataError, match=f"{text}.*so do 1 more samples; pass on_error='substitute'"):
+            open_loader(shards, on_error="raise")
+        return
+    with open_loader(shards, on_error="raise") as loader:
+        assert next(loader)[0]["key"] == ["s00000", "s00001", "s00002", "s00003"]
+        with pytest.raises(dp.DecodeError, match=f"{text}.*; bad in this batch as well: 's00007'; leave it out"):
+            next(loader)
+        assert next(loader)[0]["key"] == ["s00008", "s00009", "s00010", "s00011"]
+    assert not (shards / "quarantine.tsv").exists()
+
+
+def test_a_bomb_of_another_name_is_found_out(tmp_path: Path, good_samples: list[Sample]) -> None:
+    """What is no photo by its name has no size in the index: its header is read before DALI sees it."""
+    renamed = [Sample(s.key, {"data": s.components["image.jpg"]}) for s in spoilt(good_samples, [2], how=bomb)]
+    shards = write_shards(tmp_path, renamed, per_shard=6)
+
+    def graph(components: dp.Components, random: dp.Random) -> dict[str, Any]:
+        pixels = fn.decoders.image(components["data"], device=components.device, output_type=types.RGB)
+        return {"image": fn.resize(pixels, size=(8, 8))}
+
+    with open_loader(shards, graph=graph) as loader:
+        assert next(loader)[0]["key"] == ["s00000", "s00001", "s00001", "s00003"]
+        assert [str(bad) for bad in loader.bad_samples] == [
+            "shard 's-000000.tar', key 's00002': component 'data' holds a photo of 100000 x 100000 pixels, expected at "
+            "most max_pixels=89478485"
+        ]
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"on_error": "skip"}, "on_error must be one of raise, substitute, got 'skip'"),
+        ({"max_bad": -1}, "max_bad must not be negative, got -1"),
+        ({"max_pixels": 0}, "max_pixels must be positive, got 0"),
+        ({"missing": "drop"}, "missing must be one of error, skip, empty, got 'drop'"),
+    ],
+)
+def test_policies_are_checked_first(options: dict[str, object], text: str) -> None:
+    """Before the shards are looked for."""
+    with pytest.raises(ValueError, match=text):
+        dp.loader("/nowhere", dp.segmentation(), batch_size=2, **options)
+
+
+def as_it_is(components: dp.Components, random: dp.Random) -> dict[str, Any]:
+    """The photo, decoded and nothing else."""
+    pixels = fn.decoders.image(
+        components["image.jpg"], device=components.device, output_type=types.RGB, adjust_orientation=False
+    )
+    return {"image": pixels}
+
+
+# GIFs, two JPEGs of no height, one of 12 bits, and files that are cut off or whose checksums are wrong.
+CANNOT_BE_DECODED = (
+    "broken_data_stream_png",
+    "broken_png",
+    "chi_gif",
+    "decompression_bomb_gif",
+    "invalid-dimensions_jpg",
+    "null_height_jpg",
+    "testorig12_jpg",
+    "truncated_jpeg_jpg",
+    "xcrn0g04_png",
+    "xd0n2c08_png",
+    "xdtn0g01_png",
+    "xhdn0g08_png",
+)
+
+
+def test_memory_is_bounded_under_a_bomb(tmp_path: Path, good_samples: list[Sample]) -> None:
+    """A PNG of 20,000 x 20,000 pixels in half a megabyte is never decoded: 1.2 GB of RGB are not asked for."""
+    stream = io.BytesIO()
+    Image.new("1", (20_000, 20_000)).save(stream, "PNG")
+    assert len(stream.getvalue()) < 500_000
+    samples = [*good_samples[:3], Sample("bomb", good_samples[3].components | {"image.jpg": stream.getvalue()})]
+    shards = write_shards(tmp_path, samples, per_shard=4)
+    program = (
+        "import resource, sys, dali_pipes as dp\n"
+        "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024\n"
+        "graph = dp.classification_eval(resize=32, crop=32)\n"
+        "options = {'batch_size': 2, 'device': 'cpu', 'shuffle': False, 'on_error': 'substitute', 'with_keys': True}\n"
+        "with dp.loader(sys.argv[1], graph, quarantine=sys.argv[2], **options) as loader:\n"
+        "    next(loader); before = peak()\n"
+        "    print(next(loader)[0]['key'], loader.bad_samples[0].cause, peak() - before, sep='|')\n"
+    )
+    arguments = [sys.executable, "-c", program, str(shards), str(tmp_path / "q.tsv")]
+    run = subprocess.run(arguments, capture_output=True, text=True, check=True)
+    keys, cause, grown_mib = run.stdout.strip().split("|")
+    assert keys == "['s00002', 's00002']"
+    assert cause == "holds a photo of 20000 x 20000 pixels, expected at most max_pixels=89478485"
+    assert int(grown_mib) < 100
+
+
+@pytest.mark.skipif(not ODD_IMAGES.is_dir(), reason="no ../shared/data/odd-images beside the checkout")
+def test_odd_images_are_decoded_or_quarantined(tmp_path: Path, good_samples: list[Sample]) -> None:
+    """Each odd, damaged or hostile file: equal to Pillow where both decode 8 bits, else named; nothing hangs."""
+    files = sorted(path for path in ODD_IMAGES.iterdir() if path.suffix in (".jpg", ".jpeg", ".png", ".gif", ".mpo"))
+    assert len(files) == 52
+    samples = [Sample("good", {"image.jpg": good_samples[0].components["image.jpg"]})]
+    samples += [Sample(f"odd/{path.name.replace('.', '_')}", {"image.jpg": path.read_bytes()}) for path in files]
+    shards = write_shards(tmp_path, samples, per_shard=len(samples))
+    with open_loader(shards, graph=as_it_is, batch_size=1) as loader:
+        delivered = {}
+        for sample, (batch,) in zip(samples, loader, strict=True):
+            if not loader.substituted:
+                assert batch["key"] == [sample.key]
+                delivered[sample.key] = batch["image"][0].numpy()
+        bad = {sample.key for sample in loader.bad_samples}
+    assert delivered.keys() | bad == {sample.key for sample in samples}
+    assert not delivered.keys() & bad
+    compared = set()
+    for sample in samples:
+        pixels = pillow_rgb(sample.components["image.jpg"])
+        if sample.key in delivered and pixels is not None:
+            tolerance = 1 if "cmyk" in sample.key else 0  # another rounding of ink to light
+            assert np.abs(delivered[sample.key].astype(int) - pixels).max() <= tolerance, sample.key
+            compared.add(sample.key)
+    # What Pillow decodes to 8 bits is decoded here, and the other way round, but for what is listed.
+    eight_bits = {s.key for s in samples if pillow_rgb(s.components["image.jpg"]) is not None}
+    assert eight_bits - compared == set()
+    assert len(compared) == 36
+    assert bad == {f"odd/{name}" for name in CANNOT_BE_DECODED}
+    assert "odd/png_decompression_dos_png" not in bad  # its bomb is a comment, which DALI does not read
+
+
+def pillow_rgb(data: bytes) -> np.ndarray | None:
+    """The pixels of an 8-bit JPEG or PNG as Pillow decodes them; ``None`` where it does not or it is another."""
+    try:
+        with Image.open(io.BytesIO(data)) as photo:
+            if photo.format not in ("JPEG", "MPO", "PNG") or photo.mode.startswith("I"):
+                return None
+            if photo.format == "PNG" and data[24] == 16:
+                return None
+            return np.asarray(photo.convert("RGB")).astype(int)
+    except (OSError, ValueError, Image.DecompressionBombError):
+        return None

@@ -1,0 +1,189 @@
+"""The contract of ranks, order and resume, on real loaders: world sizes 1 to 8, and other ones after a resume."""
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from nvidia.dali import fn
+
+import dali_pipes as dp
+from tests.conftest import make_samples, write_shards
+
+NUM_SAMPLES = 29
+KEYS = [f"s{i:05d}" for i in range(NUM_SAMPLES)]
+POLICIES = ("PARTIAL", "FILL", "DROP")
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """29 samples in shards of 5, the last of 4."""
+    samples = make_samples([(20 + i % 3, 18 + i % 4) for i in range(NUM_SAMPLES)])
+    return write_shards(tmp_path_factory.mktemp("contract"), samples, per_shard=5)
+
+
+def graph(components: dp.Components, random: dp.Random) -> dict[str, Any]:
+    """A few pixels and what is the sample's own chance: enough to tell one sample from another."""
+    pixels = fn.decoders.image(components["image.jpg"], device=components.device)
+    corner = fn.slice(pixels, [0, 0], [4, 4], axes=(0, 1))
+    return {"image": corner, "label": components.label, "chance": random.uniform()}
+
+
+def open_ranks(shards: Path, world_size: int, batch_size: int, **options: Any) -> list[dp.Loader]:
+    defaults = {"device": "cpu", "with_keys": True, "num_threads": 1, "seed": 7}
+    return [
+        dp.loader(shards, graph, batch_size=batch_size, rank=rank, world_size=world_size, **(defaults | options))
+        for rank in range(world_size)
+    ]
+
+
+def step(loaders: list[dp.Loader]) -> tuple[list[str], list[float]]:
+    """One step of all ranks: the keys that count, in the order of the ranks, and each sample's chance."""
+    keys, chances = [], []
+    for loader in loaders:
+        ((batch,),) = [next(loader)]
+        keys += batch["key"][: loader.num_valid]
+        chances += batch["chance"][: loader.num_valid].tolist()
+    return keys, chances
+
+
+def epoch(loaders: list[dp.Loader]) -> Iterator[tuple[list[str], list[float]]]:
+    assert len({len(loader) for loader in loaders}) == 1, "every rank has the same number of batches"
+    for _ in range(len(loaders[0])):
+        yield step(loaders)
+    for loader in loaders:
+        with pytest.raises(StopIteration):
+            next(loader)
+
+
+@pytest.fixture(scope="module")
+def order(shards: Path) -> list[list[tuple[str, float]]]:
+    """Three epochs as a single process reads them, sample by sample."""
+    (loader,) = open_ranks(shards, 1, 1)
+    with loader:
+        epochs = []
+        for _ in range(3):
+            steps = list(epoch([iter(loader)]))
+            epochs.append([(keys[0], chances[0]) for keys, chances in steps])
+    assert all(sorted(key for key, _ in samples) == KEYS for samples in epochs)
+    return epochs
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("world_size", range(1, 9))
+def test_world_sizes(shards: Path, order: list[list[tuple[str, float]]], world_size: int, policy: str) -> None:
+    """Two epochs: each key once, ranks disjoint and complete, as many batches on every rank; the order is one's."""
+    batch_size = 2
+    per_step = world_size * batch_size
+    loaders = open_ranks(shards, world_size, batch_size, last_batch_policy=policy)
+    for loader in loaders:
+        assert loader.num_samples == NUM_SAMPLES
+    for number in range(2):
+        steps = list(epoch([iter(loader) for loader in loaders]))
+        read = [sample for keys, chances in steps for sample in zip(keys, chances, strict=True)]
+        whole = order[number]
+        if policy == "DROP":
+            assert read == whole[: NUM_SAMPLES // per_step * per_step]
+        elif policy == "PARTIAL":
+            assert read == whole
+        else:
+            assert read[:NUM_SAMPLES] == whole
+            filled = Counter(key for key, _ in read[NUM_SAMPLES:])
+            assert len(read) % per_step == 0
+            assert filled == Counter(key for key, _ in itertools.islice(itertools.cycle(whole), sum(filled.values())))
+    for loader in loaders:
+        loader.close()
+
+
+def test_more_ranks_than_shards_and_samples(shards: Path, tmp_path: Path) -> None:
+    """Three samples, eight ranks, batches of four: one step; five ranks have nothing that counts, and say so."""
+    few = write_shards(tmp_path, make_samples([(20, 20)] * 3), per_shard=2)
+    loaders = open_ranks(few, 8, 4)
+    batches = [next(loader)[0] for loader in loaders]
+    assert [loader.num_valid for loader in loaders] == [1, 1, 1, 0, 0, 0, 0, 0]
+    assert [len(batch["key"]) for batch in batches] == [1] * 8
+    assert sorted(batch["key"][0] for batch in batches[:3]) == [f"s{i:05d}" for i in range(3)]
+    for loader in loaders:
+        with pytest.raises(StopIteration):
+            next(loader)
+        loader.close()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_resume_at_every_batch(shards: Path, policy: str) -> None:
+    """Two ranks, resumed by other loaders after each step of two epochs: bit-equal to the end, never a replay."""
+    loaders = open_ranks(shards, 2, 4, last_batch_policy=policy)
+    whole: list[list[dict[str, Any]]] = [[], []]
+    states = []
+    for _ in range(2):
+        for iterator in loaders:
+            iter(iterator)
+        for _ in range(len(loaders[0])):
+            states.append(loaders[0].state_dict())
+            assert loaders[1].state_dict() == states[-1], "the state is the same on every rank"
+            for rank, loader in enumerate(loaders):
+                whole[rank].append(next(loader)[0])
+    length = len(loaders[0])
+    resumed = open_ranks(shards, 2, 4, last_batch_policy=policy)
+    for number, state in enumerate(states):
+        for rank, loader in enumerate(resumed):
+            loader.load_state_dict(state)
+            rest = [batch for (batch,) in loader]
+            assert len(rest) == length - number % length
+            for batch, expected in zip(rest, whole[rank][number:], strict=False):
+                assert batch["key"] == expected["key"]
+                assert all(torch.equal(batch[name], expected[name]) for name in ("image", "label", "chance"))
+    for loader in loaders + resumed:
+        loader.close()
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_other_world_and_batch_sizes_after_a_resume(
+    shards: Path, order: list[list[tuple[str, float]]], data: st.DataObject
+) -> None:
+    """From 3 ranks to 6 to 2, or whatever is drawn: each sample of an epoch once, in order, with the same chance."""
+    first = [(3, 2), (6, 1), (2, 5)]
+    jobs = data.draw(
+        st.just(first) | st.lists(st.tuples(st.integers(1, 8), st.integers(1, 5)), min_size=2, max_size=4), label="jobs"
+    )
+    read: list[tuple[str, float]] = []
+    state = None
+    for number, (world_size, batch_size) in enumerate(jobs):
+        loaders = open_ranks(shards, world_size, batch_size)
+        if state is not None:
+            for loader in loaders:
+                loader.load_state_dict(state)
+        left = -(-(NUM_SAMPLES - len(read)) // (world_size * batch_size))
+        is_last = number == len(jobs) - 1
+        for _ in range(left if is_last else data.draw(st.integers(0, left), label="steps")):
+            keys, chances = step(loaders)
+            read += zip(keys, chances, strict=True)
+        state = loaders[-1].state_dict()
+        for loader in loaders:
+            loader.close()
+        if len(read) == NUM_SAMPLES:
+            break
+    assert read == order[0]
+
+
+def test_early_leave_and_the_next_epoch(shards: Path, order: list[list[tuple[str, float]]]) -> None:
+    """`break` keeps the place on every rank; `reset` gives up the rest of the epoch, and the next is whole."""
+    loaders = open_ranks(shards, 3, 2)
+    read = list(itertools.chain.from_iterable(zip(*step(loaders), strict=True) for _ in range(2)))
+    assert read == order[0][:12]
+    for loader in loaders:
+        iter(loader)
+    read += zip(*step(loaders), strict=True)
+    assert read == order[0][:18]
+    for loader in loaders:
+        loader.reset()
+    again = [sample for keys, chances in epoch(loaders) for sample in zip(keys, chances, strict=True)]
+    assert again == order[1]
+    for loader in loaders:
+        loader.close()

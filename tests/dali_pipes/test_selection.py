@@ -1,0 +1,191 @@
+"""Which samples, and how often: exact counts a class, another draw each lap, a digest of what was chosen."""
+
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dali_pipes.selection import NO_SELECTION_DIGEST, Selection
+
+LABELS = np.array([3, 3, 3, 3, 8, 8, 8, 5, 5, 5])
+
+
+def counts_of(selection: Selection, labels: np.ndarray, *, seed: int = 0, lap: int = 0) -> dict[int, int]:
+    copies = selection.copies(seed, lap)
+    assert copies is not None
+    return {int(label): int(copies[labels == label].sum()) for label in np.unique(labels)}
+
+
+@pytest.mark.parametrize(
+    ("factor", "expected"),
+    [
+        (0, 0),
+        (0.1, 0),  # 0.4 of a sample
+        (0.5, 2),
+        (0.625, 2),  # 2.5: half to even
+        (0.875, 4),  # 3.5: half to even
+        (1.0, 4),
+        (1.5, 6),
+        (2, 8),
+        (2.25, 9),
+        (100_000, 400_000),  # counts past 16 bits
+    ],
+)
+def test_a_class_has_exactly_its_share(factor: float, expected: int) -> None:
+    """Four samples of class 3: round(4 * factor) a lap, shared out evenly; the other classes as they were."""
+    selection = Selection(10, labels=LABELS, oversample={3: factor})
+    for lap in range(3):
+        copies = selection.copies(1, lap)
+        if factor == 1:
+            assert copies is None
+            continue
+        assert counts_of(selection, LABELS, seed=1, lap=lap) == {3: expected, 5: 3, 8: 3}
+        assert copies is not None
+        assert copies[:4].max() - copies[:4].min() <= 1
+    assert selection.num_per_lap == expected + 6
+
+
+def test_every_lap_draws_others_and_the_same_again() -> None:
+    """Half of a class: another half each lap, each sample in about half of the laps; the same lap is the same."""
+    labels = np.repeat(np.array([0, 1]), 100)
+    selection = Selection(200, labels=labels, oversample={0: 0.5})
+    laps = np.array([selection.copies(7, lap) for lap in range(40)])
+    assert laps[:, :100].sum(axis=1).tolist() == [50] * 40
+    assert (laps[:, 100:] == 1).all()
+    assert len({lap.tobytes() for lap in laps}) == 40
+    drawn = laps[:, :100].sum(axis=0)
+    assert 5 < drawn.min() <= drawn.max() < 35  # 20 expected, standard deviation 3.2
+    again = Selection(200, labels=labels, oversample={0: 0.5}).copies(7, 11)
+    assert np.array_equal(again, laps[11])
+    assert not np.array_equal(selection.copies(8, 11), laps[11])
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.integers(-3, 3), min_size=1, max_size=60),
+    st.dictionaries(st.integers(-3, 3), st.sampled_from([0, 0.3, 0.5, 1, 1.25, 3]), max_size=4),
+    st.sets(st.integers(0, 59), max_size=30),
+    st.integers(0, 3),
+    st.integers(0, 60),
+)
+def test_counts_follow_factors_in_the_whole_and_in_parts(
+    values: list[int], factors: dict[int, float], excluded: set[int], lap: int, cut: int
+) -> None:
+    """What is excluded never comes; each class of the rest gives round(n * f), counted in each part apart."""
+    labels = np.array(values)
+    total, cut = len(labels), min(cut, len(labels))
+    excluded = {ordinal for ordinal in excluded if ordinal < total}
+    factors = {label: factor for label, factor in factors.items() if label in values}
+    is_kept = np.ones(total, bool)
+    is_kept[sorted(excluded)] = False
+
+    def wanted(start: int, stop: int) -> int:
+        found, counts = np.unique(labels[start:stop][is_kept[start:stop]], return_counts=True)
+        return sum(
+            round(num * factors.get(label, 1)) for label, num in zip(found.tolist(), counts.tolist(), strict=True)
+        )
+
+    if not wanted(0, total):
+        with pytest.raises(ValueError, match="nothing to read"):
+            Selection(total, excluded=sorted(excluded), labels=labels, oversample=factors)
+        return
+    selection = Selection(total, excluded=sorted(excluded), labels=labels, oversample=factors)
+    copies = selection.copies(3, lap)
+    copies = np.ones(total, np.int64) if copies is None else copies
+    assert not copies[~is_kept].any()
+    for label in set(values):
+        num = int((is_kept & (labels == label)).sum())
+        assert copies[labels == label].sum() == round(num * factors.get(label, 1))
+    assert selection.num_per_lap == copies.sum() == wanted(0, total)
+    assert copies.max() <= selection.part(0, total).max_copies
+    for start, stop in ((0, cut), (cut, total)):
+        part = selection.part(start, stop)
+        assert part.num_per_lap == wanted(start, stop)
+        drawn = part.copies(3, lap)
+        if drawn is not None:
+            assert drawn.sum() == part.num_per_lap
+            assert not drawn[~is_kept[start:stop]].any()
+            assert part.min_copies is not None
+            assert (drawn >= part.min_copies).all()
+
+
+def test_digest_is_of_what_was_chosen() -> None:
+    """However it is written, the same choice has the same digest; another has another."""
+    nothing = [
+        Selection(10),
+        Selection(10, excluded=[]),
+        Selection(10, labels=LABELS, oversample={}),
+        Selection(10, labels=LABELS, oversample={3: 1, 8: 1.0}),
+    ]
+    assert {selection.digest for selection in nothing} == {NO_SELECTION_DIGEST}
+    same = [
+        Selection(10, excluded=[7, 1, 1, 8, 9], labels=LABELS, oversample={3: 2}),
+        Selection(10, excluded=np.array([1, 7, 8, 9], np.int32), labels=LABELS, oversample={8: 1, 3: 2.0}),
+        Selection(10, excluded=[1], labels=LABELS, oversample={3: 2, 5: 0}),
+        Selection(10, excluded=[1, 7, 8, 9], labels=LABELS, oversample={5: 7, 3: 2}),
+    ]
+    assert len({selection.digest for selection in same}) == 1
+    others = [
+        same[0],
+        nothing[0],
+        Selection(10, excluded=[1]),
+        Selection(10, excluded=[2]),
+        Selection(10, excluded=[1, 2]),
+        Selection(10, labels=LABELS, oversample={3: 2}),
+        Selection(10, labels=LABELS, oversample={8: 2}),
+        Selection(10, labels=LABELS, oversample={3: 2.5}),
+    ]
+    assert len({selection.digest for selection in others}) == len(others)
+
+
+def test_digest_is_golden() -> None:
+    """Kept in states: changing it refuses users' resumes."""
+    assert NO_SELECTION_DIGEST == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+    selection = Selection(10, excluded=[9, 2], labels=LABELS, oversample={3: 1.5, 8: 0.25})
+    assert selection.digest == "9b39335d7ba5b1ba3361a422b01d6416ea71bbfcf7f8565cde7972cfd64b7eee"
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"excluded": [10]}, ValueError, r"excluded ordinals must be in \[0, 10\), got 10..10"),
+        ({"excluded": [-1, 3]}, ValueError, r"excluded ordinals must be in \[0, 10\), got -1..3"),
+        ({"excluded": [1.5]}, TypeError, "excluded must be integers, got float64"),
+        ({"excluded": range(10)}, ValueError, "nothing to read: 10 samples, 10 excluded"),
+        ({"oversample": {3: 2}}, ValueError, "oversample needs labels: the class id of every sample"),
+        ({"labels": LABELS[:4], "oversample": {3: 2}}, ValueError, r"labels must be of shape \[10\], got \[4\]"),
+        ({"labels": LABELS / 2, "oversample": {3: 2}}, TypeError, "labels must be integers, got float64"),
+        (
+            {"labels": LABELS, "oversample": {4: 2}},
+            ValueError,
+            r"oversample names class 4, which no sample has \(found: 3, 5, 8\)",
+        ),
+        (
+            {"labels": LABELS, "oversample": {3: -1}},
+            ValueError,
+            r"oversample\[3\] must be a finite number, not negative, got -1",
+        ),
+        ({"labels": LABELS, "oversample": {3: float("nan")}}, ValueError, "not negative, got nan"),
+        ({"labels": LABELS, "oversample": {3: float("inf")}}, ValueError, "not negative, got inf"),
+        ({"labels": LABELS, "oversample": {3: "2"}}, ValueError, "not negative, got '2'"),
+        ({"labels": LABELS, "oversample": {3: 1e15}}, ValueError, "copies of a sample"),
+        ({"labels": LABELS, "oversample": {3: 0, 5: 0, 8: 0.1}}, ValueError, "nothing to read"),
+    ],
+)
+def test_bad_arguments_are_refused(options: dict, error: type[Exception], text: str) -> None:
+    """Refused with the value in the text."""
+    with pytest.raises(error, match=text):
+        Selection(10, **options)
+
+
+def test_leaving_out_costs_what_is_left_out() -> None:
+    """Of a billion samples, a thousand excluded: memory for a thousand, not for a billion."""
+    tracemalloc.start()
+    selection = Selection(10**9, excluded=np.arange(1000) * 999_983)
+    assert selection.num_per_lap == 10**9 - 1000
+    assert len(selection.digest) == 64
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 20
