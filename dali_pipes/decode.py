@@ -131,6 +131,11 @@ class DecodeHalf:
         self._waiting: dict[str, deque[Any]] = {name: deque() for name in self.inputs.used(self.pipeline)}
 
     @property
+    def torch_device(self) -> str:
+        """Where the outputs are, as torch calls it."""
+        return "cpu" if self._device_id is None else f"cuda:{self._device_id}"
+
+    @property
     def read_components(self) -> list[str]:
         """What is read of each sample, in the order of `Fed.encoded`."""
         return self.inputs.read

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NoReturn
 
+import torch
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 from nvidia.dali.plugin.pytorch import DALIGenericIterator
 from torch.utils.data import IterableDataset
@@ -51,7 +52,8 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
     """Batches of one data set, in the order that a seed fixes. Made by `dali_pipes.loader`; a context manager.
 
     Iterating gives ``[{name: tensor}]``, a list of one dict as DALI's own iterators do: the graph's outputs by name, on
-    the loader's device, each of shape [batch, ...]; with ``with_keys`` also ``"key"``, a list of str.
+    the loader's device, each of shape [batch, ...]; with ``with_keys`` also ``"key"``, a list of str; with
+    ``with_valid`` also ``"valid"``, bool [batch].
 
     An epoch ends with `StopIteration`. `break` and iterating again goes on with the same epoch, as DALI does; after the
     end, iterating again, or `reset`, starts the next. `reset` in mid-epoch gives the rest of it up.
@@ -73,6 +75,7 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
         last_batch_policy: LastBatchPolicyName,
         auto_reset: bool,
         with_keys: bool,
+        with_valid: bool,
         names: Sequence[str],
         column_labels: bool,
         show_progress: bool,
@@ -89,7 +92,7 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
         self._is_windowed = image.reserved < int(image.extent_bytes.sum())
         self._waited_s = 0.0  # for shards, in epochs that are over
         self._order = order
-        self._with_keys = with_keys
+        self._with_keys, self._with_valid = with_keys, with_valid
         # What batches call the graph's outputs, and whether its label is a column: DALIClassificationIterator's is.
         self._names, self._column_labels = dict(zip(decode.output_names, names, strict=True)), column_labels
         self._pid = os.getpid()
@@ -194,6 +197,10 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
             delivered[label] = delivered[label].reshape(-1, 1)
         if self._with_keys:
             delivered["key"] = batch.keys
+        if self._with_valid:
+            valid = torch.arange(len(batch)) < batch.num_valid
+            valid[list(batch.substituted)] = False
+            delivered["valid"] = valid.to(self._decode.torch_device)
         self.num_valid, self.substituted = batch.num_valid, batch.substituted
         self.num_substituted += len(batch.substituted)
         self._delivered, self._interrupted = self._delivered + 1, False

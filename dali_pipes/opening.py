@@ -70,6 +70,7 @@ def loader(
     num_threads: int | None = None,
     output_map: Sequence[str] | None = None,
     with_keys: bool = False,
+    with_valid: bool = False,
     column_labels: bool = False,
     labels: Labels = "raw",
     missing: Missing = "error",
@@ -120,6 +121,8 @@ def loader(
         output_map: What batches call the graph's outputs, in their order, as DALI's iterators take it; ``None``: the
             graph's own names.
         with_keys: Add ``"key"``, a list of str, to each batch.
+        with_valid: Add ``"valid"``, bool [batch], to each batch: ``False`` where another sample stands in for a bad
+            one, and where a rank has nothing in a ``PARTIAL`` last step.
         column_labels: Give ``"label"`` as [batch, 1], as `DALIClassificationIterator` does, not as [batch]. With
             ``output_map=["data", "label"]`` a loop that was written for it runs unchanged.
         labels: ``"raw"``: class ids as ``cls`` holds them; ``"contiguous"``: from 0, by the manifest's class table.
@@ -223,7 +226,7 @@ def loader(
         if on_error == "raise":
             for component in sorted({*decode.decoded_components, *decode.inputs.photos}):
                 samples.check_photos(component)
-        names = _names(decode.output_names, output_map, with_keys=with_keys)
+        names = _names(decode.output_names, output_map, added={"key": with_keys, "valid": with_valid})
         if column_labels and LABEL_OUTPUT not in decode.output_names:
             raise ValueError(f"column_labels needs an output 'label', the graph gives {', '.join(decode.output_names)}")
         reserved = reserved_bytes(
@@ -273,6 +276,7 @@ def loader(
             last_batch_policy=policy,
             auto_reset=auto_reset,
             with_keys=with_keys,
+            with_valid=with_valid,
             names=names,
             column_labels=column_labels,
             show_progress=show_progress and process.rank == 0,
@@ -343,7 +347,7 @@ def _check_arguments(
         )
 
 
-def _names(outputs: Sequence[str], output_map: Sequence[str] | None, *, with_keys: bool) -> list[str]:
+def _names(outputs: Sequence[str], output_map: Sequence[str] | None, *, added: Mapping[str, bool]) -> list[str]:
     """What batches call the outputs."""
     names = list(outputs if output_map is None else output_map)
     if isinstance(output_map, str) or len(names) != len(outputs):
@@ -352,8 +356,10 @@ def _names(outputs: Sequence[str], output_map: Sequence[str] | None, *, with_key
         )
     if len(set(names)) != len(names):
         raise ValueError(f"output_map must not name an output twice, got {names}")
-    if with_keys and "key" in names:
-        raise ValueError("with_keys adds 'key', which is an output of the graph already; rename that")
+    for name, is_added in added.items():
+        if is_added and name in names:
+            option = {"key": "with_keys", "valid": "with_valid"}[name]
+            raise ValueError(f"{option} adds '{name}', which is an output of the graph already; rename that")
     return names
 
 

@@ -167,9 +167,19 @@ def test_bad_sample_in_a_filled_batch(tmp_path: Path, good_samples: list[Sample]
 def test_rank_without_samples_of_a_bad_one(tmp_path: Path, good_samples: list[Sample]) -> None:
     """A rank that has nothing in the last step gets its first sample, which is bad: another stands in for it."""
     shards = write_shards(tmp_path, spoilt(good_samples[:9], [8], how=cut), per_shard=9)
-    with open_loader(shards, rank=1, world_size=2) as loader:
+    with open_loader(shards, rank=1, world_size=2, with_valid=True) as loader:
         *_, (last,) = list(loader)
         assert (last["key"], loader.num_valid, loader.substituted) == (["s00007"], 0, (0,))
+        assert last["valid"].tolist() == [False]
+
+
+def test_valid_says_which_count(tmp_path: Path, good_samples: list[Sample]) -> None:
+    """Beside the tensors, for a loss: all but those that stand in for others."""
+    shards = write_shards(tmp_path, spoilt(good_samples, [2, 5], how=cut), per_shard=6)
+    with open_loader(shards, with_valid=True) as loader:
+        valid = [batch["valid"] for (batch,) in loader]
+    assert [each.tolist() for each in valid] == [[True, True, False, True], [True, False, True, True], [True] * 4]
+    assert all(each.dtype == torch.bool and each.device.type == "cpu" for each in valid)
 
 
 @pytest.mark.parametrize("kind", ["cut", "gif"])

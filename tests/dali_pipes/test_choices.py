@@ -118,7 +118,7 @@ def test_several_ranks_and_a_resume_with_all_of_it(small_shards: Path, tmp_path:
         assert keys_of(loader) == keys[24 + 9 :]
     with (
         open_loader(small_shards, **(options | {"oversample": {1: 3}})) as loader,
-        pytest.raises(dp.StateError, match="another selection of samples.*pass the same exclude=, where=, missing="),
+        pytest.raises(dp.StateError, match=r"another selection of samples.*pass the same exclude=, where=, missing="),
     ):
         loader.load_state_dict(state)
 

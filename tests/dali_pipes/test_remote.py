@@ -13,6 +13,7 @@ from prep import embedded
 from prep.index import index_shards
 from prep.store import AisStore
 from prep.urls import resolve_shards
+from tests.conftest import Sample, write_tar
 
 KEYS = [f"s{i:05d}" for i in range(23)]
 
@@ -56,6 +57,38 @@ def test_loader_reads_a_bucket(bucket: AisStore, small_shards: Path, form: str) 
     with dp.loader(small_shards, dp.segmentation(crop=16), **options) as loader:
         assert [keys_of(loader), keys_of(loader)] == from_bucket
     assert sorted(from_bucket[0]) == KEYS
+
+
+def test_a_batch_of_bad_samples_is_made_up_from_the_bucket(
+    bucket: AisStore, small_samples: list[Sample], tmp_path: Path
+) -> None:
+    """Its shard's windows are over when DALI fails: the neighbour's bytes are asked for, and no more."""
+    for shard in range(4):
+        samples = small_samples[6 * shard : 6 * shard + 6]
+        if shard == 1:
+            # Cut off near the end: nobody knows before they are decoded. All but the shard's fourth.
+            samples = [
+                Sample(s.key, s.components | {"image.jpg": s.components["image.jpg"][:-40]}) if i != 3 else s
+                for i, s in enumerate(samples)
+            ]
+        bucket.upload(f"train/s-{shard:06d}.tar", write_tar(tmp_path / "s.tar", samples))
+    index_shards(resolve_shards(f"{bucket.url}/train/s-", endpoint=bucket.endpoint))
+    with dp.loader(
+        f"{bucket.url}/train/s-",
+        dp.segmentation(crop=96),  # of all rows: a window of the first ones could be decoded
+        batch_size=3,
+        device="cpu",
+        with_keys=True,
+        shuffle=False,
+        endpoint=bucket.endpoint,
+        on_error="substitute",
+        quarantine=tmp_path / "quarantine.tsv",
+    ) as loader:
+        keys = keys_of(loader)
+        assert keys[:6] == KEYS[:6]
+        assert keys[6:12] == ["s00009"] * 6
+        assert keys[12:] == KEYS[12:]
+        assert sorted(bad.key for bad in loader.bad_samples) == [f"s{i:05d}" for i in (6, 7, 8, 10, 11)]
 
 
 def test_loader_of_some_shards_finds_the_manifest_of_all(bucket: AisStore) -> None:

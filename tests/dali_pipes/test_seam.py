@@ -349,7 +349,14 @@ def test_bad_sample_is_replaced_in_all_its_outputs(
     samples[6] = Sample(bad.key, bad.components | {"meta.json": bad.components["meta.json"][:-1]})
     shards = write_shards(tmp_path, samples, per_shard=7)
     with dp.loader(
-        shards, rich, batch_size=7, shuffle=False, device="cpu", with_keys=True, on_error="substitute"
+        shards,
+        rich,
+        batch_size=7,
+        shuffle=False,
+        device="cpu",
+        with_keys=True,
+        on_error="substitute",
+        quarantine=tmp_path / "quarantine.tsv",
     ) as loader:
         batches = [batch for (batch,) in loader]
         assert loader.num_substituted == 1

@@ -33,6 +33,23 @@ def test_store_written_object_is_read_back(store: Store) -> None:
         assert stream.read() == b"345"
 
 
+@pytest.mark.parametrize(
+    ("start", "size", "expected"),
+    [
+        (0, 5, b"01234"),
+        (3, 4, b"3456"),
+        (9, 1, b"9"),
+        (7, 100, b"789"),  # less where the object ends
+        (4, 0, b""),
+    ],
+)
+def test_store_range_is_what_stands_there(store: Store, start: int, size: int, expected: bytes) -> None:
+    store.write("a", b"0123456789")
+    assert store.read_range("a", start=start, size=size) == expected
+    with pytest.raises(StoreError, match="nothing-here"):
+        store.read_range("nothing-here", start=0, size=1)
+
+
 def test_store_write_replaces_the_object(store: Store) -> None:
     store.write("a", b"old and longer")
     store.write("a", b"new")
