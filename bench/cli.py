@@ -302,6 +302,85 @@ def windows(
 
 
 @bench.command()
+@click.option(
+    "--shards", required=True, help="What to load: ais://bucket/prefix, a glob of local tars, or a directory."
+)
+@click.option("--repeats", default=9, show_default=True, type=click.IntRange(min=1), help="Turns of each scenario.")
+@click.option("--batch-size", default=64, show_default=True, type=click.IntRange(min=1), help="Samples a batch.")
+@click.option("--num-threads", default=None, type=click.IntRange(min=1), help="DALI's threads.  [default: cores]")
+@click.option("--device", default="auto", show_default=True, type=click.Choice(["auto", "cpu", "gpu"]))
+@click.option("--crop", default=350, show_default=True, type=click.IntRange(min=1), help="Side of the centre crop.")
+@click.option(
+    "--cold-shards",
+    default=40,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Shards that the samples are packed into for the cold turns.",
+)
+@click.option(
+    "--cold-windows", default=5, show_default=True, type=click.IntRange(min=1), help="Shuffle windows that these make."
+)
+@click.option(
+    "--cache",
+    default=Path("/dev/shm"),  # noqa: S108 (a directory of our own is made there)
+    show_default=True,
+    type=click.Path(path_type=Path),
+    help="Where the images lie; the server of the cold turns keeps the samples there too.",
+)
+@click.option("--json", "json_path", default=None, type=click.Path(path_type=Path), help="Write the record here.")
+@cluster_options
+def resume(
+    *,
+    shards: str,
+    repeats: int,
+    batch_size: int,
+    num_threads: int | None,
+    device: "Device",
+    crop: int,
+    cold_shards: int,
+    cold_windows: int,
+    cache: Path,
+    json_path: Path | None,
+    endpoint: str | None,
+    embedded_dir: Path | None,
+) -> None:
+    """Time the first batch after a resume in mid-epoch against that of an epoch's start, warm and cold.
+
+    Reads --shards. The cold turns load a copy of them, from a server that answers, in half of the turns, for no shard
+    but those that the first batch names. Writes nothing but the file that --json names.
+    """
+    import contextlib
+
+    from bench.environment import check_extras
+
+    check_extras()
+    from bench.loaders import available_cores
+    from bench.record import check_target, write_record
+    from bench.resume import ResumeOptions, format_resume, run_resume
+    from prep.endpoint import cluster
+    from prep.urls import is_remote, resolve_shards
+
+    if json_path is not None:
+        check_target(json_path)
+    options = ResumeOptions(
+        repeats=repeats,
+        batch_size=batch_size,
+        num_threads=num_threads or available_cores(),
+        device=device,
+        crop=crop,
+        cold_shards=cold_shards,
+        cold_windows=cold_windows,
+        cache=cache,
+    )
+    with contextlib.ExitStack() as stack:
+        url = stack.enter_context(cluster(endpoint, embedded_dir=embedded_dir)) if is_remote(shards) else None
+        report = run_resume(options, resolve_shards(shards, endpoint=url))
+    click.echo(format_resume(report))
+    if json_path is not None:
+        write_record(report, json_path)
+
+
+@bench.command()
 @click.option("--num-shards", default="100,10000,1000000", show_default=True, help="Sizes of the simulated data set.")
 @click.option("--window-shards", default="10,100", show_default=True, help="Shards of a shuffle window.")
 @click.option("--repeats", default=3, show_default=True, type=click.IntRange(min=1), help="Processes for each pair.")

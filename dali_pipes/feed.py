@@ -8,6 +8,7 @@ first batch is wanted would be waited for, some 5 ms each time. For the same rea
 feed before this epoch's last batches are delivered.
 """
 
+import itertools
 import logging
 import time
 from collections import deque
@@ -97,10 +98,15 @@ class Feed:
         self._open: _Opened | None = None
         self._num_read = 0  # batches of the open segment
         self._is_faulty = False  # the segment that is to be opened next
+        self._is_first = True  # nothing has been read yet
         steps = plan.steps(
             batch_size=batch_size, rank=rank, world_size=world_size, last_batch_policy=last_batch_policy, start=start
         )
-        self._stage_ahead()
+        first_step = next(steps, None)
+        steps = itertools.chain([] if first_step is None else [first_step], steps)
+        # What the first batch names is fetched before the rest of its window: as many others as there are threads would
+        # be under way already when it is needed.
+        self._stage_ahead(first=[] if first_step is None else self._shards([first_step]))
         first = [shard for staged in self._staged.values() for _, window in staged for shard in window]
         first_lines = batch_size if stager.num_missing(first)[0] else MAX_LINES
         done = plan.finished_at(start)
@@ -179,17 +185,18 @@ class Feed:
             shards = self._shards(self._run)
             started = time.perf_counter()
             try:
-                self._wait(shards)
+                self._wait(shards, urgent=self._is_first)
             finally:
                 self.wait_s += time.perf_counter() - started
             self._ahead = self._open_segment(self._run, shards)
         taken, self._ahead = self._ahead, None
+        self._is_first = False
         return taken
 
-    def _wait(self, shards: list[int]) -> None:
+    def _wait(self, shards: list[int], *, urgent: bool) -> None:
         num_missing, num_bytes = self._stager.num_missing(shards)
         if not num_missing or not self._show_progress:
-            self._stager.need(shards)
+            self._stager.need(shards, urgent=urgent)
             return
         self._show_progress = False
         started = time.perf_counter()
@@ -200,7 +207,7 @@ class Feed:
             def show(num_bytes_left: int) -> None:
                 drawn.update(num_bytes - num_bytes_left - drawn.n)
 
-            self._stager.need(shards, waiting=show)
+            self._stager.need(shards, urgent=urgent, waiting=show)
         _log.info("staged %d shards in %.1f s", num_missing, time.perf_counter() - started)
 
     def _open_segment(self, run: list[Step], shards: list[int]) -> _Opened:
@@ -252,7 +259,7 @@ class Feed:
         self._stager.unstage(window)
         self._forget(window)
 
-    def _stage_ahead(self) -> None:
+    def _stage_ahead(self, *, first: Sequence[int] = ()) -> None:
         while self._coming and (self._stager.is_short or not all(self._staged[strand] for strand in self._coming)):
             # That which has least: of two data sets one may be read many times as fast as the other.
             strand = min(self._coming, key=lambda coming: len(self._staged[coming]))
@@ -262,7 +269,7 @@ class Feed:
                 continue
             number, shards = window[0], window[1].tolist()
             self._staged[strand].append((number, shards))
-            self._stager.stage(shards)
+            self._stager.stage(sorted(shards, key=lambda shard: shard not in first) if first else shards)
 
     def _read_ahead(self, opened: _Opened, first: int, num: int) -> None:
         steps = opened.steps[first : first + num]

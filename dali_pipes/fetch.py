@@ -119,6 +119,9 @@ class Stager:
         self._lacking_bytes = 0
         self._coming: dict[int, None] = {}
         self._filling: set[int] = set()
+        # What is waited for now, and of what is being filled that which is left off for it. Note [urgent].
+        self._urgent: set[int] = set()
+        self._yielding: set[int] = set()
         # What went wrong, until it was told to whoever needs the shard; it is then tried again when it is needed again.
         self._failed: dict[int, Exception | None] = {}
         self._waits: set[_Wait] = set()
@@ -144,11 +147,14 @@ class Stager:
         """Want these ahead no more; they are released unless they are needed."""
         shielded(lambda: self._unstage(shards))
 
-    def need(self, shards: Sequence[int], *, waiting: Callable[[int], None] = lambda _: None) -> None:
+    def need(
+        self, shards: Sequence[int], *, urgent: bool = False, waiting: Callable[[int], None] = lambda _: None
+    ) -> None:
         """Return when all of these are resident; they stay until `done`. They are fetched before all others.
 
         Args:
             shards: What the caller is about to read.
+            urgent: Have threads leave off what is not needed, if none is free for these. Note [urgent].
             waiting: Called now and then meanwhile, with the bytes that are still missing.
 
         Raises:
@@ -156,11 +162,11 @@ class Stager:
                 tries again.
             ValueError: If it is closed, or meanwhile was.
         """
-        self._need(shards, waiting, only_fitting=False)
+        self._need(shards, waiting, only_fitting=False, urgent=urgent)
 
     def need_fitting(self, shards: Sequence[int], *, waiting: Callable[[int], None] = lambda _: None) -> list[int]:
         """As `need`, for as many of these as there is room for, the first ones first: those that are resident now."""
-        refused = self._need(shards, waiting, only_fitting=True)
+        refused = self._need(shards, waiting, only_fitting=True, urgent=False)
         return [shard for shard in shards if shard not in refused]
 
     def need_resident(self, shards: Sequence[int]) -> bool:
@@ -225,8 +231,10 @@ class Stager:
                     self._coming.pop(shard, None)
             self._release_unwanted(shards)
 
-    def _need(self, shards: Sequence[int], waiting: Callable[[int], None], *, only_fitting: bool) -> set[int]:
-        wait = shielded(lambda: self._begin_wait(shards, only_fitting=only_fitting))
+    def _need(
+        self, shards: Sequence[int], waiting: Callable[[int], None], *, only_fitting: bool, urgent: bool
+    ) -> set[int]:
+        wait = shielded(lambda: self._begin_wait(shards, only_fitting=only_fitting, urgent=urgent))
         try:
             while not wait.over.acquire(timeout=SHOW_S):
                 waiting(wait.num_bytes)
@@ -240,12 +248,14 @@ class Stager:
             wait.error = None  # it holds this frame, which would hold it
         return wait.refused
 
-    def _begin_wait(self, shards: Sequence[int], *, only_fitting: bool) -> _Wait:
+    def _begin_wait(self, shards: Sequence[int], *, only_fitting: bool, urgent: bool) -> _Wait:
         with self._changed:
             missing = {shard for shard in shards if shard not in self._held}
             wait = _Wait(missing=missing, num_bytes=self._sum_bytes(missing), only_fitting=only_fitting)
             wait.over.acquire()
             self._needs.update(shards)
+            if urgent:
+                self._urgent |= missing
             for shard in shards:
                 if shard in missing and shard not in self._lacking:
                     self._lacking[shard] = None
@@ -283,6 +293,7 @@ class Stager:
                 elif shard in self._lacking:
                     del self._lacking[shard]
                     self._lacking_bytes -= int(self._bytes[shard])
+            self._urgent.difference_update(shards)
             self._release_unwanted(shards)
 
     def _give_up(self) -> None:
@@ -293,6 +304,7 @@ class Stager:
             self._needs.clear()
             self._ahead.clear()
             self._lacking.clear()
+            self._urgent.clear()
             self._coming.clear()
             self._ahead_bytes = self._lacking_bytes = 0
             self._release_unwanted(wanted)
@@ -468,6 +480,7 @@ class Stager:
         self._held_bytes += num_bytes
         self._failed.pop(shard, None)
         self._coming.pop(shard, None)
+        self._urgent.discard(shard)
         if shard in self._lacking:
             del self._lacking[shard]
             self._lacking_bytes -= num_bytes
@@ -508,6 +521,7 @@ class Stager:
         finally:
             with self._changed:
                 self._filling.discard(shard)
+                self._yielding.discard(shard)
                 if whole:
                     self._hold(shard)
                 elif error is not None:
@@ -527,12 +541,34 @@ class Stager:
                 num_wanted = max(len(self._lacking), len(self._coming))
                 connections = max(1, self._num_fetchers // max(1, num_wanted))
             if not fetcher.fetch(
-                object_name, extent, checksum=checksum, stopped=self._stopped.is_set, num_connections=connections
+                object_name,
+                extent,
+                checksum=checksum,
+                stopped=lambda: self._is_left_off(shard),
+                num_connections=connections,
             ):
                 return False
         with self._changed:
             self.fetched_bytes += sum(extent.size for _, extent, _ in objects)
         return True
+
+    def _is_left_off(self, shard: int) -> bool:
+        """Whether to stop fetching it: because all is over, or because it can wait and an urgent one has no thread.
+
+        Note [urgent]: where a job is resumed all threads may be at what its epoch starts with, which was wanted when
+        the loader was made. The first batch must not wait for these. What is left off is fetched anew when its turn
+        comes, so this is for a feed's first batch only: at every window's edge it would cost as much again.
+        """
+        if self._stopped.is_set() or shard in self._yielding:
+            return True
+        if not self._urgent or shard in self._needs:  # no lock: it is asked again
+            return False
+        with self._changed:
+            num_waiting = sum(other not in self._filling and other not in self._failed for other in self._urgent)
+            if shard in self._needs or num_waiting <= len(self._yielding):
+                return False
+            self._yielding.add(shard)
+            return True
 
     def _is_whole(self, shard: int) -> bool:
         """Whether bytes from before a start of the machine are what they should be."""

@@ -20,10 +20,10 @@ from typing import Any, NoReturn
 import torch
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 from nvidia.dali.plugin.pytorch import DALIGenericIterator
-from torch.utils.data import IterableDataset
 from torch.utils.dlpack import from_dlpack
 
 from dali_pipes.bad_samples import BadSample, BadSamples
+from dali_pipes.dataset import LoaderDataset
 from dali_pipes.decode import DecodeHalf, Fed
 from dali_pipes.errors import DecodeError, PipesError, WorkerProcessError
 from dali_pipes.feed import Feed
@@ -38,7 +38,7 @@ from dali_pipes.samples import Samples
 from dali_pipes.selection import Selection
 from dali_pipes.state import LoaderState
 
-__all__ = ["LABEL_OUTPUT", "Loader", "LoaderDataset", "as_integer"]
+__all__ = ["LABEL_OUTPUT", "Loader", "as_integer"]
 
 _log = logging.getLogger(__name__)
 
@@ -117,6 +117,12 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
         )
         self._global_batch_size = int(self.batch_size * process.world_size)
         self._begin(self._make_feed(order.epoch), start=0, delivered=0)
+        # What loops that were written for DALI's iterators look at, and nothing here depends on: of this rank's samples
+        # as many as make `len(self)` batches, and the policy, which DALI takes to be FILL where it knows no size.
+        self._size = self.num_samples // process.world_size
+        if last_batch_policy != "DROP":
+            self._size = -(-self.num_samples // process.world_size)
+        self._last_batch_policy = LastBatchPolicy[last_batch_policy]
         self._resources = resources.pop_all()  # from here on close() is what frees them
         self._closed = False
 
@@ -129,6 +135,11 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
     def epoch(self) -> int:
         """The epoch that is being, or is about to be, iterated; the first is 0."""
         return self._feed.plan.order.epoch
+
+    @property
+    def num_batches_left(self) -> int:
+        """Batches of the epoch that are still to come; at 0, iterating again starts the next."""
+        return self._num_batches - self._delivered
 
     @property
     def data_wait_s(self) -> float:
@@ -211,8 +222,10 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
         for (batch,) in self:
             yield batch
 
-    def as_dataset(self) -> "LoaderDataset":
-        """For a torch ``DataLoader(loader.as_dataset(), batch_size=None, num_workers=0)``."""
+    def as_dataset(self) -> LoaderDataset:
+        """For torch's ``DataLoader(loader.as_dataset(), batch_size=None, num_workers=0)``, or torchdata's
+        ``StatefulDataLoader``, which resumes at the exact next batch.
+        """
         return LoaderDataset(self)
 
     def reset(self) -> None:
@@ -451,20 +464,6 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
             )
         if self._closed:
             raise ValueError("this loader is closed; make another")
-
-
-class LoaderDataset(IterableDataset[dict[str, Any]]):
-    """The batches of a loader, as torch's own loader reads a data set: each time it is iterated, an epoch."""
-
-    def __init__(self, loader: Loader) -> None:
-        super().__init__()
-        self._loader = loader
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        return self._loader.as_dicts()
-
-    def __len__(self) -> int:
-        return len(self._loader)
 
 
 def as_integer(name: str, value: object) -> int:

@@ -1,13 +1,19 @@
 """Loops that were written for DALI's iterators, and for torch's loader, run unchanged."""
 
+import itertools
+import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from nvidia.dali.plugin.pytorch import DALIGenericIterator
+from nvidia.dali import fn, pipeline_def, types
+from nvidia.dali.plugin.base_iterator import LastBatchPolicy
+from nvidia.dali.plugin.pytorch import DALIClassificationIterator, DALIGenericIterator
 
 import dali_pipes as dp
+from tests.conftest import Sample
 
 
 def open_loader(shards: Path, **options: Any) -> Any:
@@ -33,6 +39,163 @@ def test_loop_of_a_classification_iterator_runs_unchanged(small_shards: Path) ->
             assert num_batches == len(train_loader)
             train_loader.reset()
         assert seen == 2 * 23
+
+
+@pipeline_def
+def photo_files(files: list[str], rank: int, world_size: int) -> Any:
+    """What DALI's examples read: files, a slice of them a rank."""
+    photos, labels = fn.readers.file(
+        files=files, shard_id=rank, num_shards=world_size, pad_last_batch=True, name="Reader"
+    )
+    photos = fn.decoders.image(photos, output_type=types.RGB)
+    return fn.resize(photos, resize_x=16, resize_y=16), labels
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory, small_samples: list[Sample]) -> list[str]:
+    """The photos of the small shards as files."""
+    folder = tmp_path_factory.mktemp("files")
+    for sample in small_samples:
+        (folder / f"{sample.key}.jpg").write_bytes(sample.components["image.jpg"])
+    return [str(path) for path in sorted(folder.iterdir())]
+
+
+@pytest.mark.parametrize("auto_reset", [False, True])
+@pytest.mark.parametrize(
+    ("world_size", "batch_size", "policy"),
+    [
+        *itertools.product([1, 2, 3], [4, 5], LastBatchPolicy),
+        (1, 23, LastBatchPolicy.DROP),
+        (2, 6, LastBatchPolicy.PARTIAL),
+        # DALI refuses an epoch that DROP leaves without a batch.
+        (1, 64, LastBatchPolicy.FILL),
+        (1, 64, LastBatchPolicy.PARTIAL),
+    ],
+)
+def test_sizes_are_those_of_dalis_own_iterator(
+    small_shards: Path, files: list[str], world_size: int, batch_size: int, policy: LastBatchPolicy, auto_reset: bool
+) -> None:
+    """All that published loops and wrappers look at, on every rank, as DALI has it for as many files."""
+    for rank in range(world_size):
+        pipeline = photo_files(files, rank, world_size, batch_size=batch_size, num_threads=1, device_id=None)
+        theirs = DALIClassificationIterator(
+            pipeline, reader_name="Reader", last_batch_policy=policy, auto_reset=auto_reset
+        )
+        with open_loader(
+            small_shards,
+            rank=rank,
+            world_size=world_size,
+            batch_size=batch_size,
+            last_batch_policy=policy,
+            auto_reset=auto_reset,
+            output_map=["data", "label"],
+            column_labels=True,
+        ) as ours:
+            for name in ("_size", "size", "batch_size", "_num_gpus", "output_map", "_last_batch_policy", "_auto_reset"):
+                assert getattr(ours, name) == getattr(theirs, name), name
+            assert len(ours) == len(theirs) == sum(1 for _ in ours)
+
+
+@pytest.mark.parametrize("policy", ["PARTIAL", "FILL", "DROP"])
+def test_loop_of_dalis_imagenet_example_runs_unchanged(small_shards: Path, policy: str) -> None:
+    """What it touches: the number of batches from ``_size``, labels squeezed to int64, a train and a validation loader
+    that are reset after each epoch, resumed by ``start_epoch`` only.
+    """
+
+    def train(loader: Any, epoch: int) -> int:
+        seen, steps = 0, []
+        for i, data in enumerate(loader):
+            images, target = data[0]["data"], data[0]["label"].squeeze(-1).long()
+            num_batches = int(math.ceil(loader._size / batch_size))  # noqa: RUF046 (as it stands in loops that are out there)
+            steps.append(epoch * num_batches + i)
+            assert target.shape == (len(images),)
+            seen += len(images)
+        assert steps == [epoch * num_batches + i for i in range(len(loader))]
+        return seen
+
+    batch_size, rounds = 5, {"PARTIAL": 23, "FILL": 25, "DROP": 20}
+    options = {"batch_size": batch_size, "output_map": ["data", "label"], "column_labels": True}
+    evaluation = dp.classification_eval(resize=16, crop=16, photo="image.jpg")
+    with (
+        open_loader(small_shards, last_batch_policy=policy, **options) as train_loader,
+        open_loader(small_shards, last_batch_policy="PARTIAL", graph=evaluation, **options) as val_loader,
+    ):
+        for epoch in range(3):
+            # The example counts what DROP leaves out as a batch, too; no loop is that long then.
+            if policy != "DROP":
+                assert train(train_loader, epoch) == rounds[policy]
+            else:
+                assert sum(len(data[0]["data"]) for data in train_loader) == rounds[policy]
+                assert train_loader._size // batch_size == len(train_loader)
+            assert sum(len(data[0]["label"]) for data in val_loader) == 23
+            train_loader.reset()
+            val_loader.reset()
+        assert (train_loader.epoch, val_loader.epoch) == (3, 3)
+
+
+def test_loop_of_a_fixed_number_of_batches_runs_unchanged(small_shards: Path) -> None:
+    """``next(it)`` and ``it.next()``, across epochs, with ``auto_reset`` or a StopIteration that is caught."""
+    with open_loader(small_shards, auto_reset=True) as loader:
+        seen, iterator = 0, iter(loader)
+        for _ in range(2 * len(loader)):
+            try:
+                data = loader.next()
+            except StopIteration:
+                data = next(iterator)
+            seen += len(data[0]["label"])
+        assert seen == 2 * 23
+    with open_loader(small_shards) as loader:
+        seen = 0
+        for _ in range(2 * len(loader)):
+            try:
+                data = next(loader)
+            except StopIteration:
+                loader.reset()
+                data = next(loader)
+            seen += len(data[0]["label"])
+        assert seen == 2 * 23
+
+
+def test_loop_over_all_gpus_of_a_process_runs_unchanged(small_shards: Path) -> None:
+    """A batch is a list, one dict a pipeline; here that is always one."""
+    with open_loader(small_shards) as loader:
+        for data in loader:
+            assert len(data) == loader._num_gpus == 1
+            labels = torch.cat([each["label"] for each in data])
+            assert len(labels) == len(data[0]["image"])
+        assert int(loader._size / (loader._num_gpus * loader.batch_size)) == 4
+
+
+class ListOfOutputs:
+    """A wrapper as those that give Lightning tuples instead of dicts: by the iterator's ``output_map``."""
+
+    def __init__(self, iterator: Any) -> None:
+        self.iterator = iterator
+
+    def __iter__(self) -> Iterator[list[torch.Tensor]]:
+        return self
+
+    def __next__(self) -> list[torch.Tensor]:
+        try:
+            out = next(self.iterator)[0]
+        except StopIteration:
+            self.iterator.reset()
+            raise
+        return [out[name] if name != "label" else torch.squeeze(out[name]) for name in self.iterator.output_map]
+
+    def __len__(self) -> int:
+        return math.ceil(self.iterator._size / self.iterator.batch_size)
+
+
+def test_wrapper_around_an_iterator_runs_unchanged(small_shards: Path) -> None:
+    """It resets at the end of an epoch by itself; each loop over it is an epoch."""
+    with open_loader(small_shards, output_map=["data", "label"], column_labels=True) as loader:
+        wrapped = ListOfOutputs(loader)
+        for epoch in range(3):
+            assert loader.epoch == epoch
+            batches = list(wrapped)
+            assert len(batches) == len(wrapped) == 5
+            assert sum(len(label) for _, label in batches) == 23
 
 
 def test_output_map_renames_in_the_graphs_order(small_shards: Path) -> None:

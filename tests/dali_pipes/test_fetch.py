@@ -36,6 +36,7 @@ class Store:
         self.directory = directory
         self.fetched: list[str] = []
         self.broken: set[str] = set()
+        self.held_back: set[str] = set()
         self.may_go_on = threading.Event()
         self.may_go_on.set()
         self.can_open: Callable[[], bool] = lambda: True
@@ -59,7 +60,7 @@ class StoreFetcher(LocalFetcher):
     ) -> bool:
         if name.endswith(".tar"):
             self._store.fetched.append(name)
-            while not self._store.may_go_on.wait(0.01):
+            while not self._store.may_go_on.wait(0.01) or name in self._store.held_back:
                 if stopped():
                     return False
             if name in self._store.broken:
@@ -115,6 +116,7 @@ class Job:
         self.until(lambda: not (self.stager._held or self.stager._filling or self.stager._asking))
         stager = self.stager
         assert not any((stager._needs, stager._ahead, stager._lacking, stager._coming, stager._filling))
+        assert not any((stager._urgent, stager._yielding))
         assert stager._held_bytes == stager._ahead_bytes == stager._lacking_bytes == 0
         (status,) = self.image._cache.status()
         assert status.num_held == 0
@@ -180,6 +182,23 @@ def test_needed_goes_before_ahead_and_ahead_is_in_order(open_job: Callable[..., 
     job.stager.unstage([5, 2])
     assert job.stager.num_missing([2])[0] == 0  # the second window has it, too
     job.stager.unstage([7, 0, 2])
+    job.check_nothing_is_held()
+
+
+def test_urgent_shard_takes_the_thread_of_one_that_can_wait(open_job: Callable[..., Job]) -> None:
+    """One thread, held up by a shard that is only ahead: it is left off, and fetched anew when its turn comes."""
+    job = open_job()
+    job.store.held_back = {job.names[5]}
+    job.stager.stage([5, 2])
+    job.until(lambda: job.fetched() == [5])
+    job.stager.need([4], urgent=True)  # comes back although nobody lets the other go on
+    job.check(4)
+    job.store.held_back = set()
+    job.until(lambda: job.stager.num_missing([5, 2])[0] == 0)
+    job.check(5, 2)
+    assert job.fetched() == [5, 4, 5, 2]
+    job.stager.done([4])
+    job.stager.unstage([5, 2])
     job.check_nothing_is_held()
 
 

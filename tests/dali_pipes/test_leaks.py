@@ -1,0 +1,191 @@
+"""Loaders leave nothing behind, however they end: no thread, process, descriptor, mapping, nor hold in the cache."""
+
+import contextlib
+import gc
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dali_pipes as dp
+from bench.processes import child_pids
+from dali_pipes.cache import Cache
+from prep import embedded
+from prep.index import index_shards
+from prep.store import AisStore
+from prep.urls import resolve_shards
+
+NUM_LOADERS = 20
+# What a process makes once and keeps, such as DALI's and torch's pools, is there after these.
+WARM_UP = 3
+# Threads are joined and children reaped a moment later than what owns them is gone.
+SETTLE_S = 10.0
+
+
+@dataclass(frozen=True)
+class Left:
+    """What the process, and the cache that it uses, hold now."""
+
+    threads: int
+    """Python's."""
+    tasks: int
+    """The kernel's: DALI's and torch's threads as well."""
+    processes: int
+    descriptors: int
+    mappings: int
+    """Of the cache's files: images and state tables."""
+    holds: tuple[int, int]
+    """Shards that are held, and loaders that are in the cache."""
+
+    @classmethod
+    def of(cls, cache_dir: Path) -> "Left":
+        return cls(
+            threads=threading.active_count(),
+            tasks=len(list(Path("/proc/self/task").iterdir())),
+            processes=len(child_pids()),
+            descriptors=len(list(Path("/proc/self/fd").iterdir())),
+            mappings=sum(str(cache_dir) in line for line in Path("/proc/self/maps").read_text().splitlines()),
+            holds=holds_of(cache_dir),
+        )
+
+    def is_within(self, other: "Left") -> bool:
+        return all(getattr(self, name) <= getattr(other, name) for name in vars(self))
+
+
+def holds_of(cache_dir: Path) -> tuple[int, int]:
+    with contextlib.closing(Cache(cache_dir)) as cache:
+        images = cache.status()
+    return sum(image.num_held for image in images), sum(len(image.pids) for image in images)
+
+
+Open = Callable[..., dp.Loader]
+
+
+def end_early(open_loader: Open) -> None:
+    loader = open_loader()
+    for _ in loader:
+        break
+    loader.close()
+
+
+def end_two(open_loader: Open) -> None:
+    one, other = open_loader(), open_loader(seed=2, batch_size=4)
+    for _ in zip(one, other, strict=False):
+        pass
+    one.close()
+    next(other, None)
+    other.close()
+
+
+def end_with(open_loader: Open) -> None:
+    with open_loader() as loader:
+        assert sum(len(batch["label"]) for (batch,) in loader) == 23
+
+
+def end_dropped(open_loader: Open) -> None:
+    loader: Any = open_loader()
+    next(loader)
+    # A cycle: it is for the garbage collector.
+    held = [loader]
+    held.append(held)
+    del loader, held
+    gc.collect()
+
+
+def end_in_error(open_loader: Open) -> None:
+    with contextlib.suppress(KeyError):
+        loader = open_loader()
+        for _ in loader:
+            raise KeyError("in the loop")
+    del loader
+
+
+def end_resumed(open_loader: Open) -> None:
+    with open_loader() as loader:
+        next(loader)
+        state = loader.state_dict()
+        list(loader)
+        loader.load_state_dict(state)
+        next(loader)
+        loader.load_state_dict(state)
+        next(loader)
+        assert loader.state_dict()["delivered"] == 10
+
+
+ENDINGS = [end_early, end_two, end_with, end_dropped, end_in_error, end_resumed]
+
+
+@pytest.fixture(scope="module")
+def node_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("node")
+
+
+@pytest.fixture(scope="module")
+def in_bucket(small_shards: Path, node_dir: Path) -> Iterator[dict[str, Any]]:
+    """The same shards in a bucket of a node."""
+    with embedded.start(node_dir) as node:
+        store = AisStore(node.endpoint, "small")
+        store.create()
+        found = resolve_shards(small_shards, endpoint=None)
+        for name in found.names:
+            store.upload(name, small_shards / name)
+        index_shards(resolve_shards("ais://small/s-", endpoint=node.endpoint))
+        yield {"shards": "ais://small/s-", "endpoint": node.endpoint}
+
+
+def check(end: Callable[[Open], None], cache_dir: Path, *, num_loaders: int = NUM_LOADERS, **options: Any) -> None:
+    settings = {"graph": dp.segmentation(crop=16), "batch_size": 5, "device": "cpu", "num_threads": 2, "seed": 1}
+
+    def open_loader(**changes: Any) -> dp.Loader:
+        return dp.loader(**(settings | {"cache_dir": cache_dir} | options | changes))
+
+    for _ in range(WARM_UP):
+        end(open_loader)
+    before = settled(cache_dir)
+    for _ in range(num_loaders):
+        end(open_loader)
+    after = settled(cache_dir, within=before)
+    assert after.is_within(before), f"{num_loaders} loaders left {after}, before them there was {before}"
+    assert after.holds == (0, 0)
+    assert after.mappings == 0
+
+
+def settled(cache_dir: Path, *, within: Left | None = None) -> Left:
+    """What is left when nothing changes any more, or is no more than ``within``."""
+    deadline, last = time.monotonic() + SETTLE_S, None
+    while True:
+        # What the SDK keeps of a cluster's connections is a cycle, and ends with the garbage.
+        gc.collect()
+        found = Left.of(cache_dir)
+        if (found.is_within(within) if within is not None else found == last) or time.monotonic() > deadline:
+            return found
+        last = found
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize("end", ENDINGS)
+def test_loaders_over_a_directory_leave_nothing(
+    end: Callable[[Open], None], small_shards: Path, tmp_path: Path
+) -> None:
+    """Twenty, after three that warm up: nothing more is there than before."""
+    check(end, tmp_path, shards=small_shards)
+
+
+@pytest.mark.parametrize("end", [end_early, end_dropped, end_resumed])
+def test_loaders_over_a_bucket_leave_nothing(
+    end: Callable[[Open], None], in_bucket: dict[str, Any], tmp_path: Path
+) -> None:
+    """Connections, too; in windows, so that shards come and go."""
+    check(end, tmp_path, shuffle_window=30_000, **in_bucket)
+
+
+def test_loaders_with_a_node_of_their_own_leave_no_process(
+    in_bucket: dict[str, Any], node_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without an endpoint a loader starts an embedded node, and ends it."""
+    monkeypatch.setenv("DALI_PIPES_EMBEDDED_DIR", str(node_dir))
+    check(end_early, tmp_path, num_loaders=3, shards=in_bucket["shards"])

@@ -1,0 +1,184 @@
+"""The data set face under torch's and torchdata's own loaders: every batch once, and resumed at the exact next one."""
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+import dali_pipes as dp
+
+NUM_EPOCHS = 3
+BATCHES = 5  # 23 samples, 5 a batch; 4 under DROP
+
+
+def open_loader(shards: Path, **options: Any) -> Any:
+    # Crops are random: a batch that comes from elsewhere in the order, or from another epoch, has other pixels.
+    graph = dp.classification_train(crop=16, photo="image.jpg")
+    return dp.loader(
+        str(shards),
+        graph,
+        **({"batch_size": 5, "seed": 3, "device": "cpu", "num_threads": 1, "with_keys": True} | options),
+    )
+
+
+def wrap(loader: Any) -> Any:
+    return StatefulDataLoader(loader.as_dataset(), batch_size=None, num_workers=0)
+
+
+def read(batches: Any, num_epochs: int = 1) -> list[list[dict[str, Any]]]:
+    """The batches of epochs, as a training loop goes over them."""
+    return [list(batches) for _ in range(num_epochs)]
+
+
+def assert_same(found: list[list[dict[str, Any]]], expected: list[list[dict[str, Any]]]) -> None:
+    assert [[batch["key"] for batch in epoch] for epoch in found] == [
+        [batch["key"] for batch in epoch] for epoch in expected
+    ]
+    for batch, other in zip(itertools.chain(*found), itertools.chain(*expected), strict=True):
+        assert torch.equal(batch["image"], other["image"])
+        assert torch.equal(batch["label"], other["label"])
+
+
+def through_json(state: Any, folder: Path) -> Any:
+    return json.loads(json.dumps(state))
+
+
+def through_torch(state: Any, folder: Path) -> Any:
+    torch.save(state, folder / "state.pt")
+    return torch.load(folder / "state.pt", weights_only=True)
+
+
+@pytest.fixture(scope="module")
+def whole(small_shards: Path) -> list[list[dict[str, Any]]]:
+    """Three epochs without a break."""
+    with open_loader(small_shards) as loader:
+        return read(loader.as_dataset(), NUM_EPOCHS)
+
+
+def taken_after(shards: Path, num_batches: int, **options: Any) -> Any:
+    """The state that a job saved in the loop's body after so many batches, counted over its epochs."""
+    with open_loader(shards, **options) as loader:
+        batches, num_seen = wrap(loader), 0
+        if not num_batches:
+            return batches.state_dict()
+        while True:
+            for _ in batches:
+                num_seen += 1
+                if num_seen == num_batches:
+                    return batches.state_dict()
+
+
+@pytest.mark.parametrize("through", [through_json, through_torch])
+@pytest.mark.parametrize("num_batches", [0, 1, 4, 5, 6, 10])
+def test_stateful_dataloader_resumes_at_the_next_batch(
+    small_shards: Path, tmp_path: Path, whole: list[list[dict[str, Any]]], num_batches: int, through: Any
+) -> None:
+    """Saved before the first batch, in mid-epoch, after an epoch's last batch: in a new loader the rest of that epoch
+    comes, which may be none, then the next epochs.
+    """
+    state = through(taken_after(small_shards, num_batches), tmp_path)
+    # The epoch of the batch that was last seen.
+    epoch = max(0, num_batches - 1) // BATCHES
+    expected = [whole[epoch][num_batches - epoch * BATCHES :], *whole[epoch + 1 :]]
+    with open_loader(small_shards) as loader:
+        batches = wrap(loader)
+        batches.load_state_dict(state)
+        assert_same(read(batches, NUM_EPOCHS - epoch), expected)
+
+
+@pytest.mark.parametrize("num_epochs", [1, 2])
+def test_state_between_epochs_goes_on_with_the_next(
+    small_shards: Path, tmp_path: Path, whole: list[list[dict[str, Any]]], num_epochs: int
+) -> None:
+    """Saved after the loop over an epoch: the next epoch's first batch comes first."""
+    with open_loader(small_shards) as loader:
+        batches = wrap(loader)
+        read(batches, num_epochs)
+        state = through_torch(batches.state_dict(), tmp_path)
+    with open_loader(small_shards) as loader:
+        batches = wrap(loader)
+        batches.load_state_dict(state)
+        assert_same(read(batches, NUM_EPOCHS - num_epochs), whole[num_epochs:])
+
+
+def test_saving_changes_nothing(small_shards: Path, whole: list[list[dict[str, Any]]]) -> None:
+    """A state before and after every batch, and the batches are those of a job that saves none."""
+    with open_loader(small_shards) as loader:
+        batches = wrap(loader)
+        batches.state_dict()
+        found: list[list[dict[str, Any]]] = []
+        for _ in range(NUM_EPOCHS):
+            found.append([])
+            for batch in batches:
+                found[-1].append(batch)
+                batches.state_dict()
+            batches.state_dict()
+        assert_same(found, whole)
+
+
+def test_state_is_loaded_into_a_loader_at_work(small_shards: Path, whole: list[list[dict[str, Any]]]) -> None:
+    """Back and forth in one loader, as often as wanted."""
+    late, early = (taken_after(small_shards, num_batches) for num_batches in (13, 2))
+    with open_loader(small_shards) as loader:
+        batches = wrap(loader)
+        next(iter(batches))
+        for state, expected in ((late, whole[2][3:]), (early, whole[0][2:]), (late, whole[2][3:])):
+            batches.load_state_dict(state)
+            assert_same(read(batches), [expected])
+
+
+def test_policy_drop_ends_its_epoch_where_the_job_did(small_shards: Path) -> None:
+    """What DROP leaves out is nothing that is left: after the fourth of four batches the epoch is over."""
+    options = {"last_batch_policy": "DROP"}
+    with open_loader(small_shards, **options) as loader:
+        second = read(wrap(loader), 2)[1]
+    with open_loader(small_shards, **options) as loader:
+        batches = wrap(loader)
+        batches.load_state_dict(taken_after(small_shards, 4, **options))
+        assert_same(read(batches, 2), [[], second])
+
+
+def test_state_of_another_order_is_refused(small_shards: Path) -> None:
+    """As by the loader itself, and named the same way."""
+    state = taken_after(small_shards, 2)
+    with open_loader(small_shards, seed=4) as loader:
+        batches = wrap(loader)
+        batches.load_state_dict(state)
+        with pytest.raises(dp.StateError, match="the state has seed=3, this loader seed=4; pass the state's"):
+            next(iter(batches))
+
+
+@pytest.mark.parametrize("kind", [torch.utils.data.DataLoader, StatefulDataLoader])
+def test_worker_processes_are_refused(small_shards: Path, kind: Any) -> None:
+    """With the reason and what to do instead; in this process the loader is still good."""
+    with open_loader(small_shards) as loader:
+        batches = kind(loader.as_dataset(), batch_size=None, num_workers=1, multiprocessing_context="fork")
+        with pytest.raises(
+            dp.WorkerProcessError, match=r"needs no workers: use it directly, or with DataLoader\(num_w"
+        ):
+            list(batches)
+        assert sum(len(batch["label"]) for batch in loader.as_dicts()) == 23
+
+
+def test_spawned_worker_processes_are_refused(small_shards: Path) -> None:
+    """A loader cannot be sent to them, and says so before one starts."""
+    with open_loader(small_shards) as loader:
+        batches = torch.utils.data.DataLoader(
+            loader.as_dataset(), batch_size=None, num_workers=1, multiprocessing_context="spawn"
+        )
+        with pytest.raises(dp.WorkerProcessError, match="cannot be copied or sent to another process"):
+            list(batches)
+
+
+def test_torchs_own_loader_gives_every_epoch(small_shards: Path, whole: list[list[dict[str, Any]]]) -> None:
+    """Epoch after epoch; left early, it goes on with the rest, as the loader does."""
+    with open_loader(small_shards) as loader:
+        batches = torch.utils.data.DataLoader(loader.as_dataset(), batch_size=None, num_workers=0)
+        assert len(batches) == BATCHES
+        assert_same(read(batches, 2), whole[:2])
+        first = list(itertools.islice(batches, 2))
+        assert_same([first + read(batches)[0]], [whole[2]])
