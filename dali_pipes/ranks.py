@@ -116,9 +116,11 @@ def refuse_disagreement(inputs: Mapping[str, str], *, process: Rank, number: int
     from torch.distributed.distributed_c10d import _get_default_store
 
     store = _get_default_store()
-    store.set(f"dali-pipes/{number}/{process.rank}", json.dumps(dict(inputs)))
+    # torchrun's store outlives the workers that it starts anew, and what they had left there.
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    store.set(f"dali-pipes/{attempt}/{number}/{process.rank}", json.dumps(dict(inputs)))
     for other in range(process.world_size):
-        key = f"dali-pipes/{number}/{other}"
+        key = f"dali-pipes/{attempt}/{number}/{other}"
         if other == process.rank or not store.check([key]):
             continue
         theirs = json.loads(store.get(key))

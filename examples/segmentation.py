@@ -1,0 +1,189 @@
+"""Photos and trimaps to a small U-Net that tells foreground, background and boundary: plain PyTorch, fed by dali_pipes.
+
+The Oxford-IIIT Pet data set, packed, shuffled and indexed once:
+
+    dali-pipes prep pack pets DIR ais://pets --max-bytes 80MiB
+    dali-pipes prep shuffle ais://pets/samples-
+    dali-pipes prep index ais://pets/shuffled-
+
+``prep shuffle`` prints how many shards there are, ten in what follows. Each is a random sample of the data set, so that
+two of them can be held out to validate on.
+
+One process, on the GPU if there is one:
+
+    python examples/segmentation.py --shards 'ais://pets/shuffled-{000002..000009}.tar' \\
+        --val-shards 'ais://pets/shuffled-{000000..000001}.tar' --out runs/trimaps
+
+Two processes on the CPU, 8 GPUs of a node, 4 such nodes (on each of them, ``--out`` on a file system that they share):
+
+    torchrun --standalone --nproc-per-node 2 examples/segmentation.py --device cpu ...
+    torchrun --standalone --nproc-per-node 8 examples/segmentation.py ...
+    torchrun --nnodes 4 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 \\
+        examples/segmentation.py --num-slices 4 ...
+
+``--batch-size`` is a rank's. With ``--resume`` a run that was killed goes on at the exact next sample, on the CPU with
+the losses of an unbroken run, bit for bit. Where there is no checkpoint yet it starts, so that one command line does
+for a job that is requeued, and for ``torchrun --max-restarts 3``: there set ``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1``,
+or torch (2.15) meets addresses from before the restart.
+"""
+
+import contextlib
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from models import UNet
+from options import make_parser
+from processes import Process, start_process
+from run_files import StepLog, load_checkpoint, save_checkpoint
+from torch import Tensor, nn
+from torch.nn import functional
+
+import dali_pipes as dp
+
+__all__ = ["CLASSES", "evaluate", "iou", "loss_of", "train_step"]
+
+CLASSES = ("foreground", "background", "boundary")
+"""Of a pixel; a trimap counts them from 1."""
+OUTSIDE = -1
+"""A pixel that the crop has and the photo has not: 0 in a trimap."""
+
+
+def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Mapping[str, Any], *, shrink: int) -> Tensor:
+    """Improve the model by one batch; the loss before that, a float32 scalar."""
+    loss = loss_of(model, batch, shrink=shrink)
+    optimizer.zero_grad()
+    loss.backward()  # type: ignore[no-untyped-call]  # it has no types in torch
+    optimizer.step()
+    return loss.detach()
+
+
+def loss_of(model: nn.Module, batch: Mapping[str, Any], *, shrink: int) -> Tensor:
+    """The mean cross entropy of the pixels that are in the photo: a float32 scalar."""
+    photo, target = shrunk(batch, shrink)
+    return functional.cross_entropy(model(photo), target, ignore_index=OUTSIDE)
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, loader: dp.Loader, process: Process, *, shrink: int) -> Tensor:
+    """The intersection over union of each of `CLASSES`, over all pixels of all ranks: float64 [3]."""
+    model.eval()
+    confusion = torch.zeros(len(CLASSES), len(CLASSES), dtype=torch.int64, device=process.device)
+    for (batch,) in loader:
+        photo, target = shrunk(batch, shrink)
+        # In a short last batch a rank may have rows that only fill it.
+        found, target = model(photo).argmax(dim=1)[: loader.num_valid], target[: loader.num_valid]
+        is_inside = target != OUTSIDE
+        pairs = target[is_inside] * len(CLASSES) + found[is_inside]
+        confusion += torch.bincount(pairs, minlength=confusion.numel()).reshape(confusion.shape)
+    model.train()
+    return iou(process.sum(confusion))
+
+
+def iou(confusion: Tensor) -> Tensor:
+    """Intersection over union of each class, NaN for one that is nowhere, from counts [class, class found].
+
+    >>> iou(torch.tensor([[6, 2, 0], [0, 4, 0], [0, 0, 0]]))
+    tensor([0.7500, 0.6667,    nan], dtype=torch.float64)
+    """
+    both = confusion.diagonal().double()
+    return both / (confusion.sum(dim=0) + confusion.sum(dim=1) - both)
+
+
+def shrunk(batch: Mapping[str, Any], shrink: int) -> tuple[Tensor, Tensor]:
+    """What the model sees: the mean of ``shrink`` x ``shrink`` pixels, and the class of the one in the middle."""
+    middle = shrink // 2
+    trimap = batch["trimap"][:, 0, middle::shrink, middle::shrink]  # [B, rows, columns]
+    return functional.avg_pool2d(batch["image"], shrink), trimap.long() - 1
+
+
+def train(
+    arguments: Any, process: Process, saved: Mapping[str, Any] | None, loader: dp.Loader, val_loader: dp.Loader | None
+) -> None:
+    """Train to the last epoch, from the checkpoint or from the start."""
+    model = UNet(num_classes=len(CLASSES), width=arguments.width).to(process.device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.lr)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=arguments.epochs * len(loader))
+    step = 0
+    if saved is not None:
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        schedule.load_state_dict(saved["schedule"])
+        loader.load_state_dict(saved["loader"])
+        step = saved["step"]
+    size = arguments.crop // arguments.shrink
+    replicated = process.replicate(model, example=torch.zeros(1, 3, size, size, device=process.device))
+
+    def save() -> None:
+        if process.rank == 0:
+            state = {
+                "model": model.state_dict(),
+                "optimizer": optimizer.state_dict(),
+                "schedule": schedule.state_dict(),
+                "loader": loader.state_dict(),
+                "step": step,
+            }
+            save_checkpoint(arguments.out, state)
+
+    with StepLog(arguments.out, step=step, is_written=process.rank == 0) as log:
+        while True:
+            batches = iter(loader)  # the rest of an epoch, after a resume; where one has ended, the next
+            if loader.epoch >= arguments.epochs:
+                break
+            for (batch,) in batches:
+                loss = train_step(replicated, optimizer, batch, shrink=arguments.shrink)
+                schedule.step()
+                log.write(step=step, epoch=loader.epoch, loss=process.mean(loss).item())
+                step += 1
+                if step % arguments.checkpoint_every == 0:
+                    save()
+            if val_loader is not None:
+                found = evaluate(model, val_loader, process, shrink=arguments.shrink)
+                if process.rank == 0:
+                    each = ", ".join(f"{value:.3f} {name}" for name, value in zip(CLASSES, found.tolist(), strict=True))
+                    print(f"epoch {loader.epoch}: IoU {each}; mean {found.nanmean().item():.3f}", flush=True)
+        save()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command."""
+    parser = make_parser("Segment pets by their trimaps.", batch_size=8, crop=384, width=8, lr=3e-3)
+    parser.add_argument("--shrink", type=int, default=4, help="pixels of the crop a pixel of the model, each way")
+    arguments = parser.parse_args(argv)
+    if arguments.shrink < 1 or arguments.crop % (16 * arguments.shrink):
+        parser.error(f"--crop must be a multiple of 16 * --shrink, got {arguments.crop} and {arguments.shrink}")
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    try:
+        saved = load_checkpoint(arguments.out, resume=arguments.resume)
+    except FileExistsError as exc:
+        parser.error(str(exc))
+    with contextlib.ExitStack() as stack:
+        process = stack.enter_context(
+            start_process(device=arguments.device, num_threads=arguments.num_threads, seed=arguments.seed)
+        )
+        options: dict[str, Any] = {
+            "batch_size": arguments.batch_size,
+            "device": "cpu" if process.device.type == "cpu" else "gpu",
+            "cache_dir": arguments.cache_dir,
+        }
+        graph = dp.segmentation(crop=arguments.crop)
+        loader = stack.enter_context(
+            dp.loader(
+                arguments.shards,
+                graph,
+                seed=arguments.seed,
+                num_slices=arguments.num_slices,
+                last_batch_policy="DROP",
+                **options,
+            )
+        )
+        val_loader = None
+        if arguments.val_shards:
+            val_loader = stack.enter_context(dp.loader(arguments.val_shards, graph, shuffle=False, **options))
+        train(arguments, process, saved, loader, val_loader)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

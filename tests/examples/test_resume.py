@@ -1,0 +1,174 @@
+"""Trainings that are killed and resumed, against ones that were not."""
+
+import importlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from run_files import CHECKPOINT, STEPS, StepLog, load_checkpoint, save_checkpoint
+
+from bench.loaders.workers import worker_context
+from tests.examples.conftest import EXAMPLES, NUM_SAMPLES
+from tests.examples.first_step import first_is_as_later
+
+GLOBAL_BATCH_SIZE = 4
+NUM_STEPS = NUM_SAMPLES // GLOBAL_BATCH_SIZE  # of an epoch: 13
+EPOCHS = 4
+CHECKPOINT_EVERY = 5  # no multiple of it is an epoch's last step
+START_WITHIN_S = 120.0
+
+
+def arguments_of(shards: Path, run: Path, *options: str, num_processes: int) -> list[str]:
+    """A tiny training."""
+    arguments = {
+        "--shards": shards,
+        "--out": run,
+        "--epochs": EPOCHS,
+        "--batch-size": GLOBAL_BATCH_SIZE // num_processes,
+        "--crop": 64,
+        "--checkpoint-every": CHECKPOINT_EVERY,
+        "--device": "cpu",
+        "--seed": 3,
+    }
+    return [*(str(each) for pair in arguments.items() for each in pair), *options]
+
+
+def launch(program: str, shards: Path, run: Path, *options: str, num_processes: int) -> "subprocess.Popen[bytes]":
+    """Start a training as a user does; its output goes to a file beside the run's directory."""
+    python = [sys.executable]
+    if num_processes > 1:
+        python += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_processes)]
+    command = [*python, str(EXAMPLES / program), *arguments_of(shards, run, *options, num_processes=num_processes)]
+    environment = os.environ | {"PYTHONPATH": str(EXAMPLES.parent), "OMP_NUM_THREADS": "1"}
+    with (run.parent / f"{run.name}.txt").open("ab") as output:
+        return subprocess.Popen(command, env=environment, stdout=output, stderr=output)
+
+
+def train(program: str, shards: Path, run: Path, *options: str, num_processes: int) -> None:
+    """A training to its end."""
+    process = launch(program, shards, run, *options, num_processes=num_processes)
+    assert process.wait(timeout=START_WITHIN_S) == 0, (run.parent / f"{run.name}.txt").read_text()
+
+
+def kill_at_step(process: "subprocess.Popen[bytes]", run: Path, step: int) -> None:
+    """SIGKILL for the launcher and all its processes as soon as the run's log has this step."""
+    deadline = time.monotonic() + START_WITHIN_S
+    while not (run / STEPS).exists() or (run / STEPS).read_bytes().count(b"\n") <= step:
+        assert process.poll() is None, (run.parent / f"{run.name}.txt").read_text()
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    launcher = psutil.Process(process.pid)
+    everybody = [launcher, *launcher.children(recursive=True)]
+    for each in everybody:
+        each.send_signal(signal.SIGKILL)
+    process.wait()
+    psutil.wait_procs(everybody, timeout=30)
+
+
+def whole_lines(run: Path) -> list[dict[str, Any]]:
+    """The steps that were logged; a kill may have cut the last line."""
+    return [json.loads(line) for line in (run / STEPS).read_text().splitlines(keepends=True) if line.endswith("\n")]
+
+
+def flat(state: Any, where: str = "") -> dict[str, Any]:
+    """The leaves of a checkpoint by their path."""
+    if isinstance(state, dict | list | tuple):
+        pairs = state.items() if isinstance(state, dict) else enumerate(state)
+        return {path: leaf for name, each in pairs for path, leaf in flat(each, f"{where}/{name}").items()}
+    return {where: state}
+
+
+@pytest.mark.usefixtures("torch_settings")
+@pytest.mark.parametrize(
+    ("program", "options", "num_processes"),
+    [
+        ("segmentation.py", ["--shrink", "2"], 2),
+        ("classification.py", ["--task", "breed"], 1),  # random windows, flips, dropout
+    ],
+)
+def test_training_killed_and_resumed_has_the_losses_of_the_unbroken_run(
+    photo_shards: Path, tmp_path: Path, program: str, options: list[str], num_processes: int
+) -> None:
+    """SIGKILL in mid-epoch, past a checkpoint; then every step's loss and all of the last state, bit for bit."""
+    unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
+    if num_processes == 1:  # as good in this process, and it has torch and DALI loaded
+        arguments = arguments_of(photo_shards, unbroken, *options, num_processes=1)
+        assert importlib.import_module(program.removesuffix(".py")).main(arguments) == 0
+    else:
+        train(program, photo_shards, unbroken, *options, num_processes=num_processes)
+    expected = whole_lines(unbroken)
+    assert [(line["step"], line["epoch"]) for line in expected] == [
+        (step, step // NUM_STEPS) for step in range(EPOCHS * NUM_STEPS)
+    ]
+    assert len({line["loss_hex"] for line in expected}) > len(expected) // 2  # it trains: losses are not one number
+
+    process = launch(program, photo_shards, broken, *options, num_processes=num_processes)
+    kill_at_step(process, broken, NUM_STEPS + 4)
+    before = whole_lines(broken)
+    saved = torch.load(broken / CHECKPOINT, weights_only=True)
+    assert 0 < saved["step"] < EPOCHS * NUM_STEPS
+    assert saved["step"] % NUM_STEPS
+    assert saved["loader"]["delivered"] == saved["step"] % NUM_STEPS * GLOBAL_BATCH_SIZE
+    assert saved["step"] <= len(before) < EPOCHS * NUM_STEPS
+
+    train(program, photo_shards, broken, *options, "--resume", num_processes=num_processes)
+    assert before == expected[: len(before)]
+    assert whole_lines(broken) == expected
+    last = [flat(torch.load(run / CHECKPOINT, weights_only=True)) for run in (unbroken, broken)]
+    assert last[0].keys() == last[1].keys()
+    for path, value in last[0].items():
+        assert torch.equal(value, last[1][path]) if isinstance(value, torch.Tensor) else value == last[1][path], path
+
+
+def test_gradients_of_the_first_step_are_added_up_as_in_any_other() -> None:
+    """Four ranks, whose sums depend on their order: a resumed run's first step has the bits of the unbroken run's."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with ProcessPoolExecutor(4, mp_context=worker_context()) as pool:
+        assert list(pool.map(first_is_as_later, range(4), [4] * 4, [port] * 4)) == [True] * 4
+
+
+def test_checkpoint_that_cannot_be_written_leaves_the_one_before(tmp_path: Path) -> None:
+    """Whatever ends the writing in the middle, the last whole checkpoint is the one that is read."""
+    save_checkpoint(tmp_path, {"step": 5, "weights": torch.arange(3)})
+    with pytest.raises(Exception, match="pickle"):
+        save_checkpoint(tmp_path, {"step": 10, "weights": lambda: None})
+    found = load_checkpoint(tmp_path, resume=True)
+    assert found is not None
+    assert found["step"] == 5
+    save_checkpoint(tmp_path, {"step": 10})
+    assert load_checkpoint(tmp_path, resume=True) == {"step": 10}
+
+
+def test_checkpoint_is_not_overwritten_by_a_run_that_does_not_resume(tmp_path: Path) -> None:
+    """A new run has a new directory, or goes on."""
+    assert load_checkpoint(tmp_path, resume=False) is None
+    assert load_checkpoint(tmp_path, resume=True) is None
+    save_checkpoint(tmp_path, {"step": 5})
+    with pytest.raises(FileExistsError, match=r"checkpoint\.pt' is there; pass --resume to go on from it"):
+        load_checkpoint(tmp_path, resume=False)
+
+
+def test_step_log_drops_what_came_after_the_checkpoint(tmp_path: Path) -> None:
+    """Steps that are taken again have one line each; a line cut by a kill goes, too; the loss is exact."""
+    with StepLog(tmp_path, step=0, is_written=True) as log:
+        for step in range(4):
+            log.write(step=step, epoch=0, loss=step / 3)
+    with (tmp_path / STEPS).open("a") as stream:
+        stream.write('{"step": 4, "ep')
+    with StepLog(tmp_path, step=2, is_written=True) as log, StepLog(tmp_path, step=2, is_written=False) as other:
+        log.write(step=2, epoch=1, loss=0.1)
+        other.write(step=2, epoch=1, loss=0.2)
+    lines = [json.loads(line) for line in (tmp_path / STEPS).read_text().splitlines()]
+    assert [(line["step"], float.fromhex(line["loss_hex"])) for line in lines] == [(0, 0.0), (1, 1 / 3), (2, 0.1)]
