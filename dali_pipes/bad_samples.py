@@ -98,12 +98,13 @@ class BadSamples:
             problems: Position in the batch -> the component that is at fault, and why.
 
         Raises:
-            DecodeError: If they are not to be substituted, or are too many; names them.
+            DecodeError: If they are not to be substituted, or with those that are new they are too many; names them.
+            StoreError: If they cannot be written down.
         """
         found: dict[int, BadSample] = {}
         for position, (component, cause) in sorted(problems.items()):
             shard, key = batch.name(position)
-            found[int(batch.ordinals[position])] = BadSample(shard, key, component, cause)
+            found.setdefault(int(batch.ordinals[position]), BadSample(shard, key, component, cause))
         if self.policy.on_error == "raise":
             first, *others = found.values()
             names = ", ".join(f"'{other.key}'" for other in others[:NUM_NAMED])
@@ -112,15 +113,14 @@ class BadSamples:
                 f"{first}{more}; leave it out (exclude=), or have others stand in for bad samples "
                 "(on_error='substitute')"
             )
-        for ordinal, bad in found.items():
-            if ordinal in self.met:
-                continue
-            self.met[ordinal] = bad
+        new = {ordinal: bad for ordinal, bad in found.items() if ordinal not in self.met}
+        for ordinal, bad in new.items():
             if self._quarantine is not None:
-                self._quarantine.add(*bad)
+                self._quarantine.add(*bad)  # first: what cannot be written is tried again
+            self.met[ordinal] = bad
             _log.warning("bad sample, another stands in for it: %s", bad)
         self._ordinals = np.array(list(self.met), np.int64)
-        if len(self.met) > self.policy.max_bad:
+        if new and len(self.met) > self.policy.max_bad:
             where = f", all in '{self._quarantine.path}'" if self._quarantine is not None else ""
             last = list(self.met.values())[-1]
             raise DecodeError(

@@ -18,10 +18,20 @@ import numpy.typing as npt
 from nvidia.dali.pipeline import Pipeline
 from nvidia.dali.types import PipelineAPIType
 
+from dali_pipes.errors import DecodeError, PipesError
 from dali_pipes.forks import keep_in_children
 from dali_pipes.parse import parse_batch, stack
 from dali_pipes.samples import Batch, Samples
-from dali_pipes.seam import ArrayKind, Components, Graph, ListOutput, Random, make_source, refuse_any_data
+from dali_pipes.seam import (
+    ArrayKind,
+    Components,
+    Graph,
+    ListOutput,
+    Random,
+    make_source,
+    random_operators,
+    refuse_any_data,
+)
 from prep.manifest import LABEL_COMPONENT
 from prep.photos import is_photo, read_photo_header
 
@@ -41,7 +51,7 @@ class Fed(NamedTuple):
     lists: Mapping[str, list[Any]] = MappingProxyType({})
     """The outputs that are no tensors, by name: one Python object a sample."""
 
-    def part(self, positions: range) -> "Fed":
+    def part(self, positions: Sequence[int]) -> "Fed":
         """Some samples of it, alone; its batch is still the whole one."""
         return Fed(
             self.batch,
@@ -62,6 +72,8 @@ class DecodeHalf:
         device_id: A CUDA device, ``None`` for the CPU.
         num_threads: Decoding threads.
         prefetch_queue_depth: Batches decoded ahead.
+        seed: Of DALI's own random operators.
+        example: A batch to learn by what the graph's arrays are like; ``None``: the data set's first sample, read.
 
     Raises:
         ValueError: If the graph returns no dict of outputs, or takes no component.
@@ -77,12 +89,15 @@ class DecodeHalf:
         device_id: int | None,
         num_threads: int,
         prefetch_queue_depth: int,
+        seed: int = 0,
+        example: Batch | None = None,
     ) -> None:
         self.feed: Callable[[], Fed | None] = lambda: None
         """Gives the next batch, ``None`` at the end of the epoch; to be set before the first batch is scheduled."""
         self.scheduled: deque[Fed] = deque()
         """What was pulled and is not yet delivered, oldest first: DALI loses a batch that it cannot decode."""
-        self._graph, self._samples, self._example = graph, samples, samples.example()
+        self._graph, self._samples = graph, samples
+        self._example = samples.example() if example is None else example
         self._device_id = device_id
         self.prefetch_queue_depth = prefetch_queue_depth
         self._settings: dict[str, Any] = {
@@ -90,6 +105,8 @@ class DecodeHalf:
             "num_threads": num_threads,
             "device_id": device_id,
             "prefetch_queue_depth": prefetch_queue_depth,
+            # For DALI's own random operators; DALI takes 63 bits.
+            "seed": seed & (2**63 - 1),
             # Outputs stay valid while they are held, and TensorLists of the reader half are taken as they are.
             "exec_dynamic": True,
         }
@@ -124,6 +141,8 @@ class DecodeHalf:
             nodes = nodes or [components.array(lambda batch: batch.ordinals)]
             self.pipeline.set_outputs(*(nodes if self._device_id is None else [node.gpu() for node in nodes]))
         refuse_any_data(self.pipeline)
+        self.random_operators = random_operators(self.pipeline)
+        """DALI's own random operators in the graph, by name: what they draw does not belong to the sample."""
         keep_in_children(self.pipeline)
         self.inputs = components.inputs
         self.output_names = list(outputs)
@@ -205,11 +224,20 @@ class DecodeHalf:
         """What the graph's arrays are for one batch. Called by the feed, where an error loses no other batch.
 
         Raises:
+            DecodeError: If a function fails.
             TypeError: If one is of another kind than it was when the pipeline was built.
         """
         arrays = []
         for function, kind in self.inputs.arrays:
-            array = function(batch)
+            try:
+                array = function(batch)
+            except PipesError:
+                raise
+            except Exception as exc:
+                keys = ", ".join(batch.keys[:8]) + (", ..." if len(batch) > 8 else "")
+                raise DecodeError(
+                    f"an array of the graph failed for the batch of {keys}: {type(exc).__name__}: {exc}"
+                ) from exc
             if (found := ArrayKind.of(array, num_samples=len(batch))) != kind:
                 raise TypeError(f"an array of the graph was {kind} when it was built, and is {found} now")
             arrays.append(np.ascontiguousarray(array))
@@ -252,8 +280,8 @@ class DecodeHalf:
 
     def twin(self) -> "DecodeHalf":
         """Another pipeline of the same graph, to decode a batch apart from those in flight; to be closed."""
-        settings = {name: self._settings[name] for name in ("batch_size", "device_id", "num_threads")}
-        return DecodeHalf(self._graph, samples=self._samples, prefetch_queue_depth=1, **settings)
+        settings = {name: self._settings[name] for name in ("batch_size", "device_id", "num_threads", "seed")}
+        return DecodeHalf(self._graph, samples=self._samples, prefetch_queue_depth=1, example=self._example, **settings)
 
     def decode(self, fed: Fed) -> dict[str, Any]:
         """One batch's outputs, while nothing else is in flight.
@@ -285,7 +313,8 @@ class DecodeHalf:
                 self.pipeline.release_outputs()
             self.pipeline.reset()
         self.scheduled.clear()
-        assert not any(self._waiting.values()), "an iteration takes all of its inputs or none"
+        if any(self._waiting.values()):
+            self.rebuild()  # an iteration that was cut short has taken some of its inputs
 
     def close(self) -> None:
         """Destroy the pipeline, its threads and buffers. Can be called twice."""

@@ -122,6 +122,7 @@ class Stager:
         # What is waited for now, and of what is being filled that which is left off for it. Note [urgent].
         self._urgent: set[int] = set()
         self._yielding: set[int] = set()
+        self._elsewhere: set[int] = set()  # of the urgent, those that another process is at
         # What went wrong, until it was told to whoever needs the shard; it is then tried again when it is needed again.
         self._failed: dict[int, Exception | None] = {}
         self._waits: set[_Wait] = set()
@@ -374,7 +375,12 @@ class Stager:
                     continue
                 self._asking = True
                 try:
-                    taken = self._ask(wanted)
+                    # While something is urgent nothing else is begun: whoever begins it would learn late that another
+                    # process has brought what is waited for.
+                    urgent = [shard for shard in wanted if shard in self._urgent]
+                    taken = self._ask(urgent or wanted)
+                    is_elsewhere = taken.fill is None and taken.blocked == "busy"
+                    self._elsewhere = set(urgent).difference(taken.ready.tolist()) if is_elsewhere else set()
                     self._take_over(taken)
                     if taken.fill is not None:
                         return taken.fill, taken.is_there
@@ -564,8 +570,8 @@ class Stager:
         if not self._urgent or shard in self._needs:  # no lock: it is asked again
             return False
         with self._changed:
-            num_waiting = sum(other not in self._filling and other not in self._failed for other in self._urgent)
-            if shard in self._needs or num_waiting <= len(self._yielding):
+            waiting = self._urgent - self._filling - self._elsewhere - self._failed.keys()
+            if shard in self._needs or len(waiting) <= len(self._yielding):
                 return False
             self._yielding.add(shard)
             return True

@@ -7,12 +7,12 @@ own threads runs in the thread that iterates.
 
 import contextlib
 import dataclasses
-import itertools
 import logging
 import operator
 import os
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NoReturn
@@ -25,7 +25,7 @@ from torch.utils.dlpack import from_dlpack
 from dali_pipes.bad_samples import BadSample, BadSamples
 from dali_pipes.dataset import LoaderDataset
 from dali_pipes.decode import DecodeHalf, Fed
-from dali_pipes.errors import DecodeError, PipesError, WorkerProcessError
+from dali_pipes.errors import DecodeError, WorkerProcessError
 from dali_pipes.feed import Feed
 from dali_pipes.fetch import Stager, in_fetcher
 from dali_pipes.image import Image
@@ -42,8 +42,9 @@ __all__ = ["LABEL_OUTPUT", "Loader", "as_integer"]
 
 _log = logging.getLogger(__name__)
 
-# Loaders of this process, counted: the first of one rank is compared with the first of the others.
-_numbers = itertools.count()
+# Loaders of this process, counted for each rank that they are of: the first of one rank is compared with the first of
+# the others. What rank 0 alone reads, to validate, is a loader of a world of one.
+_numbers: Counter[tuple[int, int]] = Counter()
 LABEL_OUTPUT = "label"
 """What the graphs of `dali_pipes.pipelines` call the class id."""
 
@@ -86,7 +87,8 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
         self._selection, self._set_shards = selection, set_shards
         self._depth = decode.prefetch_queue_depth
         self._process, self._policy = process, last_batch_policy
-        self._number = next(_numbers)
+        self._number = _numbers[process.rank, process.world_size]
+        _numbers[process.rank, process.world_size] += 1
         self._has_compared = False
         self._show_progress = show_progress
         self._is_windowed = image.reserved < int(image.extent_bytes.sum())
@@ -123,12 +125,24 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
         if last_batch_policy != "DROP":
             self._size = -(-self.num_samples // process.world_size)
         self._last_batch_policy = LastBatchPolicy[last_batch_policy]
+        if not self._num_batches:
+            _log.warning(
+                "an epoch has no batch: %d samples do not make one of %d on %d ranks, and last_batch_policy is DROP",
+                self.num_samples,
+                self.batch_size,
+                process.world_size,
+            )
         self._resources = resources.pop_all()  # from here on close() is what frees them
         self._closed = False
 
     @property
     def num_samples(self) -> int:
-        """Samples of one epoch, exact before the first batch."""
+        """Samples of this epoch over all ranks, exact before the first batch.
+
+        With several slices the shards are dealt anew to them in each epoch, and those that come out shorter than the
+        longest repeat their first samples: the number is that of the longest times ``num_slices``, and may be another
+        in the next epoch. ``epoch_samples`` fixes it.
+        """
         return self._feed.plan.num_samples
 
     @property
@@ -152,18 +166,22 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
         return list(self._met.met.values())
 
     def __len__(self) -> int:
-        """Batches of one epoch, exact before the first; after a resume, too, they are those of a whole epoch."""
+        """Batches of this epoch, exact before the first; after a resume, too, they are those of the whole epoch.
+
+        With several slices another epoch may have another number: see `num_samples`.
+        """
         return self._num_steps(self.num_samples)
 
     def __iter__(self) -> "Loader":
         self._check_usable()
-        if self._delivered == self._num_batches:
+        if self._delivered == self._num_batches and not self._owes_end:
             self._start_epoch(self.epoch + 1)
         return self
 
     def __next__(self) -> list[dict[str, Any]]:
         self._check_usable()
         if self._delivered == self._num_batches:
+            self._owes_end = False
             if self._auto_reset == "yes":
                 self._start_epoch(self.epoch + 1)
             raise StopIteration
@@ -183,9 +201,10 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
             self._schedule(self._delivered + 1, may_wait=False)
             try:
                 fed, tensors = self._repair.decode(refused, exc)
-            except PipesError:
-                # The batch is lost; the next ones come.
-                self._delivered, self._interrupted = self._delivered + 1, False
+            except DecodeError:
+                # The batch is lost; the next ones come. (What the store or a disk refused is tried again.)
+                self._lose_batch()
+                self._interrupted = False
                 raise
         except StopIteration:
             # The feed ended early: what it could not read was kept, so that all before it was delivered first. The next
@@ -193,7 +212,7 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
             error_kept, self._error = self._error, None
             assert error_kept is not None, "the plan has as many steps as len() says"
             if isinstance(error_kept, DecodeError):
-                self._delivered += 1
+                self._lose_batch()
             raise error_kept from None
         else:
             self._repair.delivered(fed)
@@ -216,6 +235,11 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
         self.num_substituted += len(batch.substituted)
         self._delivered, self._interrupted = self._delivered + 1, False
         return [delivered]
+
+    def _lose_batch(self) -> None:
+        """Go on behind a batch for which there is an error; if it was the epoch's last, the end is still to be told."""
+        self._delivered += 1
+        self._owes_end = self._delivered == self._num_batches
 
     def as_dicts(self) -> Iterator[dict[str, Any]]:
         """The batches of an epoch as plain dicts, without the list of one around them."""
@@ -274,8 +298,14 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
             manifest=self._samples.manifest.digest,
             selection=self._selection.digest,
             order=self._order,
-            num_samples=self.num_samples,
+            num_samples=self._plan(loaded.order.epoch).num_samples,
         )
+        if self._decode.random_operators:
+            _log.warning(
+                "the graph has random operators of DALI's own (%s): pixels after a resume differ from those of an "
+                "unbroken run; draw from the graph's second argument, whose numbers belong to the sample",
+                ", ".join(self._decode.random_operators),
+            )
         self._start_epoch(loaded.order.epoch, start=loaded.delivered)
 
     def close(self) -> None:
@@ -287,6 +317,7 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
             self._feed.close()
             if self._prepared is not None:
                 self._prepared.close()
+            self._repair.close()
             self._decode.close()
             self._pipes: list[object] = []
 
@@ -319,6 +350,7 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
         order = dataclasses.replace(self._order, epoch=self.epoch)
         inputs = {
             "the manifest's digest": self._samples.manifest.digest[:16],
+            "the position in the epoch": str(self._position),
             "batch_size": str(self.batch_size),
             "last_batch_policy": self._policy,
         }
@@ -347,7 +379,7 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
             self._prepared.close()
             self._prepared = None
         # Of an epoch that is over nothing is read: its first samples' feed stands for it until the next is started.
-        is_over = start > 0 and not self._num_steps(self.num_samples - start)
+        is_over = start > 0 and not self._num_steps(self._plan(epoch).num_samples - start)
         feed = self._prepared or self._make_feed(epoch, start=0 if is_over else start)
         self._begin(feed, start=start, delivered=0)
         self._prepared = None
@@ -373,6 +405,7 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
         # From the start on, which is in mid-epoch only after a resume.
         self._num_batches = self._num_steps(feed.plan.num_samples - start)
         self._running, self._interrupted, self._error, self._delivered = False, False, None, delivered
+        self._owes_end = False
         # Weak: the decode half must not keep the loader, or nobody would close one that is dropped.
         next_fed = weakref.WeakMethod(self._next_fed)
         self._decode.feed = lambda: method() if (method := next_fed()) is not None else None
@@ -381,16 +414,18 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
         self._feed.close()
         self._waited_s, self._feed.wait_s = self.data_wait_s, 0.0
 
-    def _make_feed(self, epoch: int, *, start: int = 0) -> Feed:
+    def _plan(self, epoch: int) -> Plan:
         manifest = self._samples.manifest
-        order = dataclasses.replace(self._order, epoch=epoch)
-        plan = Plan(
+        return Plan(
             shard_bytes=manifest.shard_bytes,
             shard_samples=manifest.samples,
-            order=order,
+            order=dataclasses.replace(self._order, epoch=epoch),
             set_shards=self._set_shards,
             selection=self._selection,
         )
+
+    def _make_feed(self, epoch: int, *, start: int = 0) -> Feed:
+        plan = self._plan(epoch)
         slices = plan.slices_of(
             batch_size=self.batch_size, rank=self._process.rank, world_size=self._process.world_size
         )
@@ -413,6 +448,8 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
 
     def _next_fed(self) -> Fed | None:
         """The next batch for the decode half; an error ends the feed and is raised when all before it is delivered."""
+        if self._error is not None:
+            return None  # DALI asks for each input, also after the first has had nothing
         try:
             read = self._feed.next()
             if read is None:

@@ -94,7 +94,8 @@ def loader(
             once more for it, each time.
         graph: ``dali_pipes.segmentation(...)``, another of `dali_pipes.pipelines`, or a ``graph(components, random)``.
         batch_size: Samples a batch, on this rank.
-        exclude: Files that list samples to leave out: quarantines, or lists of a key a line. An input of the order.
+        exclude: Files that list samples to leave out: quarantines, or lists of a key a line; ``"/logs/bad-*.tsv"`` for
+            all that there are. An input of the order.
         where: A predicate: called once with a `prep.columns.Columns`, it gives bool [samples], ``True`` for those that
             stay: ``lambda columns: columns.labels == 3``. An input of the order.
         oversample: Class id, as ``cls`` holds it, to how often its samples come: 2 for twice in an epoch, 0.5 for every
@@ -102,13 +103,15 @@ def loader(
         epoch_samples: Samples of an epoch over all ranks, of an endless stream: the next epoch goes on where this one
             stopped. ``None``: all samples once; of a mixture with weights as many as it takes to have all at least
             once. An input of the order.
-        seed: Fixes the order and every augmentation; each epoch has its own.
+        seed: Fixes the order and every augmentation that is drawn from a graph's second argument; each epoch has its
+            own. DALI's own random operators are seeded by it, too, but what they draw depends on the batches before.
         shuffle: ``False`` reads in the manifest's order.
         shuffle_window: Bytes of shards that are shuffled together, and resident together: two windows must fit the
             cache. ``"all"``: an exact global shuffle, of shards that all fit. An input of the order.
         ramp_up: Start each epoch with windows of 1, 2, 4, ... shards, so that its first batch waits for one shard only.
             An input of the order.
-        num_slices: Nodes that each stage a share of the shards. An input of the order.
+        num_slices: Nodes that each stage a share of the shards; shorter shares repeat their first samples. An input of
+            the order.
         rank: Number of this process among those that share the order. ``None``, with ``world_size``: what
             `torch.distributed` says, else torchrun's, Slurm's or MPI's variables; else this is the only one.
         world_size: How many they are.
@@ -131,7 +134,8 @@ def loader(
             class id of -1. ``components.present(name)`` tells a graph which.
         on_error: What to do with a sample that cannot be read: ``"raise"``: name shard, key, component and cause;
             ``"substitute"``: the nearest good sample before it in its batch stands in for it (after it, if there is
-            none), so that batches keep their number and size; ``loader.substituted`` says where that was so.
+            none; in a batch of bad ones only, a neighbour in the shard, else in the next), so that batches keep their
+            number and size; ``loader.substituted`` says where that was so.
         max_bad: So many different samples of this rank may be bad before it is an error.
         max_pixels: A photo of more is bad: it would take gigabytes to decode.
         quarantine: A file to write bad samples to, which ``exclude=`` takes; ``{rank}`` in its name is this rank's
@@ -170,13 +174,15 @@ def loader(
         num_slices=num_slices,
         num_fetchers=num_fetchers,
     )
-    policy_bad = BadSamplePolicy(on_error=on_error, max_bad=max_bad, max_pixels=max_pixels)
+    policy_bad = BadSamplePolicy(
+        on_error=on_error, max_bad=as_integer("max_bad", max_bad), max_pixels=as_integer("max_pixels", max_pixels)
+    )
     order = OrderInputs(
         seed=seed,
         shuffle=shuffle,
         shuffle_window=shuffle_window,
         ramp_up=ramp_up,
-        num_slices=num_slices,
+        num_slices=as_integer("num_slices", num_slices),
         epoch_samples=None if epoch_samples is None else as_integer("epoch_samples", epoch_samples),
     )
     if torch.utils.data.get_worker_info() is not None:
@@ -218,6 +224,7 @@ def loader(
             device_id=_device_id(device, process.local_rank),
             num_threads=num_threads or len(os.sched_getaffinity(0)),
             prefetch_queue_depth=prefetch_queue_depth,
+            seed=seed,
         )
         selection = _select(indexed, samples, decode.taken_components, oversample)
         _check_memory(order, selection.num_per_lap)
@@ -261,6 +268,7 @@ def loader(
             samples=samples,
             met=met,
             read=lambda shard, start, size: indexed.read_range(shard, start=start, size=size),
+            read_index=indexed.read_index,
         )
         return Loader(
             decode,

@@ -9,6 +9,7 @@ A list for ``exclude=`` may also be one that a person wrote: a key a line, or ``
 ``#`` and hold no tab are notes; a key that starts so is written with its shard.
 """
 
+import glob
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -171,14 +172,22 @@ def read_exclusions(paths: str | Path | Iterable[str | Path]) -> list[Exclusion]
     """The samples that these files list, in the files' order; one that is listed twice comes twice.
 
     Args:
-        paths: Quarantines, and lists of a key a line; one or several.
+        paths: Quarantines, and lists of a key a line; one or several, or ``"bad-*.tsv"``. A rank that met no bad sample
+            leaves no file: a wildcard that matches nothing lists nothing.
 
     Raises:
         DataError: If a line is none that such a file can have, or the file is not UTF-8; names file and line.
         StoreError: If a file cannot be read.
     """
     listed = [paths] if isinstance(paths, str | Path) else list(paths)
-    return [entry for path in listed for entry in _read(Path(path))]
+    return [entry for path in listed for file in _files(str(path)) for entry in _read(Path(file))]
+
+
+def _files(path: str) -> list[str]:
+    """What a path stands for: itself, or, where it has a wildcard and is no file, all that match, be it none."""
+    if not glob.has_magic(path) or Path(path).exists():
+        return [path]
+    return sorted(glob.glob(path))  # noqa: PTH207 (a wildcard may stand in any part of an absolute path)
 
 
 def _read(path: Path) -> Iterator[Exclusion]:

@@ -1,8 +1,9 @@
 """A batch with bad samples in it to one that can be decoded: the bad ones found, good ones in their places.
 
 The rule: a bad sample is replaced by the nearest good one before it in its batch, else by the nearest after it; in a
-batch of bad samples only, by the first one's nearest good neighbour in its shard, before it or else after. So what is
-delivered depends on the order and on which samples are bad, and not on when that was found out.
+batch of bad samples only, by the first one's nearest good neighbour in its shard, before it or else after, else by the
+first good one of the shards that follow. So what is delivered depends on the order and on which samples are bad, and
+not on when that was found out.
 
 DALI names a sample that it cannot decode at times, at times not, and loses the batch. What was fed is still here: the
 culprits are found by decoding halves of the batch, and halves of those, apart from the batches that are in flight; the
@@ -13,7 +14,7 @@ import contextlib
 import io
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,9 @@ from dali_pipes.samples import Batch, Samples
 
 __all__ = ["Repair"]
 
+# Samples of which none can be decoded before it is taken for the graph's fault, beside those of the first batch.
+NUM_PROOFS = 8
+
 Int64s = npt.NDArray[np.int64]
 Problems = Mapping[int, tuple[str, str]]
 """Position in a batch -> the component that is at fault, and why."""
@@ -42,6 +46,7 @@ class Repair:
         samples: The data set.
         met: Those that were met before; told of each one that is found, and asked whether that is an error.
         read: Some bytes of a shard, by its number, from where it is stored: it may have left the image by then.
+        read_index: A shard's index, likewise.
     """
 
     def __init__(
@@ -51,9 +56,10 @@ class Repair:
         samples: Samples,
         met: BadSamples,
         read: Callable[[int, int, int], bytes],
+        read_index: Callable[[int], bytes],
     ) -> None:
         self._decode, self._samples, self._met = decode, samples, met
-        self._read = read
+        self._read, self._read_index = read, read_index
         self._decoded: Fed | None = None
 
     def feed(self, batch: Batch, encoded: Sequence[Any]) -> Fed:
@@ -80,8 +86,8 @@ class Repair:
         with contextlib.closing(self._decode.twin()) as twin:
             while True:
                 bad = self._culprits(twin, fed, error)
-                self._met.add(fed.batch, bad)
                 if bad:
+                    self._met.add(fed.batch, bad)
                     fed = self._completed(fed.batch, fed.encoded, set(bad))
                 try:
                     # Copied: they are to outlive the pipeline that made them.
@@ -94,36 +100,76 @@ class Repair:
                         raise DecodeError(f"{_among(fed.batch)}: {reason_of(exc)}") from exc
                     error = exc
 
+    def close(self) -> None:
+        """Give up what is kept. Can be called twice."""
+        self._decoded = None
+
     def _culprits(self, twin: DecodeHalf, fed: Fed, error: RuntimeError) -> dict[int, tuple[str, str]]:
         """The samples that DALI cannot decode, each with the reason that it gives for that one alone."""
+        batch = fed.batch
+        # What is there twice is tried once.
+        each = {
+            pair: at for at, pair in enumerate(zip(batch.ordinals.tolist(), batch.occurrences.tolist(), strict=True))
+        }
         found: dict[int, RuntimeError] = {}
-        parts = [(range(len(fed.batch)), error)]
+        parts: list[tuple[list[int], RuntimeError]] = [(sorted(each.values()), error)]
         while parts:
             part, refused = parts.pop()
             if len(part) == 1:
-                found[part[0]] = refused
+                found[int(batch.ordinals[part[0]])] = refused
                 continue
             halves = (part[len(part) // 2 :], part[: len(part) // 2])
             parts += [(half, exc) for half in halves if (exc := _refusal(twin, fed.part(half))) is not None]
-        if len(found) == len(fed.batch) > 1 and self._decoded is not None:
-            # Every one of them: is it the data, or the device?
-            exc = _refusal(twin, self._decoded.part(range(1)))
-            if exc is not None:
+        positions = [at for at, ordinal in enumerate(batch.ordinals.tolist()) if ordinal in found]
+        if len(positions) == len(batch):
+            self._check_graph(twin, batch, error)
+        causes = {ordinal: self._cause(fed, ordinal, exc) for ordinal, exc in found.items()}
+        return {at: causes[int(batch.ordinals[at])] for at in positions}
+
+    def _check_graph(self, twin: DecodeHalf, batch: Batch, error: RuntimeError) -> None:
+        """Every sample of a batch fails: is it they, or is it the graph or the device?
+
+        Raises:
+            DecodeError: If what was decoded before fails now, or, where nothing was yet, other samples fail as well.
+        """
+        if self._decoded is not None:
+            if (exc := _refusal(twin, self._decoded.part([0]))) is not None:
                 raise DecodeError(
                     f"DALI fails on every batch now, also on one that it has decoded before: {reason_of(exc)}"
                 ) from exc
-        return {position: self._cause(fed, position, exc) for position, exc in sorted(found.items())}
+            return
+        num_failed = 0
+        for other in self._others(batch, num=1):
+            if num_failed == NUM_PROOFS:
+                break
+            if other.refused(self._decode.decoded_components):
+                continue
+            fed, unparsed = self._decode.complete(other, self._encoded(other))
+            if unparsed:
+                continue
+            if _refusal(twin, fed) is None:
+                self._decoded = fed
+                return
+            num_failed += 1
+        if num_failed:
+            raise DecodeError(
+                f"the graph fails on all of {len(set(batch.ordinals.tolist())) + num_failed} samples that were tried, "
+                f"the first of them {', '.join(batch.keys[:3])}: {reason_of(error)}"
+            ) from error
 
-    def _cause(self, fed: Fed, position: int, error: RuntimeError) -> tuple[str, str]:
+    def _cause(self, fed: Fed, ordinal: int, error: RuntimeError) -> tuple[str, str]:
         """The component that is at fault, if it can be told, and what DALI and Pillow say of it."""
+        position = int(np.argmax(fed.batch.ordinals == ordinal))
         components = self._decode.decoded_components
+        operator = re.search(r"operator `(?:nvidia\.dali\.)?([^`]*)`", str(error))
+        is_decoder = operator is not None and "decoders" in operator[1]
         for component in components:
             encoded = fed.encoded[self._decode.read_components.index(component)]
             data = np.array(encoded[position])
-            if len(components) == 1 or not _decodes(data):
+            if (is_decoder and len(components) == 1) or not _decodes(data):
                 opinion = _pillow_says(data)
                 return component, f"cannot be decoded: {reason_of(error)}{f'; Pillow: {opinion}' if opinion else ''}"
-        return "", f"DALI's graph fails on it: {reason_of(error)}"
+        return "", f"cannot be processed: {operator[1] if operator else 'DALI'} says: {reason_of(error)}"
 
     def _completed(self, batch: Batch, encoded: Sequence[Any], bad: set[int]) -> Fed:
         """The batch with good samples in the places of bad ones, of which some may not have been looked at yet."""
@@ -146,19 +192,29 @@ class Repair:
 
     def _neighbours(self, batch: Batch, substituted: tuple[int, ...]) -> tuple[Batch, Sequence[Any]]:
         """The batch made of one sample that is not in it."""
-        for neighbour in self._samples.neighbours(int(batch.ordinals[0])).tolist():
-            if neighbour in self._met:
-                continue
-            repeated = np.full(len(batch), neighbour, np.int64)
-            made = batch.replaced(repeated, np.zeros_like(repeated), substituted=substituted)
-            if refused := made.refused(self._decode.decoded_components):
-                self._met.add(made, refused)
-                continue
-            return made, [[self._bytes(made, component)] * len(made) for component in self._decode.read_components]
+        for made in self._others(batch, num=len(batch), substituted=substituted):
+            if not (refused := made.refused(self._decode.decoded_components)):
+                return made, self._encoded(made)
+            self._met.add(made, refused)
         raise DecodeError(
-            f"shard '{batch.name(0)[0]}': no sample is left that can stand in for a batch of bad ones; leave its "
-            "samples out (exclude=)"
+            f"shard '{batch.name(0)[0]}', key '{batch.name(0)[1]}': no good sample of the data set is left that could "
+            "stand in for it"
         )
+
+    def _others(self, batch: Batch, *, num: int, substituted: tuple[int, ...] = ()) -> Iterator[Batch]:
+        """For each sample that is not known to be bad, the first one's neighbours first: a batch of nothing else."""
+        for neighbours in self._samples.neighbours(int(batch.ordinals[0])):
+            candidates = [ordinal for ordinal in neighbours.tolist() if ordinal not in self._met]
+            if not candidates:
+                continue
+            rows = self._samples.rows_from(np.array(candidates, np.int64), self._read_index)
+            for ordinal in candidates:
+                repeated = np.full(num, ordinal, np.int64)
+                yield batch.replaced(repeated, np.zeros_like(repeated), substituted=substituted, rows=rows)
+
+    def _encoded(self, batch: Batch) -> list[list[npt.NDArray[np.uint8]]]:
+        """The bytes of a batch of one sample and its repeats."""
+        return [[self._bytes(batch, component)] * len(batch) for component in self._decode.read_components]
 
     def _bytes(self, batch: Batch, component: str) -> npt.NDArray[np.uint8]:
         places, shard = batch.places(component), int(batch.rows.shard[0])

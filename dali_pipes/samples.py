@@ -122,12 +122,31 @@ class Samples:
         ]
         return Rows(self, ordinals, shard, parts)
 
-    def neighbours(self, ordinal: int) -> Int64s:
-        """The other samples of its shard that are not excluded: those before it, then after; the nearest first."""
+    def rows_from(self, ordinals: Int64s, read_index: Callable[[int], bytes]) -> "Rows":
+        """As `rows`, by indexes that ``read_index`` gives, and nothing is kept."""
+        tables: dict[int, _ShardTable] = {}
+
+        def table_of(shard: int) -> _ShardTable:
+            if shard not in tables:
+                tables[shard] = self._load(shard, read_index)
+            return tables[shard]
+
+        return self._gather(ordinals, table_of)
+
+    def neighbours(self, ordinal: int) -> Iterator[Int64s]:
+        """The other samples that are not excluded, a shard at a time: of its own shard those before it, then those
+        after, each way the nearest first; then the shards that follow, and from the first one on, in their order.
+        """
         shard = int(self.shard_of(np.array([ordinal]))[0])
         before = np.arange(ordinal - 1, int(self._starts[shard]) - 1, -1, dtype=np.int64)
-        others = np.concatenate([before, np.arange(ordinal + 1, int(self._stops[shard]), dtype=np.int64)])
-        return others[~np.isin(others, self.excluded)]
+        own = np.concatenate([before, np.arange(ordinal + 1, int(self._stops[shard]), dtype=np.int64)])
+        num_shards = self.manifest.num_shards
+        for number in range(shard, shard + num_shards):
+            next_ = number % num_shards
+            others = own if number == shard else np.arange(self._starts[next_], self._stops[next_], dtype=np.int64)
+            wanted = others[~np.isin(others, self.excluded)]
+            if len(wanted):
+                yield wanted
 
     def forget(self, shards: Iterable[int]) -> None:
         """Give up what is known of these shards; it is read again when it is wanted."""
@@ -135,9 +154,11 @@ class Samples:
             self._tables.pop(shard, None)
 
     def example(self) -> "Batch":
-        """A batch of the first sample: what a graph's arrays are like is learned from it."""
-        first = np.zeros(1, np.int64)
-        batch = Batch(self.rows(first), 0, 1, first, num_valid=1, stream=lambda name: Stream(0, 0, name))
+        """A batch of the first sample that is not excluded: what a graph's arrays are like is learned from it."""
+        is_left = self.excluded != np.arange(len(self.excluded))
+        first = np.array([np.argmax(is_left) if is_left.any() else len(self.excluded)], np.int64)
+        once = np.zeros(1, np.int64)
+        batch = Batch(self.rows(first), 0, 1, once, num_valid=1, stream=lambda name: Stream(0, 0, name))
         self.forget(batch.rows.shard.tolist())
         return batch
 
@@ -221,10 +242,11 @@ class Samples:
                 continue
             row = int(bad[0])
             problem = photo_problem(columns[row], max_pixels=self.max_pixels)
-            more = f"; so do {num_bad - 1} more samples" if num_bad > 1 else ""
+            # Of a data set of which some samples are left out it is not known how many of those are among the others.
+            more = f"; so do {num_bad - 1} more samples" if num_bad > 1 and not len(self.excluded) else ""
             raise DataError(
-                f"{self._name_in(table, row)}: component '{component}' {problem}{more}; pass on_error='substitute', or "
-                "pack without it: dali-pipes prep pack --on-bad skip"
+                f"{self._name_in(table, row)}: component '{component}' {problem}{more}; pass on_error='substitute', "
+                "leave it out (exclude=), or pack without it: dali-pipes prep pack --on-bad skip"
             )
 
     def check_labels(self) -> None:
@@ -274,9 +296,9 @@ class Samples:
             self._tables[shard] = self._load(shard)
         return self._tables[shard]
 
-    def _load(self, shard: int) -> "_ShardTable":
+    def _load(self, shard: int, read_index: Callable[[int], bytes] | None = None) -> "_ShardTable":
         name = self.manifest.names[shard]
-        index = ShardIndex.from_bytes(self.read_index(shard), where=index_name(name))
+        index = ShardIndex.from_bytes((read_index or self.read_index)(shard), where=index_name(name))
         expected = (int(self.manifest.samples[shard]), int(self.manifest.shard_bytes[shard]))
         if (index.num_samples, index.shard_bytes) != expected:
             raise DataError(
@@ -454,11 +476,12 @@ class Batch:
         """Positions at which another sample stands in for a bad one."""
         self._stream = stream
 
-    def replaced(self, ordinals: Int64s, occurrences: Int64s, *, substituted: tuple[int, ...]) -> "Batch":
-        """The batch with other samples of its shards in it."""
-        rows = self.rows.of(ordinals)
+    def replaced(
+        self, ordinals: Int64s, occurrences: Int64s, *, substituted: tuple[int, ...], rows: "Rows | None" = None
+    ) -> "Batch":
+        """The batch with other samples in it: of its own shards, or of those that ``rows`` has."""
         return Batch(
-            rows,
+            (rows or self.rows).of(ordinals),
             0,
             len(ordinals),
             occurrences,

@@ -63,6 +63,8 @@ _PARSED_DALI_TYPES = _DALI_TYPES | {
 }
 # As the names of operators begin in a pipeline's own listing.
 _DECODERS = ("decoders__", "experimental__decoders__", "ImageDecoder")
+_RANDOM_PREFIXES = ("random__", "noise__")
+_RANDOM = ("Random", "CoinFlip", "Uniform", "NormalDistribution", "BatchPermutation")
 # torchvision's RandomResizedCrop gives up and crops the centre after as many tries.
 CROP_TRIES = 10
 
@@ -171,7 +173,8 @@ class Components:
         """The class id: a node of int64 scalars."""
         self._check_labels()
         self.inputs.has_label = True
-        return self.array(lambda batch: batch.labels)
+        # The example may be a sample that lacks one, and is left out for it.
+        return self._array(lambda batch: batch.labels, ArrayKind(np.dtype(np.int64), 1))
 
     def size(self, component: str) -> Callable[[Batch], tuple[Int32s, Int32s]]:
         """For arrays: a function that gives a batch's photo heights and widths as stored, int32 [B] each."""
@@ -188,7 +191,9 @@ class Components:
         Raises:
             TypeError: If it returns something else.
         """
-        kind = ArrayKind.of(function(self._example), num_samples=len(self._example))
+        return self._array(function, ArrayKind.of(function(self._example), num_samples=len(self._example)))
+
+    def _array(self, function: ArrayFunction, kind: ArrayKind) -> Any:
         node = self._input(f"array/{len(self.inputs.arrays)}", _DALI_TYPES[kind.dtype], kind.ndim - 1)
         self.inputs.arrays.append((function, kind))
         return node
@@ -425,8 +430,7 @@ def refuse_any_data(pipeline: Pipeline) -> None:
         ValueError: If one of its decoders has ``output_type=types.ANY_DATA``; says what to use.
     """
     for operator in _operators(pipeline):
-        text = str(operator.spec)  # the only view of an operator's arguments, defaults and all: a line each
-        name = text.removeprefix("OpSpec for ").partition(":")[0]
+        name, text = _spec(operator)
         if name.startswith(_DECODERS) and f"output_type: {int(types.ANY_DATA)}\n" in text:
             raise ValueError(
                 f"decoder '{operator.name}' of the graph has output_type=types.ANY_DATA, with which a gray JPEG ends "
@@ -434,7 +438,20 @@ def refuse_any_data(pipeline: Pipeline) -> None:
             )
 
 
+def random_operators(pipeline: Pipeline) -> list[str]:
+    """The names of DALI's own random operators in a graph, each once."""
+    names = {_spec(operator)[0] for operator in _operators(pipeline)}
+    return sorted(name for name in names if name.startswith(_RANDOM_PREFIXES) or any(word in name for word in _RANDOM))
+
+
+def _spec(operator: Any) -> tuple[str, str]:
+    """An operator's own name, and the only view of its arguments, defaults and all: a line each."""
+    text = str(operator.spec)
+    return text.removeprefix("OpSpec for ").partition(":")[0], text
+
+
 def _operators(pipeline: Pipeline) -> list[Any]:
     """Those on which an output depends."""
-    pipeline.serialize()  # makes the list, as building the pipeline would; starts nothing
+    if not pipeline._py_graph_built:
+        pipeline._build_graph()  # makes the list, as building the pipeline would; starts nothing
     return list(pipeline._ops)

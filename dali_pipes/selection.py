@@ -7,6 +7,8 @@ memory for what is left out; factors cost some bytes for every sample.
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
+from numbers import Integral, Real
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -116,9 +118,14 @@ class Selection:
         return self._parts[start, stop]
 
     def _set_factors(self, labels: Int64s | None, oversample: Mapping[int, float]) -> None:
-        for label, factor in oversample.items():
-            if not (isinstance(factor, int | float) and math.isfinite(factor) and factor >= 0):
+        if not isinstance(oversample, Mapping):
+            raise TypeError(f"oversample must be a mapping of class ids to factors, got {type(oversample).__name__}")
+        for label, factor in cast("Mapping[Any, Any]", oversample).items():
+            if isinstance(label, bool) or not isinstance(label, Integral):
+                raise TypeError(f"oversample must name classes by integers, as 'cls' holds them, got {label!r}")
+            if not (isinstance(factor, Real) and math.isfinite(factor) and float(factor) >= 0):
                 raise ValueError(f"oversample[{label}] must be a finite number, not negative, got {factor!r}")
+        oversample = {int(label): float(factor) for label, factor in oversample.items()}
         if labels is None:
             raise ValueError("oversample needs labels: the class id of every sample")
         labels = _integers("labels", labels)

@@ -220,7 +220,8 @@ def find_shards(
             if type(exc) not in (DataError, StoreError, ValueError):
                 raise
             raise type(exc)(f"data set '{name}': {exc}") from exc
-    weights = None if shards.weights is None else tuple(shards.weights[name] for name in sets)
+    # Of one data set all of an epoch is, whatever its weight.
+    weights = None if shards.weights is None or len(sets) == 1 else tuple(shards.weights[name] for name in sets)
     return NamedSets(sets=sets, weights=weights)
 
 

@@ -229,14 +229,163 @@ def test_resume_around_bad_samples(tmp_path: Path, good_samples: list[Sample], k
                 assert loader.substituted == substituted
 
 
-def test_a_whole_shard_is_bad(tmp_path: Path, good_samples: list[Sample]) -> None:
-    """Then nobody is left to stand in, and the error says so; the batches before it came."""
-    shards = write_shards(tmp_path, spoilt(good_samples, range(6, 12), how=cut), per_shard=6)
+@pytest.mark.parametrize("kind", ["cut", "gif"])
+def test_a_whole_shard_is_bad(tmp_path: Path, good_samples: list[Sample], kind: str) -> None:
+    """Then the first good sample of the next shard stands in, and after the last shard comes the first."""
+    shards = write_shards(tmp_path, spoilt(good_samples, [0, *range(6, 12)], how=KINDS[kind]), per_shard=6)
     with open_loader(shards, batch_size=3) as loader:
-        assert [len(next(loader)[0]["key"]) for _ in range(2)] == [3, 3]
-        with pytest.raises(dp.DecodeError, match=r"shard 's-000001.tar': no sample is left that can stand in"):
+        batches = [batch for (batch,) in loader]
+        assert [batch["key"] for batch in batches[2:]] == [["s00001"] * 3] * 2
+        assert all(torch.equal(batch["image"][0], batches[0]["image"][1]) for batch in batches[2:])
+    assert len((shards / "quarantine.tsv").read_text().splitlines()) == 1 + 7
+
+
+def test_a_shard_of_one_bad_sample(tmp_path: Path, good_samples: list[Sample]) -> None:
+    """As dSort's last shard may be: alone in its batch, with nobody beside it; no batch is lost on any rank."""
+    shards = write_shards(tmp_path, spoilt(good_samples[:7], [6], how=cut), per_shard=6)
+    with open_loader(shards, batch_size=6) as loader:
+        assert [batch["key"] for (batch,) in loader] == [[f"s{i:05d}" for i in range(6)], ["s00000"]]
+
+
+def test_a_data_set_of_bad_samples_is_an_error(tmp_path: Path, good_samples: list[Sample]) -> None:
+    """GIFs: every one is known to be bad. Cut off: as likely it is the graph, and nothing is quarantined for that."""
+    shards = write_shards(tmp_path / "gif", spoilt(good_samples, range(12), how=gif), per_shard=6)
+    with open_loader(shards) as loader, pytest.raises(dp.DecodeError, match="no good sample of the data set is left"):
+        next(loader)
+    shards = write_shards(tmp_path / "cut", spoilt(good_samples, range(12), how=cut), per_shard=6)
+    text = "the graph fails on all of 12 samples that were tried, the first of them s00000, s00001, s00002: Failed to"
+    with open_loader(shards) as loader, pytest.raises(dp.DecodeError, match=text):
+        next(loader)
+    assert not (shards / "quarantine.tsv").exists()
+
+
+def test_repair_in_windows(tmp_path: Path, good_samples: list[Sample]) -> None:
+    """The first shard has left the cache when a later one's batch is repaired: nothing is read of it."""
+    shards = write_shards(tmp_path / "shards", spoilt(good_samples, [1, 4, 7, 10], how=cut), per_shard=2)
+    options: dict[str, Any] = {"shuffle_window": 1, "cache_bytes": 76_000, "batch_size": 2, "shuffle": True, "seed": 4}
+    with open_loader(shards, cache_dir=tmp_path, **options) as loader:
+        for _ in range(2):
+            keys = [key for (batch,) in loader for key in batch["key"]]
+            assert len(keys) == 12
+            assert {"s00001", "s00004", "s00007", "s00010"}.isdisjoint(keys)
+            assert len(set(keys)) == 8
+        assert loader._image.reserved < int(loader._image.extent_bytes.sum())
+
+
+@pytest.mark.parametrize("leave", ["reset", "set_epoch", "load_state_dict"])
+def test_leaving_with_an_error_decoded_ahead(tmp_path: Path, good_samples: list[Sample], leave: str) -> None:
+    """The bad sample is among the batches decoded ahead, and nobody comes to it: what follows is whole."""
+    shards = write_shards(tmp_path, spoilt(good_samples, [5], how=bomb), per_shard=6)
+    graph = dp.segmentation(crop=16)
+    with open_loader(shards, graph=graph, on_error="raise", exclude=()) as loader:
+        state = loader.state_dict()
+        first = next(loader)[0]
+        if leave == "reset":
+            loader.reset()
+        elif leave == "set_epoch":
+            loader.set_epoch(0)
+        else:
+            loader.load_state_dict(state)
+        again = next(loader)[0]
+        assert again["key"] == first["key"]
+        assert all(torch.equal(again[name], first[name]) for name in ("image", "trimap", "label"))
+        with pytest.raises(dp.DecodeError, match="s00005"):
             next(loader)
-    assert len((shards / "quarantine.tsv").read_text().splitlines()) == 1 + 6
+        assert next(loader)[0]["key"] == ["s00008", "s00009", "s00010", "s00011"]
+
+
+def test_error_in_the_last_batch_and_the_end_is_told(tmp_path: Path, good_samples: list[Sample]) -> None:
+    """A loop that goes on after errors gets the epoch's end, and not the next epoch's batches."""
+    shards = write_shards(tmp_path, spoilt(good_samples, [11], how=bomb), per_shard=6)
+    with open_loader(shards, on_error="raise") as loader:
+        for _ in range(2):
+            read, errors = 0, 0
+            while True:
+                try:
+                    for _ in loader:
+                        read += 1
+                    break
+                except dp.DecodeError:
+                    errors += 1
+            assert (read, errors) == (2, 1)
+
+
+def test_operator_that_fails_for_one_sample_is_named(tmp_path: Path, good_samples: list[Sample]) -> None:
+    """The photo is sound and too small for the crop: not the component's fault, and it says whose."""
+    small = make_samples([(10, 10)], first=2)[0]
+    shards = write_shards(tmp_path, [*good_samples[:2], small, good_samples[3]], per_shard=4)
+
+    def graph(components: dp.Components, random: dp.Random) -> dict[str, Any]:
+        pixels = fn.decoders.image(components["image.jpg"], device=components.device, output_type=types.RGB)
+        return {"image": fn.crop(pixels, crop=(32, 32))}
+
+    with open_loader(shards, graph=graph) as loader:
+        assert next(loader)[0]["key"] == ["s00000", "s00001", "s00001", "s00003"]
+        (bad,) = loader.bad_samples
+        assert bad.component == ""
+        assert bad.cause.startswith("cannot be processed: fn.crop says:")
+
+
+def test_array_function_that_fails_names_the_batch(tmp_path: Path, good_shards: Path) -> None:
+    """Once; the batches after it come."""
+
+    def graph(components: dp.Components, random: dp.Random) -> dict[str, Any]:
+        def number(batch: Any) -> np.ndarray:
+            if "s00005" in batch.keys:
+                raise KeyError("boom")
+            return np.zeros(len(batch), np.float32)
+
+        return {**as_corner(components), "number": components.array(number)}
+
+    text = "an array of the graph failed for the batch of s00004, s00005, s00006, s00007: KeyError: 'boom'"
+    with open_loader(good_shards, graph=graph, quarantine=tmp_path / "q.tsv") as loader:
+        assert next(loader)[0]["key"][0] == "s00000"
+        with pytest.raises(dp.DecodeError, match=text):
+            next(loader)
+        assert next(loader)[0]["key"][0] == "s00008"
+
+
+def as_corner(components: dp.Components) -> dict[str, Any]:
+    """Some pixels of the photo."""
+    pixels = fn.decoders.image(components["image.jpg"], device=components.device, output_type=types.RGB)
+    return {"image": fn.slice(pixels, [0, 0], [8, 8], axes=(0, 1))}
+
+
+def test_quarantine_that_cannot_be_written_loses_nothing(tmp_path: Path, good_samples: list[Sample]) -> None:
+    """The error is the disk's; when it can be written again the batch comes, and the line with it."""
+    shards = write_shards(tmp_path / "shards", spoilt(good_samples, [5], how=cut), per_shard=6)
+    folder = tmp_path / "quarantine"
+    folder.mkdir()
+    with open_loader(shards, quarantine=folder / "q.tsv") as loader:
+        keys = list(next(loader)[0]["key"])
+        folder.rmdir()
+        with pytest.raises(dp.StoreError, match=r"cannot write the quarantine"):
+            next(loader)
+        folder.mkdir()
+        keys += [key for (batch,) in loader for key in batch["key"]]
+    assert keys == [f"s{i:05d}" for i in (0, 1, 2, 3, 4, 4, 6, 7, 8, 9, 10, 11)]
+    assert "s00005" in (folder / "q.tsv").read_text()
+
+
+def test_dalis_own_random_operators(good_shards: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Seeded like all else, so that runs are equal; a resume says that it cannot be."""
+
+    def graph(components: dp.Components, random: dp.Random) -> dict[str, Any]:
+        return {**as_corner(components), "noise": fn.random.uniform(range=(0.0, 1.0))}
+
+    drawn = []
+    for _ in range(2):
+        with open_loader(good_shards, graph=graph, seed=2**40) as loader:
+            drawn.append(torch.cat([batch["noise"] for (batch,) in loader]))
+            assert not caplog.records
+    assert torch.equal(*drawn)
+    with open_loader(good_shards, graph=graph) as loader:
+        loader.load_state_dict(loader.state_dict())
+    assert "random operators of DALI's own (random__Uniform)" in caplog.text
+    caplog.clear()
+    with open_loader(good_shards, graph=dp.classification_train(crop=8)) as loader:
+        loader.load_state_dict(loader.state_dict())
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("kind", ["cut", "gif"])

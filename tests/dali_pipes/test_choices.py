@@ -11,7 +11,9 @@ import pytest
 import torch
 
 import dali_pipes as dp
-from tests.conftest import Sample, make_samples, photo_bytes, write_shards
+from prep.index import index_shards
+from prep.urls import resolve_shards
+from tests.conftest import Sample, make_samples, photo_bytes, write_shards, write_tar
 from tests.dali_pipes.test_bad_samples import gif
 
 NUM_SAMPLES = 23
@@ -266,6 +268,65 @@ def test_missing_empty_lets_them_through(gappy_shards: Path) -> None:
     assert all(batch["image"].any() for batch in batches)
 
 
+def test_missing_skip_where_the_first_sample_lacks_it(tmp_path: Path) -> None:
+    """What the graph is made by is a sample that is read."""
+    samples = make_samples([(20, 20)] * 4)
+    bare = [Sample(s.key, {"image.jpg": s.components["image.jpg"]}) for s in samples[:2]]
+    shards = write_shards(tmp_path, [*bare, *samples[2:]], per_shard=2)
+    for options in ({"missing": "skip"}, {"where": lambda columns: columns.labels > 0}):
+        with open_loader(shards, **options) as loader:
+            assert sorted(keys_of(loader)) == ["s00002", "s00003"]
+
+
+def test_factors_may_be_of_numpy(small_shards: Path) -> None:
+    """As counts of classes come."""
+    with open_loader(small_shards, oversample={np.int64(1): np.float32(2)}) as loader:
+        assert loader.num_samples == 23 + 5
+
+
+def test_mixture_of_one_set_has_no_use_for_weights(small_shards: Path) -> None:
+    """All of an epoch is that set's."""
+    with open_loader(dp.Mixture({"small": small_shards}, weights={"small": 3})) as loader:
+        assert sorted(keys_of(loader)) == [f"s{i:05d}" for i in range(23)]
+
+
+def test_exclude_takes_a_wildcard(small_shards: Path, tmp_path: Path) -> None:
+    """A rank that met no bad sample leaves no file: what is there counts, be it nothing."""
+    with open_loader(small_shards, exclude=str(tmp_path / "bad-*.txt")) as loader:
+        assert loader.num_samples == 23
+    (tmp_path / "bad-0.txt").write_text("s00001\n")
+    (tmp_path / "bad-3.txt").write_text("s00002\n")
+    with open_loader(small_shards, exclude=str(tmp_path / "bad-*.txt")) as loader:
+        assert loader.num_samples == 21
+
+
+def test_slices_of_other_lengths_in_each_epoch(tmp_path: Path) -> None:
+    """Two slices of uneven shards: an epoch is as long as its longest slice; a state of another epoch goes on there."""
+    samples = make_samples([(20, 20)] * 24)
+    (tmp_path / "shards").mkdir()
+    start = 0
+    for number, size in enumerate((13, 2, 2, 1, 6)):
+        write_tar(tmp_path / "shards" / f"s-{number:06d}.tar", samples[start : start + size])
+        start += size
+    index_shards(resolve_shards(tmp_path / "shards", endpoint=None))
+    options = {"num_slices": 2, "batch_size": 2, "seed": 0}
+    states, read, lengths = [], [], []
+    with open_loader(tmp_path / "shards", **options) as loader:
+        for _ in range(4):
+            iter(loader)
+            lengths.append(len(loader))
+            for _ in range(len(loader)):
+                states.append((len(lengths) - 1, loader.state_dict()))
+                read.append((len(lengths) - 1, next(loader)[0]["key"]))
+    assert len(set(lengths)) > 1
+    for number, (epoch, state) in enumerate(states):
+        with open_loader(tmp_path / "shards", **options) as loader:
+            loader.load_state_dict(state)
+            assert len(loader) == lengths[epoch]
+            expected = [keys for other, keys in read[number:] if other == epoch]
+            assert [batch["key"] for (batch,) in loader] == expected
+
+
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
@@ -276,6 +337,8 @@ def test_missing_empty_lets_them_through(gappy_shards: Path) -> None:
         ),
         ({"where": lambda columns: columns.labels > 99}, ValueError, "where keeps none of the 23 samples"),
         ({"oversample": {99: 2}}, ValueError, "oversample names class 99, which no sample has"),
+        ({"oversample": {"1": 2}}, TypeError, "oversample must name classes by integers, as 'cls' holds them, got '1'"),
+        ({"oversample": [2]}, TypeError, "oversample must be a mapping of class ids to factors, got list"),
         ({"oversample": {1: -1}}, ValueError, r"oversample\[1\] must be a finite number, not negative, got -1"),
         ({"epoch_samples": 0}, ValueError, "epoch_samples must be positive, got 0"),
         ({"epoch_samples": 1.5}, TypeError, "epoch_samples must be an integer, got 1.5"),

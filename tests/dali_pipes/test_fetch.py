@@ -202,6 +202,28 @@ def test_urgent_shard_takes_the_thread_of_one_that_can_wait(open_job: Callable[.
     job.check_nothing_is_held()
 
 
+def test_urgent_shard_that_another_process_fills_wants_no_thread(open_job: Callable[..., Job]) -> None:
+    """What is only ahead is left off once at most, and not again and again for as long as the other takes."""
+    other, job = open_job(), open_job()
+    other.store.held_back = {other.names[4]}
+    other.stager.stage([4])
+    other.until(lambda: other.fetched() == [4])
+    job.store.held_back = {job.names[5]}
+    job.stager.stage([5, 2])
+    job.until(lambda: job.fetched() == [5])
+    threading.Timer(0.5, other.store.held_back.clear).start()
+    job.stager.need([4], urgent=True)
+    assert len(job.fetched()) <= 2
+    job.store.held_back.clear()
+    job.until(lambda: job.stager.num_missing([5, 2])[0] == 0)
+    job.check(4, 5, 2)
+    assert other.fetched() == [4]
+    assert 4 not in job.fetched()
+    job.stager.done([4])
+    job.stager.unstage([5, 2])
+    other.stager.unstage([4])
+
+
 def test_ahead_is_fetched_as_far_as_may_be_held(open_job: Callable[..., Job]) -> None:
     """Room for three shards: three windows are staged, two of them are fetched, the next when the first is given up."""
     job = open_job(num_shards=3)

@@ -456,9 +456,7 @@ def test_undecodable_photo_is_named_and_the_next_batches_come(tmp_path: Path) ->
     shards = write_shards(tmp_path, samples, per_shard=12)
     with open_loader(shards, batch_size=4, shuffle=False) as loader:
         seen = keys_of([next(loader)])
-        with pytest.raises(
-            dp.DecodeError, match=r"s-000000.tar', key 'cut off': component 'image.jpg' cannot be"
-        ):
+        with pytest.raises(dp.DecodeError, match=r"s-000000.tar', key 'cut off': component 'image.jpg' cannot be"):
             next(loader)
         seen += keys_of(loader)
         assert seen == [s.key for s in samples[:4] + samples[8:]]

@@ -97,9 +97,14 @@ def test_loader_takes_its_rank_from_the_launcher(small_shards: Path, monkeypatch
 
 DISAGREEING = """
 import sys, torch.distributed as d, dali_pipes as dp
-rank, shards, store, seed = int(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4])
+rank, shards, store, seed, what = int(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4]), sys.argv[5]
 d.init_process_group('gloo', store=d.FileStore(store, 2), rank=rank, world_size=2)
+if what == 'validates' and rank == 0:
+    with dp.loader(shards, dp.segmentation(crop=16), batch_size=2, device='cpu', rank=0, world_size=1) as alone:
+        next(alone)
 with dp.loader(shards, dp.segmentation(crop=16), batch_size=4, seed=seed, device='cpu') as loader:
+    if what == 'resumes' and rank == 0:
+        loader.load_state_dict(loader.state_dict() | {'delivered': 8})
     if rank == 1:
         d.barrier()  # rank 0 has begun
     try:
@@ -115,19 +120,21 @@ d.barrier()
 
 
 @pytest.mark.parametrize(
-    ("seeds", "text"),
+    ("seeds", "what", "text"),
     [
-        ((1, 1), "agreed"),
-        ((1, 2), "the ranks disagree: seed is 2 on rank 1 and 1 on rank 0; every rank must be given the same"),
+        ((1, 1), "", "agreed"),
+        ((1, 2), "", "the ranks disagree: seed is 2 on rank 1 and 1 on rank 0; every rank must be given the same"),
+        ((1, 1), "validates", "agreed"),  # rank 0 has a loader of its own before
+        ((1, 1), "resumes", "the ranks disagree: the position in the epoch is 0 on rank 1 and 8 on rank 0"),
     ],
 )
 def test_ranks_that_disagree_are_found_at_the_first_step(
-    small_shards: Path, tmp_path: Path, seeds: tuple[int, int], text: str
+    small_shards: Path, tmp_path: Path, seeds: tuple[int, int], what: str, text: str
 ) -> None:
     """Two processes of one group: the one that comes later is told what differs."""
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", DISAGREEING, str(rank), str(small_shards), str(tmp_path / "store"), str(seed)],
+            [sys.executable, "-c", DISAGREEING, str(rank), str(small_shards), str(tmp_path / "store"), str(seed), what],
             stdout=subprocess.PIPE,
             text=True,
         )
