@@ -442,6 +442,67 @@ def shuffle(
 
 
 @bench.command()
+@click.option(
+    "--pets",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="A directory in the layout of Oxford-IIIT Pet; its records are repeated.",
+)
+@click.option("--samples", default=10_000, show_default=True, type=click.IntRange(min=1), help="Samples to pack.")
+@click.option("--max-bytes", default="256MiB", show_default=True, type=size, help="Bytes a shard.")
+@click.option(
+    "--jobs", default=None, type=click.IntRange(min=1), help="Shards in flight.  [default: the cores, at most 16]"
+)
+@click.option("--repeats", default=5, show_default=True, type=click.IntRange(min=1), help="Turns of each packer.")
+@click.option(
+    "--cache",
+    default=Path("/dev/shm"),  # noqa: S108 (a directory of our own is made there)
+    show_default=True,
+    type=click.Path(path_type=Path),
+    help="Where the files and tar's shards are written; the own server keeps its objects there too.",
+)
+@click.option("--endpoint", default=None, help="AIStore's proxy, to pack to a cluster.  [default: a server of our own]")
+@click.option("--json", "json_path", default=None, type=click.Path(path_type=Path), help="Write the record here.")
+def pack(
+    *,
+    pets: Path,
+    samples: int,
+    max_bytes: int,
+    jobs: int | None,
+    repeats: int,
+    cache: Path,
+    endpoint: str | None,
+    json_path: Path | None,
+) -> None:
+    """Pack the same files with `prep pack`, and with tar and curl, in turns; print speed and CPU of each.
+
+    Makes the bucket ais://dali-pipes-bench-pack, on a server of its own or on the cluster that --endpoint names, and
+    destroys it at the end. Writes nothing else but the files under --cache, and the one that --json names.
+    """
+    from bench.environment import check_extras
+
+    check_extras()
+    from bench.pack import PackOptions, format_pack, run_pack
+    from bench.record import check_target, write_record
+
+    if json_path is not None:
+        check_target(json_path)
+    options = PackOptions(
+        pets=pets,
+        num_samples=samples,
+        max_bytes=max_bytes,
+        jobs=jobs,
+        repeats=repeats,
+        cache=cache,
+        endpoint=endpoint,
+    )
+    report = run_pack(options)
+    click.echo(format_pack(report))
+    if json_path is not None:
+        write_record(report, json_path)
+
+
+@bench.command()
 @click.argument("record", type=click.Path(path_type=Path))
 @click.option("--markdown", is_flag=True, help="A table for a document.")
 def table(*, record: Path, markdown: bool) -> None:

@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.errors import DecodeError
-from dali_pipes.samples import MAX_PIXELS, Batch
+from dali_pipes.samples import Batch
+from prep.photos import MAX_PIXELS
 
 if TYPE_CHECKING:
     from dali_pipes.quarantine import Quarantine

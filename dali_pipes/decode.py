@@ -18,7 +18,6 @@ import numpy.typing as npt
 from nvidia.dali.pipeline import Pipeline
 from nvidia.dali.types import PipelineAPIType
 
-from dali_pipes.errors import DecodeError, PipesError
 from dali_pipes.forks import keep_in_children
 from dali_pipes.parse import parse_batch, stack
 from dali_pipes.samples import Batch, Samples
@@ -224,20 +223,16 @@ class DecodeHalf:
         """What the graph's arrays are for one batch. Called by the feed, where an error loses no other batch.
 
         Raises:
-            DecodeError: If a function fails.
             TypeError: If one is of another kind than it was when the pipeline was built.
         """
         arrays = []
         for function, kind in self.inputs.arrays:
             try:
                 array = function(batch)
-            except PipesError:
-                raise
             except Exception as exc:
                 keys = ", ".join(batch.keys[:8]) + (", ..." if len(batch) > 8 else "")
-                raise DecodeError(
-                    f"an array of the graph failed for the batch of {keys}: {type(exc).__name__}: {exc}"
-                ) from exc
+                exc.add_note(f"in an array of the graph, for the batch of {keys}")
+                raise
             if (found := ArrayKind.of(array, num_samples=len(batch))) != kind:
                 raise TypeError(f"an array of the graph was {kind} when it was built, and is {found} now")
             arrays.append(np.ascontiguousarray(array))

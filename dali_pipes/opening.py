@@ -34,11 +34,12 @@ from dali_pipes.quarantine import Quarantine
 from dali_pipes.ranks import find_rank
 from dali_pipes.repair import Repair
 from dali_pipes.room import available_memory
-from dali_pipes.samples import MAX_PIXELS, Labels, Missing, Samples
+from dali_pipes.samples import Labels, Missing, Samples
 from dali_pipes.seam import Graph
 from dali_pipes.selection import Selection
 from dali_pipes.staging import Indexed, find_shards, open_image, open_stager
 from prep.manifest import Manifest
+from prep.photos import MAX_PIXELS
 from prep.urls import ShardUrls
 
 __all__ = ["loader"]

@@ -1,10 +1,6 @@
 """Write down bad samples, a line each, in a file that the next job is given; and read such files, and lists of keys.
 
-A quarantine, ``quarantine-*.tsv``, is UTF-8, a line each of ``shard<TAB>key<TAB>component<TAB>cause``, after a first
-line that says what it is:
-
-    # dali-pipes quarantine, version 1, manifest 0123456789ab: shard, key, component, cause
-
+A quarantine, ``quarantine-*.tsv``, has the lines that `prep.quarantine_file` describes, which `prep verify` writes too.
 A list for ``exclude=`` may also be one that a person wrote: a key a line, or ``shard<TAB>key``. Lines that start with
 ``#`` and hold no tab are notes; a key that starts so is written with its shard.
 """
@@ -18,15 +14,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dali_pipes.errors import DataError, StoreError
+from prep.quarantine_file import QUARANTINE_KIND, QUARANTINE_VERSION, quarantine_header, quarantine_line
 
 __all__ = ["Exclusion", "Quarantine", "read_exclusions"]
 
-VERSION = 1
-_KIND = "dali-pipes quarantine"
-_HEADER = re.compile(rf"# {_KIND}, version ([0-9]+), manifest ([0-9a-f]*)")
-# Of the digest: enough to tell data sets apart.
-_NUM_DIGITS = 12
-_BREAKS = re.compile(r"[\t\r\n]")
+_HEADER = re.compile(rf"# {QUARANTINE_KIND}, version ([0-9]+), manifest ([0-9a-f]*)")
 _SHOWN = 60
 
 
@@ -62,9 +54,7 @@ class Quarantine:
         self.path = Path(path)
         self.num_added = 0
         """Lines that were written by this object."""
-        self._header = (
-            f"# {_KIND}, version {VERSION}, manifest {manifest[:_NUM_DIGITS]}: shard, key, component, cause\n"
-        )
+        self._header = quarantine_header(manifest)
         # Before a job starts, not when it meets the first bad sample.
         if not self.path.parent.is_dir():
             raise StoreError(f"no directory '{self.path.parent}' for the quarantine '{self.path}'; make it")
@@ -102,9 +92,7 @@ class Quarantine:
         """
         if (shard, key) in self._known:
             return False
-        if bad := next((name for name in (shard, key, component) if _BREAKS.search(name)), None):
-            raise DataError(f"cannot write {bad!r} to the quarantine '{self.path}': it holds a tab or a line break")
-        line = f"{shard}\t{key}\t{component}\t{' '.join(cause.split())}\n"
+        line = quarantine_line(shard, key, component, cause, where=str(self.path))
         try:
             self._append(line)
         except OSError as exc:
@@ -160,10 +148,10 @@ class _Lines:
         match = _HEADER.match(text)
         if match is None:
             return
-        if int(match[1]) != VERSION:
+        if int(match[1]) != QUARANTINE_VERSION:
             raise DataError(
-                f"'{self.file}':{number}: expected a {_KIND}, version {VERSION}, found version {match[1]}; "
-                "read it with the dali-pipes that wrote it"
+                f"'{self.file}':{number}: expected a {QUARANTINE_KIND}, version {QUARANTINE_VERSION}, found version "
+                f"{match[1]}; read it with the dali-pipes that wrote it"
             )
         self.is_quarantine = True
 

@@ -19,18 +19,16 @@ from dali_pipes.randomness import Stream
 from prep.columns import NO_LABEL
 from prep.index import LABEL_COMPONENT
 from prep.manifest import Manifest, ShardIndex, checksum, classes_name, index_name
-from prep.photos import PHOTO_FORMATS
+from prep.photos import MAX_PIXELS, PHOTO_FORMATS
 from prep.store import Store
 from prep.urls import shared_prefix
 
-__all__ = ["MAX_PIXELS", "Batch", "Labels", "Missing", "Places", "Rows", "Samples", "index_reader"]
+__all__ = ["Batch", "Labels", "Missing", "Places", "Rows", "Samples", "index_reader"]
 
 # Shard indexes read at a time while one that is at fault is looked for; the wait is the store's latency.
 NUM_READERS = 16
 UNDECODABLE = ("unknown", "GIF")
 _UNDECODABLE_CODES = [PHOTO_FORMATS.index(kind) for kind in UNDECODABLE]
-MAX_PIXELS = 89_478_485
-"""Most pixels of a photo: Pillow's ``MAX_IMAGE_PIXELS``, a quarter of a GiB of 8-bit RGB."""
 # Columns of a component's table.
 OFFSET, SIZE, HEIGHT, WIDTH, FORMAT = range(5)
 _COLUMNS = ("offset", "size", "height", "width", "format")

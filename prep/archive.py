@@ -50,7 +50,7 @@ class Member:
     """Its bytes; once, and only before the next member is asked for."""
 
 
-class _Header(NamedTuple):
+class Header(NamedTuple):
     name: bytes
     size: int
     kind: int
@@ -127,7 +127,7 @@ class ArchiveReader:
         if self._position < stop:
             raise self._cut_off(f"member '{_shown(name)}' claims bytes {offset} to {stop}")
 
-    def _next_header(self) -> _Header | None:
+    def _next_header(self) -> Header | None:
         """The next member's header, ``None`` at the block of zeros that ends an archive."""
         start = self._position
         block = self._take(BLOCK)
@@ -149,9 +149,9 @@ class ArchiveReader:
             name = folder + b"/" + name
         if kind == 0 and name.endswith(b"/"):
             kind = ord("5")  # as it was before there were kinds
-        return _Header(name, size, kind)
+        return Header(name, size, kind)
 
-    def _extended(self, header: _Header) -> bytes:
+    def _extended(self, header: Header) -> bytes:
         """What a header of PAX records or of a long name holds."""
         start = self._position
         if header.size > MAX_EXTENDED_BYTES:
@@ -163,7 +163,7 @@ class ArchiveReader:
             raise self._cut_off(f"the extended header at byte {start} claims {header.size} bytes")
         return content
 
-    def _pax_records(self, header: _Header) -> dict[bytes, bytes]:
+    def _pax_records(self, header: Header) -> dict[bytes, bytes]:
         """Those of an extended header that say where a member is; of a sparse one's there are many, kept as one."""
         start = self._position
         content = self._extended(header)

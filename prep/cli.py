@@ -4,6 +4,7 @@ Only click and the standard library are imported before a command runs. Errors a
 """
 
 import contextlib
+import importlib
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -74,6 +75,19 @@ def _all(*options: Callable[[Command], Command]) -> Callable[[Command], Command]
     return add
 
 
+def _pairs(context: click.Context, option: click.Parameter, texts: Sequence[str]) -> dict[str, str]:
+    """``NAME=WHAT`` of an option that may be given several times."""
+    pairs: dict[str, str] = {}
+    for text in texts:
+        name, mark, what = text.partition("=")
+        if name in pairs:
+            raise click.BadParameter(f"'{name}' is given twice")
+        if not (name and mark and what):
+            raise click.BadParameter(f"expected {option.metavar}, got '{text}'")
+        pairs[name] = what
+    return pairs
+
+
 cluster_options = _all(
     click.option(
         "--endpoint",
@@ -104,6 +118,11 @@ pack_options = _all(
     ),
     overwrite_option,
     click.option("--dry-run", is_flag=True, help="Check and plan, write nothing."),
+    click.option(
+        "--jobs",
+        type=click.IntRange(min=1),
+        help="Shards in flight, each written by a process of its own.  [default: the cores, at most 16]",
+    ),
     cluster_options,
     json_option,
 )
@@ -176,64 +195,379 @@ def pack_demo(url: str, *, count: int, seed: int, **options: Any) -> None:
     _pack(demo_photos(count=count, seed=seed, show_progress=True), url, **options)
 
 
-@prep.command(short_help="Shuffle shards in a bucket, by dSort.")
-@click.argument("urls", metavar="URL...", nargs=-1, required=True)
+@pack.command("table", short_help="A CSV, JSON or Parquet list.")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("url")
+@click.option(
+    "--component",
+    "components",
+    metavar="NAME=COLUMN",
+    multiple=True,
+    callback=_pairs,
+    help="A column of paths, and the component that the files become: image.jpg=path, or image=path to keep each "
+    "file's extension; may be repeated.  [default: the first column named path, image, image_path, filepath, file, "
+    "file_name, filename or img, each file under its extension]",
+)
+@click.option(
+    "--value",
+    "values",
+    metavar="NAME=COLUMN",
+    multiple=True,
+    callback=_pairs,
+    help="A column whose cells are written themselves: caption.txt=caption; may be repeated.  [default: none]",
+)
+@click.option(
+    "--label",
+    metavar="COLUMN",
+    help="Class ids, or names of classes, which get ids from 0 in sorted order.  [default: the first column named "
+    "label, class, cls, class_id, class_name, category or target]",
+)
+@click.option("--unlabelled", is_flag=True, help="Pack no cls.")
+@click.option(
+    "--key",
+    metavar="COLUMN",
+    help="Keys of samples.  [default: a column named key or __key__, else the path without its extension]",
+)
+@click.option(
+    "--root",
+    type=click.Path(path_type=Path),
+    help="What paths in the list start from.  [default: the directory of FILE]",
+)
+@pack_options
+def pack_table(
+    file: Path,
+    url: str,
+    *,
+    components: dict[str, str],
+    values: dict[str, str],
+    label: str | None,
+    unlabelled: bool,
+    key: str | None,
+    root: Path | None,
+    **options: Any,
+) -> None:
+    """Pack the files that FILE lists, one sample a row, in its order, to URL.
+
+    FILE is .csv or .tsv, whose first row names the columns, .json (a list of objects), .jsonl, .ndjson or .parquet
+    (which needs pyarrow). With columns named "path" and "label" no option is needed.
+    """
+    from prep.tables import table
+
+    wanted: dict[str, Any] = {"components": components, "values": values, "label": label, "key": key, "root": root}
+    _pack(table(file, has_labels=not unlabelled, **wanted), url, **options)
+
+
+@pack.command("tars", short_help="Tars, into shards of another size.")
+@click.argument("tars", metavar="TARS...", nargs=-1, required=True)
+@click.argument("url")
+@pack_options
+def pack_tars(tars: tuple[str, ...], url: str, **options: Any) -> None:
+    """Pack the samples of TARS into shards of another size, to URL.
+
+    TARS is a directory, a glob, a prefix or shards with braces, local or in a bucket. Members keep their bytes, and
+    samples and members their order; times and owners are not kept. The class table beside TARS goes along. URL must
+    be another place or prefix.
+    """
+    from prep.tars import tars as read_tars
+    from prep.urls import is_remote, resolve_shards
+
+    place = next(filter(is_remote, (*tars, url)), url)
+    with _endpoint_for(place, options["endpoint"], options["embedded_dir"]) as answering:
+        shards = resolve_shards(tars, endpoint=answering)
+        source = read_tars(shards, jobs=options["jobs"], show_progress=not options["as_json"])
+        _pack(source, url, **{**options, "endpoint": answering})
+
+
+@pack.command("tfrecords", short_help="TFRecord files of tf.train.Example.")
+@click.argument("files", metavar="FILES...", type=click.Path(path_type=Path), nargs=-1, required=True)
+@click.argument("url")
+@click.option(
+    "--component",
+    "components",
+    metavar="NAME=FEATURE",
+    multiple=True,
+    callback=_pairs,
+    help="A feature whose bytes become a component: image.jpg=image/encoded; may be repeated.  [default: the first of "
+    "image/encoded, image, image_raw, jpeg and img, named jpg, png, ... by its bytes]",
+)
+@click.option(
+    "--value",
+    "values",
+    metavar="NAME=FEATURE",
+    multiple=True,
+    callback=_pairs,
+    help="A feature that is written as a value: caption.txt=image/caption; may be repeated.  [default: none]",
+)
+@click.option(
+    "--label",
+    metavar="FEATURE",
+    help="Class ids, or names of classes.  [default: the first of image/class/label, label, image/label and "
+    "class/label; names from image/class/text, class/text or label/text]",
+)
+@click.option("--unlabelled", is_flag=True, help="Pack no cls.")
+@click.option(
+    "--key", metavar="FEATURE", help="Keys of samples, such as image/filename.  [default: file's name/record's number]"
+)
+@pack_options
+def pack_tfrecords(
+    files: tuple[Path, ...],
+    url: str,
+    *,
+    components: dict[str, str],
+    values: dict[str, str],
+    label: str | None,
+    unlabelled: bool,
+    key: str | None,
+    **options: Any,
+) -> None:
+    """Pack the records of FILES, TFRecord files of tf.train.Example, to URL; photos keep their bytes.
+
+    A directory stands for the files in it that have "tfrecord" in their names. Checksums are verified; a damaged
+    record is named by file and byte, and left out with --on-bad skip. TensorFlow is not needed.
+    """
+    from prep.tfrecords import find_tfrecords, tfrecords
+
+    wanted: dict[str, Any] = {"components": components, "values": values, "label": label, "key": key}
+    progress: dict[str, Any] = {"jobs": options["jobs"], "show_progress": not options["as_json"]}
+    _pack(tfrecords(find_tfrecords(files), has_labels=not unlabelled, **wanted, **progress), url, **options)
+
+
+@prep.command(short_help="Shuffle, sort or regroup shards: by dSort, or from here.")
+@click.argument("urls", metavar="[URL]...", nargs=-1)
 @click.option(
     "--output",
-    "output_prefix",
     metavar="PREFIX",
     default="shuffled-",
     show_default=True,
-    help="What the output's names start with, in the same bucket.",
+    help="What the output's names start with, in the same bucket or directory; ais://BUCKET/PREFIX for another.",
+)
+@click.option(
+    "--algorithm",
+    "kind",
+    type=click.Choice(["shuffle", "alphanumeric", "content", "none"]),
+    default="shuffle",
+    show_default=True,
+    help="The order: drawn from --seed, by name, by what --component holds, or as it is (new sizes only).",
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="What the order is drawn from.")
+@click.option(
+    "--epoch",
+    type=click.IntRange(min=0),
+    help="Shuffle for this epoch: --seed and this number make the seed, and e000001- stands before the output's "
+    "names.  [default: none]",
+)
+@click.option("--component", help="With content: the component to sort by, such as cls.  [default: none]")
+@click.option(
+    "--key-type",
+    type=click.Choice(["int", "float", "string"]),
+    default="string",
+    show_default=True,
+    help="With content: what that component holds.",
+)
+@click.option("--decreasing", is_flag=True, help="With alphanumeric and content: the last first.")
 @click.option("--shard-bytes", type=size, help="Bytes of components an output shard.  [default: the input's mean]")
+@click.option(
+    "--extension",
+    type=click.Choice([".tar", ".tgz", ".tar.gz"]),
+    help="Of the output; compressed shards can be neither indexed nor trained from.  [default: the input's]",
+)
+@click.option(
+    "--ekm",
+    metavar="FILE|URL",
+    help='An external key map, which names the shards: {"cats-{000..099}.tar": ["cat/1", "^cat/[2-9]"], ...}, or lines '
+    "of key, tab, template. An entry is a key or a regular expression.  [default: none]",
+)
+@click.option(
+    "--by",
+    type=click.Choice(["class", "balanced", "folder", "split"]),
+    help="Make such a map: class, shards of their own for each class id; balanced, the same mixture of classes in "
+    "every shard; folder, by a key's first directory; split, as --splits says.  [default: none]",
+)
+@click.option("--splits", metavar="NAME=SHARE,...", help="With --by split: train=0.9,val=0.1.  [default: none]")
+@click.option("--drop-unmapped", is_flag=True, help="With --ekm: leave out samples that it has nothing for.")
+@click.option(
+    "--spec",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="A dSort spec, JSON or YAML, as `ais start dsort -f` takes it, in place of URL and of what it says.  "
+    "[default: none]",
+)
+@click.option(
+    "--engine",
+    type=click.Choice(["auto", "dsort", "client"]),
+    default="auto",
+    show_default=True,
+    help="dsort: the cluster. client: this machine, through which all bytes pass. auto: the cluster, and this machine "
+    "where that has no dSort that works.",
+)
+@click.option(
+    "--spool-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where this machine puts shards together.  [default: $TMPDIR; a directory's shards beside them]",
+)
+@click.option("--dry-run", is_flag=True, help="Check, print the spec and the planned shards, write nothing.")
 @overwrite_option
 @cluster_options
 @json_option
+@click.pass_context
 def shuffle(
+    context: click.Context,
     urls: tuple[str, ...],
     *,
-    output_prefix: str,
+    output: str,
+    kind: str,
     seed: int,
+    epoch: int | None,
+    component: str | None,
+    key_type: str,
+    decreasing: bool,
     shard_bytes: int | None,
+    extension: str | None,
+    ekm: str | None,
+    by: str | None,
+    splits: str | None,
+    drop_unmapped: bool,
+    spec: Path | None,
+    engine: Any,
+    spool_dir: Path | None,
+    dry_run: bool,
     overwrite: bool,
     endpoint: str | None,
     embedded_dir: Path | None,
     as_json: bool,
 ) -> None:
-    """Shuffle the samples of the shards at URL into new shards, in the AIStore cluster by dSort.
+    """Write the samples of the shards at URL to new shards, in another order.
 
-    URL is ais://BUCKET/PREFIX or ais://BUCKET/PREFIX{000000..000009}.tar. The input is kept; both sides are read and
-    compared. Written are PREFIX000000.tar, ... under --output, and a copy of the class table. On a cluster
-    of several targets the order depends on their timing too, not on the seed alone.
+    URL is ais://BUCKET/PREFIX, ais://BUCKET/PREFIX{000000..000009}.tar or a DIRECTORY; .tar, .tgz or .tar.gz. The
+    input is kept; both sides are read and compared. Written are PREFIX000000.tar, ... under --output, and a copy of the
+    class table; what described other shards of these names is deleted. From this machine a run that was interrupted is
+    finished by running it again.
+
+    The same seed gives the same shards, from here and on the embedded node; on a cluster of several targets the order
+    depends on their timing too.
     """
+    from prep.shuffle import Algorithm, Grouping, epoch_prefix, epoch_seed, load_key_map, resolve_input, shuffle_spec
     from prep.shuffle import shuffle as shuffle_shards
-    from prep.urls import resolve_shards
+    from prep.templates import extension_of
+    from prep.urls import is_remote, open_store
 
-    with _endpoint_for(urls[0], endpoint, embedded_dir) as answering:
-        report = shuffle_shards(
-            resolve_shards(urls, endpoint=answering),
-            output_prefix=output_prefix,
-            seed=seed,
-            shard_bytes=shard_bytes,
-            overwrite=overwrite,
-            show_progress=not as_json,
+    common: dict[str, Any] = {
+        "drop_unmapped": drop_unmapped,
+        "engine": engine,
+        "overwrite": overwrite,
+        "dry_run": dry_run,
+        "spool_dir": spool_dir,
+        "show_progress": not as_json,
+    }
+    if spec is not None:
+        from prep.dsort_spec import read_spec
+
+        _refuse_beside_spec(context, urls)
+        parsed = read_spec(spec)
+        with _endpoint_for(f"ais://{parsed.source.name}", endpoint, embedded_dir) as answering:
+            assert answering is not None
+            report = shuffle_spec(parsed, endpoint=answering, **common)
+    else:
+        if not urls:
+            raise click.UsageError("Missing argument 'URL...', or --spec FILE.")
+        if ekm and by:
+            raise click.UsageError("--ekm and --by are two ways to say which shards samples go to; give one.")
+        algorithm = Algorithm(
+            kind=kind,
+            seed=seed if epoch is None else epoch_seed(seed, epoch),
+            decreasing=decreasing,
+            component=component or "",
+            key_type=key_type,
         )
+        grouping = Grouping(by=by, shares=_parse_shares(splits)) if by else None
+        if splits and not by:
+            raise click.UsageError("--splits goes with --by split.")
+        remote = next((url for url in (*urls, output, ekm or "") if is_remote(url)), "")
+        with _endpoint_for(remote, endpoint, embedded_dir) as answering:
+            shards = resolve_input(urls, endpoint=answering)
+            target, prefix = open_store(output, endpoint=answering) if is_remote(output) else (None, output)
+            key_map = None
+            if ekm:
+                ending = extension or extension_of(shards.names[0])
+                key_map = load_key_map(ekm, endpoint=answering, extension=ending)
+            report = shuffle_shards(
+                shards,
+                output_prefix=prefix if epoch is None else epoch_prefix(prefix, epoch),
+                target=target,
+                seed=algorithm.seed,
+                algorithm=algorithm,
+                shard_bytes=shard_bytes,
+                mapped=key_map or grouping,
+                extension=extension,
+                **common,
+            )
+    if dry_run and not as_json:
+        if report.spec is not None:
+            click.echo(json.dumps(report.spec, indent=2))
+        for shard in report.planned:
+            click.echo(f"{shard['name']}: {_count(shard['num_samples'], 'sample')}, {format_bytes(shard['num_bytes'])}")
+    there = len(report.shards) - report.num_written
+    notes = [
+        *([f"{there} of the shards were there already"] if there and not dry_run else []),
+        *([f"left out {_count(report.num_dropped, 'sample')} that the key map lacks"] if report.num_dropped else []),
+    ]
     _tell(
-        f"shuffled {_count(report.num_input_shards, 'shard')} into {_count(len(report.shards), 'shard')}, "
-        f"{_count(report.num_samples, 'sample')}, {format_bytes(report.num_bytes)} in {report.elapsed_s:.1f} s, "
-        f"verified -> {_span(report.url, report.shards)}",
+        f"{'would shuffle' if dry_run else 'shuffled'} {_count(report.num_input_shards, 'shard')} into "
+        f"{_count(len(report.shards), 'shard')}, {_count(report.num_samples, 'sample')}, "
+        f"{format_bytes(report.num_bytes)} in {report.elapsed_s:.1f} s"
+        f"{'' if dry_run else ', verified'}{' (' + ', '.join(notes) + ')' if notes else ''}"
+        f" -> {_shuffled_span(report.url, report.shards)}",
         {
             "url": report.url,
             "shards": report.shards,
             "num_input_shards": report.num_input_shards,
             "num_samples": report.num_samples,
+            "num_dropped": report.num_dropped,
             "num_bytes": report.num_bytes,
+            "num_written": report.num_written,
+            "engine": report.engine,
+            "dry_run": report.dry_run,
+            "planned": report.planned,
+            "spec": report.spec,
             "elapsed_s": report.elapsed_s,
         },
         as_json=as_json,
     )
+
+
+def _refuse_beside_spec(context: click.Context, urls: Sequence[str]) -> None:
+    """A spec says what goes in, what comes out and in which order."""
+    said = [
+        *("output", "kind", "seed", "epoch", "component", "key_type", "decreasing", "shard_bytes", "extension"),
+        *("ekm", "by", "splits"),
+    ]
+    given = [name for name in said if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE]
+    if urls or given:
+        options = {parameter.name: parameter.opts[0] for parameter in context.command.params}
+        found = [*(["URL"] if urls else []), *(options[name] for name in given)]
+        raise click.UsageError(f"--spec says it all; drop {', '.join(found)}, or write it into the spec.")
+
+
+def _parse_shares(text: str | None) -> dict[str, float]:
+    """``train=0.9,val=0.1`` as a table."""
+    shares: dict[str, float] = {}
+    for part in (text or "").split(",") if text else ():
+        name, equals, share = part.partition("=")
+        try:
+            value = float(share) if equals and name.strip() not in shares else -1.0
+        except ValueError:
+            value = -1.0
+        if value < 0:
+            raise click.UsageError(f"--splits are names and shares, train=0.9,val=0.1, got '{text}'.")
+        shares[name.strip()] = value
+    return shares
+
+
+def _shuffled_span(url: str, shards: Sequence[str]) -> str:
+    """``ais://pets/shuffled-{000000..000003}.tar``, or the number of sets where a map made several."""
+    stems = {re.sub(r"[0-9]+\.(tar|tgz|tar\.gz)$", "", shard) for shard in shards}
+    if len(stems) != 1 or not shards[0].endswith(".tar") or not url.endswith(min(stems)):
+        return f"{url}... ({_count(len(stems), 'set')}, '{shards[0]}' to '{shards[-1]}')"
+    return _span(url, shards)
 
 
 @prep.command(short_help="Locate every component of every sample.")
@@ -305,6 +639,7 @@ def _pack(
     on_bad: Any,
     overwrite: bool,
     dry_run: bool,
+    jobs: int | None,
     endpoint: str | None,
     embedded_dir: Path | None,
     as_json: bool,
@@ -323,6 +658,7 @@ def _pack(
             on_bad=on_bad,
             overwrite=overwrite,
             dry_run=dry_run,
+            jobs=jobs,
             show_progress=not as_json,
         )
     _name_all("skipped", report.skipped)
@@ -394,3 +730,7 @@ def _span(url: str, shards: Sequence[str]) -> str:
     """``ais://pets/samples-{000000..000003}.tar``."""
     numbers = [re.findall(r"[0-9]+", shard)[-1] for shard in (shards[0], shards[-1])]
     return f"{url}{numbers[0]}.tar" if len(shards) == 1 else f"{url}{{{numbers[0]}..{numbers[1]}}}.tar"
+
+
+# verify, info and view: they take their options from here.
+importlib.import_module("prep.inspect_cli")

@@ -1,6 +1,7 @@
-"""Batches to one picture: photos as the model sees them, their masks in colour, their labels in words."""
+"""Samples to one picture: photos as they are or as the model sees them, masks in colour, labels in words."""
 
-from collections.abc import Sequence
+import colorsys
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFont
 
-__all__ = ["Cell", "contact_sheet", "denormalised", "overlaid"]
+__all__ = ["TILE", "Cell", "contact_sheet", "denormalised", "mask_colours", "overlaid"]
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -21,6 +22,8 @@ HEADER = 118
 CAPTION = 30
 NOTE_GAP = 12
 COLUMNS = 4
+# Room for the title of a sheet of one sample.
+LEAST_WIDTH = 2 * MARGIN + 2 * TILE + TILE_GAP
 
 PAPER = (250, 250, 248)
 INK = (34, 36, 40)
@@ -34,6 +37,11 @@ TRIMAP_COLOURS = {
 }
 """Mask value -> name and colour: three that people with colour-blindness tell apart, and grey for the padding."""
 OPACITY = 0.45
+# Of masks with other values than a trimap's: around the circle of hues by the golden angle, so that values that are
+# close, and stand beside each other, are far apart there.
+_GOLDEN_ANGLE = 137.508 / 360
+# Values that a legend has room for.
+_LEGEND_VALUES = 12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,9 +49,9 @@ class Cell:
     """One sample of the sheet."""
 
     photo: Pixels
-    """uint8 [side, side, 3]."""
-    mask: Pixels
-    """uint8 [side, side], the values of `TRIMAP_COLOURS`."""
+    """uint8 [height, width, 3]."""
+    mask: Pixels | None
+    """uint8 [height, width]; ``None``: the photo stands alone."""
     label: str
     note: str = ""
     """What stands behind the label, in a fainter tone."""
@@ -56,58 +64,122 @@ def denormalised(image: Any, *, mean: Sequence[float], std: Sequence[float]) -> 
     return np.rint(pixels).clip(0, 255).astype(np.uint8)
 
 
-def overlaid(photo: Pixels, mask: Pixels) -> Pixels:
-    """The photo with each mask value's colour over it; values without a colour are left as they are."""
+def overlaid(photo: Pixels, mask: Pixels, *, colours: Mapping[int, tuple[int, int, int]] | None = None) -> Pixels:
+    """The photo with each mask value's colour over it; values without a colour are left as they are.
+
+    Args:
+        photo: uint8 [height, width, 3].
+        mask: uint8 [height, width].
+        colours: Value -> red, green, blue; ``None``: those of `TRIMAP_COLOURS`.
+    """
+    if colours is None:
+        colours = {value: colour for value, (_, colour) in TRIMAP_COLOURS.items()}
     blended = photo.astype(np.float32)
-    for value, (_, colour) in TRIMAP_COLOURS.items():
+    for value, colour in colours.items():
         here = mask == value
         # What the crop padded is black in the photo: the colour alone.
-        opacity = 1.0 if value == 0 else OPACITY
+        opacity = 1.0 if value == 0 and colour == TRIMAP_COLOURS[0][1] else OPACITY
         blended[here] = blended[here] * (1 - opacity) + np.asarray(colour, np.float32) * opacity
     return np.rint(blended).astype(np.uint8)
 
 
-def contact_sheet(cells: Sequence[Cell], *, title: str, subtitle: str) -> Image.Image:
-    """Cells in rows of four under a title and a legend.
+def mask_colours(values: Iterable[int]) -> dict[int, tuple[int, int, int]]:
+    """A colour for each value of some masks: a trimap's own where there are no others, else one a value.
+
+    Value 0, the background of most masks, has none then; the same value has the same colour in every sheet.
+
+    >>> sorted(mask_colours([1, 2]))
+    [1, 2]
+    >>> sorted(mask_colours([0, 7, 255]))
+    [7, 255]
+    """
+    named = sorted(set(values))
+    if set(named) <= {1, 2, 3}:
+        return {value: TRIMAP_COLOURS[value][1] for value in named}
+    found = {}
+    for value in named:
+        if value:
+            shares = colorsys.hsv_to_rgb(value * _GOLDEN_ANGLE % 1, 0.75, 0.9)
+            red, green, blue = (round(255 * share) for share in shares)
+            found[value] = (red, green, blue)
+    return found
+
+
+def contact_sheet(
+    cells: Sequence[Cell],
+    *,
+    title: str,
+    subtitle: str,
+    colours: Mapping[int, tuple[int, int, int]] | None = None,
+) -> Image.Image:
+    """Cells in rows of four under a title and a legend; a photo fills its square, as far as its shape allows.
+
+    Args:
+        cells: The samples. Where none has a mask, each is half as wide, and there is no legend.
+        title: The first line.
+        subtitle: The second, smaller.
+        colours: See `overlaid`.
 
     Raises:
         ValueError: If there is no cell.
     """
     if not cells:
         raise ValueError("a contact sheet needs at least one sample")
-    columns = min(COLUMNS, len(cells))
+    has_masks = any(cell.mask is not None for cell in cells)
+    most = COLUMNS if has_masks else 2 * COLUMNS
+    columns = min(most, len(cells))
     rows = -(-len(cells) // columns)
-    cell_width, cell_height = 2 * TILE + TILE_GAP, TILE + CAPTION
-    width = 2 * MARGIN + columns * cell_width + (columns - 1) * CELL_GAP
+    cell_width, cell_height = (2 * TILE + TILE_GAP if has_masks else TILE), TILE + CAPTION
+    width = max(2 * MARGIN + columns * cell_width + (columns - 1) * CELL_GAP, LEAST_WIDTH)
     height = MARGIN + HEADER + rows * cell_height + (rows - 1) * CELL_GAP // 2 + MARGIN
     sheet = Image.new("RGB", (width, height), PAPER)
     draw = ImageDraw.Draw(sheet)
 
-    draw.text((MARGIN, MARGIN - 6), title, INK, font=ImageFont.load_default(30))
-    draw.text((MARGIN, MARGIN + 36), subtitle, FAINT, font=ImageFont.load_default(16))
-    _draw_legend(draw, (MARGIN, MARGIN + 74))
+    title_font, font = ImageFont.load_default(30), ImageFont.load_default(16)
+    draw.text((MARGIN, MARGIN - 6), _shortened(draw, title, title_font, width - 2 * MARGIN), INK, font=title_font)
+    draw.text((MARGIN, MARGIN + 36), _shortened(draw, subtitle, font, width - 2 * MARGIN), FAINT, font=font)
+    if has_masks:
+        _draw_legend(draw, (MARGIN, MARGIN + 74), _legend(colours))
     for number, cell in enumerate(cells):
         left = MARGIN + number % columns * (cell_width + CELL_GAP)
         top = MARGIN + HEADER + number // columns * (cell_height + CELL_GAP // 2)
-        _draw_cell(sheet, draw, cell, (left, top))
+        _draw_cell(sheet, draw, cell, (left, top), cell_width, colours)
     return sheet
 
 
-def _draw_legend(draw: ImageDraw.ImageDraw, corner: tuple[int, int]) -> None:
+def _legend(colours: Mapping[int, tuple[int, int, int]] | None) -> list[tuple[str, tuple[int, int, int]]]:
+    if colours is None:
+        return list(TRIMAP_COLOURS.values())
+    is_trimap = all(TRIMAP_COLOURS.get(value, ("", ()))[1] == colour for value, colour in colours.items())
+    named = [(TRIMAP_COLOURS[value][0] if is_trimap else str(value), colour) for value, colour in colours.items()]
+    more = [(f"and {len(named) - _LEGEND_VALUES} more", PAPER)] if len(named) > _LEGEND_VALUES else []
+    return named[:_LEGEND_VALUES] + more
+
+
+def _draw_legend(
+    draw: ImageDraw.ImageDraw, corner: tuple[int, int], named: Sequence[tuple[str, tuple[int, int, int]]]
+) -> None:
     left, top = corner
     font = ImageFont.load_default(15)
-    for name, colour in TRIMAP_COLOURS.values():
+    for name, colour in named:
         draw.rounded_rectangle((left, top, left + 18, top + 18), radius=4, fill=colour)
         draw.text((left + 26, top), name, INK, font=font)
         left += 26 + int(draw.textlength(name, font=font)) + 28
 
 
-def _draw_cell(sheet: Image.Image, draw: ImageDraw.ImageDraw, cell: Cell, corner: tuple[int, int]) -> None:
+def _draw_cell(
+    sheet: Image.Image,
+    draw: ImageDraw.ImageDraw,
+    cell: Cell,
+    corner: tuple[int, int],
+    width: int,
+    colours: Mapping[int, tuple[int, int, int]] | None,
+) -> None:
     left, top = corner
     sheet.paste(_tile(cell.photo), (left, top))
-    sheet.paste(_tile(overlaid(cell.photo, cell.mask)), (left + TILE + TILE_GAP, top))
+    if cell.mask is not None:
+        sheet.paste(_tile(overlaid(cell.photo, cell.mask, colours=colours)), (left + TILE + TILE_GAP, top))
     font, note_font = ImageFont.load_default(16), ImageFont.load_default(13)
-    width = 2 * TILE + TILE_GAP
     label = _shortened(draw, cell.label, font, width)
     draw.text((left, top + TILE + 6), label, INK, font=font)
     left_over = width - draw.textlength(label, font=font) - NOTE_GAP
@@ -125,4 +197,10 @@ def _shortened(draw: ImageDraw.ImageDraw, text: str, font: Any, width: float) ->
 
 
 def _tile(pixels: Pixels) -> Image.Image:
-    return Image.fromarray(pixels).resize((TILE, TILE), Image.Resampling.LANCZOS)
+    """A square with the photo in its middle, as large as fits."""
+    height, width = pixels.shape[:2]
+    fitting = (max(1, TILE * width // max(height, width)), max(1, TILE * height // max(height, width)))
+    tile = Image.new("RGB", (TILE, TILE), PAPER)
+    photo = Image.fromarray(pixels).resize(fitting, Image.Resampling.LANCZOS)
+    tile.paste(photo, ((TILE - fitting[0]) // 2, (TILE - fitting[1]) // 2))
+    return tile

@@ -129,7 +129,7 @@ def _index_each(
 ) -> tuple[Manifest, SampleColumns]:
     """Hand each shard index, by its object's name, to ``keep``; columns are all that stays of it."""
     store, names = shards.store, shards.names
-    sizes = _listed_sizes(shards)
+    sizes = listed_sizes(shards)
     if classes is None:
         classes = read_class_table(store, shards.prefix)
 
@@ -239,7 +239,7 @@ def _add_member(
     rows: list[_Row], finished: set[str], member: Member, *, shard: str, classes: Mapping[int, str] | None
 ) -> None:
     key, component = member.key, member.component
-    _check_member_name(member.name, shard=shard)
+    check_member_name(member.name, shard=shard)
     where = f"shard '{shard}', key '{key}'"
     if not rows or rows[-1].key != key:
         if key in finished:
@@ -264,7 +264,7 @@ def _add_member(
         row.photos[component] = (height, width, PHOTO_FORMATS.index(header.format))
 
 
-def _check_member_name(name: str, *, shard: str) -> None:
+def check_member_name(name: str, *, shard: str) -> None:
     # Keys stand in messages and lists, one a line.
     if name.isprintable() or not _CONTROL.search(name):
         return
@@ -337,7 +337,7 @@ def _columns(rows: list[_Row], *, shard: str, archive: ArchiveReader) -> ShardIn
     )
 
 
-def _listed_sizes(shards: ShardSet) -> list[int]:
+def listed_sizes(shards: ShardSet) -> list[int]:
     listed = {entry.name: entry.size for entry in shards.store.list(shards.prefix)}
     for name in shards.names:
         # Local shards may lie in several folders, which one listing does not cover.

@@ -1,31 +1,36 @@
 """Records to WebDataset shards in a bucket or a directory, original bytes kept.
 
 Everything that can be known before a byte is written is known then: which records are bad, how many shards there will
-be and how large, and what is in their place already. One shard at a time is on the local disk. The same records give
-the same shards, byte for byte, so a pack that was interrupted is finished by running it again.
+be and how large, and what is in their place already. Then shards are streamed to where they go, several at a time, each
+by a process of its own; there is no copy on the local disk. The same records give the same shards, byte for byte, so a
+pack that was interrupted is finished by running it again.
+
+# Note [memory]: of the records, their names and sizes; of the bytes, a process holds 1 MiB of the one shard that it is
+at (`tar_stream.CHUNK_BYTES`), whatever the shards' and files' sizes, and its task: paths, and up to 8 MiB of components
+that are not in files (`record_check.MAX_SENT_BYTES`; a shard with more of them is written by the owner of the bytes).
 """
 
-import contextlib
 import json
 import re
-import sys
-import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import BinaryIO, Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
-import xxhash
-
+from prep.checksums import DEFAULT_CHECKSUM_TYPE
 from prep.errors import DataError, StoreError, shown
 from prep.manifest import classes_name, columns_name, index_name, manifest_name
 from prep.progress import bar
-from prep.record_check import check_records, components_with_label, open_source
-from prep.records import Record, Source
+from prep.record_check import MAX_SENT_BYTES, as_entry, check_records
+from prep.records import Source
 from prep.shard_plan import ShardPlan, plan_shards
+from prep.shard_tasks import ShardTask, StreamTarget, digest_of, is_stored, write_shard
 from prep.store import AisStore, LocalStore, ObjectEntry, Store
+from prep.transfer import BucketAccess, RemoteFile
 from prep.urls import check_object_name, is_remote, open_store
+from prep.workers import Report, Workers, default_jobs
 
 __all__ = ["DEFAULT_PREFIX", "OnBad", "PackReport", "open_target", "pack"]
 
@@ -36,7 +41,8 @@ DEFAULT_PREFIX = "samples-"
 DEFAULT_MAX_COUNT = 10_000
 DEFAULT_MAX_BYTES = 256 << 20
 
-COPY_BYTES = 1 << 20
+# Below this, starting processes takes longer than writing.
+MIN_SHARED_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +78,7 @@ def pack(
     on_bad: OnBad = "fail",
     overwrite: bool = False,
     dry_run: bool = False,
+    jobs: int | None = None,
     show_progress: bool = False,
 ) -> PackReport:
     """Write ``PREFIX000000.tar``, ``PREFIX000001.tar``, ... and, last, the class table ``PREFIXclasses.json``.
@@ -84,54 +91,76 @@ def pack(
         max_bytes: Bytes a shard at most; a sample that is larger gets a shard of its own.
         on_bad: What to do about a photo in no format that DALI decodes (one in another format than its extension
             says is packed, and noted), an empty file, or a mask that is no 8-bit grey PNG. ``"fail"``: raise, before
-            anything is written; ``"skip"``: leave the record out; ``"keep"``: pack it as it is.
+            anything is written; ``"skip"``: leave the record out; ``"keep"``: pack it as it is. What the source could
+            not read is skipped with ``"skip"``, and an error otherwise.
         overwrite: Replace shards of other content under these names, and delete those beyond the last one.
         dry_run: Check and plan only.
+        jobs: Shards in flight, each written by a process; 1 does all in this one. By default the cores, at most 16.
+            Small sets are packed in this process whatever it says.
         show_progress: Draw bars.
 
     Raises:
         DataError: If records are bad and ``on_bad`` is ``"fail"``, none is left, a key cannot be a member's name, two
-            are equal, or a file's or class's name is not UTF-8.
+            are equal, or a file's or class's name is not UTF-8; or if source files change while they are packed.
+        PipesError: If a worker process died.
         StoreError: If there are other shards under the prefix and ``overwrite`` is false, or writing fails. Shards that
             were complete by then stay, none is half there; running again finishes the pack.
+        ValueError: If an argument cannot be, or the source's own shards lie under the prefix.
     """
     started = time.perf_counter()
-    _check_arguments(prefix=prefix, max_count=max_count, max_bytes=max_bytes, on_bad=on_bad)
+    jobs = default_jobs() if jobs is None else jobs
+    _check_arguments(prefix=prefix, max_count=max_count, max_bytes=max_bytes, on_bad=on_bad, jobs=jobs)
     if isinstance(store, AisStore):
         check_object_name(prefix, url=store.locate(prefix))
-    bad, noted, sizes = check_records(source, show_progress=show_progress)
-    if bad and on_bad == "fail":
+    if source.broken and on_bad != "skip":
         raise DataError(
-            f"{len(bad)} of {len(source.records)} records of {source.name} are bad: "
-            f"{shown(list(bad.values()), are_names=False)}; "
-            "leave them out with --on-bad skip, or pack them as they are with --on-bad keep"
+            f"{len(source.broken)} records of {source.name} cannot be read: {shown(source.broken, are_names=False)}; "
+            "leave them out with --on-bad skip"
         )
-    wanted = [number for number in range(len(source.records)) if on_bad == "keep" or number not in bad]
-    if not wanted:
-        raise DataError(
-            f"{source.name}: no record is left to pack; {shown([*bad.values(), *source.skipped], are_names=False)}"
-        )
-    plan = plan_shards([sizes[number] for number in wanted], max_count=max_count, max_bytes=max_bytes)
-    names = tuple(f"{prefix}{number:06d}.tar" for number in range(len(plan)))
+    with Workers(jobs) as workers:
+        checked = check_records(source, workers=workers, show_progress=show_progress)
+        bad, noted = checked.bad, checked.noted
+        if bad and on_bad == "fail":
+            raise DataError(
+                f"{len(bad)} of {len(source.records)} records of {source.name} are bad: "
+                f"{shown(list(bad.values()), are_names=False)}; "
+                "leave them out with --on-bad skip, or pack them as they are with --on-bad keep"
+            )
+        wanted = range(len(source.records)) if on_bad == "keep" or not bad else _without(len(source.records), bad)
+        left_out = (*source.skipped, *source.broken, *(bad.values() if on_bad == "skip" else ()))
+        if not wanted:
+            raise DataError(f"{source.name}: no record is left to pack; {shown(left_out, are_names=False)}")
+        plan = plan_shards([checked.sizes[number] for number in wanted], max_count=max_count, max_bytes=max_bytes)
+        names = tuple(f"{prefix}{number:06d}.tar" for number in range(len(plan)))
 
-    existing = _listing(store, prefix)
-    stale = _check_existing(store, prefix, existing, dict(zip(names, plan, strict=True)), overwrite=overwrite)
-    num_written = 0
-    if not dry_run:
-        if isinstance(store, AisStore) and not store.exists():
-            store.create()
-        records = [source.records[number] for number in wanted]
-        target = _Target(store=store, prefix=prefix, existing=existing, overwrite=overwrite)
-        _write_shards(records, plan, names, target=target, show_progress=show_progress)
-        target.finish(stale, source.classes)
-        num_written = target.num_written
+        existing = _listing(store, prefix)
+        _check_apart(store, source, (*names, *existing))
+        stale = _check_existing(store, prefix, existing, dict(zip(names, plan, strict=True)), overwrite=overwrite)
+        num_written = 0
+        if not dry_run:
+            if isinstance(store, AisStore) and not store.exists():
+                store.create()
+            target = _Target(store=store, prefix=prefix, existing=existing, overwrite=overwrite)
+            shards = [
+                _Shard(
+                    name=name,
+                    num_bytes=shard.num_bytes,
+                    numbers=wanted[shard.start : shard.stop],
+                    held_bytes=sum(checked.held_bytes[number] for number in wanted[shard.start : shard.stop]),
+                )
+                for name, shard in zip(names, plan, strict=True)
+            ]
+            missing = target.missing(source, shards, workers=workers, show_progress=show_progress)
+            target.write(source, missing, workers=workers, show_progress=show_progress)
+            target.finish(stale, source.classes)
+            num_written = len(missing)
     return PackReport(
         url=store.locate(prefix),
         shards=names,
         num_written=num_written,
         num_samples=len(wanted),
         num_bytes=sum(shard.num_bytes for shard in plan),
-        skipped=(*source.skipped, *(bad.values() if on_bad == "skip" else ())),
+        skipped=left_out,
         kept=tuple(bad.values()) if on_bad == "keep" else (),
         noted=tuple(noted[number] for number in wanted if number in noted),
         elapsed_s=time.perf_counter() - started,
@@ -164,7 +193,7 @@ def open_target(url: str | Path, *, endpoint: str | None) -> tuple[Store, str]:
     return LocalStore(Path(text)), DEFAULT_PREFIX
 
 
-def _check_arguments(*, prefix: str, max_count: int, max_bytes: int, on_bad: str) -> None:
+def _check_arguments(*, prefix: str, max_count: int, max_bytes: int, on_bad: str, jobs: int) -> None:
     if not prefix or prefix.endswith("/") or prefix[-1].isdigit():
         raise ValueError(
             f"prefix must end in a name's start that is no digit, such as 'train/samples-', got '{prefix}'"
@@ -173,6 +202,8 @@ def _check_arguments(*, prefix: str, max_count: int, max_bytes: int, on_bad: str
         raise ValueError(f"max_count must be positive, got {max_count}")
     if max_bytes < 1:
         raise ValueError(f"max_bytes must be positive, got {max_bytes}")
+    if jobs < 1:
+        raise ValueError(f"jobs must be positive, got {jobs}")
     if on_bad not in get_args(OnBad):
         raise ValueError(f"on_bad must be one of {', '.join(get_args(OnBad))}, got '{on_bad}'")
 
@@ -180,10 +211,28 @@ def _check_arguments(*, prefix: str, max_count: int, max_bytes: int, on_bad: str
 # Before anything is written
 
 
+def _without(num: int, bad: Mapping[int, str]) -> list[int]:
+    return [number for number in range(num) if number not in bad]
+
+
 def _listing(store: Store, prefix: str) -> dict[str, ObjectEntry]:
     if isinstance(store, AisStore) and not store.exists():
         return {}
     return {entry.name: entry for entry in store.list(prefix)}
+
+
+def _check_apart(store: Store, source: Source, names: Iterable[str]) -> None:
+    """Refuse to write where the source reads.
+
+    Raises:
+        ValueError: Names the first such shard.
+    """
+    if not source.reads:
+        return
+    for name in names:
+        place = store.locate(name)
+        if (str(Path(place).resolve()) if isinstance(store, LocalStore) else place) in source.reads:
+            raise ValueError(f"'{place}' is read, and would be written over or stand beside; pack under another prefix")
 
 
 def _check_existing(
@@ -214,6 +263,16 @@ def _check_existing(
 # Writing
 
 
+class _Shard(NamedTuple):
+    """A shard to be."""
+
+    name: str
+    num_bytes: int
+    numbers: Sequence[int]
+    """Its records."""
+    held_bytes: int
+
+
 @dataclass(kw_only=True)
 class _Target:
     """The store while it is written to."""
@@ -222,24 +281,39 @@ class _Target:
     prefix: str
     existing: Mapping[str, ObjectEntry]
     overwrite: bool
-    num_written: int = 0
 
-    def publish(self, name: str, path: Path) -> None:
-        """Upload a finished shard, unless the store has these very bytes."""
-        entry = self.existing.get(name)
-        if entry is not None and entry.size == path.stat().st_size:
-            with path.open("rb") as stream:
-                checksum = _checksum(stream)
-            if checksum == self._stored_checksum(entry):
-                return
-            if not self.overwrite:
-                raise StoreError(
-                    f"'{self.store.locate(name)}' is there with other content; "
-                    "--overwrite replaces it, or pack under another prefix"
-                )
-        self._forget(manifest_name(self.prefix), columns_name(self.prefix), index_name(name))
-        self.store.upload(name, path)
-        self.num_written += 1
+    def missing(
+        self, source: Source, shards: Sequence[_Shard], *, workers: Workers, show_progress: bool
+    ) -> list[_Shard]:
+        """The shards that the store does not have, byte for byte.
+
+        Raises:
+            StoreError: If it has others of their size, and must not overwrite them.
+        """
+        suspects = [
+            shard for shard in shards if shard.name in self.existing and self._size(shard.name) == shard.num_bytes
+        ]
+        if not suspects:
+            return list(shards)
+        tasks = (self._task(source, shard, stored=self._stored(self.existing[shard.name])) for shard in suspects)
+        same = _map(is_stored, tasks, suspects, what="compare", workers=workers, show_progress=show_progress)
+        there = {shard.name for shard, is_same in zip(suspects, same, strict=True) if is_same}
+        others = [shard.name for shard in suspects if shard.name not in there]
+        if others and not self.overwrite:
+            raise StoreError(
+                f"'{self.store.locate(others[0])}' is there with other content"
+                f"{f', and {len(others) - 1} more are' if len(others) > 1 else ''}; "
+                "--overwrite replaces it, or pack under another prefix"
+            )
+        return [shard for shard in shards if shard.name not in there]
+
+    def write(self, source: Source, shards: Sequence[_Shard], *, workers: Workers, show_progress: bool) -> None:
+        """Write them."""
+        if not shards:
+            return
+        self._forget(manifest_name(self.prefix), columns_name(self.prefix), *(index_name(s.name) for s in shards))
+        tasks = (self._task(source, shard, target=self._access) for shard in shards)
+        _map(write_shard, tasks, shards, what="pack", workers=workers, show_progress=show_progress)
 
     def finish(self, stale: Sequence[str], classes: Mapping[int, str]) -> None:
         """Delete the shards beyond the last one; write the class table, unless the store has it."""
@@ -252,102 +326,57 @@ class _Target:
             self._forget(manifest_name(self.prefix), columns_name(self.prefix))
             self.store.write(name, data)
 
+    def _task(
+        self,
+        source: Source,
+        shard: _Shard,
+        *,
+        target: StreamTarget | None = None,
+        stored: "tuple[str, str] | Path | RemoteFile | None" = None,
+    ) -> ShardTask:
+        entries = [as_entry(source.records[number], source) for number in shard.numbers]
+        return ShardTask(shard.name, shard.num_bytes, entries, shard.held_bytes, target, stored)
+
+    def _size(self, name: str) -> int:
+        return self.existing[name].size
+
+    def _stored(self, entry: ObjectEntry) -> "tuple[str, str] | Path | RemoteFile":
+        if isinstance(access := self._access, BucketAccess):
+            # Of a cloud's object the cluster may know what is no checksum of its bytes.
+            kind = access.checksum_type if access.provider == "ais" else DEFAULT_CHECKSUM_TYPE
+            if entry.checksum and len(entry.checksum) == len(digest_of((), kind)):
+                return kind, entry.checksum
+            return RemoteFile(access, entry.name, entry.size)
+        return Path(self.store.locate(entry.name))
+
+    @cached_property
+    def _access(self) -> "BucketAccess | LocalStore":
+        """The store, as a worker has it."""
+        assert isinstance(self.store, AisStore | LocalStore), "there are no other stores"
+        return self.store.access() if isinstance(self.store, AisStore) else self.store
+
     def _forget(self, *names: str) -> None:
         """Delete what describes other shards than the store will hold."""
         for name in names:
             if name in self.existing:
                 self.store.delete(name)
 
-    def _stored_checksum(self, entry: ObjectEntry) -> int:
-        # 16 hexadecimal digits: xxhash2. A bucket may be set to another checksum, or to none.
-        if entry.checksum and re.fullmatch(r"[0-9a-f]{16}", entry.checksum):
-            return int(entry.checksum, 16)
-        with self.store.open(entry.name) as stream:
-            return _checksum(stream)
 
-
-def _write_shards(
-    records: Sequence[Record],
-    plan: Sequence[ShardPlan],
-    names: Sequence[str],
+def _map(
+    function: "Callable[[ShardTask, Report], bool]",
+    tasks: Iterable[ShardTask],
+    shards: Sequence[_Shard],
     *,
-    target: _Target,
+    what: str,
+    workers: Workers,
     show_progress: bool,
-) -> None:
-    from webdataset import ShardWriter
-
-    def publish(written: str) -> None:
-        path = Path(written)
-        number = int(path.stem)
-        if path.stat().st_size != plan[number].num_bytes:
-            raise DataError(
-                f"shard '{names[number]}' came out at {path.stat().st_size} bytes, {plan[number].num_bytes} were "
-                "planned: source files changed while they were packed; run it again"
-            )
-        target.publish(names[number], path)
-        path.unlink()
-
-    # Whatever happens, the folder goes with all that is in it.
-    with (
-        _writing(),
-        tempfile.TemporaryDirectory(prefix="dali-pipes-pack-") as folder,
-        bar(what="pack", total=len(records), unit="samples", shown=show_progress) as drawn,
-    ):
-        # The plan says where a shard ends. Fixed times, owner and mode: the same records give the same bytes.
-        writer = ShardWriter(
-            f"{folder.replace('%', '%%')}/%06d.tar",
-            maxcount=sys.maxsize,
-            maxsize=float("inf"),
-            post=publish,
-            verbose=0,
-            encoder=False,
-            mtime=0,
-            user="",
-            group="",
-            mode=0o644,
+) -> list[bool]:
+    num_samples = sum(len(shard.numbers) for shard in shards)
+    is_small = len(shards) == 1 or sum(shard.num_bytes for shard in shards) < MIN_SHARED_BYTES
+    with bar(what=what, total=num_samples, unit="samples", shown=show_progress) as drawn:
+        return workers.map(
+            function,
+            tasks,
+            inline=lambda task: is_small or task.held_bytes > MAX_SENT_BYTES,
+            on_progress=drawn.update,
         )
-        try:
-            for number, shard in enumerate(plan):
-                if number:
-                    writer.next_stream()
-                for record in records[shard.start : shard.stop]:
-                    writer.write(_read_sample(record))
-                    drawn.update(1)
-            writer.close()
-        except BaseException:
-            # Closing it publishes the shard, which is not complete.
-            writer.post = None
-            with contextlib.suppress(OSError):
-                writer.finish()
-            raise
-
-
-def _read_sample(record: Record) -> dict[str, str | bytes]:
-    sample: dict[str, str | bytes] = {"__key__": record.key}
-    for component, content in components_with_label(record).items():
-        if isinstance(content, bytes):
-            sample[component] = content
-        else:
-            with open_source(content) as stream:
-                sample[component] = stream.read()
-    return sample
-
-
-@contextlib.contextmanager
-def _writing() -> Iterator[None]:
-    try:
-        yield
-    except OSError as exc:
-        # A write that fails names no file.
-        where = exc.filename or tempfile.tempdir or "the temporary directory"
-        raise StoreError(
-            f"cannot write '{where}': {exc.strerror or exc}; shards are put together there one at a time: "
-            "set TMPDIR to a directory with more room, or take a smaller --max-bytes"
-        ) from exc
-
-
-def _checksum(stream: BinaryIO) -> int:
-    state = xxhash.xxh64()
-    while block := stream.read(COPY_BYTES):
-        state.update(block)
-    return int(state.intdigest())

@@ -5,7 +5,10 @@ import struct
 from collections.abc import Callable
 from typing import NamedTuple
 
-__all__ = ["PHOTO_EXTENSIONS", "PHOTO_FORMATS", "PhotoHeader", "is_photo", "read_photo_header"]
+__all__ = ["MAX_PIXELS", "PHOTO_EXTENSIONS", "PHOTO_FORMATS", "PhotoHeader", "is_photo", "read_photo_header"]
+
+MAX_PIXELS = 89_478_485
+"""Most pixels of a photo that is not bad: Pillow's ``MAX_IMAGE_PIXELS``, a quarter of a GiB of 8-bit RGB."""
 
 PHOTO_FORMATS = ("unknown", "JPEG", "PNG", "WEBP", "TIFF", "BMP", "PPM", "JPEG2000", "GIF")
 """What a photo's first bytes say it is, whatever its name says. Append only: shard indexes store the position."""

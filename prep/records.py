@@ -13,8 +13,10 @@ from pathlib import Path
 from prep.errors import DataError, PipesError, shown
 from prep.photos import is_photo
 
-__all__ = ["Record", "Source", "download_pets", "imagefolder", "pets"]
+__all__ = ["LABEL_COMPONENT", "Record", "Source", "download_pets", "imagefolder", "pets"]
 
+# As `prep.manifest` has it, whose numpy and safetensors a worker would import for it alone.
+LABEL_COMPONENT = "cls"
 PHOTO = "image.jpg"
 MASK = "trimap.png"
 
@@ -22,15 +24,17 @@ MASK = "trimap.png"
 _BREED = re.compile(r"(?P<breed>.+)_\d+")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Record:
     """One sample to be packed."""
 
     key: str
-    components: Mapping[str, bytes | Path]
-    """component -> its bytes, or the file that holds them; the label is not among them."""
-    label: int
-    """The class id as the source counts it; packed as the component ``cls``."""
+    components: Mapping[str, object]
+    """component -> its bytes, the file that holds them, a `Range` of one, or a value that is encoded as
+    `webdataset.TarWriter` does: a string, what JSON can hold for ``json``, an array for ``npy``."""
+    label: int | None
+    """The class id as the source counts it; packed as the component ``cls``. ``None``: there is none, or the components
+    hold it already."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +50,13 @@ class Source:
     """What was left out, one line each: the record's name and why."""
     masks: frozenset[str] = frozenset()
     """The components that hold class ids a pixel, which must be 8-bit grey PNGs."""
+    broken: Sequence[str] = ()
+    """Records that were found and cannot be packed, one line each: where, and why."""
+    reads: frozenset[str] = frozenset()
+    """URLs of shards, and absolute paths, that are read while the records are packed: not to be written over."""
+    keeps_order: bool = False
+    """Whether components stay in the order in which a record has them; otherwise they are sorted, as ``TarWriter``
+    does."""
 
 
 def pets(directory: Path) -> Source:

@@ -1,10 +1,12 @@
-"""Reshard: shards in, a seeded shuffle of their samples out, in shards of about one size.
+"""Reshard: shards in, their samples in another order out, in shards of about one size.
 
-What AIStore's dSort does with ``shuffle``, without a cluster: the embedded node runs this.
-Three steps, so that a caller can report on each and refuse before anything is written::
+What AIStore's dSort does, without a cluster. The order and the cuts (`arrange`, `cut`, `cut_mapped`) are pure
+functions of names and sizes, and the only ones: the embedded node and the client's engine give the same shards for the
+same request because both call them. What follows is the embedded node's way to the bytes, in three steps, so that it
+can report on each and refuse before anything is written::
 
     samples = [sample for shard in shards for sample in scan(shard)]          # offsets only, no bytes
-    outputs = plan(samples, names=names, output_shard_size=size, seed=seed)   # pure
+    outputs = plan(samples, names=names, output_shard_size=size, algorithm=algorithm)   # pure
     for output in outputs: tar_chunks(output.samples, sources=sources)        # copies ranges
 
 Memory holds one small record a member, never their bytes. Members keep the bytes, name, mode and modification time (in
@@ -12,7 +14,9 @@ whole seconds) that they had, and within a sample the order in which they stood,
 """
 
 import hashlib
+import math
 import os
+import re
 import tarfile
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,12 +28,23 @@ from prep.errors import DataError
 from prep.keys import split_key
 
 __all__ = [
+    "KEY_TYPES",
+    "KINDS",
+    "Algorithm",
     "InputShard",
     "Member",
     "OutputShard",
     "Sample",
     "Sources",
+    "arrange",
+    "arranged",
+    "check_keys",
     "cut",
+    "cut_mapped",
+    "has_key",
+    "key_of",
+    "member_header",
+    "parse_content",
     "plan",
     "scan",
     "shuffled",
@@ -38,7 +53,55 @@ __all__ = [
 
 _BLOCK = tarfile.BLOCKSIZE  # 512
 _CHUNK_BYTES = 1 << 20
+_INTEGER = re.compile(rb"[+-]?[0-9]+")
+
+# Of a regular file's header what comes after its checksum, and what that sums up to with the checksum's eight spaces.
+_TAIL = tarfile.TarInfo("x").tobuf(tarfile.PAX_FORMAT)[156:]
+_OWNER = b"0000000\0" * 2
+_TAIL_SUM = sum(_TAIL) + 8 * ord(" ")
+
+KINDS = ("shuffle", "alphanumeric", "content", "none")
+"""The algorithms, by the names that AIS gives them. (Its ``md5`` orders by name, too: it hashes nothing.)"""
+KEY_TYPES = ("int", "float", "string")
 _MAX_OPEN = 64  # a shuffled output reads from every input; more open files save little, opening costs 10 us
+
+
+@dataclass(frozen=True, kw_only=True)
+class Algorithm:
+    """An order of samples.
+
+    Raises:
+        ValueError: If a value is none that the kind takes.
+    """
+
+    kind: str = "shuffle"
+    """``shuffle``: drawn from ``seed``. ``alphanumeric``: by the name of a sample's first member, byte by byte.
+    ``content``: by what its ``component`` holds. ``none``: as they stand in the input."""
+    seed: int = 0
+    """Of ``shuffle``; not negative, below 2**63, which is what a cluster takes."""
+    decreasing: bool = False
+    """Of ``alphanumeric`` and ``content``."""
+    component: str = ""
+    """Of ``content``: ``cls``, ``seg.png``; a dot before it, as AIS writes it, is dropped."""
+    key_type: str = "string"
+    """Of ``content``: whether that holds an ``int`` (64 bits), a ``float`` or a ``string`` (compared as bytes)."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"algorithm must be one of {', '.join(KINDS)}, got '{self.kind}'")
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed must be in [0, 2**63), got {self.seed}")
+        if self.key_type not in KEY_TYPES:
+            raise ValueError(f"key type must be one of {', '.join(KEY_TYPES)}, got '{self.key_type}'")
+        if self.decreasing and self.kind not in ("alphanumeric", "content"):
+            raise ValueError(f"algorithm '{self.kind}' has no decreasing order; alphanumeric and content have")
+        object.__setattr__(self, "component", self.component.strip().removeprefix("."))
+        if (self.kind == "content") != bool(self.component):
+            raise ValueError(
+                "algorithm 'content' needs the component that holds the sort key, such as cls"
+                if self.kind == "content"
+                else f"algorithm '{self.kind}' sorts by no component, got '{self.component}'; did you mean content?"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -164,14 +227,124 @@ def cut(sizes: Iterable[int], *, target: int) -> list[int]:
     return [*counts, count] if count else counts
 
 
-def plan(samples: Sequence[Sample], *, names: Iterable[str], output_shard_size: int, seed: int) -> list[OutputShard]:
-    """The shards to write: ``samples`` shuffled by ``seed`` and cut at ``output_shard_size`` bytes.
+def cut_mapped(
+    groups: Sequence[int], sizes: Sequence[int], *, limits: Sequence[int], labels: Sequence[str], target: int
+) -> list[tuple[int, list[int]]]:
+    """Samples that go to shards by key, dealt out: ``(group, positions)`` of each shard, a group's shards in order.
+
+    dSort's rule, another than that of `cut`: a shard ends when it is over ``target`` already as the next sample comes,
+    and 512 bytes a member are counted as well.
 
     Args:
-        samples: In input order, which the shuffle depends on.
+        groups: Which group each sample, in output order, belongs to; -1: none, it is left out.
+        sizes: Bytes of each, 512 a member included.
+        limits: How many shards each group has names for.
+        labels: What errors call the groups: their templates.
+        target: Bytes.
+
+    Raises:
+        DataError: A group's names run out.
+
+    >>> cut_mapped([0, 1, 0, 0, -1], [9, 9, 9, 9, 9], limits=[9, 9], labels=["a", "b"], target=10)
+    [(0, [0, 2]), (0, [3]), (1, [1])]
+    """
+    filled: list[int] = [0] * len(limits)
+    shards: list[list[list[int]]] = [[] for _ in limits]
+    for position, group in enumerate(groups):
+        if group < 0:
+            continue
+        if not shards[group] or filled[group] > target:
+            if len(shards[group]) == limits[group]:  # dSort's words
+                raise DataError(
+                    f"number of shards to be created using {labels[group]} template exceeds expected number of shards "
+                    f"({limits[group]})"
+                )
+            shards[group].append([])
+            filled[group] = 0
+        shards[group][-1].append(position)
+        filled[group] += sizes[position]
+    return [(group, positions) for group, found in enumerate(shards) for positions in found]
+
+
+def parse_content(data: bytes | None, *, algorithm: Algorithm, where: str) -> int | float | bytes:
+    """What a sample is sorted by under ``content``; white space around a number is allowed.
+
+    Args:
+        data: The component's bytes; ``None`` where the sample lacks it.
+        algorithm: Its component and key type.
+        where: What errors call the sample: ``shard 'a-0.tar', key '7'``.
+
+    Raises:
+        DataError: If the component is missing or holds no such number.
+    """
+    if data is None:
+        raise DataError(f"{where}: no component '{algorithm.component}' to sort by")
+    if algorithm.key_type == "string":
+        return data
+    text = data.strip()
+    if algorithm.key_type == "int":
+        if _INTEGER.fullmatch(text) and -(2**63) <= (number := int(text)) < 2**63:
+            return number
+    else:
+        try:
+            # An underscore is Python's own.
+            if b"_" not in text and not math.isnan(value := float(text)):
+                return value
+        except ValueError:
+            pass
+    shown = data[:40].decode("ascii", "backslashreplace")
+    raise DataError(
+        f"{where}: component '{algorithm.component}' holds '{shown}', expected {algorithm.key_type} to sort by"
+    )
+
+
+def arrange(
+    names: Sequence[str], *, algorithm: Algorithm, contents: Sequence[int | float | bytes] | None = None
+) -> list[int]:
+    """The positions of samples in output order: a function of these arguments alone. Ties stay in input order.
+
+    Args:
+        names: The name of each sample's first member, in input order.
+        algorithm: The order.
+        contents: What each is sorted by, for ``content``: see `parse_content`.
+    """
+    if algorithm.kind == "none":
+        return list(range(len(names)))
+    if algorithm.kind == "shuffle":
+        return shuffled([key_of(name) for name in names], seed=algorithm.seed)
+    if algorithm.kind == "alphanumeric":
+        # As AIS: the whole name counts, 'a-b.jpg' comes before 'a.jpg', and bytes are compared.
+        encoded = [name.encode("utf-8", "surrogateescape") for name in names]
+        return sorted(range(len(names)), key=encoded.__getitem__, reverse=algorithm.decreasing)
+    assert contents is not None, "who asks for a sort by content has read it"
+    return sorted(range(len(names)), key=contents.__getitem__, reverse=algorithm.decreasing)
+
+
+def key_of(name: str) -> str:
+    """The key of a member, its whole name where it belongs to no sample."""
+    parts = split_key(name)
+    return name if parts is None else parts[0]
+
+
+def plan(
+    samples: Sequence[Sample],
+    *,
+    names: Iterable[str],
+    output_shard_size: int,
+    algorithm: Algorithm,
+    contents: Sequence[int | float | bytes] | None = None,
+) -> list[OutputShard]:
+    """The shards to write: ``samples`` in the algorithm's order, cut at ``output_shard_size`` bytes.
+
+    Files that belong to no sample (a README) come last, in input order: the order of the samples is that of a reader
+    that does not see them.
+
+    Args:
+        samples: In input order, which the order depends on.
         names: The outputs' names, as many as there are or more; taken in order.
         output_shard_size: Bytes of members after which a shard ends (see ``cut``).
-        seed: Any integer.
+        algorithm: The order.
+        contents: See `arrange`; of the samples that have a key, in order.
 
     Raises:
         DataError: A key is in two shards (their members would run together), or the names run out.
@@ -179,17 +352,8 @@ def plan(samples: Sequence[Sample], *, names: Iterable[str], output_shard_size: 
     """
     if output_shard_size <= 0:
         raise ValueError(f"output_shard_size must be positive, got {output_shard_size}")
-    origin: dict[str, str] = {}
-    for sample in samples:
-        if split_key(sample.members[0].name) is None:
-            continue  # a README in every shard is no clash
-        first = origin.setdefault(sample.key, sample.shard.name)
-        if first != sample.shard.name:
-            raise DataError(
-                f"shard '{sample.shard.name}', key '{sample.key}': is in shard '{first}' too; "
-                f"keys must be unique in the data set, pack it with other keys"
-            )
-    order = [samples[position] for position in shuffled([sample.key for sample in samples], seed=seed)]
+    check_keys(samples)
+    order = arranged(samples, algorithm=algorithm, contents=contents)
     outputs: list[OutputShard] = []
     supply = iter(names)
     start = 0
@@ -200,6 +364,38 @@ def plan(samples: Sequence[Sample], *, names: Iterable[str], output_shard_size: 
         outputs.append(OutputShard(name, order[start : start + count]))
         start += count
     return outputs
+
+
+def arranged(
+    samples: Sequence[Sample], *, algorithm: Algorithm, contents: Sequence[int | float | bytes] | None = None
+) -> list[Sample]:
+    """The samples in the algorithm's order, then the files that belong to none: see `plan`."""
+    with_key = [sample for sample in samples if has_key(sample)]
+    order = arrange([sample.members[0].name for sample in with_key], algorithm=algorithm, contents=contents)
+    return [*(with_key[position] for position in order), *(sample for sample in samples if not has_key(sample))]
+
+
+def has_key(sample: Sample) -> bool:
+    """Whether it is a sample, and not a file that belongs to none."""
+    return split_key(sample.members[0].name) is not None
+
+
+def check_keys(samples: Iterable[Sample]) -> None:
+    """Refuse a key of two shards.
+
+    Raises:
+        DataError: Names both.
+    """
+    origin: dict[str, str] = {}
+    for sample in samples:
+        if not has_key(sample):
+            continue  # a README in every shard is no clash
+        first = origin.setdefault(sample.key, sample.shard.name)
+        if first != sample.shard.name:
+            raise DataError(
+                f"shard '{sample.shard.name}', key '{sample.key}': is in shard '{first}' too; "
+                f"keys must be unique in the data set, pack it with other keys"
+            )
 
 
 class Sources:
@@ -265,10 +461,20 @@ def tar_chunks(samples: Iterable[Sample], *, sources: Sources) -> Iterator[bytes
     """A tar of the samples, in pieces: ustar headers, PAX where a name needs it; owner 0; ends with two zero blocks."""
     for sample in samples:
         for member in sample.members:
-            info = tarfile.TarInfo(member.name)
-            info.size, info.mode, info.mtime = member.num_bytes, member.mode, member.mtime_s
-            yield info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+            yield member_header(member.name, member.num_bytes, mode=member.mode, mtime_s=member.mtime_s)
             yield from sources.read(sample.shard, member)
             if padding := -member.num_bytes % _BLOCK:
                 yield bytes(padding)
     yield bytes(2 * _BLOCK)
+
+
+def member_header(name: str, num_bytes: int, *, mode: int = 0o644, mtime_s: int = 0) -> bytes:
+    """What stands before a member's bytes: one ustar block; more where a name or size needs PAX records."""
+    if len(name) <= 100 and name.isascii() and num_bytes < 1 << 33 and 0 <= mtime_s < 1 << 33 and 0 <= mode < 1 << 12:
+        # What follows makes, 20 us later.
+        head = name.encode().ljust(100, b"\0") + b"%07o\0%b%011o\0%011o\0" % (mode, _OWNER, num_bytes, mtime_s)
+        total = sum(head) + _TAIL_SUM
+        return b"%b%06o\0 %b" % (head, total, _TAIL)
+    info = tarfile.TarInfo(name)
+    info.size, info.mode, info.mtime = num_bytes, mode, mtime_s
+    return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")

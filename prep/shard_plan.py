@@ -1,8 +1,9 @@
 """Sizes of records to where shards are cut: known to the byte before one is written."""
 
-import tarfile
 from collections.abc import Sequence
 from typing import NamedTuple
+
+from prep.tar_stream import header_bytes
 
 __all__ = ["ShardPlan", "plan_shards", "tar_bytes"]
 
@@ -51,9 +52,7 @@ def tar_bytes(name: str, size: int) -> int:
     >>> tar_bytes("a.jpg", 1)
     1024
     """
-    member = tarfile.TarInfo(name)
-    member.size = size
-    return len(member.tobuf()) + -(-size // BLOCK) * BLOCK
+    return header_bytes(name, size) + -(-size // BLOCK) * BLOCK
 
 
 def _finished_bytes(filled: int) -> int:

@@ -1,312 +1,413 @@
-"""Shards in a bucket to shuffled shards in the same bucket: dSort in the AIStore cluster, checked before and after.
+"""Shards to shards in another order: by dSort in the AIStore cluster or from here, checked before and after.
 
 dSort is trusted with nothing: a job whose input is not there "succeeds", and one that loses a sample would not say so.
-So the request is made from what is there, and both sides are read and compared.
+So the input is read first, the output planned from it, and what is there afterwards read and compared. The plan serves
+both engines: the cluster gets the request that leads to it, this machine follows it itself (`prep.client_shuffle`).
 """
 
-import contextlib
-import json
+import logging
 import re
-import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+import uuid
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
-from prep.contents import check_same, check_unique, digest_contents
-from prep.errors import DataError, StoreError, shown
+from prep.client_shuffle import describe, find_done, write_outputs
+from prep.contents import check_same, read_contents
+from prep.dsort_job import NoDsortError, run_job
+from prep.dsort_spec import DsortSpec
+from prep.errors import DataError, StoreError
+from prep.key_map import Grouping, KeyMap
 from prep.manifest import classes_name, columns_name, index_name, manifest_name
-from prep.progress import bar
-from prep.store import PROVIDERS, AisStore, error_text
-from prep.urls import ShardSet, check_object_name
+from prep.reshard import Algorithm
+from prep.shuffle_input import epoch_prefix, epoch_seed, load_key_map, resolve_input
+from prep.shuffle_plan import (
+    Engine,
+    Plan,
+    Request,
+    check_input,
+    check_prefix,
+    check_request,
+    common_prefix,
+    input_extension,
+    make_plan,
+    read_input,
+    spec_of,
+)
+from prep.store import AisStore, ObjectEntry, Store
+from prep.templates import Template, extension_of
+from prep.urls import ShardSet, shared_prefix
 
-if TYPE_CHECKING:
-    from aistore.sdk.dsort.core import Dsort
-    from aistore.sdk.dsort.types import JobInfo
+__all__ = [
+    "DEFAULT_OUTPUT_PREFIX",
+    "Algorithm",
+    "Engine",
+    "Grouping",
+    "KeyMap",
+    "ShuffleReport",
+    "epoch_prefix",
+    "epoch_seed",
+    "load_key_map",
+    "resolve_input",
+    "shuffle",
+    "shuffle_spec",
+]
 
-__all__ = ["DEFAULT_OUTPUT_PREFIX", "ShardRange", "ShuffleReport", "dsort_spec", "shard_range", "shuffle"]
+_log = logging.getLogger(__name__)
 
 DEFAULT_OUTPUT_PREFIX = "shuffled-"
-
-# Digits in the names of output shards, as in those that `pack` writes.
-OUTPUT_DIGITS = 6
-# Output names beyond those that sizes ask for: an unused name costs nothing, one too few fails the job.
-SPARE_NAMES = 16
-POLL_S = (0.05, 1.0)
-"""The first pause between two looks at the job, doubled up to the second: short for small jobs, light for long ones."""
-
-_NUMBERED = re.compile(r"(?P<prefix>.*?)(?P<digits>[0-9]+)\.tar", re.DOTALL)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShuffleReport:
-    """What a shuffle did."""
+    """What a shuffle did, or with ``dry_run`` would do."""
 
     url: str
     """``ais://pets/shuffled-``: what the output's names start with."""
     shards: tuple[str, ...]
-    """The output shards, in order; dSort makes the last one as small as it comes out."""
+    """The output shards, in order; a set's last one is as small as it comes out."""
     num_input_shards: int
     num_samples: int
-    """The same number, and the same samples, on both sides."""
+    """In the output: all of the input's but those that a key map leaves out."""
+    num_dropped: int
+    """Left out because the key map has nothing for them."""
     num_bytes: int
     """Of the output shards."""
+    num_written: int
+    """Shards; the client's engine leaves those that are there already as they are."""
+    engine: str
+    """``dsort`` or ``client``: who did it."""
+    planned: tuple[dict[str, Any], ...]
+    """Name, samples and bytes of each output, by the plan. A cluster of several targets cuts elsewhere."""
+    spec: dict[str, Any] | None
+    """The request to dSort; ``None`` where there is none, for a directory."""
+    dry_run: bool
     elapsed_s: float
-
-
-class ShardRange(NamedTuple):
-    """Names that count up without a gap: what dSort's template can say."""
-
-    prefix: str
-    start: int
-    stop: int
-    num_digits: int
-
-    @property
-    def template(self) -> str:
-        """``samples-{000000..000003}``: both ends are in it, the extension is not."""
-        return f"{self.prefix}{{{self.start:0{self.num_digits}d}..{self.stop - 1:0{self.num_digits}d}}}"
-
-    @property
-    def names(self) -> Iterator[str]:
-        return (f"{self.prefix}{number:0{self.num_digits}d}.tar" for number in range(self.start, self.stop))
-
-    def __contains__(self, name: object) -> bool:
-        match = _NUMBERED.fullmatch(str(name))
-        return (
-            match is not None
-            and match["prefix"] == self.prefix
-            and len(match["digits"]) == max(self.num_digits, len(str(int(match["digits"]))))
-            and self.start <= int(match["digits"]) < self.stop
-        )
 
 
 def shuffle(
     shards: ShardSet,
     *,
     output_prefix: str = DEFAULT_OUTPUT_PREFIX,
+    target: Store | None = None,
     seed: int = 0,
+    algorithm: Algorithm | None = None,
     shard_bytes: int | None = None,
+    mapped: KeyMap | Grouping | None = None,
+    drop_unmapped: bool = False,
+    extension: str | None = None,
+    engine: Engine = "auto",
     overwrite: bool = False,
+    dry_run: bool = False,
+    spool_dir: Path | None = None,
     show_progress: bool = False,
 ) -> ShuffleReport:
-    """Write the samples of ``shards``, in an order drawn from ``seed``, to new shards in the same bucket.
+    """Write the samples of ``shards``, in another order, to new shards.
 
-    The input is kept; its class table is copied beside the output. The embedded node gives the same shards for the same
-    seed. A cluster of several targets does not (seen on AIS 4.9): it permutes records in the order in which its targets
-    happened to deliver them.
+    The input is kept; its class table is copied beside the output. The client's engine and the embedded node give the
+    same shards for the same seed. A cluster of several targets does not (seen on AIS 4.9): it permutes records in the
+    order in which its targets happened to deliver them. Files that belong to no sample (a README) are not carried over
+    by the client's engine.
 
     Args:
-        shards: The input, whose names must count up without a gap.
-        output_prefix: What the names of the output start with, within the bucket.
-        seed: Not negative, below 2**63.
+        shards: The input: ``.tar``, ``.tgz`` or ``.tar.gz``, all of one kind.
+        output_prefix: What the names of the output start with, within the bucket or directory. With a ``mapped``
+            `KeyMap` the map names the shards.
+        target: Where to; ``None``: where the input is.
+        seed: Of the order, and of what a `Grouping` draws. Not negative, below 2**63.
+        algorithm: The order; ``None``: a shuffle by ``seed``.
         shard_bytes: An output shard is full when its components take this much; ``None``: the input's mean.
-        overwrite: Delete what is under the output's names first.
+        mapped: Which shards each sample goes to, by its key.
+        drop_unmapped: Leave out samples that a `KeyMap` has nothing for.
+        extension: Of the output; ``None``: the input's.
+        engine: ``dsort``: the cluster. ``client``: this machine. ``auto``: the cluster, and this machine where that
+            has no dSort that works, with a warning, or where output of an earlier run of it is to be completed.
+        overwrite: Replace what is under the output's names.
+        dry_run: Check and plan, write nothing. Shards that are indexed are not read for it.
+        spool_dir: See `write_outputs`.
         show_progress: Draw bars.
 
     Raises:
-        ValueError: If the shards are not in a bucket, their names do not count up, or an argument is out of range.
-        StoreError: If an input shard is not there, output shards are and ``overwrite`` is false, the cluster has no
-            dSort that works, or the job fails; what it wrote by then is deleted.
-        DataError: If the input is no readable tar, or has a key twice: two samples of one key that come to stand
-            together would be read as one. If the output does not hold exactly the input's samples: the text names some
-            that are missing, extra or changed; the output is then left as it is, to be looked into.
+        ValueError: If an argument is out of range, or the engine cannot do what is asked.
+        StoreError: If an input shard is not there, other shards are under the output's names and ``overwrite`` is
+            false, the engine is ``dsort`` and the cluster has none that works, or the job fails; what it wrote by
+            then is deleted.
+        DataError: If the input is no readable tar, has a key twice (two samples of one key that come to stand together
+            would be read as one), lacks a component to sort by, or a key that is not mapped; if its manifest counts
+            other samples. If the output does not hold exactly the input's samples: the text names some that are
+            missing, extra or changed; the output is then left as it is, to be looked into.
     """
-    started = time.perf_counter()
-    store = shards.store
-    if not isinstance(store, AisStore):
-        raise ValueError(
-            f"'{store.url}' is a directory; shuffle needs a bucket, because dSort runs in the AIStore cluster: "
-            "dali-pipes prep pack ... ais://BUCKET, then shuffle ais://BUCKET/samples-"
-        )
-    source = shard_range(shards.names)
-    _check_request([source.prefix, output_prefix], bucket_url=store.url, seed=seed, shard_bytes=shard_bytes)
-    listed = {entry.name for entry in store.list(source.prefix)}
-    missing = [name for name in shards.names if name not in listed]
-    if missing:
-        raise StoreError(f"no shard {shown([store.locate(name) for name in missing])}; {len(shards.names)} were named")
-    stale = _check_output(store, shards, output_prefix, overwrite=overwrite)
-    went_in = digest_contents(store, shards.names, what="read", show_progress=show_progress)
-    check_unique(store, shards.names, went_in)
-    shard_bytes = shard_bytes if shard_bytes is not None else max(1, -(-went_in.num_bytes // len(shards.names)))
-    output = _output_range(output_prefix, num_bytes=went_in.num_bytes, shard_bytes=shard_bytes)
-    spec = dsort_spec(source, output, bucket=store.bucket, scheme=store.scheme, seed=seed, shard_bytes=shard_bytes)
-    for name in stale:
-        store.delete(name)
+    check_prefix(output_prefix, url=(target or shards.store).url)
+    return _run(
+        Request(
+            shards=shards,
+            target=target or shards.store,
+            prefix=output_prefix,
+            outputs=None,
+            algorithm=algorithm or Algorithm(seed=seed),
+            shard_bytes=shard_bytes,
+            mapped=mapped,
+            drop_unmapped=drop_unmapped,
+            extension=input_extension(shards.names) if extension is None else extension,
+            engine=engine,
+            overwrite=overwrite,
+            dry_run=dry_run,
+            spool_dir=spool_dir,
+            show_progress=show_progress,
+        ),
+        seed=seed,
+    )
 
-    _run_job(store, spec, output, num_input_shards=len(shards.names), show_progress=show_progress)
-    made = [entry for entry in store.list(output_prefix) if entry.name in output]
-    names = tuple(entry.name for entry in made)
-    if not names:
-        raise DataError(f"dSort at '{store.url}' reported success and wrote no shard; {len(shards.names)} went in")
-    came_out = digest_contents(store, names, what="verify", show_progress=show_progress)
-    check_same(store, shards.names, names, went_in, came_out)
-    if store.size(classes_name(shards.prefix)) is not None:
-        store.write(classes_name(output_prefix), store.read(classes_name(shards.prefix)))
+
+def shuffle_spec(
+    spec: DsortSpec,
+    *,
+    endpoint: str,
+    drop_unmapped: bool = False,
+    engine: Engine = "auto",
+    overwrite: bool = False,
+    dry_run: bool = False,
+    spool_dir: Path | None = None,
+    show_progress: bool = False,
+) -> ShuffleReport:
+    """Do what a dSort spec says, with the checks of `shuffle` and by the engine that is asked for; see there."""
+    store, target = (AisStore(endpoint, place.name, provider=place.provider) for place in (spec.source, spec.target))
+    names = _spec_names(spec, store)
+    prefix = spec.outputs.prefix if spec.outputs is not None else shared_prefix(names)
+    mapped = None
+    if spec.ekm_file:
+        mapped = load_key_map(
+            spec.ekm_file, endpoint=endpoint, separator=spec.ekm_file_sep, extension=spec.output_extension
+        )
+    return _run(
+        Request(
+            shards=ShardSet(store=store, names=names),
+            target=target if spec.target != spec.source else store,
+            prefix=prefix,
+            outputs=spec.outputs,
+            algorithm=spec.algorithm,
+            shard_bytes=spec.shard_bytes,
+            mapped=mapped,
+            drop_unmapped=drop_unmapped,
+            extension=spec.output_extension,
+            engine=engine,
+            overwrite=overwrite,
+            dry_run=dry_run or spec.dry_run,
+            spool_dir=spool_dir,
+            show_progress=show_progress,
+            description=spec.description,
+            settings=dict(spec.settings),
+        ),
+        seed=spec.algorithm.seed,
+    )
+
+
+def _run(request: Request, *, seed: int) -> ShuffleReport:
+    started = time.perf_counter()
+    check_request(request)
+    listed = check_input(request.shards)
+    contents = read_input(request, listed)
+    plan = make_plan(request, contents, seed=seed)
+    spec = None if request.is_local else spec_of(request, plan)
+    engine = _choose_engine(request, plan)
+    existing = _existing(request, plan)
+    done: set[str] = set()
+    if existing and not request.dry_run:
+        done, engine = _check_existing(request, plan, existing, engine=engine)
+    if not request.dry_run:
+        engine = _write(request, plan, spec, existing=existing, done=done, engine=engine)
+    made = [] if request.dry_run else _made(request, plan, engine=engine)
+    names = plan.names if request.dry_run else tuple(entry.name for entry in made)
+    if engine == "dsort" and not request.dry_run:
+        _verify(request, plan, names)
+    if not request.dry_run:
+        _copy_class_table(request, plan)
+    num_kept = contents.num_samples if plan.kept is None else int(plan.kept.sum())
     return ShuffleReport(
-        url=store.locate(output_prefix),
+        url=request.target.locate(shared_prefix(names) if isinstance(request.mapped, KeyMap) else request.prefix),
         shards=names,
-        num_input_shards=len(shards.names),
-        num_samples=len(went_in.rows),
-        num_bytes=sum(entry.size for entry in made),
+        num_input_shards=len(request.shards.names),
+        num_samples=num_kept,
+        num_dropped=contents.num_samples - num_kept,
+        num_bytes=sum(output.num_bytes(contents) for output in plan.outputs)
+        if request.dry_run
+        else sum(entry.size for entry in made),
+        num_written=0 if request.dry_run else len(names) - len(done),
+        engine=engine,
+        planned=tuple(describe(plan.outputs, contents)),
+        spec=spec,
+        dry_run=request.dry_run,
         elapsed_s=time.perf_counter() - started,
     )
 
 
-def shard_range(names: Sequence[str]) -> ShardRange:
-    """The range that shard names count through.
-
-    Raises:
-        ValueError: If they do not count up without a gap, in digits of one width.
-
-    >>> shard_range(["a-008.tar", "a-009.tar", "a-010.tar"]).template
-    'a-{008..010}'
-    """
-    match = _NUMBERED.fullmatch(names[0])
-    if match is None:
-        raise ValueError(f"shard '{names[0]}' has no number before .tar; dSort takes names that count up")
-    start, num_digits = int(match["digits"]), len(match["digits"])
-    counted = ShardRange(match["prefix"], start, start + len(names), num_digits)
-    for expected, name in zip(counted.names, names, strict=True):
-        if name != expected:
-            raise ValueError(f"shards must count up without a gap for dSort: expected '{expected}', got '{name}'")
-    return counted
+def _spec_names(spec: DsortSpec, store: AisStore) -> tuple[str, ...]:
+    if not isinstance(spec.inputs, Template):
+        return spec.inputs
+    if len(spec.inputs):
+        return tuple(f"{name}{spec.input_extension}" for name in spec.inputs.names())
+    # A cluster takes a prefix and reads nothing; what is meant is clear.
+    names = tuple(e.name for e in store.list(spec.inputs.prefix) if e.name.endswith(spec.input_extension))
+    if not names:
+        raise StoreError(f"'{store.locate(spec.inputs.prefix)}' matches no {spec.input_extension}")
+    return names
 
 
-def dsort_spec(
-    source: ShardRange, output: ShardRange, *, bucket: str, scheme: str = "ais", seed: int, shard_bytes: int
-) -> dict[str, Any]:
-    """The request for a dSort job that shuffles.
-
-    Nothing but fields that AIStore knows: a server answers others by closing the connection.
-
-    Raises:
-        ValueError: If a value is one that dSort would refuse, or misread without a word.
-    """
-    prefixes = [source.prefix, output.prefix]
-    _check_request(prefixes, bucket_url=f"{scheme}://{bucket}", seed=seed, shard_bytes=shard_bytes)
-    for shards in (source, output):
-        if shards.stop <= shards.start:
-            raise ValueError(f"a range must hold at least one name, got {shards}")
-    place = {"name": bucket, "provider": PROVIDERS[scheme]}
-    return {
-        "description": "dali-pipes prep shuffle",
-        "input_bck": place,
-        "input_format": {"template": source.template},
-        "input_extension": ".tar",
-        "output_bck": place,
-        "output_format": output.template,
-        "output_extension": ".tar",
-        "output_shard_size": f"{shard_bytes}B",
-        "algorithm": {"kind": "shuffle", "seed": str(seed)},
-    }
+def _choose_engine(request: Request, plan: Plan) -> str:
+    if request.is_local or request.engine == "client":
+        return "client"
+    if not plan.not_by_dsort:
+        return "dsort"
+    if request.engine == "dsort":
+        raise ValueError(f"{plan.not_by_dsort}; use --engine client")
+    _log.warning("%s: shuffling from here, all bytes pass through this machine", plan.not_by_dsort)
+    return "client"
 
 
-def _check_request(prefixes: Sequence[str], *, bucket_url: str, seed: int, shard_bytes: int | None) -> None:
-    for prefix in prefixes:
-        if not prefix or re.search(r"[{}\s]", prefix):
-            raise ValueError(f"a prefix must hold neither braces nor white space for dSort, got '{prefix}'")
-        if prefix.endswith("/") or prefix[-1].isdigit():
-            raise ValueError(
-                f"a prefix must end in a name's start that is no digit, such as 'shuffled-', got '{prefix}'"
-            )
-        check_object_name(prefix, url=f"{bucket_url}/{prefix}")
-    if not 0 <= seed < 2**63:
-        raise ValueError(f"seed must be in [0, 2**63), got {seed}")
-    if shard_bytes is not None and shard_bytes < 1:
-        raise ValueError(f"shard_bytes must be positive, got {shard_bytes}")
+def _existing(request: Request, plan: Plan) -> dict[str, ObjectEntry]:
+    """Shards under the output's names, and what describes such."""
+    target = request.target
+    if isinstance(target, AisStore) and target is not request.shards.store and not target.exists():
+        return {}
+    entries = {entry.name: entry for prefix in plan.prefixes for entry in target.list(prefix)}
+    found = [name for name in entries if _is_output(request, plan, name)]
+    same_place = target.url == request.shards.store.url
+    clashing = set(request.shards.names).intersection([*found, *plan.names]) if same_place else set()
+    if clashing:
+        raise ValueError(f"output prefix '{request.prefix}' names the input itself; choose another with --output")
+    described = {name(prefix) for prefix in plan.prefixes for name in (manifest_name, columns_name, classes_name)}
+    described |= set(map(index_name, {*found, *plan.names}))
+    return {name: entries[name] for name in [*(name for name in entries if name in described), *found]}
 
 
-def _output_range(prefix: str, *, num_bytes: int, shard_bytes: int) -> ShardRange:
-    # Every shard but the last is filled to shard_bytes at least.
-    count = -(-num_bytes // shard_bytes) + SPARE_NAMES
-    if count > 10**OUTPUT_DIGITS:
-        raise ValueError(f"{count} output shards, names count to {10**OUTPUT_DIGITS}; use a larger --shard-bytes")
-    return ShardRange(prefix, 0, count, OUTPUT_DIGITS)
+def _is_output(request: Request, plan: Plan, name: str) -> bool:
+    extension = extension_of(name)
+    stem = name.removesuffix(extension)
+    if not extension:
+        return False
+    # Whatever it ends in: a set of two kinds could be neither indexed nor shuffled again.
+    return any(
+        template.holds(stem) or re.fullmatch(rf"{re.escape(template.prefix)}[0-9]+", stem)
+        for template in plan.templates
+    )
 
 
-def _check_output(store: AisStore, shards: ShardSet, prefix: str, *, overwrite: bool) -> list[str]:
-    """What is to be deleted before the job: shards under the output's names, and what describes such."""
-    entries = store.list(prefix)
-    found = [entry.name for entry in entries if re.fullmatch(rf"{re.escape(prefix)}[0-9]+\.tar", entry.name)]
-    if set(shards.names).intersection(found):
-        raise ValueError(f"output prefix '{prefix}' names the input itself; choose another with --output")
-    if found and not overwrite:
+def _check_existing(
+    request: Request, plan: Plan, existing: dict[str, ObjectEntry], *, engine: str
+) -> tuple[set[str], str]:
+    """The outputs that are there as planned, and the engine that completes them."""
+    found = [name for name in existing if _is_output(request, plan, name)]
+    done: set[str] = set()
+    can_resume = found and (engine == "client" or (request.engine == "auto" and not request.overwrite))
+    if can_resume:
+        done, others = find_done(
+            request.target, plan.contents, plan.outputs, existing=existing, show_progress=request.show_progress
+        )
+        others += [name for name in found if name not in plan.names]
+        if not others:
+            # Those of an earlier run; a cluster cannot write some of its outputs.
+            return done, "client"
+    if found and not request.overwrite:
         raise StoreError(
-            f"'{store.locate(prefix)}' holds {len(found)} shards already, from '{found[0]}'; "
+            f"'{request.target.locate(request.prefix)}' holds {len(found)} shards already, from '{found[0]}'; "
             "--overwrite replaces them, or choose another prefix with --output"
         )
-    described = {manifest_name(prefix), columns_name(prefix), classes_name(prefix), *map(index_name, found)}
-    return [*(entry.name for entry in entries if entry.name in described), *found]
+    return done, engine
 
 
-# The job
+# Writing
 
 
-def _run_job(
-    store: AisStore, spec: Mapping[str, Any], output: ShardRange, *, num_input_shards: int, show_progress: bool
-) -> None:
-    """Start the job and wait for it; one that does not end well is aborted, and what it wrote deleted."""
-    dsort = store.client.dsort()
-    try:
-        _start(store, dsort, spec)
-        _wait(store, dsort, num_input_shards=num_input_shards, show_progress=show_progress)
-    except BaseException:
-        with contextlib.suppress(StoreError):
-            if dsort.dsort_id:
-                with store.asking(store.url):
-                    dsort.abort()
-        with contextlib.suppress(StoreError):
-            for entry in store.list(output.prefix):
-                if entry.name in output:
-                    store.delete(entry.name)
-        raise
-
-
-def _start(store: AisStore, dsort: "Dsort", spec: Mapping[str, Any]) -> None:
-    from aistore.sdk.errors import AISError, ErrBckNotFound
-
-    with tempfile.TemporaryDirectory(prefix="dali-pipes-shuffle-") as folder:
-        path = Path(folder) / "dsort.json"
-        path.write_text(json.dumps(spec))
-        with store.asking(store.url):
-            try:
-                dsort.start(path)
-            except ErrBckNotFound:
+def _write(
+    request: Request,
+    plan: Plan,
+    spec: dict[str, Any] | None,
+    *,
+    existing: dict[str, ObjectEntry],
+    done: set[str],
+    engine: str,
+) -> str:
+    """Write what is missing; the engine that did."""
+    target = request.target
+    left = [output for output in plan.outputs if output.name not in done]
+    if not left and all(name in plan.names or not _is_output(request, plan, name) for name in existing):
+        return "client"
+    if isinstance(target, AisStore) and not target.exists():
+        target.create()
+    # What describes the output goes first: it must not stand beside other shards than it was made of.
+    kept = {name for output in done for name in (output, index_name(output))}
+    kept |= set(plan.names) if engine == "client" else set()
+    for name in existing:
+        if name not in kept:
+            target.delete(name)
+    if engine == "dsort":
+        source = request.shards.store
+        assert isinstance(source, AisStore)
+        assert spec is not None
+        try:
+            run_job(
+                source,
+                spec,
+                key_map=plan.key_map,
+                key_map_name=f"{request.prefix}key-map-{uuid.uuid4().hex[:12]}.json",
+                clear=_clearing(request, plan),
+                num_input_shards=len(request.shards.names),
+                show_progress=request.show_progress,
+            )
+            return "dsort"
+        except NoDsortError as exc:
+            if request.engine == "dsort":
                 raise
-            except AISError as exc:
-                # 400: AIS 5.0, whose own broadcast fails. 404, 501: built without dSort.
-                if exc.status_code not in (400, 404, 405, 501):
-                    raise
-                raise StoreError(
-                    f"no dSort that works at {store.endpoint}: {error_text(exc)}; it needs an "
-                    "AIStore built with dSort, 4.x (5.0 has it and cannot start it). Without it, index the shards as "
-                    "they are: dali-pipes prep index URL"
-                ) from exc
+            _log.warning("%s. Shuffling from here now: all bytes pass through this machine", str(exc).partition(";")[0])
+    write_outputs(
+        request.shards.store,
+        plan.contents,
+        left,
+        target=target,
+        prefix=request.prefix,
+        spool_dir=request.spool_dir,
+        show_progress=request.show_progress,
+    )
+    return "client"
 
 
-def _wait(store: AisStore, dsort: "Dsort", *, num_input_shards: int, show_progress: bool) -> None:
-    pause, longest = POLL_S
-    with bar(what="dSort", total=2 * num_input_shards, unit="shards", shown=show_progress) as drawn:
-        while True:
-            with store.asking(store.url):
-                jobs = list(dsort.get_job_info().values())
-            failures = [text for job in jobs for text in job.metrics.errors or () if text]
-            if failures or any(job.metrics.aborted or job.aborted for job in jobs):
-                reason = failures[0] if failures else "aborted"
-                raise StoreError(f"dSort job '{dsort.dsort_id}' at {store.endpoint} failed: {reason}")
-            _draw(drawn, jobs, num_input_shards=num_input_shards)
-            if jobs and all(job.metrics.shard_creation.finished for job in jobs):
-                return
-            time.sleep(pause)
-            pause = min(2 * pause, longest)
+def _clearing(request: Request, plan: Plan) -> Callable[[], None]:
+    def clear() -> None:
+        for prefix in plan.prefixes:
+            for entry in request.target.list(prefix):
+                if _is_output(request, plan, entry.name):
+                    request.target.delete(entry.name)
+
+    return clear
 
 
-def _draw(drawn: Any, jobs: Sequence["JobInfo"], *, num_input_shards: int) -> None:
-    """Half a bar for the shards taken apart, half for those put together; each job counts for one target."""
-    extracted = sum(int(job.metrics.local_extraction.extracted_count) for job in jobs)
-    created = sum(int(job.metrics.shard_creation.created_count) for job in jobs)
-    to_create = sum(int(job.metrics.shard_creation.to_create) for job in jobs)
-    drawn.total = num_input_shards + (to_create or num_input_shards)
-    drawn.update(extracted + created - drawn.n)
+def _made(request: Request, plan: Plan, *, engine: str) -> list[ObjectEntry]:
+    entries = {entry.name: entry for prefix in plan.prefixes for entry in request.target.list(prefix)}
+    if engine == "client":
+        return [entries[name] for name in plan.names]
+    return [entries[name] for name in sorted(entries) if _is_output(request, plan, name)]
+
+
+def _verify(request: Request, plan: Plan, names: Sequence[str]) -> None:
+    store = request.target
+    if not names:
+        raise DataError(
+            f"dSort at '{store.url}' reported success and wrote no shard; {len(request.shards.names)} went in"
+        )
+    came_out = read_contents(store, names, what="verify", show_progress=request.show_progress)
+    check_same(store, plan.contents, came_out, kept=plan.kept)
+
+
+def _copy_class_table(request: Request, plan: Plan) -> None:
+    source = request.shards.store
+    stem = common_prefix([shard.removesuffix(extension_of(shard)) for shard in request.shards.names])
+    name = classes_name(stem.rstrip("0123456789"))
+    if source.size(name) is None:
+        return
+    data = source.read(name)
+    for prefix in plan.prefixes:
+        copy = classes_name(prefix)
+        if request.target.size(copy) is None or request.target.read(copy) != data:
+            request.target.write(copy, data)

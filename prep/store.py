@@ -10,7 +10,7 @@ import ipaddress
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, cast
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from aistore.sdk.request_client import RequestClient
     from aistore.sdk.retry_config import RetryConfig
 
+    from prep.transfer import BucketAccess
+
 __all__ = [
     "PROVIDERS",
     "AisStore",
@@ -32,6 +34,7 @@ __all__ = [
     "Store",
     "ais_client",
     "answer_text",
+    "cause_of",
     "check_endpoint",
     "error_text",
     "is_loopback",
@@ -152,6 +155,13 @@ class LocalStore:
         with path.open("rb") as source, self._replacing(name) as stream:
             shutil.copyfileobj(source, stream, 1 << 20)
 
+    def write_stream(self, name: str, chunks: "Callable[[], Iterable[memoryview]]", *, num_bytes: int) -> None:
+        """Create or replace a file from a stream; what ``chunks`` raises comes through as it is."""
+        with self._replacing(name) as stream:
+            for chunk in chunks():
+                stream.write(chunk)
+        assert self.size(name) == num_bytes, "the stream's length was announced"
+
     @contextlib.contextmanager
     def _replacing(self, name: str) -> Iterator[BinaryIO]:
         target = self.directory / name
@@ -247,8 +257,51 @@ class AisStore:
             self._bulk.object(name).get_writer().put_content(data)
 
     def upload(self, name: str, path: Path) -> None:
-        with self.asking(self.locate(name)):
-            self._bulk.object(name).get_writer().put_file(path)
+        # Not the SDK's put_file, which sends the body to the proxy first.
+        def chunks() -> Iterator[memoryview]:
+            view = memoryview(bytearray(1 << 20))
+            try:
+                with path.open("rb", buffering=0) as stream:
+                    while num := stream.readinto(view):
+                        yield view[:num]
+            except OSError as exc:
+                raise StoreError(f"cannot read '{path}': {exc.strerror or exc}") from exc
+
+        try:
+            num_bytes = path.stat().st_size
+        except OSError as exc:
+            raise StoreError(f"cannot read '{path}': {exc.strerror or exc}") from exc
+        self.access().write_stream(name, chunks, num_bytes=num_bytes)
+
+    def access(self) -> "BucketAccess":
+        """What reads and writes this bucket's objects without the SDK; for other processes, too.
+
+        TLS, token and proxies are those of the SDK's session.
+        """
+        from aistore.sdk.errors import AISError
+
+        from prep.transfer import BucketAccess
+
+        with self.asking(self.url):
+            try:
+                props = json.loads(self._bucket.head().get("Ais-Bucket-Props", "{}"))
+            except AISError as exc:
+                if exc.status_code == 404:  # HEAD's has no body to tell what is missing
+                    raise StoreError(self._no_bucket()) from exc
+                raise
+        session = self._bulk.client.session_manager.session
+        checksum = props.get("checksum", {}).get("type", "")
+        return BucketAccess(
+            endpoint=self.endpoint,
+            bucket=self.bucket,
+            provider=self.provider,
+            url=self.url,
+            **({"checksum_type": checksum} if checksum else {}),
+            token=self._bulk.client.token or None,
+            verify=session.verify,
+            cert=session.cert,
+            uses_environment=session.trust_env,
+        )
 
     def size(self, name: str) -> int | None:
         from aistore.sdk.errors import AISError
@@ -272,6 +325,9 @@ class AisStore:
                 if exc.status_code != 404:
                     raise
 
+    def _no_bucket(self) -> str:
+        return f"no bucket '{self.url}' at {self.endpoint}; `dali-pipes prep pack` makes one"
+
     @contextlib.contextmanager
     def asking(self, where: str) -> Iterator[None]:
         """Turn what the SDK and its transport raise inside into one line that says where and what to do."""
@@ -284,7 +340,7 @@ class AisStore:
         try:
             yield
         except ErrBckNotFound as exc:
-            raise StoreError(f"no bucket '{self.url}' at {self.endpoint}; `dali-pipes prep pack` makes one") from exc
+            raise StoreError(self._no_bucket()) from exc
         except ErrObjNotFound as exc:
             raise StoreError(f"no object '{where}' at {self.endpoint}") from exc
         except AISError as exc:
@@ -425,13 +481,14 @@ def _no_answer(endpoint: str, exc: Exception) -> str:
 
     if isinstance(exc, requests.exceptions.ProxyError):
         return (
-            f"no answer from AIStore at {endpoint} through the proxy {_proxy_of(endpoint)} ({_cause(exc)}); "
+            f"no answer from AIStore at {endpoint} through the proxy {_proxy_of(endpoint)} ({cause_of(exc)}); "
             "name the host in NO_PROXY to reach it directly, or pass another --endpoint"
         )
-    return f"no answer from AIStore at {endpoint} ({_cause(exc)}); is it running? pass --endpoint or set AIS_ENDPOINT"
+    return f"no answer from AIStore at {endpoint} ({cause_of(exc)}); is it running? pass --endpoint or set AIS_ENDPOINT"
 
 
-def _cause(exc: BaseException) -> str:
+def cause_of(exc: BaseException) -> str:
+    """What the socket said, of what `requests` and `urllib3` made of it."""
     # requests wraps urllib3, which wraps what the socket said: "HTTPConnection(...): Failed to ...".
     inner: BaseException | None = exc
     while inner is not None:

@@ -1,21 +1,31 @@
-"""Run a dSort job: a spec in; new shards in a bucket, and a status in AIS's words, out. Shuffle only."""
+"""Run a dSort job: a spec in; new shards in a bucket, and a status in AIS's words, out."""
 
+import gzip
+import itertools
 import os
+import shutil
+import tempfile
 import threading
 import time
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+from urllib.parse import unquote, urlsplit
 
 from prep import reshard
 from prep.embedded import wire
 from prep.embedded.sortspec import SortSpec, with_extension
 from prep.embedded.storage import BucketExistsError, BucketMissingError, ObjectMissingError, Storage
 from prep.errors import DataError
+from prep.key_map import parse_key_map
+from prep.keys import split_key
 
 _NEVER = "0001-01-01T00:00:00Z"
+_GZIP = 16 + zlib.MAX_WBITS  # the container, of zlib's formats
 _NO_STATS = {"total_ms": "0", "count": "0", "min_ms": "9223372036854775807", "max_ms": "0", "avg_ms": "0"}
 
 
@@ -47,6 +57,8 @@ class SortJob:
     storage: Storage
     node: str
     """The target's name, in statuses."""
+    endpoint: str = ""
+    """Where the node answers: it reads key maps from nowhere else."""
     job: str = field(default_factory=lambda: f"srt-{os.urandom(5).hex()}")
     num_extracted: int = 0
     extracted_bytes: int = 0
@@ -70,11 +82,12 @@ class SortJob:
 
     def _run(self) -> None:
         try:
-            with reshard.Sources() as sources:
+            scratch = self.storage.folder / "scratch" / self.storage.node
+            with reshard.Sources() as sources, tempfile.TemporaryDirectory(dir=scratch) as folder:
                 with self._phase(self._extraction):
-                    samples = self._extract(sources)
+                    samples = self._extract(sources, Path(folder))
                 with self._phase(self._sorting):
-                    outputs = self._plan(samples)
+                    outputs = self._plan(samples, sources)
                 with self._phase(self._creation):
                     self._create(outputs, sources)
         except _AbortedError:
@@ -96,7 +109,7 @@ class SortJob:
         yield
         phase.ended_ns = time.time_ns()
 
-    def _extract(self, sources: reshard.Sources) -> list[reshard.Sample]:
+    def _extract(self, sources: reshard.Sources, folder: Path) -> list[reshard.Sample]:
         samples: list[reshard.Sample] = []
         for name in self._input_names():
             self._check_aborted()
@@ -104,10 +117,14 @@ class SortJob:
                 shard = self.storage.shard(self.spec.source, name)
             except ObjectMissingError:
                 continue  # as AIS, whose setting is to ignore missing shards
-            sources.check(shard)
-            found = reshard.scan(shard)
-            if self.storage.shard(self.spec.source, name) != shard:
-                raise DataError(f"shard '{name}': changed while it was being read; start again")
+            if self.spec.input_extension == ".tar":
+                sources.check(shard)
+                found = reshard.scan(shard)
+                if self.storage.shard(self.spec.source, name) != shard:
+                    raise DataError(f"shard '{name}': changed while it was being read; start again")
+            else:
+                shard = self._decompress(name, folder / str(self.num_extracted))
+                found = reshard.scan(shard)
             sources.check(shard)
             samples += found
             self.num_extracted += 1
@@ -116,10 +133,29 @@ class SortJob:
             self._save()
         return samples
 
-    def _plan(self, samples: list[reshard.Sample]) -> list[reshard.OutputShard]:
-        names = (with_extension(name) for name in self.spec.outputs.names())
-        size = self.spec.output_shard_size or max(1, -(-self.extracted_bytes // len(self.spec.outputs)))
-        outputs = reshard.plan(samples, names=names, output_shard_size=size, seed=self.spec.seed)
+    def _decompress(self, name: str, path: Path) -> reshard.InputShard:
+        file, meta = self.storage.open(self.spec.source, name)
+        try:
+            packed_file = cast("BinaryIO", _Head(file, meta.num_bytes))
+            with file, path.open("wb") as plain, gzip.GzipFile(mode="rb", fileobj=packed_file) as packed:
+                shutil.copyfileobj(packed, plain, 1 << 20)
+        except (gzip.BadGzipFile, EOFError, zlib.error) as exc:
+            raise DataError(f"shard '{name}': is no whole gzip file: {exc}") from exc
+        return reshard.InputShard(name=name, path=path)
+
+    def _plan(self, samples: list[reshard.Sample], sources: reshard.Sources) -> list[reshard.OutputShard]:
+        algorithm, extension = self.spec.algorithm, self.spec.output_extension
+        contents = None
+        if algorithm.kind == "content":
+            with_key = filter(reshard.has_key, samples)
+            contents = [self._content(sample, sources) for sample in with_key]
+        if self.spec.outputs is None:
+            reshard.check_keys(samples)
+            outputs = self._plan_mapped(reshard.arranged(samples, algorithm=algorithm, contents=contents))
+        else:
+            names = (with_extension(name, extension) for name in self.spec.outputs.names())
+            size = self.spec.output_shard_size or max(1, -(-self.extracted_bytes // len(self.spec.outputs)))
+            outputs = reshard.plan(samples, names=names, output_shard_size=size, algorithm=algorithm, contents=contents)
         if self.spec.source == self.spec.target:
             inputs = {sample.shard.name for sample in samples}
             for output in outputs:
@@ -128,6 +164,55 @@ class SortJob:
         self.num_planned = len(outputs)
         return outputs
 
+    def _content(self, sample: reshard.Sample, sources: reshard.Sources) -> int | float | bytes:
+        data = None
+        for member in sample.members:
+            parts = split_key(member.name)
+            if parts is not None and parts[1].lower() == self.spec.algorithm.component.lower():
+                data = b"".join(sources.read(sample.shard, member))
+        where = f"shard '{sample.shard.name}', key '{sample.key}'"
+        return reshard.parse_content(data, algorithm=self.spec.algorithm, where=where)
+
+    def _plan_mapped(self, samples: Sequence[reshard.Sample]) -> list[reshard.OutputShard]:
+        extension = self.spec.output_extension
+        key_map = parse_key_map(
+            self._read_key_map(),
+            where=f"key map '{self.spec.key_map}'",
+            separator=self.spec.key_map_separator,
+            extension=extension,
+        )
+        for template in key_map.outputs:
+            for name in template.ends():
+                wire.check_object_name(with_extension(name, extension))
+        groups = key_map.assign([sample.members[0].name for sample in samples])
+        if -1 in groups:
+            name = samples[groups.index(-1)].members[0].name
+            raise DataError(f'error on lookup record "{name}" in external key map: no match found')
+        found = reshard.cut_mapped(
+            groups,
+            [sample.num_bytes + 512 * len(sample.members) for sample in samples],
+            limits=[len(template) for template in key_map.outputs],
+            labels=[str(template) for template in key_map.outputs],
+            target=self.spec.output_shard_size,
+        )
+        supplies = [template.names() for template in key_map.outputs]
+        return [
+            reshard.OutputShard(with_extension(next(supplies[group]), extension), [samples[at] for at in positions])
+            for group, positions in found
+        ]
+
+    def _read_key_map(self) -> bytes:
+        url = self.spec.key_map
+        path = urlsplit(url).path.split("/", 4)
+        if not self.endpoint or not url.startswith(f"{self.endpoint}/v1/objects/") or len(path) < 5:
+            raise DataError(f'the embedded node reads an ekm file from its own buckets only, not from "{url}"')
+        try:
+            file, meta = self.storage.open(path[3], unquote(path[4]))
+        except ObjectMissingError as exc:
+            raise DataError(f'unexpected status code (404) when requesting ekm file from "{url}"') from exc
+        with file:
+            return file.read(meta.num_bytes)
+
     def _create(self, outputs: list[reshard.OutputShard], sources: reshard.Sources) -> None:
         for output in outputs:
             self.storage.write(self.spec.target, output.name, self._chunks(output, sources))
@@ -135,13 +220,20 @@ class SortJob:
             self._save()
 
     def _chunks(self, output: reshard.OutputShard, sources: reshard.Sources) -> Iterator[bytes]:
-        for chunk in reshard.tar_chunks(output.samples, sources=sources):
+        chunks: Iterable[bytes] = reshard.tar_chunks(output.samples, sources=sources)
+        if self.spec.output_extension != ".tar":
+            packer = zlib.compressobj(wbits=_GZIP)
+            packed = map(packer.compress, chunks)
+            chunks = itertools.chain(packed, (packer.flush() for _ in range(1)))
+        for chunk in chunks:
             self._check_aborted()
             yield chunk
 
     def _input_names(self) -> Iterator[str]:
         inputs = self.spec.inputs
-        return iter(inputs) if isinstance(inputs, list) else map(with_extension, inputs.names())
+        if isinstance(inputs, list):
+            return iter(inputs)
+        return (with_extension(name, self.spec.input_extension) for name in inputs.names())
 
     def _check_aborted(self) -> None:
         if self.storage.is_job_aborted(self.job):
@@ -191,6 +283,18 @@ class SortJob:
             "aborted": failed,
             "archived": done,
         }
+
+
+class _Head:
+    """The first bytes of a file, as a file: what follows an object's in its file is none of it."""
+
+    def __init__(self, file: BinaryIO, num_bytes: int) -> None:
+        self._file, self._left = file, num_bytes
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._file.read(self._left if size < 0 else min(size, self._left))
+        self._left -= len(data)
+        return data
 
 
 def read_status(storage: Storage, job: str) -> dict[str, Any] | None:

@@ -325,7 +325,7 @@ class _Handler(Exchange):
 
     def _start_sort(self) -> None:
         spec = SortSpec.parse(self.read_json())
-        job = SortJob(spec, self.server.storage, wire.target_id(self.server.port))
+        job = SortJob(spec, self.server.storage, wire.target_id(self.server.port), endpoint=self.server.endpoint)
         self.answer_text(job.start())
 
     def _sort_status(self) -> None:

@@ -1,74 +1,23 @@
 """Read a dSort request: JSON in, a checked spec out; names with number ranges in, single names out."""
 
-import itertools
-import math
 import re
 import time
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from prep.dsort_spec import parse_size
 from prep.embedded import wire
 from prep.embedded.wire import RefusalError
+from prep.reshard import KEY_TYPES, KINDS, Algorithm
+from prep.templates import EXTENSIONS, Template, extension_of
 
-_MAX_DIGITS = 18  # of a number in a template: it stays below 2**63
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
-
-@dataclass(frozen=True)
-class Template:
-    """Names with number ranges in braces: ``train-{000..127}``, ``a-{0..8..2}-b-{1..3}``."""
-
-    parts: Sequence[str]
-    """What stands between the ranges; one more than there are ranges."""
-    ranges: Sequence[range]
-    widths: Sequence[int]
-
-    @classmethod
-    def parse(cls, text: str) -> "Template":
-        """The template; without a pair of braces it has no range, and counts no name, as in AIS.
-
-        Raises:
-            RefusalError: Braces that hold no ascending range.
-        """
-        if "{" not in text or "}" not in text:
-            return cls([text], [], [])
-        pieces = re.split(r"\{(\d+)\.\.(\d+)(?:\.\.(\d+))?\}", text)
-        parts, ranges, widths = pieces[::4], [], []
-        for first, last, step in zip(pieces[1::4], pieces[2::4], pieces[3::4], strict=True):
-            if max(map(len, (first, last, step or ""))) > _MAX_DIGITS:
-                raise RefusalError(400, f"invalid 'bash' template \"{text[:100]}\": numbers are too long")
-            if int(first) > int(last) or int(step or 1) == 0:
-                raise RefusalError(400, f"invalid 'bash' template \"{text}\": {{{first}..{last}}} does not ascend")
-            ranges.append(range(int(first), int(last) + 1, int(step or 1)))
-            widths.append(min(len(first), len(last)))
-        if any("{" in part or "}" in part for part in parts):
-            raise RefusalError(
-                400, f"invalid 'bash' template \"{text}\" (expecting e.g. 'prefix-{{0001..0010..1}}-suffix')"
-            )
-        if math.prod(map(len, ranges)) >= 1 << 63:
-            raise RefusalError(400, f"invalid 'bash' template \"{text[:100]}\": too many names")
-        return cls(parts, ranges, widths)
-
-    def __len__(self) -> int:
-        """How many names."""
-        return math.prod(len(numbers) for numbers in self.ranges) if self.ranges else 0
-
-    def ends(self) -> list[str]:
-        """The first and the last name; none where there is no range."""
-        if not self.ranges:
-            return []
-        return [self._filled(tuple(numbers[position] for numbers in self.ranges)) for position in (0, -1)]
-
-    def names(self) -> Iterator[str]:
-        """The names, the last range running fastest."""
-        if self.ranges:
-            for numbers in itertools.product(*self.ranges):
-                yield self._filled(numbers)
-
-    def _filled(self, numbers: Sequence[int]) -> str:
-        filled = (f"{number:0{width}}" for number, width in zip(numbers, self.widths, strict=True))
-        return self.parts[0] + "".join(text + part for text, part in zip(filled, self.parts[1:], strict=True))
+def parse_template(text: str) -> Template:
+    """The template; 400 for braces that hold no ascending range."""
+    try:
+        return Template.parse(text)
+    except ValueError as exc:
+        raise RefusalError(400, str(exc)) from exc
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,9 +27,15 @@ class SortSpec:
     source: str
     target: str
     inputs: Template | list[str]
-    outputs: Template
+    input_extension: str
+    outputs: Template | None
+    """``None``: the key map names the shards."""
+    output_extension: str
     output_shard_size: int
-    seed: int
+    algorithm: Algorithm
+    key_map: str
+    """URL of an external key map; empty where there is none."""
+    key_map_separator: str
     description: str
 
     @classmethod
@@ -90,40 +45,73 @@ class SortSpec:
         AIS 4.9 breaks the connection on an unknown algorithm, a bad size or a bad output template; here the answer is
         400.
         """
-        algorithm = wire.field_of(spec, "algorithm", dict)
-        kind, seed = algorithm.get("kind"), str(algorithm.get("seed") or "")
-        if kind in ("alphanumeric", "content", "none") or spec.get("ekm_file"):
-            raise wire.unsupported(f"dSort other than shuffle (here: {'ekm_file' if spec.get('ekm_file') else kind})")
-        if kind != "shuffle":
-            raise RefusalError(400, f"invalid sorting algorithm {kind!r}")
-        if seed and not re.fullmatch(r"\d{1,40}", seed):
-            raise RefusalError(400, f'invalid seed "{seed}" (expecting integer value)')
-        for extension in ("input_extension", "output_extension"):
-            if spec.get(extension) not in (None, "", ".tar", "tar"):
-                raise wire.unsupported(f"dSort with {extension} {spec[extension]!r}")
         source, target = (_bucket(spec.get(field_name)) for field_name in ("input_bck", "output_bck"))
         if not source:
             raise RefusalError(400, '[dsort] parse-spec: "input_bck" missing source bucket')
-        outputs = Template.parse(wire.field_of(spec, "output_format", str))
-        if not len(outputs):
-            raise RefusalError(
-                400, "prefix-only template not supported: output_format needs a range of numbers in braces"
-            )
-        for name in outputs.ends():  # what lies between has the same parts
-            wire.check_object_name(with_extension(name))
+        algorithm = _algorithm(wire.field_of(spec, "algorithm", dict))
+        key_map = wire.field_of(spec, "ekm_file", str)
+        size = _parse_size(str(spec.get("output_shard_size") or "0"))
+        if key_map and not size:
+            raise RefusalError(400, '[dsort] parse-spec: "output_shard_size" must be set with an "ekm_file"')
         input_format = wire.field_of(spec, "input_format", dict)
         names = wire.field_of(input_format, "objnames", list)
         if not all(isinstance(name, str) for name in names):
             raise RefusalError(400, '[dsort] parse-spec: "objnames" must hold names')
+        template = wire.field_of(input_format, "template", str)
+        input_extension = _extension(spec, "input_extension") or extension_of(template) or ".tar"
+        output_format = wire.field_of(spec, "output_format", str)
+        output_extension = _extension(spec, "output_extension") or extension_of(output_format) or input_extension
         return cls(
             source=source,
             target=target or source,
-            inputs=names or Template.parse(wire.field_of(input_format, "template", str)),
-            outputs=outputs,
-            output_shard_size=_parse_size(str(spec.get("output_shard_size") or "0")),
-            seed=int(seed) if seed else time.time_ns(),
+            inputs=names or parse_template(template),
+            input_extension=input_extension,
+            outputs=None if key_map else _outputs(output_format, output_extension),
+            output_extension=output_extension,
+            output_shard_size=size,
+            algorithm=algorithm,
+            key_map=key_map,
+            key_map_separator=wire.field_of(spec, "ekm_file_sep", str),
             description=str(spec.get("description") or ""),
         )
+
+
+def _algorithm(algorithm: dict[str, Any]) -> Algorithm:
+    kind, seed = algorithm.get("kind") or "alphanumeric", str(algorithm.get("seed") or "")
+    if kind == "md5":
+        raise wire.unsupported("dSort by md5")
+    if kind not in KINDS:
+        raise RefusalError(400, f"invalid sorting algorithm {kind!r}")
+    if seed and not (re.fullmatch(r"\d{1,19}", seed) and int(seed) < 2**63):
+        raise RefusalError(400, f'invalid seed "{seed}" (expecting integer value)')
+    if kind == "shuffle":
+        return Algorithm(kind=kind, seed=int(seed) if seed else time.time_ns())
+    decreasing = algorithm.get("decreasing") is True and kind != "none"
+    if kind != "content":
+        return Algorithm(kind=kind, decreasing=decreasing)
+    extension, key_type = algorithm.get("extension"), algorithm.get("content_key_type")
+    if not isinstance(extension, str) or not re.fullmatch(r"\s*\..*\S\s*", extension):
+        raise RefusalError(400, f'algorithm: invalid extension "{extension}" (expecting e.g. ".cls")')
+    if key_type not in KEY_TYPES:
+        raise RefusalError(400, f"invalid content sorting key {key_type!r}, expecting one of: 'int', 'float', 'string'")
+    return Algorithm(kind=kind, decreasing=decreasing, component=extension, key_type=key_type)
+
+
+def _outputs(text: str, extension: str) -> Template:
+    outputs = parse_template(text.strip())
+    if not len(outputs):
+        raise RefusalError(400, "prefix-only template not supported: output_format needs a range of numbers in braces")
+    for name in outputs.ends():  # what lies between has the same parts
+        wire.check_object_name(with_extension(name, extension))
+    return outputs
+
+
+def _extension(spec: dict[str, Any], name: str) -> str:
+    text = wire.field_of(spec, name, str)
+    extension = f".{text.removeprefix('.')}" if text else ""
+    if extension and extension not in EXTENSIONS:
+        raise wire.unsupported(f"dSort with {name} {text!r}")
+    return extension
 
 
 def _bucket(model: object) -> str:
@@ -135,13 +123,13 @@ def _bucket(model: object) -> str:
     return str(model["name"])
 
 
-def with_extension(name: str) -> str:
-    """``name``, ending in ``.tar``."""
-    return name if name.endswith(".tar") else f"{name}.tar"
+def with_extension(name: str, extension: str) -> str:
+    """``name``, ending in that extension."""
+    return name if name.endswith(extension) else f"{name}{extension}"
 
 
 def _parse_size(text: str) -> int:
-    match = re.fullmatch(r"(\d{1,18}(?:\.\d+)?)\s*([KMGT]?)I?B?", text.strip().upper())
-    if match is None:
-        raise RefusalError(400, f'[dsort] parse-spec: "output_shard_size" invalid size "{text}"')
-    return int(float(match.group(1)) * _UNITS[match.group(2)])
+    try:
+        return parse_size(text)
+    except ValueError as exc:
+        raise RefusalError(400, f'[dsort] parse-spec: "output_shard_size" invalid size "{text}"') from exc

@@ -271,13 +271,17 @@ def test_refused_rows_are_those_that_the_index_speaks_against() -> None:
     }
 
 
-def test_neighbours_are_of_the_same_shard_the_nearest_first() -> None:
-    """First those before it, then those after."""
-    samples = DataSet([make_index(0, 3), make_index(1, 5)]).samples()
-    assert samples.neighbours(5).tolist() == [4, 3, 6, 7]
-    assert samples.neighbours(0).tolist() == [1, 2]
-    samples.excluded = np.array([1, 3, 6])
-    assert samples.neighbours(5).tolist() == [4, 7]
+def test_neighbours_are_of_the_same_shard_first_and_the_nearest_first() -> None:
+    """First those before it, then those after, then the shards that follow, the last one's being the first."""
+    samples = DataSet([make_index(0, 3), make_index(1, 5), make_index(2, 2)]).samples()
+
+    def neighbours(ordinal: int) -> list[list[int]]:
+        return [of_a_shard.tolist() for of_a_shard in samples.neighbours(ordinal)]
+
+    assert neighbours(5) == [[4, 3, 6, 7], [8, 9], [0, 1, 2]]
+    assert neighbours(0) == [[1, 2], [3, 4, 5, 6, 7], [8, 9]]
+    samples.excluded = np.array([1, 3, 6, 8, 9])
+    assert neighbours(5) == [[4, 7], [0, 2]]
 
 
 def test_replaced_batch_has_the_others_columns() -> None:

@@ -100,8 +100,14 @@ class Watch:
 
     def _run(self) -> None:
         while not self._over.is_set():
-            self.peak = max(self.peak, sum(path.stat().st_blocks * 512 for path in self._root.glob("*.image")))
+            # Of several images one may give up what another then takes between the two looks: both must find the same.
+            found = self._blocks()
+            if found == self._blocks():
+                self.peak = max(self.peak, sum(found.values()))
             time.sleep(0.0005)
+
+    def _blocks(self) -> dict[Path, int]:
+        return {path: path.stat().st_blocks * 512 for path in self._root.glob("*.image")}
 
     def __enter__(self) -> "Watch":
         self._thread.start()

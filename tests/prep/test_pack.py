@@ -3,10 +3,13 @@ import os
 import re
 import signal
 import tarfile
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 import webdataset
 from hypothesis import given
 from hypothesis import strategies as st
@@ -100,12 +103,9 @@ def test_pack_members_carry_no_time_owner_or_name(tmp_path: Path) -> None:
         assert {(m.mtime, m.uid, m.gid, m.uname, m.gname, m.mode) for m in archive} == {(0, 0, 0, "", "", 0o644)}
 
 
-def test_pack_into_a_temporary_directory_with_a_percent_sign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "100%d").mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "100%d"))
-    pack(make_source(4), store=LocalStore(tmp_path / "out"), max_count=2)
-    assert len(list((tmp_path / "out").glob("*.tar"))) == 2
-    assert list((tmp_path / "100%d").iterdir()) == []
+def test_pack_into_a_directory_with_a_percent_sign(tmp_path: Path) -> None:
+    pack(make_source(4), store=LocalStore(tmp_path / "100%d"), max_count=2)
+    assert len(list((tmp_path / "100%d").glob("samples-00000?.tar"))) == 2
 
 
 def test_pack_dry_run_writes_nothing_and_tells_the_same(store: Store) -> None:
@@ -346,6 +346,7 @@ def test_pack_records_that_could_not_be_read_back_are_an_error(
         ({"max_count": 0}, "max_count must be positive, got 0"),
         ({"max_bytes": -1}, "max_bytes must be positive, got -1"),
         ({"on_bad": "ignore"}, "on_bad must be one of fail, skip, keep, got 'ignore'"),
+        ({"jobs": 0}, "jobs must be positive, got 0"),
         ({"prefix": ""}, "prefix must end in a name's start that is no digit"),
         ({"prefix": "a/"}, "prefix must end in"),
         ({"prefix": "v2"}, "prefix must end in"),  # v2000000.tar: where does the number start?
@@ -369,7 +370,7 @@ def test_pack_file_that_changes_while_it_is_packed_is_an_error(tmp_path: Path, m
     monkeypatch.setattr("prep.pack._check_existing", lambda *_, **__: path.write_bytes(b"\xff\xd8\xff" * 30_000) and [])
     with pytest.raises(DataError, match=r"shard 'samples-000000\.tar' came out at .* source files changed"):
         pack(source, store=LocalStore(tmp_path / "out"))
-    assert not (tmp_path / "out").exists()
+    assert list((tmp_path / "out").iterdir()) == []
 
 
 # What is there already
@@ -433,50 +434,48 @@ def test_pack_leaves_other_prefixes_alone(store: Store) -> None:
 # Interrupted and out of room: real signals and limits, in a process of its own
 
 
-SLOW_PACK = """
-import sys, time
+LONG_PACK = """
+import sys
 from pathlib import Path
 from prep.pack import pack
+from prep.records import Record, Source
 from prep.store import LocalStore
-from tests.prep.conftest import make_source
 
-class SlowStore(LocalStore):
-    def upload(self, name, path):
-        super().upload(name, path)
-        print(name, flush=True)
-        time.sleep(0.2)
-
-pack(make_source(200), store=SlowStore(Path(sys.argv[1])), max_count=10)
+big = Path(sys.argv[1])
+records = [Record(key=str(number), components={"bin": big}, label=0) for number in range(40)]
+pack(Source(name="big", records=records, classes={0: "zero"}), store=LocalStore(Path(sys.argv[2])), max_count=1, jobs=2)
 """
 
 
 def test_pack_interrupted_by_ctrl_c_leaves_whole_shards_and_is_finished_by_running_again(tmp_path: Path) -> None:
-    (tmp_path / "tmp").mkdir()
-    out = tmp_path / "out"
-    process = start_python(SLOW_PACK, out, TMPDIR=str(tmp_path / "tmp"))
-    assert process.stdout is not None
-    assert process.stdout.readline() == "samples-000000.tar\n"
+    """Two are being written when it comes; of neither is anything left."""
+    out, big = tmp_path / "out", tmp_path / "big"
+    with big.open("wb") as stream:
+        stream.truncate(30 << 20)
+    process = start_python(LONG_PACK, big, out)
+    deadline = time.monotonic() + 30
+    while len(list(out.glob("*.tar"))) < 2:
+        assert time.monotonic() < deadline
+        assert process.poll() is None
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=30)
     assert process.returncode != 0
     assert errors.rstrip().endswith("KeyboardInterrupt")
 
-    assert list((tmp_path / "tmp").iterdir()) == []
     written = sorted(path.name for path in out.iterdir())  # hidden ones, too
-    assert 1 <= len(written) < 20
+    assert 2 <= len(written) < 40
     assert all(re.fullmatch(r"samples-\d{6}\.tar", name) for name in written)
-    straight = LocalStore(tmp_path / "straight")
-    pack(make_source(200), store=straight, max_count=10)
-    for name in written:
-        assert (out / name).read_bytes() == straight.read(name)
+    assert {(out / name).stat().st_size for name in written} == {(30 << 20) + 10240}
 
-    report = pack(make_source(200), store=LocalStore(out), max_count=10)
-    assert report.num_written == 20 - len(written)
-    assert _contents(LocalStore(out)) == _contents(straight)
+    process = start_python(LONG_PACK.replace("range(40)", f"range({len(written) + 2})"), big, out)
+    _, errors = process.communicate(timeout=120)
+    assert (process.returncode, errors) == (0, "")
+    names = {path.name for path in out.iterdir()}
+    assert names == {f"samples-{number:06d}.tar" for number in range(len(written) + 2)} | {"samples-classes.json"}
 
 
 NO_ROOM = """
-import resource, sys, tempfile
+import resource, sys
 from pathlib import Path
 from prep.errors import StoreError
 from prep.pack import pack
@@ -493,24 +492,163 @@ except StoreError as exc:
 
 
 def test_pack_out_of_room_says_where_and_leaves_nothing_half_written(tmp_path: Path) -> None:
-    (tmp_path / "tmp").mkdir()
     source = make_source(200)
     planned = pack(source, store=LocalStore(tmp_path / "planned"), max_count=100)
     sizes = [(tmp_path / "planned" / name).stat().st_size for name in planned.shards]
     assert sizes[0] < sizes[1]
-    process = start_python(NO_ROOM, tmp_path / "out", str(sizes[1] - 1), TMPDIR=str(tmp_path / "tmp"))
+    process = start_python(NO_ROOM, tmp_path / "out", str(sizes[1] - 1))
     output, errors = process.communicate(timeout=30)
     assert errors == ""
-    assert re.fullmatch(rf"cannot write '{tmp_path}/tmp': File too large; .* set TMPDIR .*\n", output)
-    assert list((tmp_path / "tmp").iterdir()) == []
+    assert output == f"cannot write '{tmp_path}/out/samples-000001.tar': File too large\n"
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["samples-000000.tar"]
     assert pack(source, store=LocalStore(tmp_path / "out"), max_count=100).num_written == 1
 
 
-def test_pack_without_a_temporary_directory_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pack_needs_no_temporary_directory(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shards are streamed to where they go: there is no second copy."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
-    with pytest.raises(StoreError, match=r"cannot write '.*/gone/.*': No such file or directory; .* set TMPDIR"):
-        pack(make_source(4), store=LocalStore(tmp_path / "out"))
+    assert pack(make_source(4), store=store).num_written == 1
+
+
+# Several at a time
+
+
+@pytest.fixture
+def _shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes for the smallest set, too."""
+    monkeypatch.setattr("prep.record_check.MIN_SHARED_RECORDS", 0)
+    monkeypatch.setattr("prep.record_check.NUM_RECORDS", 5)
+    monkeypatch.setattr("prep.pack.MIN_SHARED_BYTES", 0)
+
+
+@pytest.mark.usefixtures("_shared")
+def test_pack_by_processes_gives_the_same_bytes_notes_and_reports(store: Store, tmp_path: Path) -> None:
+    """From files, and from memory; a second run finds all there, a third what is missing."""
+    write_pets(tmp_path / "in", {f"Abyssinian_{number}": 1 for number in range(23)})
+    (tmp_path / "in" / "images" / "Abyssinian_7.jpg").write_bytes(PNG)
+    (tmp_path / "in" / "images" / "Abyssinian_12.jpg").write_bytes(GIF)
+    alone = LocalStore(tmp_path / "alone")
+    for source, prefix in ((pets(tmp_path / "in"), "samples-"), (make_source(23), "made-")):
+        one = pack(source, store=alone, prefix=prefix, max_count=4, on_bad="skip", jobs=1)
+        two = pack(source, store=store, prefix=prefix, max_count=4, on_bad="skip", jobs=2)
+        assert (two.shards, two.num_samples, two.num_bytes) == (one.shards, one.num_samples, one.num_bytes)
+        assert (two.skipped, two.noted, two.num_written) == (one.skipped, one.noted, 6)
+    assert two.skipped == ()
+    assert _contents(store) == _contents(alone)
+    assert pack(source, store=store, prefix="made-", max_count=4, jobs=2).num_written == 0
+    store.delete("made-000003.tar")
+    assert pack(source, store=store, prefix="made-", max_count=4, jobs=2).num_written == 1
+    assert _contents(store) == _contents(alone)
+
+
+@pytest.mark.usefixtures("_shared")
+def test_pack_by_processes_fails_as_in_one(tmp_path: Path) -> None:
+    """What a worker finds reaches the caller as it is."""
+    source = pets(write_pets(tmp_path / "in", {f"Abyssinian_{number}": 1 for number in range(23)}))
+    (tmp_path / "in" / "images" / "Abyssinian_7.jpg").write_bytes(GIF)
+    with pytest.raises(DataError, match=r"1 of 23 records .* are bad: Abyssinian_7: image\.jpg is a GIF"):
+        pack(source, store=LocalStore(tmp_path / "out"), max_count=4, jobs=2)
+    (tmp_path / "in" / "images" / "Abyssinian_9.jpg").unlink()
+    with pytest.raises(StoreError, match=r"cannot read '.*/Abyssinian_9\.jpg': No such file"):
+        pack(source, store=LocalStore(tmp_path / "out"), max_count=4, jobs=2)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.usefixtures("_shared")
+def test_pack_of_much_that_is_in_memory_is_not_copied_to_a_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process that has the bytes writes them itself."""
+    monkeypatch.setattr("prep.record_check.MAX_SENT_BYTES", 500)
+    monkeypatch.setattr("prep.pack.MAX_SENT_BYTES", 500)
+    monkeypatch.setattr("prep.workers.Workers.start", lambda _: pytest.fail("a process was started"))
+    assert pack(make_source(23), store=LocalStore(tmp_path), max_count=4, jobs=2).num_written == 6
+
+
+PEAK = """
+import json, resource, sys
+from pathlib import Path
+from prep.pack import pack
+from prep.records import Record, Source
+from prep.store import AisStore, LocalStore
+from tests.prep.conftest import encode_photo
+
+folder, where, num = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+store = AisStore(where, "peak") if where.startswith("http") else LocalStore(Path(where))
+pack(Source(name="small", records=[Record(key="a", components={"json": b"1"}, label=0)], classes={}), store=store)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+records = [Record(key=str(number), components={"bin": folder / "big"}, label=0) for number in range(num)]
+source = Source(name="big", records=records, classes={})
+report = pack(source, store=store, prefix="big-", max_bytes=1 << 40, max_count=num // 2, jobs=int(sys.argv[4]))
+own, workers = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+print(json.dumps([report.num_bytes, own - before, workers]))
+"""
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_pack_holds_a_mebibyte_of_files_and_shards_of_any_size(store: Store, tmp_path: Path, jobs: int) -> None:
+    """Two shards of 300 MiB, each of two files of 150 MiB."""
+    (tmp_path / "in").mkdir()
+    with (tmp_path / "in" / "big").open("wb") as stream:
+        stream.truncate(150 << 20)
+    where = store.endpoint if isinstance(store, AisStore) else str(store.url)
+    process = start_python(PEAK, tmp_path / "in", where, "4", str(jobs))
+    output, errors = process.communicate(timeout=120)
+    assert errors == ""
+    num_bytes, own_kib, workers_kib = json.loads(output)
+    assert num_bytes > 600 << 20
+    assert own_kib < 16 << 10
+    if jobs == 2:
+        assert workers_kib < 120 << 10  # an interpreter with `requests`, which has 35 MiB
+
+
+def test_pack_conflict_in_the_last_shard_is_found_before_the_first_is_written(store: Store) -> None:
+    pack(make_source(23, seed=1), store=store, max_count=10)
+    for name in ("samples-000000.tar", "samples-000001.tar"):
+        store.delete(name)
+    before = _contents(store)
+    with pytest.raises(StoreError, match=r"samples-000002\.tar' is there with other content; --overwrite"):
+        pack(make_source(23), store=store, max_count=10)
+    assert _contents(store) == before
+
+
+@pytest.mark.parametrize("checksum_type", ["md5", "crc32c", "none"])
+def test_pack_again_into_a_bucket_of_another_checksum_writes_nothing_anew(node: str, checksum_type: str) -> None:
+    """Compared by the bucket's own checksum, or where it has none by reading the shards."""
+    store = AisStore(node, f"pack-{checksum_type}")
+    store.create()
+    _set_checksum(store, checksum_type)
+    assert pack(make_source(23), store=store, max_count=10).num_written == 3
+    assert pack(make_source(23), store=store, max_count=10).num_written == 0
+    with pytest.raises(StoreError, match=r"is there with other content, and 2 more are; --overwrite"):
+        pack(make_source(23, seed=1), store=store, max_count=10)
+    assert pack(make_source(23, seed=1), store=store, max_count=10, overwrite=True).num_written == 3
+
+
+def _set_checksum(store: AisStore, checksum_type: str) -> None:
+    url = f"{store.endpoint}/v1/buckets/{store.bucket}"
+    message: Any = {"action": "set-bprops", "value": {"checksum": {"type": checksum_type}}}
+    assert requests.patch(url, json=message, timeout=10).status_code == 200
+
+
+def test_pack_broken_records_of_a_source_are_an_error_unless_skipped(tmp_path: Path) -> None:
+    source = replace(make_source(4), broken=["'x.tfrecord', record 7 at byte 512: damaged"])
+    with pytest.raises(
+        DataError, match=r"1 records of made up cannot be read: 'x\.tfrecord', record 7 .*--on-bad skip"
+    ):
+        pack(source, store=LocalStore(tmp_path / "out"))
+    with pytest.raises(DataError, match="1 records of made up cannot be read"):
+        pack(source, store=LocalStore(tmp_path / "out"), on_bad="keep")
+    assert not (tmp_path / "out").exists()
+    report = pack(source, store=LocalStore(tmp_path / "out"), on_bad="skip")
+    assert (report.num_samples, report.skipped) == (4, tuple(source.broken))
+
+
+def test_pack_without_labels_has_no_cls(tmp_path: Path) -> None:
+    record = Record(key="a", components={"jpg": encode_photo()}, label=None)
+    report = pack(_source(record), store=LocalStore(tmp_path / "out"))
+    [sample] = _read_back(LocalStore(tmp_path / "out"), report.shards, tmp_path / "read")
+    assert set(sample) == {"__key__", "jpg"}
 
 
 def test_pack_to_an_endpoint_that_dies_says_so_and_is_finished_later(tmp_path: Path) -> None:

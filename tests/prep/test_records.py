@@ -3,11 +3,16 @@ from pathlib import Path
 
 import pytest
 
+from prep import manifest, records
 from prep.errors import DataError, PipesError
 from prep.records import download_pets, imagefolder, pets
 from tests.prep.conftest import encode_photo, write_pets
 
 NAMES = {"Abyssinian_2": 1, "Abyssinian_10": 1, "great_pyrenees_7": 16}
+
+
+def test_label_component_is_the_manifests() -> None:
+    assert records.LABEL_COMPONENT == manifest.LABEL_COMPONENT
 
 
 def test_pets_records_come_in_the_order_of_the_list(tmp_path: Path) -> None:

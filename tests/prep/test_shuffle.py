@@ -1,6 +1,5 @@
 import io
 import json
-import re
 import tarfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,10 +11,11 @@ from aistore.sdk.dsort.core import Dsort
 from aistore.sdk.errors import AISError
 
 from prep import shuffle as shuffle_module
+from prep.dsort_spec import DsortSpec
 from prep.errors import DataError, StoreError
 from prep.index import index_shards
 from prep.pack import pack
-from prep.shuffle import ShardRange, dsort_spec, shard_range, shuffle
+from prep.shuffle import shuffle
 from prep.store import AisStore, LocalStore
 from prep.urls import ShardSet, resolve_shards
 from tests.prep.conftest import make_source
@@ -44,97 +44,6 @@ def _read(store: AisStore, names: Sequence[str]) -> list[tuple[str, bytes]]:
 
 def _names(store: AisStore, prefix: str) -> list[str]:
     return [entry.name for entry in store.list(prefix)]
-
-
-# Names and the request
-
-
-@pytest.mark.parametrize(
-    ("names", "template"),
-    [
-        (["a-000000.tar", "a-000001.tar"], "a-{000000..000001}"),
-        (["a-7.tar"], "a-{7..7}"),  # one shard is a range, too
-        (["x/a-08.tar", "x/a-09.tar", "x/a-10.tar"], "x/a-{08..10}"),
-        (["a-9.tar", "a-10.tar"], "a-{9..10}"),
-        (["v2-shard3.tar", "v2-shard4.tar"], "v2-shard{3..4}"),  # the last number counts
-    ],
-)
-def test_shard_range_of_names_that_count_up_is_a_template(names: list[str], template: str) -> None:
-    found = shard_range(names)
-    assert found.template == template
-    assert list(found.names) == names
-    assert all(name in found for name in names)
-
-
-@pytest.mark.parametrize(
-    ("names", "message"),
-    [
-        (["a-0.tar", "a-2.tar"], r"expected 'a-1\.tar', got 'a-2\.tar'"),
-        (["a-1.tar", "a-0.tar"], r"expected 'a-2\.tar', got 'a-0\.tar'"),
-        (["a-0.tar", "b-1.tar"], r"expected 'a-1\.tar', got 'b-1\.tar'"),
-        (["a-00.tar", "a-1.tar"], r"expected 'a-01\.tar', got 'a-1\.tar'"),
-        (["cat.tar"], r"shard 'cat\.tar' has no number before \.tar"),
-        (["a-0.tar.gz"], "has no number"),
-    ],
-)
-def test_shard_range_of_other_names_says_which_is_expected(names: list[str], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        shard_range(names)
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("a-03.tar", True),
-        ("a-12.tar", False),  # beyond the end
-        ("a-3.tar", False),
-        ("a-003.tar", False),
-        ("b-03.tar", False),
-        ("a-03.index.safetensors", False),
-        ("a-x.tar", False),
-    ],
-)
-def test_shard_range_contains_its_names_only(name: str, expected: bool) -> None:
-    assert (name in ShardRange("a-", 3, 12, 2)) is expected
-
-
-def test_dsort_spec_has_the_fields_that_real_clusters_took() -> None:
-    source, output = ShardRange("samples-", 0, 4, 6), ShardRange("shuffled-", 0, 20, 6)
-    assert dsort_spec(source, output, bucket="pets", scheme="s3", seed=7, shard_bytes=4_000_000) == {
-        "description": "dali-pipes prep shuffle",
-        "input_bck": {"name": "pets", "provider": "aws"},
-        "output_bck": {"name": "pets", "provider": "aws"},
-        "input_format": {"template": "samples-{000000..000003}"},
-        "input_extension": ".tar",
-        "output_format": "shuffled-{000000..000019}",
-        "output_extension": ".tar",
-        "output_shard_size": "4000000B",
-        "algorithm": {"kind": "shuffle", "seed": "7"},  # a string: a number breaks the connection
-    }
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"source": ShardRange("a{-", 0, 4, 6)}, "neither braces nor white space for dSort, got 'a{-'"),
-        ({"source": ShardRange("", 0, 4, 6)}, "a prefix must hold"),
-        ({"output": ShardRange("out2", 0, 4, 6)}, "a prefix must end in a name's start that is no digit"),
-        ({"output": ShardRange("a b-", 0, 4, 6)}, "neither braces nor white space"),
-        ({"output": ShardRange("a-", 4, 4, 6)}, "a range must hold at least one name"),
-        ({"seed": -1}, r"seed must be in \[0, 2\*\*63\), got -1"),
-        ({"seed": 2**63}, "seed must be in"),
-        ({"shard_bytes": 0}, "shard_bytes must be positive, got 0"),
-    ],
-)
-def test_dsort_spec_that_dsort_would_misread_is_refused(change: dict[str, Any], message: str) -> None:
-    arguments: dict[str, Any] = {
-        "source": ShardRange("samples-", 0, 4, 6),
-        "output": ShardRange("shuffled-", 0, 20, 6),
-        "seed": 0,
-        "shard_bytes": 1,
-    } | change
-    with pytest.raises(ValueError, match=message):
-        dsort_spec(arguments.pop("source"), arguments.pop("output"), bucket="pets", **arguments)
 
 
 # The job, on the embedded node
@@ -204,11 +113,11 @@ def test_shuffle_over_output_that_is_there_needs_overwrite(packed: ShardSet, buc
 # What is refused before a job is started
 
 
-def test_shuffle_of_a_directory_says_that_it_needs_a_bucket(tmp_path: Path) -> None:
+def test_shuffle_of_a_directory_by_dsort_says_that_it_needs_a_bucket(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     names = pack(make_source(4), store=store).shards
-    with pytest.raises(ValueError, match=rf"'{tmp_path}' is a directory; shuffle needs a bucket"):
-        shuffle(ShardSet(store=store, names=names))
+    with pytest.raises(ValueError, match=rf"'{tmp_path}' is a directory; engine 'dsort' needs a bucket"):
+        shuffle(ShardSet(store=store, names=names), engine="dsort")
 
 
 @pytest.mark.parametrize(
@@ -277,10 +186,12 @@ def test_shuffle_in_a_missing_bucket_says_how_to_make_one(bucket: AisStore) -> N
 # A job that fails
 
 
-def test_shuffle_with_too_few_output_names_fails_and_leaves_nothing(
+def test_shuffle_job_that_fails_leaves_nothing(
     packed: ShardSet, bucket: AisStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shuffle_module, "SPARE_NAMES", -3)
+    """A cluster that needs more names than the plan does: it says so after its work, not before."""
+    whole = DsortSpec.json
+    monkeypatch.setattr(DsortSpec, "json", lambda spec: whole(spec) | {"output_format": "shuffled-{000000..000001}"})
     with pytest.raises(
         StoreError, match=r"dSort job 'srt-.*' at http.* failed: number of shards to be created exceeds"
     ):
@@ -288,17 +199,49 @@ def test_shuffle_with_too_few_output_names_fails_and_leaves_nothing(
     assert _names(bucket, "shuffled-") == []
 
 
-@pytest.mark.parametrize("status", [400, 404, 501])
-def test_shuffle_on_a_cluster_without_dsort_says_so(
-    packed: ShardSet, status: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+REFUSALS = [
+    (400, "stats.NodeStatus.Status: ReadString: expects"),  # as AIS 5.0 answers; see the recorded exchanges
+    (404, "invalid path"),
+    (501, "not supported"),
+]
+
+
+def _refuse_dsort(monkeypatch: pytest.MonkeyPatch, status: int, text: str) -> None:
     def refuse(*_: object) -> None:
-        # As AIS 5.0 answers; see the recorded exchanges.
-        raise AISError(status, "stats.NodeStatus.Status: ReadString: expects", "http://x/v1/sort", SimpleNamespace())
+        raise AISError(status, text, "http://x/v1/sort", SimpleNamespace())
 
     monkeypatch.setattr(Dsort, "start", refuse)
-    with pytest.raises(StoreError, match=rf"no dSort that works at http://127.*: {status} stats\.NodeStatus"):
-        shuffle(packed)
+
+
+@pytest.mark.parametrize(("status", "text"), REFUSALS)
+def test_shuffle_by_dsort_on_a_cluster_without_it_says_so(
+    packed: ShardSet, bucket: AisStore, status: int, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _refuse_dsort(monkeypatch, status, text)
+    with pytest.raises(
+        StoreError, match=rf"no dSort that works at http://127.*: {status} {text}.*shuffle from here: --engine client"
+    ):
+        shuffle(packed, engine="dsort")
+    assert _names(bucket, "shuffled-") == []
+
+
+@pytest.mark.parametrize(("status", "text"), REFUSALS)
+def test_shuffle_on_a_cluster_without_dsort_goes_on_from_here_with_one_warning(
+    packed: ShardSet,
+    bucket: AisStore,
+    status: int,
+    text: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    expected = _read(bucket, shuffle(packed, seed=7, output_prefix="node-").shards)
+    _refuse_dsort(monkeypatch, status, text)
+    report = shuffle(packed, seed=7)
+    assert report.engine == "client"
+    assert _read(bucket, report.shards) == expected
+    [warning] = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert f"{status} {text}" in warning.message
+    assert warning.message.endswith("Shuffling from here now: all bytes pass through this machine")
 
 
 def test_shuffle_interrupted_aborts_the_job(
@@ -378,7 +321,7 @@ def test_shuffle_that_changed_the_data_names_the_keys(
                     archive.addfile(member, io.BytesIO(data))
         store.write("shuffled-000000.tar", stream.getvalue())
 
-    monkeypatch.setattr(shuffle_module, "_run_job", tampering_job)
+    monkeypatch.setattr(shuffle_module, "run_job", tampering_job)
     with pytest.raises(DataError, match=f"dSort changed the data: .*{message}"):
         shuffle(packed)
     assert "shuffled-classes.json" not in _names(bucket, "shuffled-")
@@ -397,20 +340,20 @@ def test_shuffle_that_split_a_sample_in_two_is_noticed(packed: ShardSet, monkeyp
                 archive.addfile(member, io.BytesIO(data))
         store.write("shuffled-000000.tar", stream.getvalue())
 
-    monkeypatch.setattr(shuffle_module, "_run_job", splitting_job)
+    monkeypatch.setattr(shuffle_module, "run_job", splitting_job)
     with pytest.raises(DataError, match=r"43 samples went in, 44 came out of .*: 1 changed \('folder/0000'\)"):
         shuffle(packed)
 
 
 def test_shuffle_that_wrote_nothing_is_noticed(packed: ShardSet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shuffle_module, "_run_job", lambda *_, **__: None)
+    monkeypatch.setattr(shuffle_module, "run_job", lambda *_, **__: None)
     with pytest.raises(DataError, match="reported success and wrote no shard; 5 went in"):
         shuffle(packed)
 
 
 def test_shuffle_that_wrote_a_broken_shard_names_it(packed: ShardSet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        shuffle_module, "_run_job", lambda store, *_, **__: store.write("shuffled-000000.tar", b"x" * 2048)
+        shuffle_module, "run_job", lambda store, *_, **__: store.write("shuffled-000000.tar", b"x" * 2048)
     )
     with pytest.raises(DataError, match=r"shuffled-000000\.tar' is no readable tar"):
         shuffle(packed)
@@ -430,7 +373,7 @@ def test_shuffle_on_a_named_cluster_is_verified(request: pytest.FixtureRequest) 
         names = pack(source, store=store, max_count=10).shards
         assert pack(source, store=store, max_count=10).num_written == 0  # its checksums are ours
         try:
-            report = shuffle(ShardSet(store=store, names=names), seed=7)
+            report = shuffle(ShardSet(store=store, names=names), seed=7, engine="dsort")
         except StoreError as exc:
             if "; it needs an AIStore built with dSort, 4.x" not in str(exc):
                 raise
@@ -441,10 +384,3 @@ def test_shuffle_on_a_named_cluster_is_verified(request: pytest.FixtureRequest) 
     finally:
         if store.exists():
             store.client.bucket(store.bucket).delete()
-
-
-@pytest.mark.parametrize("prefix", ["../dogs/a-", "a//b-", "./b-", "a/../b-"])
-def test_dsort_spec_prefix_that_leads_into_another_bucket_is_refused(prefix: str) -> None:
-    output = ShardRange(prefix, 0, 4, 6)
-    with pytest.raises(ValueError, match=f"'ais://pets/{re.escape(prefix)}': the parts of an object's name"):
-        dsort_spec(ShardRange("samples-", 0, 2, 6), output, bucket="pets", seed=0, shard_bytes=1)

@@ -6,7 +6,7 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,11 @@ from aistore.sdk.dsort import Dsort
 from aistore.sdk.errors import AISError, ErrBckAlreadyExists, ErrBckNotFound, ErrObjNotFound
 from aistore.sdk.wait_result import WaitResult
 
+from prep.dsort_spec import read_spec
 from prep.errors import StoreError
-from prep.shuffle import shuffle
+from prep.key_map import Grouping, parse_key_map
+from prep.reshard import Algorithm
+from prep.shuffle import Engine, shuffle, shuffle_spec
 from prep.store import AisStore
 from prep.urls import ShardSet
 from tests.prep.embedded.tars import make_tar, read_tar
@@ -651,25 +654,143 @@ def test_dsort_shuffles_whole_samples(client: Client, bucket: Bucket, shards: di
     assert sum(int(info.metrics.local_extraction.extracted_record_count) for info in infos) == len(shards)
 
 
-def test_shuffle_is_done_or_its_error_says_what_is_missing(bucket: Bucket, shards: dict[str, bytes]) -> None:
-    """The project's own command, whatever the cluster: the samples in new shards, or words that name the way out."""
+def in_shards(bucket: Bucket) -> ShardSet:
     endpoint = bucket.client.base_url.removesuffix("/v1")
-    store = AisStore(endpoint, bucket.name)
-    in_shards = ShardSet(store=store, names=tuple(f"in-{index}.tar" for index in range(4)))
+    return ShardSet(store=AisStore(endpoint, bucket.name), names=tuple(f"in-{index}.tar" for index in range(4)))
+
+
+def keys_of(bucket: Bucket, names: Iterable[str]) -> list[str]:
+    members = [member for name in names for member, _ in read_tar(get(bucket, name))]
+    return list(dict.fromkeys(name.partition(".")[0] for name in members))
+
+
+def test_shuffle_is_done_by_dsort_or_from_here(bucket: Bucket, shards: dict[str, bytes]) -> None:
+    """The project's own command, whatever the cluster: the samples in new shards."""
+    report = shuffle(in_shards(bucket), output_prefix="out-", seed=7)
+    assert sorted(member for shard in outputs(bucket).values() for member in shard) == sorted(shards.items())
+    again = shuffle(in_shards(bucket), output_prefix="here-", seed=7, engine="client")
+    assert sorted(keys_of(bucket, again.shards)) == sorted(keys_of(bucket, report.shards))
+
+
+def test_shuffle_by_dsort_says_what_is_missing(bucket: Bucket, shards: dict[str, bytes]) -> None:
+    """Where it must be the cluster: done, or words that name the way out, and nothing written."""
     refused: StoreError | None = None
     try:
-        shuffle(in_shards, output_prefix="out-", seed=7)
+        report = shuffle(in_shards(bucket), output_prefix="out-", seed=7, engine="dsort")
     except StoreError as exc:
         if not is_without_dsort(exc.__cause__):
             raise
         refused = exc
-    members = sorted(member for shard in outputs(bucket).values() for member in shard)
     if refused is None:
-        assert members == sorted(shards.items())
+        assert report.engine == "dsort"
+        assert sorted(keys_of(bucket, report.shards)) == sorted({name.partition(".")[0] for name in shards})
     else:
+        endpoint = bucket.client.base_url.removesuffix("/v1")
         assert str(refused).startswith(f"no dSort that works at {endpoint}: ")
-        assert str(refused).endswith("index the shards as they are: dali-pipes prep index URL")
-        assert members == []
+        assert str(refused).endswith("shuffle from here: --engine client")
+        assert outputs(bucket) == {}
+
+
+@pytest.mark.parametrize("engine", ["auto", "client"])
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        Algorithm(kind="alphanumeric", decreasing=True),
+        Algorithm(kind="content", component="cls", key_type="string"),
+        Algorithm(kind="none"),
+    ],
+    ids=lambda algorithm: algorithm.kind,
+)
+def test_shuffle_orders_by_every_algorithm(
+    bucket: Bucket, shards: dict[str, bytes], algorithm: Algorithm, engine: Engine
+) -> None:
+    """The same order by whichever engine; unlike a shuffle's, it is fixed on a cluster of any size (but for none)."""
+    report = shuffle(in_shards(bucket), algorithm=algorithm, output_prefix="out-", engine=engine)
+    keys = keys_of(bucket, report.shards)
+    ordered = sorted({name.partition(".")[0] for name in shards})
+    if algorithm.kind == "alphanumeric":
+        assert keys == ordered[::-1]
+    elif algorithm.kind == "content":
+        assert keys == sorted(ordered, key=lambda key: shards[f"{key}.cls"])
+    elif report.engine == "client":
+        assert keys == ordered
+    else:
+        assert sorted(keys) == ordered
+
+
+@pytest.mark.parametrize("engine", ["auto", "client"])
+def test_shuffle_by_key_map(bucket: Bucket, shards: dict[str, bytes], engine: Engine) -> None:
+    """Also where a cluster's nodes refuse each other at their public ports: the map is where its target can read it."""
+    mapped = parse_key_map(
+        b'{"low-{0..9}.tar": ["^d/000", "d/0010"], "rest-{0..9}": ["d/001[1-9]", "^d/002"]}', where="m"
+    )
+    report = shuffle(
+        in_shards(bucket),
+        mapped=mapped,
+        algorithm=Algorithm(kind="alphanumeric"),
+        output_prefix="out-",
+        shard_bytes=2 << 10,
+        engine=engine,
+    )
+    names = {prefix: [name for name in report.shards if name.startswith(prefix)] for prefix in ("low-", "rest-")}
+    assert keys_of(bucket, names["low-"]) == [f"d/{index:04}" for index in range(11)]
+    assert keys_of(bucket, names["rest-"]) == [f"d/{index:04}" for index in range(11, NUM_SAMPLES)]
+    assert [len(found) for found in names.values()] == [6, 7]  # two samples fill 2 KiB: 512 a member are counted
+    assert [entry.name for entry in bucket.list_all_objects() if "key-map" in entry.name] == []
+
+
+@pytest.mark.parametrize("by", ["balanced", "split"])
+def test_shuffle_by_rule(bucket: Bucket, by: str) -> None:
+    """Maps that are made here are done by the cluster, too."""
+    members = {f"d/{index:04}.{component}": b"%d" % (index % 3) for index in range(24) for component in ("cls", "jpg")}
+    names = list(members)
+    for shard in range(4):
+        put(bucket, f"in-{shard}.tar", make_tar({name: members[name] for name in names[shard * 12 : shard * 12 + 12]}))
+    shares = {"train": 0.75, "val": 0.25} if by == "split" else {}
+    report = shuffle(in_shards(bucket), mapped=Grouping(by=by, shares=shares), output_prefix="out-", seed=4)
+    if by == "balanced":
+        assert len(report.shards) == 4
+        for name in report.shards:
+            assert sorted(data for member, data in read_tar(get(bucket, name)) if member.endswith("cls")) == sorted(
+                [b"0", b"1", b"2"] * 2
+            )
+    else:
+        sets = [[name for name in report.shards if name.startswith(f"out-{split}-")] for split in shares]
+        assert [len(keys_of(bucket, found)) for found in sets] == [18, 6]
+
+
+@pytest.mark.parametrize("extension", [".tgz", ".tar.gz"])
+def test_shuffle_of_compressed_shards(bucket: Bucket, shards: dict[str, bytes], extension: str) -> None:
+    """Out compressed, in again."""
+    there = shuffle(in_shards(bucket), output_prefix="packed-", extension=extension, seed=7)
+    assert all(name.endswith(extension) for name in there.shards)
+    packed = ShardSet(store=in_shards(bucket).store, names=there.shards)
+    again = shuffle(packed, output_prefix="out-", extension=".tar", algorithm=Algorithm(kind="alphanumeric"))
+    assert sorted(member for name in again.shards for member in read_tar(get(bucket, name))) == sorted(shards.items())
+
+
+def test_shuffle_by_a_spec_as_the_sdk_takes_it(bucket: Bucket, shards: dict[str, bytes], tmp_path: Path) -> None:
+    """Shards by name, not counting up; into a bucket of its own."""
+    target = f"{bucket.name}-out"
+    (tmp_path / "spec.yaml").write_text(
+        f"""
+input_bck: {{name: {bucket.name}, provider: ais}}
+output_bck: {{name: {target}, provider: ais}}
+input_format: {{objnames: [in-3.tar, in-0.tar]}}
+output_format: "out-{{00..99}}"
+output_shard_size: 1KB
+algorithm: {{kind: alphanumeric}}
+"""
+    )
+    endpoint = bucket.client.base_url.removesuffix("/v1")
+    try:
+        report = shuffle_spec(read_spec(tmp_path / "spec.yaml"), endpoint=endpoint)
+        store = AisStore(endpoint, target)
+        members = [member for name in report.shards for member in read_tar(store.read(name))]
+        names = list(shards)
+        assert sorted(members) == sorted((name, shards[name]) for name in [*names[:18], *names[54:]])
+    finally:
+        AisStore(endpoint, target).client.bucket(target).delete(missing_ok=True)
 
 
 def test_dsort_of_one_shard_size_gives_one_shard(

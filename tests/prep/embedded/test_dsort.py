@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from prep.embedded.dsort import SortJob, read_status
-from prep.embedded.sortspec import SortSpec, Template
+from prep.embedded.sortspec import SortSpec, parse_template
 from prep.embedded.storage import Storage
 from prep.embedded.wire import RefusalError
+from prep.templates import Template
 from tests.prep.embedded.tars import make_tar, read_tar
 
 SPEC: dict[str, Any] = {
@@ -139,7 +140,7 @@ def test_template_names(text: str, expected: list[str]) -> None:
 def test_template_that_is_none_is_refused(text: str) -> None:
     """400 where a cluster breaks the connection."""
     with pytest.raises(RefusalError) as refused:
-        Template.parse(text)
+        parse_template(text)
     assert refused.value.status == 400
 
 
@@ -155,9 +156,12 @@ def test_template_that_is_none_is_refused(text: str) -> None:
         ({"input_bck": None}, 400),
         ({"input_bck": {"name": "../b"}}, 400),
         ({"input_bck": {"name": "b", "provider": "aws"}}, 501),
-        ({"algorithm": {"kind": "alphanumeric"}}, 501),
-        ({"ekm_file": "http://127.0.0.1/ekm"}, 501),
-        ({"output_extension": ".tgz"}, 501),
+        ({"algorithm": {"kind": "md5"}}, 501),
+        ({"algorithm": {"kind": "content"}}, 400),
+        ({"algorithm": {"kind": "content", "extension": "cls", "content_key_type": "int"}}, 400),  # no dot
+        ({"algorithm": {"kind": "content", "extension": ".cls", "content_key_type": "date"}}, 400),
+        ({"ekm_file": "http://127.0.0.1/ekm", "output_shard_size": ""}, 400),
+        ({"output_extension": ".zip"}, 501),
     ],
 )
 def test_spec_that_cannot_run_is_refused(changes: dict[str, object], status: int) -> None:

@@ -1,0 +1,94 @@
+"""One shard to be, in a worker: its samples' places in, its bytes written or compared.
+
+Apart from `prep.pack`, whose imports (numpy among them) would cost every worker a tenth of a second.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from prep.checksums import DEFAULT_CHECKSUM_TYPE, new_checksum
+from prep.errors import StoreError
+from prep.tar_stream import CHUNK_BYTES, Entry, stream_tar
+from prep.transfer import RemoteFile
+from prep.workers import Report
+
+__all__ = ["ShardTask", "StreamTarget", "digest_of", "is_stored", "write_shard"]
+
+
+class StreamTarget(Protocol):
+    """A directory or a bucket, as a worker has it."""
+
+    def write_stream(self, name: str, chunks: Callable[[], Iterable[memoryview]], *, num_bytes: int) -> None:
+        """Create or replace an object from a stream."""
+
+
+class ShardTask(NamedTuple):
+    """A shard to be, with its samples, for a worker."""
+
+    name: str
+    num_bytes: int
+    entries: Sequence[Entry]
+    held_bytes: int
+    target: StreamTarget | None
+    """Where to write it."""
+    stored: "tuple[str, str] | Path | RemoteFile | None"
+    """What to compare it with: type and checksum, or the file itself."""
+
+
+def write_shard(task: ShardTask, report: Report) -> bool:
+    """Stream a shard to where it goes; always ``True``."""
+    assert task.target is not None, "a task to write says where"
+    told = 0
+
+    def chunks() -> Iterator[memoryview]:
+        done = 0
+
+        def on_sample() -> None:
+            nonlocal done, told
+            done += 1
+            # A second attempt goes over samples that were told of.
+            if done > told:
+                told = done
+                report(1)
+
+        return stream_tar(task.entries, shard=task.name, num_bytes=task.num_bytes, on_sample=on_sample)
+
+    task.target.write_stream(task.name, chunks, num_bytes=task.num_bytes)
+    return True
+
+
+def is_stored(task: ShardTask, report: Report) -> bool:
+    """Whether what is stored has the shard's bytes; they are made for that, and dropped."""
+    assert task.stored is not None, "a task to compare says with what"
+    chunks = stream_tar(task.entries, shard=task.name, num_bytes=task.num_bytes, on_sample=lambda: report(1))
+    if isinstance(task.stored, tuple):
+        kind, checksum = task.stored
+        return digest_of(chunks, kind) == checksum
+    return digest_of(chunks, DEFAULT_CHECKSUM_TYPE) == digest_of(_blocks(task.stored), DEFAULT_CHECKSUM_TYPE)
+
+
+def _blocks(file: "Path | RemoteFile") -> Iterator[memoryview]:
+    """A stored shard's bytes."""
+    view = memoryview(bytearray(CHUNK_BYTES))
+    if isinstance(file, RemoteFile):
+        offset = 0
+        while num := file.read_into(view, offset=offset):
+            yield view[:num]
+            offset += num
+        file.close()
+        return
+    try:
+        with file.open("rb", buffering=0) as stream:
+            while num := stream.readinto(view):
+                yield view[:num]
+    except OSError as exc:
+        raise StoreError(f"cannot read '{file}': {exc.strerror or exc}") from exc
+
+
+def digest_of(chunks: Iterable[memoryview], kind: str) -> str:
+    """The checksum of a stream, of one of `CHECKSUM_TYPES`, in hexadecimal."""
+    state = new_checksum(kind)
+    for chunk in chunks:
+        state.update(chunk)
+    return state.hexdigest()

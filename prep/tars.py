@@ -1,0 +1,141 @@
+"""Tars to records: where their members lie, for shards of another size; order, names and bytes stay.
+
+Each tar is read once to find its members, and once more when they are packed; of one in a bucket, the members of a new
+shard are one range or two, read front to back.
+"""
+
+from collections.abc import Sequence
+from itertools import chain
+from pathlib import Path
+from typing import BinaryIO, NamedTuple, cast
+
+from prep.archive import ArchiveReader
+from prep.errors import DataError, StoreError
+from prep.photos import is_photo
+from prep.progress import bar
+from prep.records import Record, Source
+from prep.store import AisStore, LocalStore
+from prep.tar_stream import Range
+from prep.transfer import RemoteFile
+from prep.urls import ShardSet
+from prep.workers import Report, Workers, default_jobs
+
+__all__ = ["tars"]
+
+HEAD_BYTES = 64
+# Below so many tars, starting processes may take longer than reading; from here on it hardly matters.
+MIN_SHARED_TARS = 3
+
+
+class _Member(NamedTuple):
+    key: str
+    component: str
+    offset: int
+    size: int
+    head: bytes
+    """Of a photo; nobody looks at another's."""
+
+
+def tars(shards: ShardSet, *, jobs: int | None = None, show_progress: bool = False) -> Source:
+    """The samples of tars, in their order; a sample is the members that stand together and share a key.
+
+    Members keep bytes and order, components are lower-cased as WebDataset does. What belongs to no sample, a
+    directory, a link or a name without a dot, is left out. The class table beside the tars goes along.
+
+    Args:
+        shards: In a bucket or a directory.
+        jobs: Tars read at a time, each by a process; by default the cores, at most 16.
+        show_progress: Draw a bar.
+
+    Raises:
+        DataError: If one is no tar or was cut off, holds no sample, or a sample has two members of one component.
+        StoreError: If one cannot be read.
+    """
+    store = shards.store
+    files: list[Path | RemoteFile]
+    if isinstance(store, AisStore):
+        access = store.access()
+        sizes = {entry.name: entry.size for entry in store.list(shards.prefix)}
+        if missing := next((name for name in shards.names if name not in sizes), None):
+            raise StoreError(f"no object '{store.locate(missing)}' at {store.endpoint}")
+        files = [RemoteFile(access, name, sizes[name]) for name in shards.names]
+    else:
+        files = [Path(store.locate(name)) for name in shards.names]
+    jobs = default_jobs() if jobs is None else jobs
+    with (
+        Workers(min(jobs, len(files))) as workers,
+        bar(what="read", total=len(files), unit="tars", shown=show_progress) as drawn,
+    ):
+        found = workers.map(
+            _scan,
+            zip(files, shards.names, strict=True),
+            inline=lambda _: len(files) < MIN_SHARED_TARS,
+            on_progress=drawn.update,
+        )
+    records = list(chain.from_iterable(_records(*row) for row in zip(files, shards.names, found, strict=True)))
+    if not records:
+        raise DataError(f"'{shards.url}' holds no sample; expected members such as 'a.jpg', 'a.cls'")
+    from prep.index import read_class_table
+
+    return Source(
+        name=f"tars '{shards.url}'",
+        records=records,
+        classes=read_class_table(store, shards.prefix) or {},
+        keeps_order=True,
+        reads=frozenset(_place(store, name) for name in shards.names),
+    )
+
+
+def _place(store: object, name: str) -> str:
+    assert isinstance(store, AisStore | LocalStore), "there are no other stores"
+    return store.locate(name) if isinstance(store, AisStore) else str(Path(store.locate(name)).resolve())
+
+
+def _scan(task: "tuple[Path | RemoteFile, str]", report: Report) -> list[_Member]:
+    file, name = task
+    members: list[_Member] = []
+    try:
+        stream = cast("BinaryIO", _Stream(file)) if isinstance(file, RemoteFile) else file.open("rb", buffering=0)
+        with stream:
+            for member in ArchiveReader(stream, shard=name):
+                head = member.read()[:HEAD_BYTES] if is_photo(member.component) else b""
+                members.append(_Member(member.key, member.component, member.offset, member.size, head))
+    except OSError as exc:
+        raise StoreError(f"cannot read '{file}': {exc.strerror or exc}") from exc
+    report(1)
+    return members
+
+
+def _records(file: "Path | RemoteFile", name: str, members: Sequence[_Member]) -> list[Record]:
+    records: list[Record] = []
+    components: dict[str, object] = {}
+    key: str | None = None
+    for member in members:
+        if member.key != key:
+            key, components = member.key, {}
+            records.append(Record(key=key, components=components, label=None))
+        if member.component in components:
+            raise DataError(
+                f"shard '{name}', key '{member.key}': two members are component '{member.component}'; expected one"
+            )
+        components[member.component] = Range(file, member.offset, member.size, member.head)
+    return records
+
+
+class _Stream:
+    """An object, as a stream that can be read."""
+
+    def __init__(self, file: RemoteFile) -> None:
+        self._file, self._position = file, 0
+
+    def read(self, size: int) -> bytes:
+        buffer = bytearray(size)
+        num = self._file.read_into(memoryview(buffer), offset=self._position)
+        self._position += num
+        return bytes(memoryview(buffer)[:num])
+
+    def __enter__(self) -> "_Stream":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()

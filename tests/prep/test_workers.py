@@ -1,0 +1,157 @@
+"""Processes that do tasks: order, errors, progress, and ends of every kind."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from prep.errors import DataError, PipesError
+from prep.workers import Report, Workers, default_jobs
+from tests.prep.conftest import REPOSITORY, start_python
+
+
+def square(task: int, report: Report) -> tuple[int, int]:
+    report(task)
+    return task * task, os.getpid()
+
+
+def fail_at_three(task: int, report: Report) -> int:
+    if task == 3:
+        raise DataError("task 3 is bad")
+    return task
+
+
+def raise_odd(task: int, report: Report) -> None:
+    class OddError(Exception):
+        pass
+
+    raise OddError("cannot be pickled")
+
+
+def kill_itself(task: int, report: Report) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def touch_and_wait(task: str, report: Report) -> None:
+    """A file that is there for as long as this runs."""
+    path = Path(task)
+    path.write_text(str(os.getpid()))
+    try:
+        time.sleep(60)
+    finally:
+        path.unlink()
+
+
+@pytest.fixture(autouse=True)
+def _found_by_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+
+
+def _wait_for(condition: object, what: str) -> None:
+    assert callable(condition)
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_map_gives_results_in_order_and_counts_progress(jobs: int) -> None:
+    told: list[int] = []
+    with Workers(jobs) as workers:
+        for _ in range(2):  # they stay for the next round
+            results = workers.map(square, range(20), on_progress=told.append)
+            assert [value for value, _ in results] == [number * number for number in range(20)]
+    assert sum(told) == 2 * sum(range(20))
+    pids = {pid for _, pid in results}
+    assert pids == {os.getpid()} if jobs == 1 else os.getpid() not in pids
+
+
+def test_map_does_inline_what_is_asked_and_starts_nothing_for_it() -> None:
+    with Workers(2) as workers:
+        assert {pid for _, pid in workers.map(square, range(5), inline=lambda _: True)} == {os.getpid()}
+        assert workers._processes == []
+        results = workers.map(square, range(10), inline=lambda task: task % 2 == 0)
+        assert [value for value, _ in results] == [number * number for number in range(10)]
+        assert [pid == os.getpid() for _, pid in results] == [True, False] * 5
+        assert workers.map(square, []) == []
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_map_raises_what_a_task_raised_and_ends_the_others(jobs: int, tmp_path: Path) -> None:
+    with Workers(jobs) as workers, pytest.raises(DataError, match="task 3 is bad"):
+        workers.map(fail_at_three, range(8))
+    assert workers._processes == []
+
+
+def test_map_of_an_error_that_cannot_be_sent_still_says_what_it_was() -> None:
+    with Workers(2) as workers, pytest.raises(PipesError, match="OddError: cannot be pickled"):
+        workers.map(raise_odd, range(2))
+
+
+def test_map_says_that_a_worker_was_killed() -> None:
+    with Workers(2) as workers, pytest.raises(PipesError, match=r"a worker process ended .* exit status -9 .*--jobs"):
+        workers.map(kill_itself, range(2))
+
+
+def test_close_unwinds_what_workers_are_at(tmp_path: Path) -> None:
+    """As when a shard is half written: what must be cleaned up is."""
+    workers = Workers(2)
+    files = [str(tmp_path / name) for name in "ab"]
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            workers.map(touch_and_wait, files)
+        except BaseException as exc:  # noqa: BLE001 (looked at below)
+            failed.append(exc)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    _wait_for(lambda: len(list(tmp_path.iterdir())) == 2, "both are at it")
+    started = time.monotonic()
+    workers.close()
+    workers.close()
+    thread.join(20)
+    assert time.monotonic() - started < 5
+    assert list(tmp_path.iterdir()) == []
+    assert failed
+
+
+OWNER = """
+import sys
+from prep.workers import Workers
+from tests.prep.test_workers import touch_and_wait
+
+with Workers(2) as workers:
+    workers.map(touch_and_wait, sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
+def test_workers_end_with_their_owner(tmp_path: Path, end: signal.Signals) -> None:
+    """Also when it had no time to say so; and a script without a guard can use them."""
+    process = start_python(OWNER, tmp_path / "a", tmp_path / "b")
+    _wait_for(lambda: len([path for path in tmp_path.iterdir() if path.read_text()]) == 2, "both are at it")
+    pids = [int(path.read_text()) for path in tmp_path.iterdir()]
+    process.send_signal(end)
+    process.wait(20)
+    _wait_for(lambda: list(tmp_path.iterdir()) == [], "they unwound")
+    _wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "they ended")
+    assert process.stderr is not None
+    process.communicate(timeout=20)
+
+
+def test_default_jobs_are_the_cores_that_may_be_used() -> None:
+    assert 1 <= default_jobs() <= 16
+    core = min(os.sched_getaffinity(0))
+    script = (
+        f"import os; os.sched_setaffinity(0, [{core}]); from prep.workers import default_jobs; print(default_jobs())"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "1\n"
