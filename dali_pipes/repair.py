@@ -276,7 +276,8 @@ def reason_of(exc: RuntimeError) -> str:
     """What DALI says of a failure, in a line."""
     reason = str(exc).partition("encountered:")[2].strip() or str(exc)
     # What it is called in a batch that nobody else has seen, and where it lay in the image, is left out.
-    reason = re.sub(r" sample #\d+ :.*", " ", reason.split("Current pipeline object is no longer valid")[0])
+    reason = re.split(r"C\+\+ context|Current pipeline object is no longer valid", reason)[0]
+    reason = re.sub(r" sample #\d+ :.*", " ", reason)
     return " ".join(reason.split())
 
 
