@@ -503,6 +503,96 @@ def pack(
 
 
 @bench.command()
+@click.option(
+    "--shards", required=True, help="What to write and read: ais://bucket/prefix, a glob of local tars, or a directory."
+)
+@click.option(
+    "--repeats", default=6, show_default=True, type=click.IntRange(min=1), help="Turns of each writer and reader."
+)
+@click.option(
+    "--epochs", default=2, show_default=True, type=click.IntRange(min=1), help="Epochs that are decoded in each turn."
+)
+@click.option("--batch-size", default=64, show_default=True, type=click.IntRange(min=1), help="Samples a batch.")
+@click.option("--num-threads", default=None, type=click.IntRange(min=1), help="DALI's threads.  [default: cores]")
+@click.option("--device", default="auto", show_default=True, type=click.Choice(["auto", "cpu", "gpu"]))
+@click.option("--crop", default=350, show_default=True, type=click.IntRange(min=1), help="Side of the centre crop.")
+@click.option("--photo", default="image.jpg", show_default=True, help="Component that holds the photo.")
+@click.option("--mask", default="trimap.png", show_default=True, help="Component that holds the mask.")
+@click.option(
+    "--seed",
+    default=7,
+    show_default=True,
+    type=click.IntRange(min=0),
+    help="Order of our loader; the others have none.",
+)
+@click.option(
+    "--cache",
+    default=Path("/dev/shm"),  # noqa: S108 (a directory of our own is made there)
+    show_default=True,
+    type=click.Path(path_type=Path),
+    help="Where tars and TFRecord files are written, and read from.",
+)
+@click.option("--json", "json_path", default=None, type=click.Path(path_type=Path), help="Write the record here.")
+@cluster_options
+def tfrecord(
+    *,
+    shards: str,
+    repeats: int,
+    epochs: int,
+    batch_size: int,
+    num_threads: int | None,
+    device: "Device",
+    crop: int,
+    photo: str,
+    mask: str,
+    seed: int,
+    cache: Path,
+    json_path: Path | None,
+    endpoint: str | None,
+    embedded_dir: Path | None,
+) -> None:
+    """Write the same samples as tars and as TFRecord files, then read and decode them: ours, and DALI's own readers.
+
+    Reads --shards, which must be indexed. Each reader's outputs are held against Pillow and torchvision before
+    anything is timed. Writes into a directory under --cache, which is deleted at the end, and the file that --json
+    names.
+    """
+    import contextlib
+
+    from bench.environment import check_extras
+
+    check_extras()
+    from bench.loaders import LoaderOptions, available_cores
+    from bench.record import check_target, write_record
+    from bench.tfrecord import TfrecordOptions, format_tfrecord, run_tfrecord
+    from prep.endpoint import cluster
+    from prep.urls import is_remote, resolve_shards
+
+    if json_path is not None:
+        check_target(json_path)
+    options = TfrecordOptions(
+        loaders=LoaderOptions(
+            batch_size=batch_size,
+            num_threads=num_threads or available_cores(),
+            crop=crop,
+            photo=photo,
+            mask=mask,
+            seed=seed,
+            device=device,
+        ),
+        repeats=repeats,
+        epochs=epochs,
+        cache=cache,
+    )
+    with contextlib.ExitStack() as stack:
+        url = stack.enter_context(cluster(endpoint, embedded_dir=embedded_dir)) if is_remote(shards) else None
+        report = run_tfrecord(options, resolve_shards(shards, endpoint=url))
+    click.echo(format_tfrecord(report))
+    if json_path is not None:
+        write_record(report, json_path)
+
+
+@bench.command()
 @click.argument("record", type=click.Path(path_type=Path))
 @click.option("--markdown", is_flag=True, help="A table for a document.")
 def table(*, record: Path, markdown: bool) -> None:

@@ -619,7 +619,8 @@ def index(urls: tuple[str, ...], *, endpoint: str | None, embedded_dir: Path | N
     help="Where the node stores; made if it is not there. Nothing is kept outside it.",
 )
 @click.option("--port", type=click.IntRange(0, 65535), default=0, show_default=True, help="0: any that is free.")
-def embedded(directory: Path, port: int) -> None:
+@click.option("--allow-etl", is_flag=True, help="Let whoever reaches the port run transforms as you: see prep etl.")
+def embedded(directory: Path, port: int, *, allow_etl: bool) -> None:
     """Run the embedded AIStore-compatible node on loopback, in the foreground; its endpoint is printed.
 
     For first runs, tests and laptops: past one machine a real cluster takes its place. Ctrl-C ends it.
@@ -627,7 +628,7 @@ def embedded(directory: Path, port: int) -> None:
     from prep.embedded import serve_forever
 
     with contextlib.suppress(KeyboardInterrupt):
-        serve_forever(directory, port=port)
+        serve_forever(directory, port=port, allow_etl=allow_etl or None)
 
 
 def _pack(
@@ -732,5 +733,8 @@ def _span(url: str, shards: Sequence[str]) -> str:
     return f"{url}{numbers[0]}.tar" if len(shards) == 1 else f"{url}{{{numbers[0]}..{numbers[1]}}}.tar"
 
 
-# verify, info and view: they take their options from here.
+# verify, info and view, and export: they take their options from here.
 importlib.import_module("prep.inspect_cli")
+importlib.import_module("prep.export_cli")
+# transform and etl: the same.
+importlib.import_module("prep.etl_cli")

@@ -155,7 +155,12 @@ def find_tfrecords(paths: Sequence[Path]) -> list[Path]:
     files: list[Path] = []
     for path in paths:
         if path.is_dir():
-            inside = sorted(entry for entry in path.iterdir() if "tfrecord" in entry.name.lower() and entry.is_file())
+            # DALI's index of such a file may lie beside it.
+            inside = sorted(
+                entry
+                for entry in path.iterdir()
+                if "tfrecord" in entry.name.lower() and entry.suffix != ".idx" and entry.is_file()
+            )
             if not inside:
                 raise DataError(f"directory '{path}' holds no file with 'tfrecord' in its name; name the files")
             files += inside

@@ -23,6 +23,7 @@ from urllib.parse import parse_qsl, unquote
 from prep.checksums import CHECKSUM_TYPES, NO_CHECKSUM_TYPE, new_checksum
 from prep.embedded import wire
 from prep.embedded.dsort import SortJob, read_status
+from prep.embedded.etl import ALLOW_ETL, Etls
 from prep.embedded.exchange import ClientGoneError, Exchange
 from prep.embedded.sortspec import SortSpec
 from prep.embedded.storage import (
@@ -38,7 +39,7 @@ from prep.embedded.wire import RefusalError
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _RANGE_CHUNK_BYTES = 1 << 20
-_OBJECT_QUERY = {"provider", "pid", "utm", "props", "latest", "uuid"}
+_OBJECT_QUERY = {"provider", "pid", "utm", "props", "latest", "uuid", "etl_name"}
 
 
 class NodeServer(ThreadingHTTPServer):
@@ -46,15 +47,24 @@ class NodeServer(ThreadingHTTPServer):
 
     daemon_threads = True
     request_queue_size = 128
+    etls: Etls | None = None  # closed, too, where binding fails
 
-    def __init__(self, storage: Storage, *, port: int) -> None:
-        """Bound and listening when this returns; port 0 takes a free one."""
+    def __init__(self, storage: Storage, *, port: int, allow_etl: bool = False) -> None:
+        """Bound and listening when this returns; port 0 takes a free one; ``allow_etl`` lets clients run code."""
         super().__init__(("127.0.0.1", port), _Handler)
         self.storage = storage
         self.port = int(self.server_address[1])
         self.endpoint = f"http://127.0.0.1:{self.port}"
         self.started_ns = time.time_ns()
         self.uuid = os.urandom(6).hex()
+        if allow_etl:
+            self.etls = Etls(storage, endpoint=self.endpoint, node=wire.target_id(self.port))
+
+    def server_close(self) -> None:
+        """Stop listening, and end what was started."""
+        super().server_close()
+        if self.etls is not None:
+            self.etls.close()
 
     def server_bind(self) -> None:
         """Bind, without the look-up of the machine's name that ``HTTPServer`` adds."""
@@ -129,6 +139,13 @@ class _Handler(Exchange):
                 self._sort_status()
             case "DELETE", ["v1", "sort", "abort"]:
                 self._abort_sort()
+            case _, ["v1", "etl", *rest]:
+                self._etl(rest)
+            case "GET", ["v1", "cluster"] if self._query.get("what") == "qryxstats" and self.server.etls is not None:
+                job = wire.field_of(self.read_json(), "ID", str)
+                if (snapshots := self._etls().snapshots(job)) is None:
+                    raise RefusalError(404, f'xaction "{job}" does not exist', "ErrNotFound")
+                self.answer_json(snapshots)
             case _, ["v1", "buckets", bucket]:
                 wire.check_bucket_name(bucket)
                 self._bucket(bucket)
@@ -176,6 +193,8 @@ class _Handler(Exchange):
                     self.answer_text(os.urandom(5).hex(), status=202)
                 else:
                     self.answer_text(json.dumps([self._summary(bucket, wire.field_of(value, "prefix", str))]))
+            case "POST", "etl-listrange" if self.server.etls is not None:
+                self.answer_text(self._etls().start_job(bucket, wire.field_of(message, "value", dict)))
             case _, action:
                 raise wire.unsupported(f"{self.command} {self._path}, action '{action}'")
 
@@ -223,6 +242,8 @@ class _Handler(Exchange):
 
     def _object(self, bucket: str, name: str) -> None:
         wire.check_object_name(name)
+        if "etl_name" in self._query and self._etls() and self.command != "GET":
+            raise wire.unsupported(f"{self.command} of an object through ETL")
         if unknown := self._query.keys() - _OBJECT_QUERY:
             raise wire.unsupported(f"{self.command} of an object with {', '.join(sorted(unknown))}")
         props = self.server.storage.bucket_props(bucket)
@@ -263,6 +284,9 @@ class _Handler(Exchange):
         self.answer(301 if self.command == "GET" else 307, body, headers=headers, length=length)
 
     def _get(self, bucket: str, name: str, props: BucketProps) -> None:
+        if etl := self._query.get("etl_name"):
+            self.answer(200, self._etls().transform(etl, bucket, name), headers=[("Content-Type", "application/x-tar")])
+            return
         file, meta = self.server.storage.open(bucket, name)
         with file:
             start, stop, status = 0, meta.num_bytes, 200
@@ -345,6 +369,32 @@ class _Handler(Exchange):
         self.server.storage.abort_job(job)
         self.answer(200)
 
+    # ETL
+
+    def _etls(self) -> Etls:
+        if self.server.etls is None:
+            what = f"{self.command} {self._path} with ETL, which runs code and is off ({ALLOW_ETL}=1 allows it)"
+            raise wire.unsupported(what)
+        return self.server.etls
+
+    def _etl(self, rest: list[str]) -> None:
+        etls = self._etls()
+        match self.command, rest:
+            case "PUT", []:
+                self.answer_text(etls.start(self.read_json()))
+            case "GET", []:
+                self.answer_json(etls.infos())
+            case "GET", [name]:
+                self.answer_json(etls.details(name, job=self._query.get("uuid", "")))
+            case "POST", [name, "stop"]:
+                etls.stop(name)
+                self.answer(200)
+            case "DELETE", [name]:
+                etls.delete(name)
+                self.answer(200)
+            case _:
+                raise wire.unsupported(f"{self.command} {self._path}")
+
     def _refuse(self, refusal: RefusalError) -> None:
         port = self.server.port
         body = wire.error_body(
@@ -369,16 +419,20 @@ def _range_checksum(file: BinaryIO, start: int, stop: int, *, checksum_type: str
     return checksum.hexdigest()
 
 
-def serve_forever(directory: Path, port: int = 0) -> None:
+def serve_forever(directory: Path, port: int = 0, *, allow_etl: bool | None = None) -> None:
     """Serve ``directory`` on 127.0.0.1 until interrupted; prints the endpoint when it answers.
 
     Args:
         directory: Made if need be; nothing is kept anywhere else.
         port: 0 takes a free one.
+        allow_etl: Whether who reaches the port may have transforms run, as this user. ``None``: as the environment's
+            ``DALI_PIPES_EMBEDDED_ETL`` says, else not.
 
     Raises:
         OSError: The folder cannot be written, or the port is taken.
     """
-    with Storage(directory) as storage, NodeServer(storage, port=port) as server:
+    if allow_etl is None:
+        allow_etl = os.environ.get(ALLOW_ETL) == "1"
+    with Storage(directory) as storage, NodeServer(storage, port=port, allow_etl=allow_etl) as server:
         print(server.endpoint, flush=True)  # what this command is run for
         server.serve_forever()

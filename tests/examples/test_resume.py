@@ -142,7 +142,7 @@ def test_gradients_of_the_first_step_are_added_up_as_in_any_other() -> None:
 def test_checkpoint_that_cannot_be_written_leaves_the_one_before(tmp_path: Path) -> None:
     """Whatever ends the writing in the middle, the last whole checkpoint is the one that is read."""
     save_checkpoint(tmp_path, {"step": 5, "weights": torch.arange(3)})
-    with pytest.raises(Exception, match="pickle"):
+    with pytest.raises(Exception, match=r"pickle|local object"):
         save_checkpoint(tmp_path, {"step": 10, "weights": lambda: None})
     found = load_checkpoint(tmp_path, resume=True)
     assert found is not None

@@ -229,6 +229,7 @@ def test_tfrecords_labels_that_disagree_are_an_error(tmp_path: Path) -> None:
 def test_find_tfrecords_takes_files_and_directories(tmp_path: Path) -> None:
     for name in ("b.tfrecord", "a.tfrecord-00000-of-00001", "notes.txt"):
         (tmp_path / name).touch()
+    (tmp_path / "tfrecords-0.idx").write_text("0 10\n")
     assert find_tfrecords([tmp_path]) == [tmp_path / "a.tfrecord-00000-of-00001", tmp_path / "b.tfrecord"]
     assert find_tfrecords([tmp_path / "notes.txt"]) == [tmp_path / "notes.txt"]
     (tmp_path / "empty").mkdir()

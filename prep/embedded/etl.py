@@ -1,0 +1,249 @@
+"""ETLs of the embedded node: a request in, a server of `prep.etl` as a process of ours, shards through it.
+
+A cluster starts an image in pods; here the image is not looked at, and of its command only ``python -m prep.etl
+TRANSFORM`` is understood, which runs with this interpreter, on loopback, as the node's own user. So it is off unless
+asked for. Processes end with the node, in whatever way it ends.
+
+# Note [jobs]: one thread a job; what is known of it is the process's own and gone with it, as its ETLs are.
+"""
+
+import http.client
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from prep.embedded import wire
+from prep.embedded.storage import BucketMissingError, ObjectMissingError, Storage
+from prep.embedded.wire import RefusalError
+
+__all__ = ["ALLOW_ETL", "Etls"]
+
+ALLOW_ETL = "DALI_PIPES_EMBEDDED_ETL"
+"""The environment variable that allows it, when it is ``1``."""
+
+_COMMAND = ["python", "-m", "prep.etl"]
+_START_TIMEOUT_S = 30.0
+_POLL_S = 0.05
+
+
+@dataclass
+class _Etl:
+    """A transform's server."""
+
+    name: str
+    message: dict[str, Any]
+    process: subprocess.Popen[bytes]
+    port: int
+
+    def transform(self, data: bytes, path: str) -> bytes:
+        """The shard through the server, by the exchange that AIS calls hpush."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port)
+        try:
+            connection.request("PUT", quote(f"/{path}"), data)
+            answer = connection.getresponse()
+            body = answer.read()
+        except (OSError, http.client.HTTPException) as exc:
+            raise RefusalError(502, f"ETL[{self.name}] does not answer: {exc}") from exc
+        finally:
+            connection.close()
+        if answer.status != 200:
+            raise RefusalError(answer.status, body.decode(errors="replace") or answer.reason)
+        return body
+
+    def close(self) -> None:
+        """Can be called twice."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.terminate()
+        self.process.wait()
+
+
+@dataclass
+class _Job:
+    """A transform of many objects, bucket to bucket."""
+
+    id: str
+    bucket: str
+    to_bucket: str
+    etl: _Etl
+    started: str
+    num_objects: int = 0
+    num_bytes: int = 0
+    error: str = ""
+    object_errors: list[dict[str, Any]] = field(default_factory=list)
+    is_done: bool = False
+
+
+class Etls:
+    """Those of one node. Every method may be called from any thread; refusals are raised."""
+
+    def __init__(self, storage: Storage, *, endpoint: str, node: str) -> None:
+        self._storage, self._endpoint, self._node = storage, endpoint, node
+        self._lock = threading.Lock()
+        self._etls: dict[str, _Etl] = {}
+        self._jobs: dict[str, _Job] = {}
+
+    def close(self) -> None:
+        """End all. Can be called twice."""
+        with self._lock:
+            etls, self._etls = list(self._etls.values()), {}
+        for etl in etls:
+            etl.close()
+
+    def start(self, message: dict[str, Any]) -> str:
+        """Start what ``PUT /v1/etl`` asks for; a number, when its server answers."""
+        name = wire.field_of(message, "name", str)
+        command = wire.field_of(wire.field_of(message, "runtime", dict), "command", list)
+        if not name or len(command) != len(_COMMAND) + 1 or command[:-1] != _COMMAND:
+            raise wire.unsupported(f"ETL '{name}' with the command {command} (here: {' '.join(_COMMAND)} TRANSFORM)")
+        with self._lock:  # also while it starts: of two with one name one is refused
+            if name in self._etls:
+                raise RefusalError(409, f"ETL[{name}] already exists", "ErrETLAlreadyExists")
+            self._etls[name] = self._run(name, str(command[-1]), message)
+        return os.urandom(6).hex()
+
+    def stop(self, name: str) -> None:
+        """End its process; it is forgotten by `delete`."""
+        self._find(name).close()
+
+    def delete(self, name: str) -> None:
+        """Forget it."""
+        etl = self._find(name)
+        if etl.process.poll() is None:
+            raise RefusalError(400, f"ETL[{name}] is running: stop it first")
+        with self._lock:
+            self._etls.pop(name, None)
+
+    def infos(self) -> list[dict[str, Any]]:
+        """What ``GET /v1/etl`` lists."""
+        with self._lock:
+            etls = list(self._etls.values())
+        return [
+            {"id": etl.name, "stage": "Running" if etl.process.poll() is None else "Aborted", "xaction_id": ""}
+            for etl in etls
+        ]
+
+    def details(self, name: str, *, job: str) -> dict[str, Any]:
+        """An ETL, and what failed in one of its jobs."""
+        init = {key: self._find(name).message.get(key) for key in ("name", "communication", "runtime")}
+        failed = self._jobs[job].object_errors if job in self._jobs else []
+        return {"init_msg": init, "obj_errors": failed}
+
+    def transform(self, name: str, bucket: str, object_name: str) -> bytes:
+        """An object through an ETL.
+
+        Raises:
+            ObjectMissingError: If there is none.
+        """
+        etl = self._find(name)
+        file, _ = self._storage.open(bucket, object_name)
+        with file:
+            data = file.read()
+        return etl.transform(data, f"{bucket}/{object_name}")
+
+    def start_job(self, bucket: str, value: dict[str, Any]) -> str:
+        """Start what the action ``etl-listrange`` asks for; the job's number."""
+        names = wire.field_of(value, "objnames", list)
+        if not names or value.get("pipeline") or value.get("dry_run") or value.get("ext"):
+            raise wire.unsupported("a transform of other than a list of objects, by one ETL, names kept")
+        to_bucket = str(wire.field_of(value, "tobck", dict).get("name", ""))
+        self._storage.bucket_props(bucket), self._storage.bucket_props(to_bucket)
+        prepend = wire.field_of(value, "prepend", str)
+        for name in names:
+            wire.check_object_name(f"{prepend}{name}")
+        etl = self._find(wire.field_of(value, "id", str))
+        job = _Job(os.urandom(6).hex(), bucket, to_bucket, etl, datetime.now(UTC).isoformat())
+        self._jobs[job.id] = job
+        threading.Thread(target=self._run_job, args=(job, names, prepend), daemon=True).start()
+        return job.id
+
+    def snapshots(self, job_id: str) -> dict[str, list[dict[str, Any]]] | None:
+        """How far a job is, of the one target that there is; None for one that never was."""
+        job = self._jobs.get(job_id)
+        if job is None:
+            return None
+        snapshot = {
+            "id": job.id,
+            "kind": "etl-listrange",
+            "start-time": job.started,
+            "src-bck": wire.bucket_json(job.bucket),
+            "dst-bck": wire.bucket_json(job.to_bucket),
+            "stats": {"loc-objs": job.num_objects, "loc-bytes": job.num_bytes},
+            "aborted": bool(job.error),
+            "abort-err": job.error,
+            "is_idle": job.is_done,
+        }
+        return {self._node: [snapshot]}
+
+    def _find(self, name: str) -> _Etl:
+        with self._lock:
+            etl = self._etls.get(name)
+        if etl is None:
+            raise RefusalError(404, f'{name} does not exist - try starting new ETL with "{self._endpoint}/v1/etl"')
+        return etl
+
+    def _run(self, name: str, transform: str, message: dict[str, Any]) -> _Etl:
+        with socket.socket() as listening:
+            listening.bind(("127.0.0.1", 0))  # the SDK's server does not tell which port it took
+            port = int(listening.getsockname()[1])
+        root = str(Path(__file__).parents[2])  # where the package ``prep`` is, installed or not
+        path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), root)))
+        arguments = [transform, "--host", "127.0.0.1", "--port", str(port), "--owner", str(os.getpid())]
+        with tempfile.TemporaryFile() as stderr:
+            process = subprocess.Popen(  # noqa: S603 (our own interpreter and module; the transform is what is asked for)
+                [sys.executable, "-P", "-m", "prep.etl", *arguments],
+                stdin=subprocess.PIPE,  # its end is the node's
+                stdout=subprocess.DEVNULL,  # the framework's log
+                stderr=stderr,
+                env=os.environ | {"PYTHONPATH": path, "AIS_TARGET_URL": self._endpoint},
+                start_new_session=True,
+            )
+            etl = _Etl(name, message, process, port)
+            try:
+                self._wait(etl)
+            except TimeoutError:
+                etl.close()
+                stderr.seek(0)
+                said = stderr.read().decode(errors="replace").strip() or f"no answer in {_START_TIMEOUT_S:g} s"
+                raise RefusalError(400, f"ETL[{name}] did not start: {said}") from None
+        return etl
+
+    def _wait(self, etl: _Etl) -> None:
+        deadline_s = time.monotonic() + _START_TIMEOUT_S
+        while etl.process.poll() is None and time.monotonic() < deadline_s:
+            connection = http.client.HTTPConnection("127.0.0.1", etl.port, timeout=_START_TIMEOUT_S)
+            try:
+                connection.request("GET", "/health")
+                if connection.getresponse().status == 200:
+                    return
+            except OSError:
+                pass
+            finally:
+                connection.close()
+            time.sleep(_POLL_S)
+        raise TimeoutError
+
+    def _run_job(self, job: _Job, names: list[str], prepend: str) -> None:
+        for name in names:
+            try:
+                data = self.transform(job.etl.name, job.bucket, name)
+                self._storage.write(job.to_bucket, f"{prepend}{name}", [memoryview(data)])
+            except (RefusalError, ObjectMissingError, BucketMissingError, OSError) as exc:
+                is_missing = isinstance(exc, ObjectMissingError | BucketMissingError)
+                text = f"ais://{job.bucket}/{name} does not exist" if is_missing else str(exc)
+                code = exc.status if isinstance(exc, RefusalError) else 404 if is_missing else 507
+                job.object_errors.append({"obj_name": name, "msg": text, "ecode": code})
+                job.error = text  # and the rest is left, as a job that is not told to go on leaves it
+                break
+            job.num_objects += 1
+            job.num_bytes += len(data)
+        job.is_done = True

@@ -1,0 +1,100 @@
+"""The embedded node runs transforms when that was allowed, only those, and leaves no process behind."""
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from aistore.sdk.errors import AISError
+
+from prep.embedded import EmbeddedNode, start
+from prep.embedded.etl import ALLOW_ETL
+from tests.prep.embedded.conftest import sdk
+
+COMMAND = ["python", "-m", "prep.etl", "pets"]
+
+
+@pytest.fixture
+def allowing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EmbeddedNode]:
+    monkeypatch.setenv(ALLOW_ETL, "1")
+    with start(tmp_path / "ais") as running:
+        yield running
+
+
+def servers_of(node: int) -> list[int]:
+    """Processes that serve a transform for a node, by the number in their command."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            words = path.read_bytes().split(b"\0")
+            if b"prep.etl" in words and b"--owner" in words and words[words.index(b"--owner") + 1] == b"%d" % node:
+                found.append(int(path.parent.name))
+    return found
+
+
+@pytest.mark.parametrize("value", [None, "", "0"])
+def test_etl_is_off_unless_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str | None) -> None:
+    monkeypatch.delenv(ALLOW_ETL, raising=False)
+    if value is not None:
+        monkeypatch.setenv(ALLOW_ETL, value)
+    with start(tmp_path) as node:
+        client = sdk(node.endpoint)
+        with pytest.raises(AISError, match=f"runs code and is off .{ALLOW_ETL}=1 allows it") as caught:
+            client.etl("pets-etl").init(image="x", command=COMMAND)
+        assert caught.value.status_code == 501
+        assert servers_of(node._process.pid) == []
+
+
+@pytest.mark.parametrize("command", [["sh", "-c", "true"], ["python", "-m", "prep.etl"], [*COMMAND, "--host=0.0.0.0"]])
+def test_only_transforms_are_run(allowing: EmbeddedNode, command: list[str]) -> None:
+    with pytest.raises(AISError, match="the embedded node does not do that") as caught:
+        sdk(allowing.endpoint).etl("some-etl").init(image="x", command=command)
+    assert caught.value.status_code == 501
+    assert servers_of(allowing._process.pid) == []
+
+
+@pytest.mark.parametrize("sig", [None, signal.SIGKILL], ids=["closed", "killed"])
+def test_servers_end_with_the_node(allowing: EmbeddedNode, sig: int | None) -> None:
+    client = sdk(allowing.endpoint)
+    client.etl("pets-etl").init(image="x", command=COMMAND)
+    assert [info.id for info in client.cluster().list_etls()] == ["pets-etl"]
+    node = allowing._process.pid
+    assert len(servers_of(node)) == 1
+    if sig is None:
+        allowing.close()
+    else:
+        os.kill(node, sig)
+    deadline_s = time.monotonic() + 10
+    while servers_of(node) and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    assert servers_of(node) == []
+
+
+def test_running_etl_is_not_deleted_and_a_stopped_one_is(allowing: EmbeddedNode) -> None:
+    etl = sdk(allowing.endpoint).etl("pets-etl")
+    etl.init(image="x", command=COMMAND)
+    assert etl.view().init_msg.name == "pets-etl"
+    with pytest.raises(AISError, match="is running: stop it first"):
+        etl.delete()
+    etl.stop()
+    etl.delete()
+    with pytest.raises(AISError, match="does not exist"):
+        etl.view()
+    assert servers_of(allowing._process.pid) == []
+
+
+def test_only_reads_go_through_an_etl(allowing: EmbeddedNode) -> None:
+    """A copy or a HEAD with an ETL is refused, not done without it; and what is there comes as it is."""
+    client = sdk(allowing.endpoint)
+    bucket = client.bucket("b").create()
+    bucket.object("a.tar").get_writer().put_content(b"as it is")
+    for method in ("HEAD", "PUT", "DELETE"):
+        with pytest.raises(AISError) as caught:
+            client.cluster().client.request(
+                method, path="objects/b/a.tar", params={"provider": "ais", "etl_name": "some-etl"}
+            )
+        assert caught.value.status_code == 501
+    assert bucket.object("a.tar").get_reader().read_all() == b"as it is"
