@@ -8,8 +8,8 @@ import contextlib
 import http.client
 import ipaddress
 import json
+import secrets
 import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -165,17 +165,19 @@ class LocalStore:
     @contextlib.contextmanager
     def _replacing(self, name: str) -> Iterator[BinaryIO]:
         target = self.directory / name
+        # Named before it is made: a worker may be told to end at any point in between.
+        partial = target.parent / f".partial-{secrets.token_hex(8)}"
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=target.parent, prefix=".partial-", delete=False) as stream:
-                try:
-                    yield cast("BinaryIO", stream)
+            try:
+                with partial.open("xb") as stream:
+                    yield stream
                     stream.flush()
-                    Path(stream.name).chmod(0o644)
-                    Path(stream.name).rename(target)
-                except BaseException:
-                    Path(stream.name).unlink(missing_ok=True)
-                    raise
+                    partial.chmod(0o644)
+                    partial.rename(target)
+            except BaseException:
+                partial.unlink(missing_ok=True)
+                raise
         except OSError as exc:
             raise StoreError(f"cannot write '{self.locate(name)}': {exc.strerror or exc}") from exc
 
