@@ -1,7 +1,8 @@
 """``dali-pipes bench``: compare and time loaders on the same shards."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,6 +12,34 @@ if TYPE_CHECKING:
     from bench.loaders import Device
 
 __all__ = ["bench"]
+
+
+def _check_target(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
+    """Refuse a record that could not be written before anything is timed."""
+    from bench.record import check_target
+
+    if path is not None:
+        check_target(path)
+    return path
+
+
+def _tell(report: Mapping[str, Any], text: str, json_path: Path | None) -> None:
+    """Print what was measured, and write the record where one was asked for."""
+    from bench.record import write_record
+
+    click.echo(text)
+    if json_path is not None:
+        write_record(report, json_path)
+
+
+json_option = click.option(
+    "--json",
+    "json_path",
+    default=None,
+    type=click.Path(path_type=Path),
+    callback=_check_target,
+    help="Write the record here.",
+)
 
 
 @click.group()
@@ -69,7 +98,7 @@ def bench() -> None:
     type=click.IntRange(min=1),
     help="Write this many samples, the given ones over and over, to a temporary directory, and read those.",
 )
-@click.option("--json", "json_path", default=None, type=click.Path(path_type=Path), help="Write the record here.")
+@json_option
 @cluster_options
 def run(
     *,
@@ -100,10 +129,7 @@ def run(
     from bench.environment import check_extras
 
     check_extras()
-    from bench.record import check_target, write_record
 
-    if json_path is not None:
-        check_target(json_path)
     from bench.loaders import LoaderOptions, LoaderSpec, available_cores
     from bench.processes import child_pids
     from bench.repeat import repeat_shards
@@ -136,9 +162,7 @@ def run(
             index_shards(found)
         report = run_benchmark(found, specs, options=options, repeats=repeats, epochs=epochs, bystanders=node)
     # The table first: it is on the terminal whatever becomes of the file.
-    click.echo(format_table(report["records"]))
-    if json_path is not None:
-        write_record(report, json_path)
+    _tell(report, format_table(report["records"]), json_path)
 
 
 @bench.command()
@@ -157,7 +181,7 @@ def run(
 @click.option(
     "--endpoint", default=None, help="AIStore's proxy, to fetch from a cluster.  [default: a server of our own]"
 )
-@click.option("--json", "json_path", default=None, type=click.Path(path_type=Path), help="Write the record here.")
+@json_option
 def fetch(
     *,
     object_bytes: int,
@@ -180,10 +204,7 @@ def fetch(
     check_extras()
     from bench.fetch import CLIENT_NAMES, FetchOptions, format_fetch, run_fetch
     from bench.fetch_client import find_curl
-    from bench.record import check_target, write_record
 
-    if json_path is not None:
-        check_target(json_path)
     chosen = _words(clients) if clients is not None else list(CLIENT_NAMES)
     if clients is None and find_curl() is None:
         chosen.remove("curl")
@@ -198,9 +219,7 @@ def fetch(
         endpoint=endpoint,
     )
     report = run_fetch(options)
-    click.echo(format_fetch(report))
-    if json_path is not None:
-        write_record(report, json_path)
+    _tell(report, format_fetch(report), json_path)
 
 
 @bench.command()
@@ -236,7 +255,7 @@ def fetch(
     type=click.Path(path_type=Path),
     help="Where the images lie; the server keeps the data set there too.",
 )
-@click.option("--json", "json_path", default=None, type=click.Path(path_type=Path), help="Write the record here.")
+@json_option
 @cluster_options
 def windows(
     *,
@@ -268,13 +287,10 @@ def windows(
 
     check_extras()
     from bench.loaders import available_cores
-    from bench.record import check_target, write_record
     from bench.windows import WindowsOptions, format_windows, run_windows
     from prep.endpoint import cluster
     from prep.urls import is_remote, resolve_shards
 
-    if json_path is not None:
-        check_target(json_path)
     options = WindowsOptions(
         samples=samples,
         num_shards=num_shards,
@@ -296,9 +312,7 @@ def windows(
             url = stack.enter_context(cluster(endpoint, embedded_dir=embedded_dir)) if remote else None
             found = resolve_shards(shards, endpoint=url)
         report = run_windows(options, shards=found)
-    click.echo(format_windows(report))
-    if json_path is not None:
-        write_record(report, json_path)
+    _tell(report, format_windows(report), json_path)
 
 
 @bench.command()
@@ -327,7 +341,7 @@ def windows(
     type=click.Path(path_type=Path),
     help="Where the images lie; the server of the cold turns keeps the samples there too.",
 )
-@click.option("--json", "json_path", default=None, type=click.Path(path_type=Path), help="Write the record here.")
+@json_option
 @cluster_options
 def resume(
     *,
@@ -355,13 +369,10 @@ def resume(
 
     check_extras()
     from bench.loaders import available_cores
-    from bench.record import check_target, write_record
     from bench.resume import ResumeOptions, format_resume, run_resume
     from prep.endpoint import cluster
     from prep.urls import is_remote, resolve_shards
 
-    if json_path is not None:
-        check_target(json_path)
     options = ResumeOptions(
         repeats=repeats,
         batch_size=batch_size,
@@ -375,16 +386,14 @@ def resume(
     with contextlib.ExitStack() as stack:
         url = stack.enter_context(cluster(endpoint, embedded_dir=embedded_dir)) if is_remote(shards) else None
         report = run_resume(options, resolve_shards(shards, endpoint=url))
-    click.echo(format_resume(report))
-    if json_path is not None:
-        write_record(report, json_path)
+    _tell(report, format_resume(report), json_path)
 
 
 @bench.command()
 @click.option("--num-shards", default="100,10000,1000000", show_default=True, help="Sizes of the simulated data set.")
 @click.option("--window-shards", default="10,100", show_default=True, help="Shards of a shuffle window.")
 @click.option("--repeats", default=3, show_default=True, type=click.IntRange(min=1), help="Processes for each pair.")
-@click.option("--json", "json_path", default=None, type=click.Path(path_type=Path), help="Write the record here.")
+@json_option
 def scale(*, num_shards: str, window_shards: str, repeats: int, json_path: Path | None) -> None:
     """Time what comes before the first sample for data sets of up to a million shards, and what a window costs.
 
@@ -394,20 +403,15 @@ def scale(*, num_shards: str, window_shards: str, repeats: int, json_path: Path 
     from bench.environment import check_extras
 
     check_extras()
-    from bench.record import check_target, write_record
     from bench.scale import ScaleOptions, format_scale, run_scale
 
-    if json_path is not None:
-        check_target(json_path)
     options = ScaleOptions(
         num_shards=_integers("--num-shards", num_shards),
         window_shards=_integers("--window-shards", window_shards),
         repeats=repeats,
     )
     report = run_scale(options)
-    click.echo(format_scale(report))
-    if json_path is not None:
-        write_record(report, json_path)
+    _tell(report, format_scale(report), json_path)
 
 
 @bench.command()
@@ -416,7 +420,7 @@ def scale(*, num_shards: str, window_shards: str, repeats: int, json_path: Path 
 @click.option("--classes", default=40, show_default=True, type=click.IntRange(min=2), help="Classes of the samples.")
 @click.option("--batch-size", default=256, show_default=True, type=click.IntRange(min=1), help="Samples a batch.")
 @click.option("--seeds", default=3, show_default=True, type=click.IntRange(min=1), help="Epochs to average over.")
-@click.option("--json", "json_path", default=None, type=click.Path(path_type=Path), help="Write the record here.")
+@json_option
 def shuffle(
     *, samples: int, num_shards: int, classes: int, batch_size: int, seeds: int, json_path: Path | None
 ) -> None:
@@ -427,18 +431,13 @@ def shuffle(
     from bench.environment import check_extras
 
     check_extras()
-    from bench.record import check_target, write_record
     from bench.shuffle_quality import ShuffleOptions, format_shuffle, run_shuffle
 
-    if json_path is not None:
-        check_target(json_path)
     options = ShuffleOptions(
         num_samples=samples, num_shards=num_shards, num_classes=classes, batch_size=batch_size, seeds=seeds
     )
     report = run_shuffle(options)
-    click.echo(format_shuffle(report))
-    if json_path is not None:
-        write_record(report, json_path)
+    _tell(report, format_shuffle(report), json_path)
 
 
 @bench.command()
@@ -462,7 +461,7 @@ def shuffle(
     help="Where the files and tar's shards are written; the own server keeps its objects there too.",
 )
 @click.option("--endpoint", default=None, help="AIStore's proxy, to pack to a cluster.  [default: a server of our own]")
-@click.option("--json", "json_path", default=None, type=click.Path(path_type=Path), help="Write the record here.")
+@json_option
 def pack(
     *,
     pets: Path,
@@ -483,10 +482,7 @@ def pack(
 
     check_extras()
     from bench.pack import PackOptions, format_pack, run_pack
-    from bench.record import check_target, write_record
 
-    if json_path is not None:
-        check_target(json_path)
     options = PackOptions(
         pets=pets,
         num_samples=samples,
@@ -497,9 +493,7 @@ def pack(
         endpoint=endpoint,
     )
     report = run_pack(options)
-    click.echo(format_pack(report))
-    if json_path is not None:
-        write_record(report, json_path)
+    _tell(report, format_pack(report), json_path)
 
 
 @bench.command()
@@ -532,7 +526,7 @@ def pack(
     type=click.Path(path_type=Path),
     help="Where tars and TFRecord files are written, and read from.",
 )
-@click.option("--json", "json_path", default=None, type=click.Path(path_type=Path), help="Write the record here.")
+@json_option
 @cluster_options
 def tfrecord(
     *,
@@ -563,13 +557,10 @@ def tfrecord(
 
     check_extras()
     from bench.loaders import LoaderOptions, available_cores
-    from bench.record import check_target, write_record
     from bench.tfrecord import TfrecordOptions, format_tfrecord, run_tfrecord
     from prep.endpoint import cluster
     from prep.urls import is_remote, resolve_shards
 
-    if json_path is not None:
-        check_target(json_path)
     options = TfrecordOptions(
         loaders=LoaderOptions(
             batch_size=batch_size,
@@ -587,9 +578,7 @@ def tfrecord(
     with contextlib.ExitStack() as stack:
         url = stack.enter_context(cluster(endpoint, embedded_dir=embedded_dir)) if is_remote(shards) else None
         report = run_tfrecord(options, resolve_shards(shards, endpoint=url))
-    click.echo(format_tfrecord(report))
-    if json_path is not None:
-        write_record(report, json_path)
+    _tell(report, format_tfrecord(report), json_path)
 
 
 @bench.command()

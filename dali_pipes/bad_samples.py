@@ -7,7 +7,6 @@ decode it. ``on_error="raise"`` names it and stops; ``"substitute"`` writes it d
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -40,8 +39,6 @@ class BadSamplePolicy:
     """How many different ones a rank may meet before it is an error."""
     max_pixels: int = MAX_PIXELS
     """A photo of more is bad: decoding it would take gigabytes."""
-    quarantine: Path | None = None
-    """Where they are written down; ``None``: nowhere but the log."""
 
     def __post_init__(self) -> None:
         """Check the values."""

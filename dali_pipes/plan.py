@@ -8,7 +8,6 @@ What is read in turns is a *strand*: one data set in one slice. Each has its own
 (`dali_pipes.laps`); `dali_pipes.mixing` says which data set each position takes from, the same for every slice.
 """
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple, get_args
 
@@ -29,7 +28,6 @@ __all__ = [
     "Step",
     "Window",
     "cut_windows",
-    "excluded_digest",
     "num_slices_read",
     "num_steps",
     "reserved_bytes",
@@ -457,11 +455,3 @@ def _block(size: int, rank: int, world_size: int, batch_size: int) -> tuple[int,
     share, extra = divmod(size, world_size)
     first = rank * share + min(rank, extra)
     return first, first + share + (rank < extra)
-
-
-def excluded_digest(keys: Sequence[str]) -> str:
-    """SHA-256, hexadecimal, of the keys left out, sorted: an input of the order."""
-    state = hashlib.sha256()
-    for key in sorted(set(keys)):
-        state.update(key.encode() + b"\0")
-    return state.hexdigest()

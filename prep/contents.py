@@ -23,6 +23,7 @@ from prep.manifest import LABEL_COMPONENT, ShardIndex, index_name
 from prep.progress import bar
 from prep.reshard import key_of, member_header
 from prep.store import Store
+from prep.tar_stream import header_bytes
 
 __all__ = [
     "BLOCK",
@@ -30,7 +31,6 @@ __all__ = [
     "Sample",
     "check_same",
     "check_unique",
-    "header_bytes",
     "indexed_contents",
     "join_contents",
     "open_shard",
@@ -284,17 +284,6 @@ def read_samples(
         sample.content = (sample.content + state.intdigest()) % 2**64
     if sample is not None:
         yield sample
-
-
-def header_bytes(name: str, size: int) -> int:
-    """Bytes before those of a member: of what `member_header` makes.
-
-    >>> header_bytes("a.jpg", 1), header_bytes("ä.jpg", 1)
-    (512, 1536)
-    """
-    if len(name) <= 100 and name.isascii() and size < 1 << 33:
-        return BLOCK
-    return len(member_header(name, size))
 
 
 def _digest(key: str) -> int:

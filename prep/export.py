@@ -31,7 +31,7 @@ from prep.info import IndexedSet
 from prep.manifest import LABEL_COMPONENT, ShardIndex, manifest_name
 from prep.photos import PHOTO_FORMATS
 from prep.progress import bar
-from prep.shard_tasks import StreamTarget, _blocks, digest_of
+from prep.shard_tasks import StreamTarget, digest_of, is_same, write_streamed
 from prep.store import AisStore, LocalStore, ObjectEntry, Store
 from prep.tar_stream import CHUNK_BYTES
 from prep.tfrecords import MAX_RECORD_BYTES, masked_crc32c
@@ -528,33 +528,15 @@ def _index_of(name: str) -> str:
 
 def _write(task: _Task, report: Report) -> bool:
     assert task.target is not None, "a task to write says where"
-    told = 0
-
-    def chunks() -> Iterator[memoryview]:
-        done = 0
-
-        def on_sample() -> None:
-            nonlocal done, told
-            done += 1
-            # A second attempt goes over samples that were told of.
-            if done > told:
-                told = done
-                report(1)
-
-        return _stream(task, on_sample)
-
-    task.target.write_stream(task.name, chunks, num_bytes=task.num_bytes)
-    return True
+    return write_streamed(
+        task.target, task.name, lambda on_sample: _stream(task, on_sample), num_bytes=task.num_bytes, report=report
+    )
 
 
 def _is_stored(task: _Task, report: Report) -> bool:
     """Whether what is stored has the file's bytes; they are made for that, and dropped."""
     assert task.stored is not None, "a task to compare says with what"
-    chunks = _stream(task, lambda: report(1))
-    if isinstance(task.stored, tuple):
-        kind, checksum = task.stored
-        return digest_of(chunks, kind) == checksum
-    return digest_of(chunks, DEFAULT_CHECKSUM_TYPE) == digest_of(_blocks(task.stored), DEFAULT_CHECKSUM_TYPE)
+    return is_same(task.stored, _stream(task, lambda: report(1)))
 
 
 def _stream(task: _Task, on_sample: Callable[[], None]) -> Iterator[memoryview]:

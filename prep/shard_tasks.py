@@ -13,7 +13,7 @@ from prep.tar_stream import CHUNK_BYTES, Entry, stream_tar
 from prep.transfer import RemoteFile
 from prep.workers import Report
 
-__all__ = ["ShardTask", "StreamTarget", "digest_of", "is_stored", "write_shard"]
+__all__ = ["ShardTask", "StreamTarget", "digest_of", "is_same", "is_stored", "write_shard", "write_streamed"]
 
 
 class StreamTarget(Protocol):
@@ -39,6 +39,37 @@ class ShardTask(NamedTuple):
 def write_shard(task: ShardTask, report: Report) -> bool:
     """Stream a shard to where it goes; always ``True``."""
     assert task.target is not None, "a task to write says where"
+
+    def stream(on_sample: Callable[[], None]) -> Iterator[memoryview]:
+        return stream_tar(task.entries, shard=task.name, num_bytes=task.num_bytes, on_sample=on_sample)
+
+    return write_streamed(task.target, task.name, stream, num_bytes=task.num_bytes, report=report)
+
+
+def is_stored(task: ShardTask, report: Report) -> bool:
+    """Whether what is stored has the shard's bytes; they are made for that, and dropped."""
+    assert task.stored is not None, "a task to compare says with what"
+    chunks = stream_tar(task.entries, shard=task.name, num_bytes=task.num_bytes, on_sample=lambda: report(1))
+    return is_same(task.stored, chunks)
+
+
+def write_streamed(
+    target: StreamTarget,
+    name: str,
+    stream: Callable[[Callable[[], None]], Iterator[memoryview]],
+    *,
+    num_bytes: int,
+    report: Report,
+) -> bool:
+    """Write what ``stream`` makes, a sample at a time reported once however often it is tried; always ``True``.
+
+    Args:
+        target: Where to.
+        name: The object's name there.
+        stream: Called for each attempt, with what it is to call after each sample.
+        num_bytes: What comes out.
+        report: Told of each sample.
+    """
     told = 0
 
     def chunks() -> Iterator[memoryview]:
@@ -52,20 +83,18 @@ def write_shard(task: ShardTask, report: Report) -> bool:
                 told = done
                 report(1)
 
-        return stream_tar(task.entries, shard=task.name, num_bytes=task.num_bytes, on_sample=on_sample)
+        return stream(on_sample)
 
-    task.target.write_stream(task.name, chunks, num_bytes=task.num_bytes)
+    target.write_stream(name, chunks, num_bytes=num_bytes)
     return True
 
 
-def is_stored(task: ShardTask, report: Report) -> bool:
-    """Whether what is stored has the shard's bytes; they are made for that, and dropped."""
-    assert task.stored is not None, "a task to compare says with what"
-    chunks = stream_tar(task.entries, shard=task.name, num_bytes=task.num_bytes, on_sample=lambda: report(1))
-    if isinstance(task.stored, tuple):
-        kind, checksum = task.stored
+def is_same(stored: "tuple[str, str] | Path | RemoteFile", chunks: Iterable[memoryview]) -> bool:
+    """Whether what is stored, a file or a checksum and its type, has these bytes."""
+    if isinstance(stored, tuple):
+        kind, checksum = stored
         return digest_of(chunks, kind) == checksum
-    return digest_of(chunks, DEFAULT_CHECKSUM_TYPE) == digest_of(_blocks(task.stored), DEFAULT_CHECKSUM_TYPE)
+    return digest_of(chunks, DEFAULT_CHECKSUM_TYPE) == digest_of(_blocks(stored), DEFAULT_CHECKSUM_TYPE)
 
 
 def _blocks(file: "Path | RemoteFile") -> Iterator[memoryview]:

@@ -16,7 +16,6 @@ from dali_pipes.plan import (
     Plan,
     Step,
     cut_windows,
-    excluded_digest,
     num_slices_read,
     num_steps,
     reserved_bytes,
@@ -771,13 +770,6 @@ def test_plans_that_cannot_be_are_refused(options: dict, text: str) -> None:
     samples = np.array([3, 4])
     with pytest.raises(ValueError, match=text):
         Plan(**({"shard_bytes": samples, "shard_samples": samples, "order": OrderInputs()} | options))
-
-
-def test_excluded_digest_is_of_the_set() -> None:
-    """Order and repeats of the keys do not matter; a key does."""
-    assert excluded_digest(["b", "a"]) == excluded_digest(["a", "b", "a"])
-    assert excluded_digest(["a"]) != excluded_digest(["ab"])
-    assert excluded_digest(["a", "b"]) != excluded_digest(["ab"])
 
 
 def test_plan_of_a_million_shards_stays_small() -> None:
