@@ -538,6 +538,8 @@ def test_what_is_staged_covers_every_step_and_fits_the_promise(
     rank = data.draw(st.integers(0, world_size - 1), label="rank")
     read = plan.slices_of(batch_size=batch_size, rank=rank, world_size=world_size)
     needed = plan.bytes_at_a_time(case.extents, read, global_batch_size=batch_size * world_size)
+    num_sets = len(case.set_samples)
+    sets = np.searchsorted(case.set_stops, rows_of(plan)[0][:, 0], side="right")
     windows = {strand: dict(plan.windows_ahead(strand, start=start)) for strand in read}
     done = plan.finished_at(start)
     for strand, numbers in windows.items():
@@ -551,9 +553,15 @@ def test_what_is_staged_covers_every_step_and_fits_the_promise(
         assert all(now >= before for now, before in zip(step.finished, done, strict=True))
         if start + (number + 1) * whole <= plan.num_samples:  # a short step is dealt to ranks of other slices, too
             held = []
+            first_row = (start + number * whole) // num_slices
             for strand in read:
-                # From the first window that is not given up to the last that the step reads: two, if it reads less.
-                last = max(done[strand] + 1, min(step.finished[strand], max(windows[strand], default=-1)))
+                rows = first_row + np.flatnonzero(
+                    sets[first_row : first_row + whole // num_slices] == strand % num_sets
+                )
+                # From the first window that is not given up to the one that is read last: two, if fewer are read.
+                last = done[strand] + 1
+                if len(rows):
+                    last = max(last, plan.finished_at(int(rows[-1]) * num_slices)[strand])
                 held += [windows[strand][n] for n in range(done[strand], last + 1) if n in windows[strand]]
             resident = np.unique(np.concatenate(held)) if held else np.empty(0, np.int64)
             assert set(plan.shard_of(step.ordinals).tolist()) <= set(resident.tolist())
