@@ -22,7 +22,7 @@ from bench.fetch_client import ClientTask, Cost, find_curl
 from bench.object_server import ObjectServer, module_command, module_environment
 from bench.report import Spread
 from bench.tables import format_rows
-from dali_pipes.room import file_system
+from dali_pipes.cache.room import file_system
 from prep.cli import format_bytes
 from prep.errors import PipesError
 from prep.manifest import checksum

@@ -25,8 +25,8 @@ from urllib.parse import urlsplit
 import xxhash
 
 from bench.warm import touch_memory
-from dali_pipes.extents import Extent, extent_starts
-from dali_pipes.transport import Connection, ObjectFetcher
+from dali_pipes.cache.extents import Extent, extent_starts
+from dali_pipes.fetch.transport import Connection, ObjectFetcher
 from prep.errors import DataError, PipesError
 from prep.store import ais_client
 

@@ -24,7 +24,7 @@ from bench.object_server import ObjectServer, module_command, module_environment
 from bench.report import Spread
 from bench.tables import format_rows
 from bench.warm import touch_memory
-from dali_pipes.room import file_system
+from dali_pipes.cache.room import file_system
 from prep.cli import format_bytes
 from prep.errors import DataError, PipesError
 from prep.pack import DEFAULT_MAX_BYTES

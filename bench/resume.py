@@ -29,7 +29,7 @@ from bench.loaders import Device, available_cores
 from bench.report import Spread
 from bench.tables import format_rows
 from bench.windows import MAX_SHARD_BYTES
-from dali_pipes.room import file_system
+from dali_pipes.cache.room import file_system
 from prep.embedded.server import NodeServer
 from prep.embedded.storage import Storage
 from prep.errors import DataError

@@ -29,8 +29,8 @@ from prep.manifest import Manifest
 from prep.progress import bar
 
 if TYPE_CHECKING:
-    from dali_pipes.image import Image
-    from dali_pipes.plan import OrderInputs
+    from dali_pipes.cache.image import Image
+    from dali_pipes.order.plan import OrderInputs
 
 __all__ = ["ScaleOptions", "format_scale", "run_scale", "simulated_manifest"]
 
@@ -111,11 +111,11 @@ def simulated_manifest(num_shards: int) -> Manifest:
 def measure(path: Path, *, window_shards: int) -> dict[str, Any]:
     """Open the manifest at ``path`` as a loader does, to its first window and the nine after it, in this process."""
     # Libraries are no part of the stages; the first use of some of them is (numpy's sort).
-    from dali_pipes.extents import extent_starts
-    from dali_pipes.image import Image
-    from dali_pipes.placement import default_directories
-    from dali_pipes.plan import OrderInputs, reserved_bytes
-    from dali_pipes.room import Room
+    from dali_pipes.cache.extents import extent_starts
+    from dali_pipes.cache.image import Image
+    from dali_pipes.cache.placement import default_directories
+    from dali_pipes.cache.room import Room
+    from dali_pipes.order.plan import OrderInputs, reserved_bytes
 
     start_rss = _status_bytes("VmRSS")
     stages: dict[str, float] = {}
@@ -152,7 +152,7 @@ def measure(path: Path, *, window_shards: int) -> dict[str, Any]:
 def _measure_plan(
     manifest: Manifest, image: "Image", order: "OrderInputs", stages: dict[str, float], *, digest: str, start_rss: int
 ) -> dict[str, Any]:
-    from dali_pipes.plan import Plan
+    from dali_pipes.order.plan import Plan
 
     with _timed(stages, "plan"):
         plan = Plan(shard_bytes=manifest.shard_bytes, shard_samples=manifest.samples, order=order)

@@ -158,7 +158,7 @@ def _write(directory: Path, ordinals: Int64s, labels: Int64s, options: ShuffleOp
 
 
 def _ours(manifest: Manifest, seed: int, window: int | str) -> Int64s:
-    from dali_pipes.plan import OrderInputs, Plan
+    from dali_pipes.order.plan import OrderInputs, Plan
 
     order = OrderInputs(seed=seed, shuffle_window=window)  # type: ignore[arg-type]
     plan = Plan(shard_bytes=manifest.shard_bytes, shard_samples=manifest.samples, order=order)

@@ -28,7 +28,7 @@ from bench.report import Spread
 from bench.run import _delivered
 from bench.tables import format_rows
 from bench.warm import touch_memory
-from dali_pipes.room import file_system
+from dali_pipes.cache.room import file_system
 from prep.cli import format_bytes
 from prep.errors import DataError
 from prep.export import export_tfrecords

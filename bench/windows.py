@@ -29,10 +29,10 @@ from bench.object_server import ObjectServer
 from bench.processes import ProcessTree
 from bench.report import Spread
 from bench.tables import format_rows
-from dali_pipes.extents import EXTENT_ALIGNMENT, extent_starts
-from dali_pipes.placement import extent_alignment
-from dali_pipes.plan import OrderInputs, reserved_bytes
-from dali_pipes.room import file_system
+from dali_pipes.cache.extents import EXTENT_ALIGNMENT, extent_starts
+from dali_pipes.cache.placement import extent_alignment
+from dali_pipes.cache.room import file_system
+from dali_pipes.order.plan import OrderInputs, reserved_bytes
 from prep.errors import DataError
 from prep.progress import bar
 

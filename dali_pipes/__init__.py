@@ -14,37 +14,37 @@ if TYPE_CHECKING:
     from dali_pipes.errors import PipesError as PipesError
     from dali_pipes.errors import StoreError as StoreError
     from dali_pipes.errors import WorkerProcessError as WorkerProcessError
+    from dali_pipes.graph.pipelines import IMAGENET_MEAN as IMAGENET_MEAN
+    from dali_pipes.graph.pipelines import IMAGENET_STD as IMAGENET_STD
+    from dali_pipes.graph.pipelines import classification_eval as classification_eval
+    from dali_pipes.graph.pipelines import classification_train as classification_train
+    from dali_pipes.graph.pipelines import segmentation as segmentation
+    from dali_pipes.graph.seam import Components as Components
+    from dali_pipes.graph.seam import Random as Random
     from dali_pipes.iterator import Loader as Loader
     from dali_pipes.mixture import Mixture as Mixture
     from dali_pipes.opening import loader as loader
-    from dali_pipes.pipelines import IMAGENET_MEAN as IMAGENET_MEAN
-    from dali_pipes.pipelines import IMAGENET_STD as IMAGENET_STD
-    from dali_pipes.pipelines import classification_eval as classification_eval
-    from dali_pipes.pipelines import classification_train as classification_train
-    from dali_pipes.pipelines import segmentation as segmentation
-    from dali_pipes.seam import Components as Components
-    from dali_pipes.seam import Random as Random
-    from dali_pipes.state import StateError as StateError
+    from dali_pipes.order.state import StateError as StateError
 
 # Resolved when first used: DALI and torch take seconds to import, and the command line must answer at once.
 _HOMES = {
     "CacheError": "errors",
-    "Components": "seam",
+    "Components": "graph.seam",
     "DataError": "errors",
     "DecodeError": "errors",
-    "IMAGENET_MEAN": "pipelines",
-    "IMAGENET_STD": "pipelines",
+    "IMAGENET_MEAN": "graph.pipelines",
+    "IMAGENET_STD": "graph.pipelines",
     "Loader": "iterator",
     "Mixture": "mixture",
     "PipesError": "errors",
-    "Random": "seam",
-    "StateError": "state",
+    "Random": "graph.seam",
+    "StateError": "order.state",
     "StoreError": "errors",
     "WorkerProcessError": "errors",
-    "classification_eval": "pipelines",
-    "classification_train": "pipelines",
+    "classification_eval": "graph.pipelines",
+    "classification_train": "graph.pipelines",
     "loader": "opening",
-    "segmentation": "pipelines",
+    "segmentation": "graph.pipelines",
 }
 
 __all__ = sorted(_HOMES)

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from dali_pipes.bad_samples.quarantine import Exclusion, read_exclusions
 from dali_pipes.errors import DataError
 from dali_pipes.mixture import split_set
-from dali_pipes.quarantine import Exclusion, read_exclusions
 from dali_pipes.staging import Indexed
 from prep.columns import Columns
 from prep.manifest import ShardIndex, Texts, index_name
@@ -55,9 +55,9 @@ def excluded_ordinals(
 
     Args:
         indexed: The shards.
-        exclude: Files that list samples, see `dali_pipes.quarantine.read_exclusions`. Of a mixture, shards are called
-            ``SET/SHARD``; the shard's own name will do where one set only has it. What is listed of other shards than
-            the loader's is counted and logged.
+        exclude: Files that list samples, see `dali_pipes.bad_samples.quarantine.read_exclusions`. Of a mixture, shards
+            are called ``SET/SHARD``; the shard's own name will do where one set only has it. What is listed of other
+            shards than the loader's is counted and logged.
         where: Called once with a `prep.columns.Columns`; gives bool [N], ``True`` for each sample that stays.
         lacking: Components; samples without one of them are left out. ``"jpg;jpeg"`` is lacked by what has neither.
 

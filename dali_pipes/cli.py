@@ -11,10 +11,14 @@ __all__ = ["main"]
 
 _COMMANDS = {
     "bench": ("bench.cli", "bench", "Time loaders on the same shards, after comparing what they give."),
-    "cache": ("dali_pipes.cache_commands", "cache", "See, fill and empty the shards that loaders on this node share."),
-    "completion": ("dali_pipes.doctor_cli", "completion", "Print the script by which bash, zsh or fish completes."),
+    "cache": ("dali_pipes.commands.cache", "cache", "See, fill and empty the shards that loaders on this node share."),
+    "completion": (
+        "dali_pipes.commands.doctor",
+        "completion",
+        "Print the script by which a shell completes words.",
+    ),
     "demo": ("bench.demo", "demo", "The main job on real photos: pack, dSort, index, DALI, against WebLoader."),
-    "doctor": ("dali_pipes.doctor_cli", "doctor", "Whether this machine, its GPU, cluster and cache fit."),
+    "doctor": ("dali_pipes.commands.doctor", "doctor", "Whether this machine, its GPU, cluster and cache fit."),
     "prep": ("prep.cli", "prep", "Pack photos into shards, shuffle them with dSort, index them."),
 }
 

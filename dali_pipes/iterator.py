@@ -22,21 +22,21 @@ from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 from nvidia.dali.plugin.pytorch import DALIGenericIterator
 from torch.utils.dlpack import from_dlpack
 
-from dali_pipes.bad_samples import BadSample, BadSamples
+from dali_pipes.bad_samples.policy import BadSample, BadSamples
+from dali_pipes.bad_samples.repair import Repair
+from dali_pipes.cache.image import Image
+from dali_pipes.cache.locks import in_mutex
 from dali_pipes.dataset import LoaderDataset
-from dali_pipes.decode import DecodeHalf, Fed
 from dali_pipes.errors import DecodeError, WorkerProcessError
-from dali_pipes.feed import Feed
-from dali_pipes.fetch import Stager, in_fetcher
-from dali_pipes.image import Image
-from dali_pipes.locks import in_mutex
-from dali_pipes.order import OrderInputs
-from dali_pipes.plan import LastBatchPolicyName, Plan, num_steps
+from dali_pipes.fetch.stager import Stager, in_fetcher
+from dali_pipes.graph.decode import DecodeHalf, Fed
+from dali_pipes.order.inputs import OrderInputs
+from dali_pipes.order.plan import LastBatchPolicyName, Plan, num_steps
+from dali_pipes.order.selection import Selection
+from dali_pipes.order.state import LoaderState
 from dali_pipes.ranks import Rank, refuse_disagreement
-from dali_pipes.repair import Repair
-from dali_pipes.samples import Samples
-from dali_pipes.selection import Selection
-from dali_pipes.state import LoaderState
+from dali_pipes.reader.feed import Feed
+from dali_pipes.reader.samples import Samples
 
 __all__ = ["LABEL_OUTPUT", "Loader", "as_integer"]
 
@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 # the others. What rank 0 alone reads, to validate, is a loader of a world of one.
 _numbers: Counter[tuple[int, int]] = Counter()
 LABEL_OUTPUT = "label"
-"""What the graphs of `dali_pipes.pipelines` call the class id."""
+"""What the graphs of `dali_pipes.graph.pipelines` call the class id."""
 
 
 class Loader(DALIGenericIterator):  # type: ignore[misc]
@@ -273,7 +273,7 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
     def state_dict(self) -> dict[str, Any]:
         """Where the job stands, as plain values: the batches that were delivered count, those decoded ahead do not.
 
-        Every rank's is the same after the same number of batches. See `dali_pipes.state.LoaderState`.
+        Every rank's is the same after the same number of batches. See `dali_pipes.order.state.LoaderState`.
         """
         self._check_usable()
         order = dataclasses.replace(self._order, epoch=self.epoch)

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
+from dali_pipes.cache.extents import Extent
 from dali_pipes.errors import DataError
-from dali_pipes.extents import Extent
-from dali_pipes.fetch import Fetcher
+from dali_pipes.fetch.stager import Fetcher
 from prep.manifest import UNSIZED, Manifest, Texts, pack_texts
 from prep.store import Store
 from prep.urls import ShardSet, ShardUrls
@@ -73,7 +73,7 @@ class NamedSets:
 
 
 class MixtureFetcher:
-    """A `dali_pipes.fetch.Fetcher` of combined names: each set's objects from its own store.
+    """A `dali_pipes.fetch.stager.Fetcher` of combined names: each set's objects from its own store.
 
     Args:
         stores: Name of the set -> its store.
@@ -87,7 +87,7 @@ class MixtureFetcher:
     def fetch(
         self, name: str, extent: Extent, *, checksum: int, stopped: Callable[[], bool], num_connections: int = 1
     ) -> bool:
-        """See `dali_pipes.fetch.Fetcher`."""
+        """See `dali_pipes.fetch.stager.Fetcher`."""
         set_, object_name = split_set(name)
         store = self._stores[set_]
         if store.url not in self._fetchers:

@@ -13,15 +13,19 @@ import numpy as np
 import torch
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
-from dali_pipes.bad_samples import BadSamplePolicy, BadSamples, OnError
+from dali_pipes.bad_samples.policy import BadSamplePolicy, BadSamples, OnError
+from dali_pipes.bad_samples.quarantine import Quarantine
+from dali_pipes.bad_samples.repair import Repair
+from dali_pipes.cache.placement import extent_alignment
+from dali_pipes.cache.room import available_memory
 from dali_pipes.choosing import Where, excluded_ordinals
-from dali_pipes.decode import DecodeHalf
 from dali_pipes.errors import WorkerProcessError
-from dali_pipes.fetch import NUM_FETCHERS
+from dali_pipes.fetch.stager import NUM_FETCHERS
+from dali_pipes.graph.decode import DecodeHalf
+from dali_pipes.graph.seam import Graph
 from dali_pipes.iterator import LABEL_OUTPUT, Loader, as_integer
 from dali_pipes.mixture import Mixture
-from dali_pipes.placement import extent_alignment
-from dali_pipes.plan import (
+from dali_pipes.order.plan import (
     BYTES_PER_SAMPLE,
     LAST_BATCH_POLICIES,
     LastBatchPolicyName,
@@ -30,13 +34,9 @@ from dali_pipes.plan import (
     reserved_bytes,
     window_bytes,
 )
-from dali_pipes.quarantine import Quarantine
+from dali_pipes.order.selection import Selection
 from dali_pipes.ranks import find_rank
-from dali_pipes.repair import Repair
-from dali_pipes.room import available_memory
-from dali_pipes.samples import Labels, Missing, Samples
-from dali_pipes.seam import Graph
-from dali_pipes.selection import Selection
+from dali_pipes.reader.samples import Labels, Missing, Samples
 from dali_pipes.staging import Indexed, find_shards, open_image, open_stager
 from prep.manifest import Manifest
 from prep.photos import MAX_PIXELS
@@ -93,14 +93,15 @@ def loader(
         shards: ``"ais://pets/shuffled-{000000..000003}.tar"``, ``"ais://pets/shuffled-"``, a glob, a directory or a
             list; or a `Mixture` of several data sets. Shards that were not indexed (``dali-pipes prep index``) are read
             once more for it, each time.
-        graph: ``dali_pipes.segmentation(...)``, another of `dali_pipes.pipelines`, or a ``graph(components, random)``.
+        graph: ``dali_pipes.segmentation(...)``, another of `dali_pipes.graph.pipelines`, or a
+            ``graph(components, random)``.
         batch_size: Samples a batch, on this rank.
         exclude: Files that list samples to leave out: quarantines, or lists of a key a line; ``"/logs/bad-*.tsv"`` for
             all that there are. An input of the order.
         where: A predicate: called once with a `prep.columns.Columns`, it gives bool [samples], ``True`` for those that
             stay: ``lambda columns: columns.labels == 3``. An input of the order.
         oversample: Class id, as ``cls`` holds it, to how often its samples come: 2 for twice in an epoch, 0.5 for every
-            other one, others in each epoch; see `dali_pipes.selection.Selection`. An input of the order.
+            other one, others in each epoch; see `dali_pipes.order.selection.Selection`. An input of the order.
         epoch_samples: Samples of an epoch over all ranks, of an endless stream: the next epoch goes on where this one
             stopped. ``None``: all samples once; of a mixture with weights as many as it takes to have all at least
             once. An input of the order.

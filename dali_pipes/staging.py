@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from dali_pipes.cache.extents import EXTENT_ALIGNMENT, extent_starts
+from dali_pipes.cache.image import Image, image_key
+from dali_pipes.cache.placement import place
 from dali_pipes.errors import DataError, StoreError
-from dali_pipes.extents import EXTENT_ALIGNMENT, extent_starts
-from dali_pipes.fetch import NUM_FETCHERS, Fetcher, Stager
-from dali_pipes.image import Image, image_key
-from dali_pipes.local import LocalFetcher, WithIndexes
+from dali_pipes.fetch.local import LocalFetcher, WithIndexes
+from dali_pipes.fetch.stager import NUM_FETCHERS, Fetcher, Stager
 from dali_pipes.mixture import Mixture, MixtureFetcher, NamedSets, check_class_tables, join_manifests, split_set
-from dali_pipes.placement import place
-from dali_pipes.samples import index_reader
+from dali_pipes.reader.samples import index_reader
 from prep.columns import Columns, SampleColumns, join_columns
 from prep.endpoint import cluster
 from prep.index import find_columns, find_manifest, index_in_memory
@@ -245,7 +245,7 @@ def fetcher_of(store: Store) -> Fetcher:
     if isinstance(store, LocalStore):
         return LocalFetcher(store.directory)
     assert isinstance(store, AisStore)
-    from dali_pipes.transport import Connection, ObjectFetcher
+    from dali_pipes.fetch.transport import Connection, ObjectFetcher
 
     return ObjectFetcher(Connection.from_environment(store.endpoint), store.bucket, provider=store.provider)
 
@@ -265,8 +265,8 @@ def open_image(
         indexed: The shards.
         reserved: Bytes that must be resident at a time; ``None``: as many as fit.
         is_windowed: Whether they are two windows.
-        group: See `dali_pipes.image.Image`.
-        cache_dir: Where images lie; ``None``: see `dali_pipes.placement`.
+        group: See `dali_pipes.cache.image.Image`.
+        cache_dir: Where images lie; ``None``: see `dali_pipes.cache.placement`.
         cache_bytes: What all images there may take.
 
     Raises:

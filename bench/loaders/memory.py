@@ -16,9 +16,9 @@ from bench.loaders import Batch, Loader, LoaderOptions
 from bench.loaders.devices import delivery_device
 
 if TYPE_CHECKING:
-    from dali_pipes.decode import DecodeHalf, Fed
-    from dali_pipes.plan import Plan
-    from dali_pipes.samples import Samples
+    from dali_pipes.graph.decode import DecodeHalf, Fed
+    from dali_pipes.order.plan import Plan
+    from dali_pipes.reader.samples import Samples
     from prep.urls import ShardSet
 
 __all__ = ["open_loader"]
@@ -32,8 +32,8 @@ def open_loader(shards: "ShardSet", *, options: LoaderOptions) -> Iterator[Loade
     import torch
 
     import dali_pipes as dp
-    from dali_pipes.decode import DecodeHalf
-    from dali_pipes.samples import Samples, index_reader
+    from dali_pipes.graph.decode import DecodeHalf
+    from dali_pipes.reader.samples import Samples, index_reader
     from prep.manifest import Manifest, manifest_name
 
     name = manifest_name(shards.prefix)
@@ -72,7 +72,7 @@ class _MemoryEpochs:
     def epoch(self) -> Iterator[Batch]:
         from torch.utils.dlpack import from_dlpack
 
-        from dali_pipes.plan import OrderInputs, Plan, num_steps
+        from dali_pipes.order.plan import OrderInputs, Plan, num_steps
 
         if self._epochs:
             self._decode.drain()
@@ -97,9 +97,9 @@ class _MemoryEpochs:
             }
 
     def _fed(self, plan: "Plan") -> Iterator["Fed"]:
-        from dali_pipes.decode import Fed
-        from dali_pipes.randomness import Stream
-        from dali_pipes.samples import Batch as Rows
+        from dali_pipes.graph.decode import Fed
+        from dali_pipes.order.randomness import Stream
+        from dali_pipes.reader.samples import Batch as Rows
 
         for step in plan.steps(batch_size=self._options.batch_size, last_batch_policy="PARTIAL"):
             rows = Rows(

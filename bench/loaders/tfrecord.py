@@ -190,12 +190,12 @@ def _segmentation(photo: Any, mask: Any, options: LoaderOptions, *, device: str)
     """`dali_pipes.segmentation`, its arrays computed by operators."""
     from nvidia.dali import fn, math, types
 
-    from dali_pipes.pipelines import IMAGENET_MEAN, IMAGENET_STD, _normalised
+    from dali_pipes.graph.pipelines import IMAGENET_MEAN, IMAGENET_STD, _normalised
 
     def window_of(encoded: Any, **normalised: Any) -> Any:
         size = fn.peek_image_shape(encoded, dtype=types.INT32, adjust_orientation=False)[0:2]
-        # As `dali_pipes.pipelines.center_crop_start`: half of what is more, halves to even; padding is half of what is
-        # less, rounded down.
+        # As `dali_pipes.graph.pipelines.center_crop_start`: half of what is more, halves to even; padding is half of
+        # what is less, rounded down.
         slack = math.max(size - options.crop, 0)
         half = slack // 2
         start = half + (slack & 1) * (half & 1)

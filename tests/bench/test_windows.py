@@ -15,8 +15,8 @@ from click.testing import CliRunner
 from bench.cli import bench as bench_command
 from bench.scale import simulated_manifest
 from bench.windows import CacheWatch, WindowsOptions, _read_source, fitting_window, repeated_source
-from dali_pipes.extents import extent_starts
-from dali_pipes.plan import cut_windows
+from dali_pipes.cache.extents import extent_starts
+from dali_pipes.order.plan import cut_windows
 from prep.errors import DataError
 from prep.records import Record, Source
 from prep.urls import resolve_shards

@@ -26,12 +26,12 @@ from nvidia.dali import fn, types
 
 import dali_pipes as dp
 import dali_pipes.staging
-from dali_pipes.cache import Cache
-from dali_pipes.cache_files import cache_root
-from dali_pipes.extents import Extent
-from dali_pipes.local import LocalFetcher
-from dali_pipes.plan import Plan
-from dali_pipes.table import State, StateTable
+from dali_pipes.cache.cache import Cache
+from dali_pipes.cache.extents import Extent
+from dali_pipes.cache.files import cache_root
+from dali_pipes.cache.table import State, StateTable
+from dali_pipes.fetch.local import LocalFetcher
+from dali_pipes.order.plan import Plan
 from tests.conftest import Sample, make_samples, write_shards
 
 NUM_SAMPLES, PER_SHARD = 240, 4
@@ -172,7 +172,7 @@ class Ranks:
         self.cache_bytes, self._window = total * 2 // 5, total // 30
         # From a process that has imported what takes long: a start takes a tenth of a second.
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["dali_pipes.opening", "dali_pipes.pipelines", "tests.conftest"])
+        self._context.set_forkserver_preload(["dali_pipes.opening", "dali_pipes.graph.pipelines", "tests.conftest"])
         self.processes: dict[int, BaseProcess] = {}
 
     def start(self, rank: int) -> None:

@@ -14,8 +14,8 @@ from nvidia.dali import fn, types
 from PIL import Image
 
 import dali_pipes as dp
-from dali_pipes.decode import DecodeHalf
-from dali_pipes.repair import Repair
+from dali_pipes.bad_samples.repair import Repair
+from dali_pipes.graph.decode import DecodeHalf
 from tests.conftest import SHARED_DATA, Sample, make_samples, write_shards
 
 ODD_IMAGES = SHARED_DATA / "odd-images"

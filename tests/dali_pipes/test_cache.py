@@ -20,15 +20,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import dali_pipes.cache
-import dali_pipes.cache_files
-import dali_pipes.table
-from dali_pipes.cache import Cache, Take
-from dali_pipes.cache_files import FIRST_SLOT_BYTE, cache_root
+import dali_pipes.cache.cache
+import dali_pipes.cache.files
+import dali_pipes.cache.table
+from dali_pipes.cache.cache import Cache, Take
+from dali_pipes.cache.extents import extent_starts
+from dali_pipes.cache.files import FIRST_SLOT_BYTE, cache_root
+from dali_pipes.cache.holes import reserve
+from dali_pipes.cache.table import NUM_SLOTS, State
 from dali_pipes.errors import CacheError
-from dali_pipes.extents import extent_starts
-from dali_pipes.holes import reserve
-from dali_pipes.table import NUM_SLOTS, State
 
 PAGE = 4096
 KEY, OTHER = "a" * 32, "b" * 32
@@ -45,7 +45,7 @@ def directory(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
 
 
 class Member:
-    """One loader's dealings with the cache, as `dali_pipes.image.Image` has them; it writes and reads real bytes."""
+    """One loader's dealings with the cache, as `dali_pipes.cache.image.Image`; it writes and reads real bytes."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ def blocks(directory: Path) -> int:
     return sum(path.stat().st_blocks * 512 for path in cache_root(directory).glob("*.image"))
 
 
-def status_of(directory: Path) -> list[dali_pipes.cache.ImageStatus]:
+def status_of(directory: Path) -> list[dali_pipes.cache.cache.ImageStatus]:
     cache = Cache(directory)
     try:
         return cache.status()
@@ -519,7 +519,7 @@ def test_a_kill_at_any_line_leaves_a_sound_cache(tmp_path: Path, monkeypatch: py
     copies: list[Path] = []
     one, two = prepare(tmp_path / "live")
     root = cache_root(tmp_path / "live")
-    package = str(Path(dali_pipes.cache.__file__).parent)
+    package = str(Path(dali_pipes.cache.cache.__file__).parent)
     errors: list[BaseException] = []
     before: list[object] = [None]
 
@@ -542,7 +542,7 @@ def test_a_kill_at_any_line_leaves_a_sound_cache(tmp_path: Path, monkeypatch: py
             sys.settrace(None)
 
     if change == "new start":
-        monkeypatch.setattr(dali_pipes.cache_files, "boot_id", lambda: 12345)
+        monkeypatch.setattr(dali_pipes.cache.files, "boot_id", lambda: 12345)
         one.die()
         two.die()
     thread = threading.Thread(target=run)
@@ -702,7 +702,7 @@ def test_any_sequence_keeps_every_promise(operations: list[tuple[str, int, list[
 
 
 def set_boot(patch: pytest.MonkeyPatch, number: int) -> None:
-    for module in (dali_pipes.cache_files, dali_pipes.table):
+    for module in (dali_pipes.cache.files, dali_pipes.cache.table):
         patch.setattr(module, "boot_id", lambda: number)
 
 

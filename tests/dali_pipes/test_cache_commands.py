@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import dali_pipes as dp
-from dali_pipes.cache_files import cache_root
+from dali_pipes.cache.files import cache_root
 from dali_pipes.cli import main
 from prep.index import find_manifest
 from prep.urls import resolve_shards

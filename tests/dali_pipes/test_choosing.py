@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dali_pipes.bad_samples.quarantine import Quarantine
 from dali_pipes.choosing import excluded_ordinals
 from dali_pipes.errors import DataError, StoreError
 from dali_pipes.mixture import Mixture
-from dali_pipes.quarantine import Quarantine
 from dali_pipes.staging import Indexed
 from prep import embedded
 from prep.columns import Columns

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from dali_pipes.cli import main
-from dali_pipes.doctor import Finding, examine, gpu_fit, worst
+from dali_pipes.commands.examine import Finding, examine, gpu_fit, worst
 from prep import embedded
 
 REPOSITORY = Path(__file__).parents[2]
@@ -112,7 +112,7 @@ def test_shared_memory_of_a_container(tmp_path: Path, monkeypatch: pytest.Monkey
     """The 64 MiB that runtimes give by themselves: what to start the container with."""
     if not Path("/dev/shm").is_dir():
         pytest.skip("no /dev/shm")
-    monkeypatch.setattr("dali_pipes.doctor.CONTAINER_SHM_BYTES", 1 << 60)
+    monkeypatch.setattr("dali_pipes.commands.examine.CONTAINER_SHM_BYTES", 1 << 60)
     found = of(look(cache_dir=Path("/dev/shm")), "cache")
     assert (found.status, found.advice) == ("warn", "a container's default: start it with --shm-size=8g or --ipc=host")
 
@@ -151,7 +151,7 @@ def test_two_builds_of_dali(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_no_dali(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dali_pipes.doctor._dali_builds", dict)
+    monkeypatch.setattr("dali_pipes.commands.examine._dali_builds", dict)
     found = of(look(), "DALI")
     assert (found.status, found.found) == ("fail", "not installed")
 
@@ -194,7 +194,7 @@ def test_driver_against_builds(given: dict[str, Any], status: str, text: str, ad
 def test_torchs_cuda_is_told_without_importing_it() -> None:
     """As torch itself says it."""
     program = (
-        "import sys; from dali_pipes.doctor import _torch_cuda; told = _torch_cuda()\n"
+        "import sys; from dali_pipes.commands.examine import _torch_cuda; told = _torch_cuda()\n"
         "assert 'torch' not in sys.modules\nimport torch; assert told == (torch.version.cuda or ''), told"
     )
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
@@ -341,7 +341,7 @@ def test_real_cluster() -> None:
 )
 def test_proxies(endpoint: str | None, environment: dict[str, str], status: str | None, text: str) -> None:
     """Whether the cluster would be asked through one; a password is not shown."""
-    from dali_pipes.doctor import _proxies
+    from dali_pipes.commands.examine import _proxies
 
     findings = list(_proxies(endpoint, environment))
     assert [finding.status for finding in findings] == ([] if status is None else [status])
@@ -374,7 +374,7 @@ def test_a_check_that_breaks_does_not_stop_the_others(monkeypatch: pytest.Monkey
     def broken() -> Iterator[Finding]:
         raise RuntimeError("no such file")
 
-    monkeypatch.setattr("dali_pipes.doctor._memory", broken)
+    monkeypatch.setattr("dali_pipes.commands.examine._memory", broken)
     findings = look()
     assert of(findings, "doctor").found == "a check failed: RuntimeError: no such file"
     assert of(findings, "limits")

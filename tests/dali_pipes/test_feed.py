@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 import dali_pipes as dp
-from dali_pipes.cache_files import cache_root
-from dali_pipes.feed import Feed
-from dali_pipes.fetch import Stager
-from dali_pipes.local import LocalFetcher
-from dali_pipes.samples import Samples
+from dali_pipes.cache.files import cache_root
+from dali_pipes.fetch.local import LocalFetcher
+from dali_pipes.fetch.stager import Stager
+from dali_pipes.reader.feed import Feed
+from dali_pipes.reader.samples import Samples
 from tests.conftest import Sample, make_samples, photo_bytes, write_shards
 from tests.dali_pipes.raw import check_rows, raw, read_epoch
 
@@ -235,7 +235,7 @@ def test_segment_that_cannot_be_opened_ahead_is_told_in_its_turn(
     loader.set_epoch(1)
     armed = True
     monkeypatch.setattr(Samples, "rows", broken)
-    monkeypatch.setattr("dali_pipes.feed.MAX_LINES", 4)
+    monkeypatch.setattr("dali_pipes.reader.feed.MAX_LINES", 4)
     seen: list[int] = []
     loader.set_epoch(2)
     with pytest.raises(dp.DataError, match="another data set"):  # noqa: PT012 (which batch it is in is checked below)
@@ -253,7 +253,7 @@ def test_read_shards_can_be_punched_at_once(
     open_loader: Callable[..., dp.Loader], samples: list[Sample], tmp_path: Path
 ) -> None:
     """What is read is nobody's: cleared from the cache while the epoch goes on, which does not notice."""
-    from dali_pipes.cache import Cache
+    from dali_pipes.cache.cache import Cache
 
     loader = open_loader(cache_bytes=160_000)
     count: Counter[int] = Counter()
@@ -295,7 +295,7 @@ def test_data_wait_is_the_time_for_which_shards_were_waited_for(
 
 def test_bar_is_drawn_to_its_end(open_loader: Callable[..., dp.Loader], monkeypatch: pytest.MonkeyPatch) -> None:
     """Its total is what is missing, all of which comes; once a loader."""
-    from dali_pipes import feed
+    from dali_pipes.reader import feed
     from prep.progress import bar
 
     bars: list[Any] = []

@@ -12,14 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dali_pipes.cache import Take
-from dali_pipes.cache_files import cache_root
+from dali_pipes.cache.cache import Take
+from dali_pipes.cache.extents import Extent, extent_starts
+from dali_pipes.cache.files import cache_root
+from dali_pipes.cache.image import Image
+from dali_pipes.cache.room import Room
 from dali_pipes.errors import CacheError
-from dali_pipes.extents import Extent, extent_starts
-from dali_pipes.fetch import NUM_ASKED, Fetcher, Stager
-from dali_pipes.image import Image
-from dali_pipes.local import LocalFetcher
-from dali_pipes.room import Room
+from dali_pipes.fetch.local import LocalFetcher
+from dali_pipes.fetch.stager import NUM_ASKED, Fetcher, Stager
 from dali_pipes.staging import Indexed
 from prep.errors import StoreError
 from prep.manifest import Manifest, index_name

@@ -12,14 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import dali_pipes.cache
-import dali_pipes.cache_files
-from dali_pipes.cache import Cache
-from dali_pipes.cache_files import cache_root
+import dali_pipes.cache.cache
+import dali_pipes.cache.files
+from dali_pipes.cache.cache import Cache
+from dali_pipes.cache.files import cache_root
+from dali_pipes.cache.image import Image, image_key
+from dali_pipes.cache.table import State, StateTable
 from dali_pipes.errors import CacheError, DataError
-from dali_pipes.image import Image, image_key
 from dali_pipes.staging import Indexed, open_image, open_stager
-from dali_pipes.table import State, StateTable
 from prep.manifest import index_name
 from prep.urls import resolve_shards
 from tests.conftest import make_samples, write_shards
@@ -29,7 +29,7 @@ PROGRAM = """
 import sys, time
 from pathlib import Path
 import dali_pipes.staging
-from dali_pipes.local import LocalFetcher
+from dali_pipes.fetch.local import LocalFetcher
 from dali_pipes.staging import Indexed, open_image, open_stager
 from prep.urls import resolve_shards
 
@@ -227,7 +227,7 @@ def test_default_cache_goes_with_its_last_loader(
     shards: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Shared by those who are there together; nothing is left in memory that nobody asked to keep."""
-    monkeypatch.setattr("dali_pipes.placement.default_directories", lambda: [cache_dir])
+    monkeypatch.setattr("dali_pipes.cache.placement.default_directories", lambda: [cache_dir])
     one, two = Job(shards, None), Job(shards, None)
     one.stager.need(one.all)
     two.stager.need(two.all)
@@ -247,7 +247,7 @@ def test_new_start_of_the_machine_has_bytes_checked(
     os.pwrite(job.image._file, b"lost", int(job.image.starts[2]) + 700)
     os.pwrite(job.image._file, b"lost", job.image.index_extent(5).start + 10)
     job.close()
-    monkeypatch.setattr(dali_pipes.cache_files, "boot_id", lambda: 4711)
+    monkeypatch.setattr(dali_pipes.cache.files, "boot_id", lambda: 4711)
     job = Job(shards, cache_dir)
     assert not len(job.image.take([0]).ready)  # it is to be checked first
     job.image.fail(0)

@@ -172,7 +172,7 @@ def test_set_epoch_gives_that_epoch(small_shards: Path) -> None:
 
 def test_segments_do_not_show(small_shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However short the segments are, the batches are the same."""
-    from dali_pipes import feed
+    from dali_pipes.reader import feed
 
     with open_loader(small_shards, seed=6) as loader:
         whole = list(loader)
@@ -275,8 +275,8 @@ def test_ctrl_c_in_next_loses_and_mixes_nothing(
     numbered_shards: Path, monkeypatch: pytest.MonkeyPatch, where: str, after: str
 ) -> None:
     """Interrupted at any point and gone on with, as in a notebook: no batch is lost, no row gets another's label."""
-    from dali_pipes.decode import DecodeHalf
-    from dali_pipes.feed import Feed
+    from dali_pipes.graph.decode import DecodeHalf
+    from dali_pipes.reader.feed import Feed
 
     owner, name = {
         "between-inputs": (DecodeHalf, "_next_input"),

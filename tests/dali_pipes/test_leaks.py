@@ -13,7 +13,7 @@ import pytest
 
 import dali_pipes as dp
 from bench.processes import child_pids
-from dali_pipes.cache import Cache
+from dali_pipes.cache.cache import Cache
 from prep import embedded
 from prep.index import index_shards
 from prep.store import AisStore

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dali_pipes.cache.extents import Extent
 from dali_pipes.errors import DataError, StoreError
-from dali_pipes.extents import Extent
-from dali_pipes.fetch import Fetcher
+from dali_pipes.fetch.stager import Fetcher
 from dali_pipes.mixture import Mixture, MixtureFetcher, NamedSets, check_class_tables, join_manifests, split_set
-from dali_pipes.samples import Samples
+from dali_pipes.reader.samples import Samples
 from dali_pipes.staging import Indexed, fetcher_of, find_shards
 from prep import embedded
 from prep.index import index_shards

@@ -10,9 +10,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from dali_pipes.plan import OrderInputs, Plan
-from dali_pipes.randomness import Stream, philox4x32
-from dali_pipes.selection import Selection
+from dali_pipes.order.plan import OrderInputs, Plan
+from dali_pipes.order.randomness import Stream, philox4x32
+from dali_pipes.order.selection import Selection
 
 SAMPLES = [4, 3, 5, 2, 6]  # of each shard
 FIRST_OF_SECOND = 3  # where there are two data sets, the second's first shard

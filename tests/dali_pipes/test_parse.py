@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as numpy_st
 
-from dali_pipes import parse
-from dali_pipes.segments import Segment, index_text
+from dali_pipes.graph import parse
+from dali_pipes.reader.segments import Segment, index_text
 
 FLOAT32 = np.dtype(np.float32)
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-import dali_pipes.placement
-from dali_pipes.cache import Cache
-from dali_pipes.cache_files import cache_root
+import dali_pipes.cache.placement
+from dali_pipes.cache.cache import Cache
+from dali_pipes.cache.extents import extent_starts
+from dali_pipes.cache.files import cache_root
+from dali_pipes.cache.placement import Placement, default_directories, place
+from dali_pipes.cache.room import SHARED_MEMORY, Room
 from dali_pipes.errors import CacheError
-from dali_pipes.extents import extent_starts
-from dali_pipes.placement import Placement, default_directories, place
-from dali_pipes.room import SHARED_MEMORY, Room
 
 KEY = "a" * 32
 HUGE = 1 << 60
@@ -23,7 +23,7 @@ HUGE = 1 << 60
 def directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path, Path]]:
     """What stands for shared memory and for the directory of temporary files, both new."""
     with tempfile.TemporaryDirectory(dir=SHARED_MEMORY, prefix="dali-pipes-test-") as memory:
-        monkeypatch.setattr(dali_pipes.placement, "default_directories", lambda: [Path(memory), tmp_path])
+        monkeypatch.setattr(dali_pipes.cache.placement, "default_directories", lambda: [Path(memory), tmp_path])
         yield Path(memory), tmp_path
 
 
@@ -97,7 +97,7 @@ def test_container_with_little_shared_memory_is_told_how_to_get_more(
     """Docker's 64 MB: what to start it with."""
     memory, _ = directories
     monkeypatch.setattr(
-        dali_pipes.placement.Room,
+        dali_pipes.cache.placement.Room,
         "of",
         lambda directory: Room(directory=directory, free=64 << 20, total=64 << 20, is_memory=directory == memory),
     )
@@ -117,7 +117,7 @@ def test_ranks_that_start_later_take_what_the_first_has_chosen(
         slot = cache.join(
             KEY, starts=extent_starts([4096]), source="", group=1, reserved=4096, cache_bytes=10 << 20, keep=False
         )
-        monkeypatch.setattr(dali_pipes.placement.Room, "default_bytes", lambda self, taken: 4096)
+        monkeypatch.setattr(dali_pipes.cache.placement.Room, "default_bytes", lambda self, taken: 4096)
         found = placed(reserved=1 << 20, total=5 << 20)
         assert (found.room.directory, found.cache_bytes) == (directory, 10 << 20)
         with pytest.raises(CacheError, match=r"loaders that are at work in .* share 10485760 bytes"):
@@ -125,7 +125,7 @@ def test_ranks_that_start_later_take_what_the_first_has_chosen(
         cache.leave(slot)
         cache.close()
         monkeypatch.undo()
-        monkeypatch.setattr(dali_pipes.placement, "default_directories", lambda: [memory, disk])
+        monkeypatch.setattr(dali_pipes.cache.placement, "default_directories", lambda: [memory, disk])
 
 
 def test_what_the_cache_has_already_is_its_own(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
-from dali_pipes.laps import NUM_LAPS_KEPT
-from dali_pipes.mixing import BLOCK_POSITIONS, Mix, mixed_length, split_by_weight
-from dali_pipes.plan import (
+from dali_pipes.order.laps import NUM_LAPS_KEPT
+from dali_pipes.order.mixing import BLOCK_POSITIONS, Mix, mixed_length, split_by_weight
+from dali_pipes.order.plan import (
     OrderInputs,
     Plan,
     Step,
@@ -20,7 +20,7 @@ from dali_pipes.plan import (
     num_steps,
     reserved_bytes,
 )
-from dali_pipes.selection import Selection
+from dali_pipes.order.selection import Selection
 
 GOLDEN_ALL = [7, 6, 8, 1, 11, 4, 2, 9, 10, 3, 5, 0]
 GOLDEN_WINDOWED = [7, 8, 11, 9, 10, 6, 4, 5, 1, 2, 3, 0]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from dali_pipes.bad_samples.quarantine import Exclusion, Quarantine, read_exclusions
 from dali_pipes.errors import DataError, StoreError
-from dali_pipes.quarantine import Exclusion, Quarantine, read_exclusions
 
 DIGEST = "0123456789abcdef" * 4
 HEADER = "# dali-pipes quarantine, version 1, manifest 0123456789ab: shard, key, component, cause\n"
@@ -52,7 +52,7 @@ def test_quarantine_of_processes_at_the_same_time_has_whole_lines(tmp_path: Path
     path = tmp_path / "bad.tsv"
     program = (
         "import sys\n"
-        "from dali_pipes.quarantine import Quarantine\n"
+        "from dali_pipes.bad_samples.quarantine import Quarantine\n"
         "opened = Quarantine(sys.argv[1], manifest='ab')\n"
         "for row in range(100): opened.add(f's-{sys.argv[2]}.tar', f'k{row}', 'jpg', 'x' * 200)\n"
     )
@@ -99,7 +99,7 @@ def test_quarantine_on_a_full_disk_says_so(tmp_path: Path) -> None:
     """A disk that takes no more, here by the limit of a file's size: the line is not counted as written."""
     program = (
         "import resource, signal, sys\n"
-        "from dali_pipes.quarantine import Quarantine\n"
+        "from dali_pipes.bad_samples.quarantine import Quarantine\n"
         "opened = Quarantine(sys.argv[1], manifest='ab')\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (150, 150))\n"

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dali_pipes.randomness import Stream, philox4x32
+from dali_pipes.order.randomness import Stream, philox4x32
 
 ONES = 0xFFFFFFFF
 GOLDEN_WORDS = ["f10f2dc5c2a84372", "52aede82748f4a98", "a7bc5787dc1375b9"]

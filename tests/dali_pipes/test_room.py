@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-import dali_pipes.room
+import dali_pipes.cache.room
+from dali_pipes.cache.room import SHARED_MEMORY, Room, check_directory, file_system, memory_limit, parse_cgroup
 from dali_pipes.errors import CacheError
-from dali_pipes.room import SHARED_MEMORY, Room, check_directory, file_system, memory_limit, parse_cgroup
 
 UNLIMITED = 1 << 60
 
@@ -107,7 +107,7 @@ def test_check_directory_refuses_a_file_system_without_holes(tmp_path: Path) -> 
 
 def test_room_imports_no_dali() -> None:
     """`dali-pipes cache ls` starts at once."""
-    program = "import sys, dali_pipes.cache, dali_pipes.room; sys.exit('nvidia.dali' in sys.modules)"
+    program = "import sys, dali_pipes.cache.cache, dali_pipes.cache.room; sys.exit('nvidia.dali' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
@@ -121,8 +121,8 @@ def test_room_on_huge_pages_is_given_out_in_them(
     """A tmpfs that is mounted with huge=: a smaller extent would take a whole huge page, and count as less."""
     huge_page = tmp_path / "hpage_pmd_size"
     huge_page.write_text(f"{2 << 20}\n")
-    monkeypatch.setattr(dali_pipes.room, "_HUGE_PAGE", huge_page)
-    monkeypatch.setattr(dali_pipes.room, "_mount", lambda directory: ("tmpfs", options))
+    monkeypatch.setattr(dali_pipes.cache.room, "_HUGE_PAGE", huge_page)
+    monkeypatch.setattr(dali_pipes.cache.room, "_mount", lambda directory: ("tmpfs", options))
     assert Room.of(tmp_path).alignment == expected
 
 

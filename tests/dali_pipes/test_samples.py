@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dali_pipes.errors import DataError
-from dali_pipes.randomness import Stream
-from dali_pipes.samples import NO_PHOTO, Batch, Samples
+from dali_pipes.order.randomness import Stream
+from dali_pipes.reader.samples import NO_PHOTO, Batch, Samples
 from prep.manifest import Manifest, PhotoColumns, ShardIndex, checksum
 from prep.photos import PHOTO_FORMATS
 

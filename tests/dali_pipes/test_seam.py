@@ -16,8 +16,8 @@ from PIL import Image
 from torchvision.transforms import RandomResizedCrop
 
 import dali_pipes as dp
-from dali_pipes.pipelines import center_crop_start
-from dali_pipes.seam import CROP_TRIES, refuse_any_data, resized_crop
+from dali_pipes.graph.pipelines import center_crop_start
+from dali_pipes.graph.seam import CROP_TRIES, refuse_any_data, resized_crop
 from tests.conftest import Sample, mask_bytes, photo_bytes, write_shards
 
 SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)

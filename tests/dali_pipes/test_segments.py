@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dali_pipes.segments import Segment, index_text
+from dali_pipes.reader.segments import Segment, index_text
 
 BLOCKS = 64
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dali_pipes.selection import NO_SELECTION_DIGEST, Selection
+from dali_pipes.order.selection import NO_SELECTION_DIGEST, Selection
 
 LABELS = np.array([3, 3, 3, 3, 8, 8, 8, 5, 5, 5])
 

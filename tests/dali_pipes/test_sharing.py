@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 import dali_pipes as dp
-from dali_pipes.cache import Cache
-from dali_pipes.cache_files import cache_root
-from dali_pipes.holes import punch
+from dali_pipes.cache.cache import Cache
+from dali_pipes.cache.files import cache_root
+from dali_pipes.cache.holes import punch
 from tests.conftest import Sample, make_samples, write_shards
 from tests.dali_pipes.kill_ranks import expected, kill_rounds, summed
 

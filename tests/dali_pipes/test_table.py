@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dali_pipes.cache.extents import extent_starts
+from dali_pipes.cache.table import NUM_SLOTS, State, StateTable, boot_id
 from dali_pipes.errors import CacheError
-from dali_pipes.extents import extent_starts
-from dali_pipes.table import NUM_SLOTS, State, StateTable, boot_id
 
 STARTS = extent_starts([5000, 1, 4096, 9000, 12_000, 300])
 NUM_SHARDS = len(STARTS) - 1

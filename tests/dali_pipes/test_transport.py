@@ -24,10 +24,10 @@ import requests
 import trustme
 import xxhash
 
-from dali_pipes import transport
+from dali_pipes.cache.extents import Extent
 from dali_pipes.errors import DataError, PipesError, StoreError
-from dali_pipes.extents import Extent
-from dali_pipes.transport import Connection, ObjectFetcher, RetryPolicy, is_token_for
+from dali_pipes.fetch import transport
+from dali_pipes.fetch.transport import Connection, ObjectFetcher, RetryPolicy, is_token_for
 from prep import embedded
 from prep.embedded import EmbeddedNode
 from prep.store import AisStore, ais_client
@@ -414,8 +414,8 @@ def test_full_disk_is_the_cache_error_of_the_extent(store: AisStore) -> None:
 import resource, tempfile
 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
 from dali_pipes.errors import CacheError
-from dali_pipes.extents import Extent
-from dali_pipes.transport import Connection, ObjectFetcher
+from dali_pipes.cache.extents import Extent
+from dali_pipes.fetch.transport import Connection, ObjectFetcher
 with tempfile.TemporaryFile(buffering=0) as file:
     fetcher = ObjectFetcher(Connection(endpoint="{{}}"), "{store.bucket}")
     for _ in range(2):

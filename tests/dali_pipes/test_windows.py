@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dali_pipes as dp
-from dali_pipes.cache_files import cache_root
-from dali_pipes.plan import OrderInputs, Plan, reserved_bytes
+from dali_pipes.cache.files import cache_root
+from dali_pipes.order.plan import OrderInputs, Plan, reserved_bytes
 from prep.index import find_manifest
 from prep.urls import resolve_shards
 from tests.conftest import Sample, make_samples, write_shards
@@ -176,7 +176,7 @@ def test_break_and_going_on_keeps_the_windows(shards: Path, samples: list[Sample
 
 def test_ramp_up_waits_for_one_shard_only(shards: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first batch comes while all shards but the first window's are still to be fetched."""
-    from dali_pipes.local import LocalFetcher
+    from dali_pipes.fetch.local import LocalFetcher
 
     held_back: list[str] = []
     may_go_on = threading.Event()

@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 from PIL import Image
 
 import dali_pipes as dp
-from dali_pipes.quarantine import read_exclusions
+from dali_pipes.bad_samples.quarantine import read_exclusions
 from prep.cli import prep
 from prep.decoders import Undecodable, decode, open_decoder
 from prep.errors import DataError, PipesError, StoreError
@@ -484,7 +484,7 @@ def test_findings_past_the_most_are_counted_and_quarantined(tmp_path: Path, monk
 
 def test_quarantine_of_the_loader_has_the_same_lines(tmp_path: Path) -> None:
     """One format, whoever writes it."""
-    from dali_pipes.quarantine import Quarantine
+    from dali_pipes.bad_samples.quarantine import Quarantine
 
     loaders = Quarantine(tmp_path / "a.tsv", manifest="0123456789abcdef")
     loaders.add("s.tar", "k\u00e9y", "jpg", "two\nlines")
@@ -579,7 +579,7 @@ def test_commands_need_neither_dali_nor_torch(small_shards: Path, tmp_path: Path
     """`prep` works on a machine that packs, and trains nothing; help loads nothing at all."""
     program = (
         "import sys\n"
-        "for name in ('torch', 'nvidia.dali', 'dali_pipes.quarantine'): sys.modules[name] = None\n"
+        "for name in ('torch', 'nvidia.dali', 'dali_pipes.bad_samples.quarantine'): sys.modules[name] = None\n"
         "from dali_pipes.cli import main\n"
         "for name in ('verify', 'info', 'view'): assert main(['prep', name, '--help']) == 0\n"
         "assert not {'numpy', 'PIL', 'aistore'} & set(sys.modules)\n"

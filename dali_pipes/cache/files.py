@@ -1,0 +1,268 @@
+"""The files of a cache directory: opened, made and removed, as they are found under the cache's mutex.
+
+::
+
+    DIRECTORY/dali-pipes-UID/       mode 0700: one cache a user
+        lock                        byte 0: the mutex; byte 1 + slot: locked as long as the slot's loader lives
+        slots                       who is there: which image, how many bytes are promised to it
+        KEY.image, KEY.table        one data set's bytes, and the state of its shards
+        KEY.source                  the URL of its shards
+
+# Note [removed]: files of a cache are removed by its own code only where no loader has a slot, but a user may remove
+them under a running job. What it has open lives on for it alone; the next loader makes another image under the same
+name. So a loader keeps the table with which it joined, and its shards are never called ready in another.
+"""
+
+import contextlib
+import errno
+import mmap
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dali_pipes.cache.locks import LockFile, Mutex, shielded
+from dali_pipes.cache.table import NUM_SLOTS, StateTable, boot_id
+from dali_pipes.errors import CacheError
+
+__all__ = ["FIRST_SLOT_BYTE", "CacheFiles", "OpenImage", "cache_root"]
+
+_SLOT = np.dtype(
+    [
+        ("used", "u1"),
+        ("waiting", "u1"),
+        ("pid", "<i4"),
+        ("reserved", "<i8"),
+        ("cache_bytes", "<i8"),
+        ("group", "<u8"),
+        ("image", "S32"),
+    ]
+)
+# Before the slots: which version wrote them.
+_SLOTS_START = 64
+_SLOTS_MAGIC = b"DALIPIS2"
+MUTEX_BYTE = 0
+FIRST_SLOT_BYTE = 1
+
+Int64s = npt.NDArray[np.int64]
+
+
+@dataclass
+class OpenImage:
+    table: StateTable
+    file: int
+    place: tuple[int, int]
+    """Device and inode of the table: its name may be another file's by now."""
+    num_users: int = field(default=0)
+    """This cache's slots in it, and its threads that are punching there: it stays open for them. Under the mutex."""
+
+    def close(self) -> None:
+        self.table.close()
+        _close(self.file)
+        self.file = -1
+
+
+class CacheFiles:
+    """One process's view of the files of a cache directory.
+
+    Args:
+        directory: A local directory; checked by `dali_pipes.cache.room.check_directory`.
+
+    Raises:
+        CacheError: If the cache's own directory belongs to somebody else, or no file can be made there.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.root = cache_root(directory)
+        self._make_root()
+        self._images: dict[str, OpenImage] = {}
+        self._gone: list[OpenImage] = []
+        self._joined: dict[int, OpenImage] = {}
+        self._unreadable: set[str] = set()
+        self._slots_file = -1
+        try:
+            self._lock = LockFile(self.root / "lock")
+            try:
+                shielded(self._open_slots)
+            except BaseException:
+                self._lock.close()
+                _close(self._slots_file)
+                raise
+        except OSError as exc:
+            raise CacheError(f"cannot use '{self.root}': {exc.strerror}; pass another cache_dir= (--cache)") from exc
+
+    def close(self) -> None:
+        """Close all files. Can be called twice."""
+        for opened in (*self._images.values(), *self._gone):
+            opened.close()
+        self._images.clear()
+        self._gone.clear()
+        self._lock.close()
+        _close(self._slots_file)
+        self._slots_file = -1
+
+    def _key(self, slot: int) -> str:
+        return bytes(self._slots["image"][slot]).decode()
+
+    def _slots_of(self, key: str) -> list[int]:
+        used = np.flatnonzero(self._slots["used"])
+        return [int(slot) for slot in used if self._key(int(slot)) == key]
+
+    def _is_mine(self, slot: int) -> bool:
+        return FIRST_SLOT_BYTE + slot in self._lock.held
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Under the mutex, with all images open that are there now."""
+        if self._lock.file < 0:
+            raise CacheError(f"'{self.root}' is closed")
+        with self._mutex:
+            self._look()
+            yield
+
+    def _look(self) -> None:
+        """Open the images that were made since, forget those that are gone, put right what was cut short."""
+        tables, others = self._list()
+        for key in others.keys() - tables.keys():
+            # A process ended while it made or removed an image: nobody has the mutex but this one.
+            self._remove(*others[key], key=key)
+        for key, opened in list(self._images.items()):
+            if tables.get(key) != opened.place:
+                self._gone.append(self._images.pop(key))
+        for opened in self._gone:
+            if not opened.num_users:
+                opened.close()
+        self._gone = [opened for opened in self._gone if opened.num_users]
+        self._unreadable &= tables.keys()
+        for key, place in tables.items():
+            if key not in self._images:
+                try:
+                    self._images[key] = self._open_image(key, place)
+                    self._unreadable.discard(key)
+                except (CacheError, FileNotFoundError):
+                    self._unreadable.add(key)
+        for opened in self._images.values():
+            if opened.table.is_dirty:
+                opened.table.repair()
+
+    def _list(self) -> tuple[dict[str, tuple[int, int]], dict[str, list[Path]]]:
+        """By key: device and inode of the tables that are there, and all other files."""
+        tables: dict[str, tuple[int, int]] = {}
+        others: dict[str, list[Path]] = {}
+        # None if the directory was removed: Note [removed].
+        with contextlib.suppress(FileNotFoundError), os.scandir(self.root) as entries:
+            for entry in entries:
+                key, dot, suffix = entry.name.lstrip(".").rpartition(".")
+                if suffix == "table":
+                    found = entry.stat(follow_symlinks=False)
+                    tables[key] = (found.st_dev, found.st_ino)
+                elif dot and suffix in ("image", "source", "partial"):
+                    others.setdefault(key, []).append(Path(entry.path))
+        return tables, others
+
+    def _open_image(self, key: str, place: tuple[int, int]) -> OpenImage:
+        file = os.open(self.root / f"{key}.image", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            table = StateTable(self.root / f"{key}.table")
+            table.greet(boot_id(), image=file)
+        except BaseException:
+            _close(file)
+            raise
+        return OpenImage(table, file, place)
+
+    def _make_image(self, key: str, starts: Int64s, source: str) -> OpenImage:
+        table_path, image_path = self.root / f"{key}.table", self.root / f"{key}.image"
+        partial = self.root / f".{key}.partial"
+        if (unfit := self._images.pop(key, None)) is not None:
+            self._gone.append(unfit)
+        self._remove_names(key)
+        partial.unlink(missing_ok=True)
+        file = -1
+        try:
+            file = os.open(image_path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            os.ftruncate(file, int(starts[-1]))
+            (self.root / f"{key}.source").write_text(source)
+            StateTable(partial, starts=starts).close()
+            partial.rename(table_path)  # last: an image is there when its table is
+            table = StateTable(table_path)
+        except BaseException as exc:
+            _close(file)
+            for path in (partial, table_path, image_path, self.root / f"{key}.source"):
+                path.unlink(missing_ok=True)
+            if not isinstance(exc, OSError):
+                raise
+            size = f" of {int(starts[-1])} bytes" if exc.errno == errno.EFBIG else ""
+            raise CacheError(
+                f"cannot make an image{size} in '{self.root}': {exc.strerror}; pass another cache_dir= (--cache)"
+            ) from exc
+        found = table_path.stat()
+        opened = OpenImage(table, file, (found.st_dev, found.st_ino))
+        self._images[key] = opened
+        return opened
+
+    def _remove_files(self, key: str) -> None:
+        self._gone.append(self._images.pop(key))
+        self._remove_names(key)
+
+    def _remove_names(self, key: str) -> None:
+        # The table first: while it is there, what it says must be so.
+        self._remove(*(self.root / f"{key}.{suffix}" for suffix in ("table", "image", "source")), key=key)
+
+    def _remove(self, *paths: Path, key: str) -> None:
+        is_used = bool(self._slots_of(key))
+        for path in paths:
+            if path.suffix == ".image" and not is_used:
+                # Others may have it open still, to evict from: its blocks must go all the same.
+                with contextlib.suppress(OSError):
+                    os.truncate(path, 0)
+            path.unlink(missing_ok=True)
+
+    def _make_root(self) -> None:
+        with contextlib.suppress(FileExistsError):
+            try:
+                self.root.mkdir(mode=0o700)
+            except FileExistsError:
+                raise
+            except OSError as exc:
+                raise CacheError(
+                    f"cannot make '{self.root}': {exc.strerror}; pass another cache_dir= (--cache)"
+                ) from exc
+        found = self.root.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+            raise CacheError(
+                f"'{self.root}' is not this user's own directory; remove it, or pass another cache_dir= (--cache)"
+            )
+        if stat.S_IMODE(found.st_mode) & 0o077:
+            self.root.chmod(0o700)
+
+    def _open_slots(self) -> None:
+        self._mutex = Mutex(self._lock, MUTEX_BYTE)
+        size = _SLOTS_START + NUM_SLOTS * _SLOT.itemsize
+        self._slots_file = os.open(self.root / "slots", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        with self._mutex:
+            # Reserved: a write to a page that is not there, on a full tmpfs, is a SIGBUS.
+            os.posix_fallocate(self._slots_file, 0, size)
+            if os.pread(self._slots_file, len(_SLOTS_MAGIC), 0) != _SLOTS_MAGIC:
+                if any(self._lock.is_locked(FIRST_SLOT_BYTE + slot) for slot in range(NUM_SLOTS)):
+                    raise CacheError(
+                        f"'{self.root}' is in use by loaders of another version of dali-pipes; wait for their end, or "
+                        "pass another cache_dir= (--cache)"
+                    )
+                os.pwrite(self._slots_file, bytes(size - _SLOTS_START), _SLOTS_START)
+                os.pwrite(self._slots_file, _SLOTS_MAGIC, 0)
+            self._slots: Any = np.frombuffer(mmap.mmap(self._slots_file, size), _SLOT, offset=_SLOTS_START)
+
+
+def cache_root(directory: Path) -> Path:
+    """The cache's own directory: one a user, since a cache is nobody else's to read."""
+    return directory / f"dali-pipes-{os.geteuid()}"
+
+
+def _close(file: int) -> None:
+    if file >= 0:
+        os.close(file)

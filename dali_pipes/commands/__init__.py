@@ -1,0 +1,1 @@
+"""The commands of `dali-pipes` that are not `prep`'s or `bench`'s."""

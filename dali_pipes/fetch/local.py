@@ -1,0 +1,121 @@
+"""Bring local shards into the image: by the kernel where it can, by reference where the file system can."""
+
+import errno
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from dali_pipes.cache.extents import READ_BYTES, Extent
+from dali_pipes.errors import CacheError
+from dali_pipes.fetch.stager import Fetcher
+from prep.errors import DataError, StoreError
+from prep.manifest import checksum as checksum_of
+
+__all__ = ["LocalFetcher", "WithIndexes"]
+
+# copy_file_range answers one of these where it cannot serve this pair of files; reading and writing does.
+_NO_COPY = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF, errno.EPERM}
+# Bytes that the kernel is asked to copy in one call, which nothing ends before its time.
+_COPY_BYTES = 64 << 20
+_CHANGED = "it was cut off or replaced since: put it back, or index the shards anew: dali-pipes prep index URL"
+
+
+class LocalFetcher:
+    """A `dali_pipes.fetch.stager.Fetcher` of a directory's files."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def fetch(
+        self, name: str, extent: Extent, *, checksum: int, stopped: Callable[[], bool], num_connections: int = 1
+    ) -> bool:
+        """Copy a file into its extent and check it.
+
+        Raises:
+            CacheError: If there is no room.
+            DataError: If size or checksum are not the manifest's.
+            StoreError: If the file cannot be read.
+        """
+        where = str(self._directory / name)
+        try:
+            source = os.open(where, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as exc:
+            raise StoreError(f"cannot read '{where}': {exc.strerror}") from exc
+        try:
+            found = os.fstat(source).st_size
+            if found != extent.size:
+                raise DataError(f"shard '{where}' has {found} bytes, the manifest says {extent.size}; {_CHANGED}")
+            copied = self._copy_by_kernel(source, extent, where, stopped)
+            if not self._copy_by_hand(source, extent, copied, where, stopped):
+                return False
+        finally:
+            os.close(source)
+        if (taken := extent.checksum()) != checksum:
+            raise DataError(
+                f"shard '{where}' has the xxhash2 {taken:016x}, the manifest says {checksum:016x}; {_CHANGED}"
+            )
+        return True
+
+    def close(self) -> None:
+        """Nothing is kept open."""
+
+    @staticmethod
+    def _copy_by_kernel(source: int, extent: Extent, where: str, stopped: Callable[[], bool]) -> int:
+        """Bytes copied: all unless ``stopped``, or none where the kernel cannot do it for these two file systems."""
+        copied = 0
+        while copied < extent.size and not stopped():
+            size = min(_COPY_BYTES, extent.size - copied)
+            try:
+                step = os.copy_file_range(source, extent.file, size, copied, extent.start + copied)
+            except OSError as exc:
+                if exc.errno in _NO_COPY and copied == 0:
+                    return 0
+                raise CacheError(f"cannot copy '{where}' into the image: {exc.strerror}") from exc
+            if step == 0:
+                break
+            copied += step
+        return copied
+
+    @staticmethod
+    def _copy_by_hand(source: int, extent: Extent, copied: int, where: str, stopped: Callable[[], bool]) -> bool:
+        """Copy the rest; ``False`` if ``stopped``."""
+        while copied < extent.size:
+            if stopped():
+                return False
+            try:
+                block = os.pread(source, min(READ_BYTES, extent.size - copied), copied)
+            except OSError as exc:
+                raise StoreError(f"cannot read '{where}': {exc.strerror}") from exc
+            if not block:
+                raise DataError(f"shard '{where}' has {copied} bytes, the manifest says {extent.size}; {_CHANGED}")
+            extent.write(block, copied)
+            copied += len(block)
+        return True
+
+
+class WithIndexes:
+    """A fetcher whose shard indexes come from memory: for shards that were indexed on the fly.
+
+    Args:
+        shards: Fetches all else.
+        indexes: Index object's name -> its bytes.
+    """
+
+    def __init__(self, shards: Fetcher, indexes: Mapping[str, bytes]) -> None:
+        self._shards, self._indexes = shards, indexes
+
+    def fetch(
+        self, name: str, extent: Extent, *, checksum: int, stopped: Callable[[], bool], num_connections: int = 1
+    ) -> bool:
+        """See `dali_pipes.fetch.stager.Fetcher`."""
+        data = self._indexes.get(name)
+        if data is None:
+            return self._shards.fetch(name, extent, checksum=checksum, stopped=stopped, num_connections=num_connections)
+        assert len(data) == extent.size
+        assert checksum_of(data) == checksum
+        extent.write(data, 0)
+        return True
+
+    def close(self) -> None:
+        """Close the fetcher of the shards."""
+        self._shards.close()

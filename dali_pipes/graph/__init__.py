@@ -1,0 +1,1 @@
+"""The decode half: encoded bytes and arrays in, the user's graph, finished tensors out."""

@@ -1,0 +1,351 @@
+"""Permute one data set, lap after lap: its shards' columns and a seed in, windows of shards and their samples out.
+
+A *lap* is one pass of one data set. Three levels, each a permutation by a counter-based generator
+(`dali_pipes.order.randomness`) with the lap's number in place of an epoch's:
+
+* the list of shards, cut into ``num_slices`` slices;
+* each slice, cut into windows: runs of shards that are resident together;
+* the samples of each window.
+
+Cost and memory grow with the window, not with the data set, but for the permutation of the shard list, and for class
+factors, which draw a lap's copies for all samples at once.
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from dali_pipes.order.inputs import OrderInputs
+from dali_pipes.order.randomness import Stream
+from dali_pipes.order.selection import Copies, Part, Selection
+
+__all__ = ["Lap", "Laps", "Piece", "Stretch", "cut_windows", "set_ranges", "sum_by_shard", "window_bytes"]
+
+# Shards of a window that is read in order: enough to keep the fetch threads busy.
+SEQUENTIAL_SHARDS = 8
+# An epoch that needs more laps than one takes these further ones: no job has so many epochs that they were met again.
+FURTHER_LAPS = 1 << 32
+# Of one data set, ready to be read: one that ends, the next, and one for what is staged further ahead.
+NUM_LAPS_KEPT = 3
+
+Int64s = npt.NDArray[np.int64]
+
+
+def window_bytes(order: OrderInputs, shard_bytes: Int64s) -> int | Literal["all"]:
+    """What windows are cut by. Without a shuffle they change no order, and need not be large."""
+    if order.shuffle or order.shuffle_window != "all":
+        return order.shuffle_window
+    return SEQUENTIAL_SHARDS * max(1, int(shard_bytes.max(initial=0)))
+
+
+def cut_windows(
+    shard_bytes: Int64s, *, shuffle_window: int | Literal["all"], ramp_up: bool
+) -> Iterator[tuple[int, int]]:
+    """Cut a list of shards into ranges ``[start, stop)`` of at most ``shuffle_window`` bytes, but at least one shard.
+
+    >>> list(cut_windows(np.array([4, 4, 4, 9, 1]), shuffle_window=8, ramp_up=False))
+    [(0, 2), (2, 3), (3, 4), (4, 5)]
+    >>> list(cut_windows(np.ones(12, np.int64), shuffle_window="all", ramp_up=True))
+    [(0, 1), (1, 3), (3, 7), (7, 12)]
+    """
+    stops = np.cumsum(shard_bytes)
+    start, ramp = 0, 1
+    while start < len(shard_bytes):
+        stop = len(shard_bytes)
+        if shuffle_window != "all":
+            before = int(stops[start - 1]) if start else 0
+            stop = max(start + 1, int(np.searchsorted(stops, before + shuffle_window, side="right")))
+        if ramp_up and start + ramp < stop:
+            stop = start + ramp
+            ramp *= 2
+        else:
+            ramp_up = False
+        yield start, stop
+        start = stop
+
+
+class Laps:
+    """The laps of one data set.
+
+    Args:
+        shards: Its first shard and the one after its last, in the manifest's order.
+        shard_bytes: int64 [shards], of all data sets.
+        shard_starts: int64 [shards + 1], the ordinal with which each begins, and the number of all samples.
+        shard_kept: int64 [shards], samples of each that are not excluded.
+        selection: Which samples, of all data sets.
+        order: What the order depends on.
+
+    Raises:
+        ValueError: If nothing of it is left, or for fewer shards than there are slices.
+    """
+
+    def __init__(
+        self,
+        *,
+        shards: tuple[int, int],
+        shard_bytes: Int64s,
+        shard_starts: Int64s,
+        shard_kept: Int64s,
+        selection: Selection,
+        order: OrderInputs,
+    ) -> None:
+        self.order = order
+        self.shard_bytes, self.shard_starts = shard_bytes, shard_starts
+        self.first_shard, self._stop_shard = shards
+        self.excluded = selection.excluded
+        ordinals = int(shard_starts[shards[0]]), int(shard_starts[shards[1]])
+        self.first_ordinal = ordinals[0]
+        self.part: Part = selection.part(*ordinals)
+        if not self.part.num_per_lap:
+            raise ValueError(
+                f"nothing to read: {ordinals[1] - ordinals[0]} samples, {self.part.num_excluded} excluded, in shards "
+                f"{shards[0]} to {shards[1] - 1}"
+            )
+        self.window_bytes = window_bytes(order, shard_bytes)
+        self._kept = shard_kept[slice(*shards)]
+        self._check_slices()
+        self._laps: dict[int, Lap] = {}
+        # Of one slice a lap has all; of several, as many times the longest as there are, another number in each lap.
+        self.constant_length = self.part.num_per_lap if order.num_slices == 1 else None
+        """Positions of a slice in each lap, where that is one number."""
+        if self.constant_length is None and not order.shuffle and self.part.min_copies is None:
+            self.constant_length = self.lap(0).length
+
+    def lap(self, number: int) -> "Lap":
+        """One of them."""
+        if number not in self._laps:
+            while len(self._laps) >= NUM_LAPS_KEPT:
+                del self._laps[min(self._laps)]
+            self._laps[number] = Lap(self, number)
+        return self._laps[number]
+
+    def _check_slices(self) -> None:
+        """Refuse at once, and not in the lap in which it happens, that a slice would have nothing."""
+        num_shards = int(np.count_nonzero(self._kept))
+        which = "" if num_shards == len(self._kept) else " with anything left to read"
+        if self.part.min_copies is not None and self.order.num_slices > 1:
+            # It has something of these in any case, or of as many as it takes to hold all that it has.
+            fullest = np.sort(self.kept(self.part.max_copies_of_each))[::-1]
+            at_least = int(np.searchsorted(np.cumsum(fullest), self.part.num_per_lap)) + 1
+            num_shards = max(at_least, int(np.count_nonzero(self.kept(self.part.min_copies))))
+            which = " of which every lap has something"
+        if self.order.num_slices > num_shards:
+            raise ValueError(
+                f"num_slices must not exceed the number of shards{which}, {num_shards}, got {self.order.num_slices}"
+            )
+
+    def kept(self, copies: Copies | None) -> Int64s:
+        """int64 [shards of the data set]: samples of each in a lap with these copies."""
+        if copies is None:
+            return self._kept
+        return sum_by_shard(copies, self.shard_starts[self.first_shard : self._stop_shard + 1])
+
+    def sum_of_read(self, values: Int64s) -> int:
+        """The sum of a column of the manifest over the shards of which not all is excluded."""
+        return int(values[self.first_shard : self._stop_shard][self._kept > 0].sum())
+
+    def ordinals(self, shards: Int64s) -> Int64s:
+        """The samples of these shards that are not excluded, shard by shard."""
+        starts = self.shard_starts[shards]
+        counts = self.shard_starts[shards + 1] - starts
+        # Each shard's first ordinal, less where its run starts in the concatenation, plus the position in it.
+        offsets = np.repeat(starts - (np.cumsum(counts) - counts), counts)
+        ordinals = offsets + np.arange(len(offsets), dtype=np.int64)
+        if len(self.excluded):
+            # Sorted: the place where each would stand is found in the time of the window.
+            places = np.minimum(np.searchsorted(self.excluded, ordinals), len(self.excluded) - 1)
+            ordinals = ordinals[self.excluded[places] != ordinals]
+        return ordinals
+
+
+class Lap:
+    """One pass of one data set, in slices; a shard of which it has nothing is in none."""
+
+    def __init__(self, laps: Laps, number: int) -> None:
+        order = laps.order
+        self._laps, self._number = laps, number
+        self._copies = laps.part.copies(order.seed, number)
+        self._kept = laps.kept(self._copies)
+        shards = np.flatnonzero(self._kept).astype(np.int64, copy=False) + laps.first_shard
+        assert len(shards) >= order.num_slices, "every lap has something for every slice"
+        if order.shuffle:
+            shards = shards[self._ranked("shards", shards)]
+        self.slices = np.array_split(shards, order.num_slices)
+        """For each slice its shards, in the order in which they are read."""
+        self.slice_samples = [int(self._kept[shards - laps.first_shard].sum()) for shards in self.slices]
+        self.length = max(self.slice_samples)
+        """Positions of each slice; those that have fewer samples wrap."""
+        self.num_turns = -(-self.length // min(self.slice_samples))
+        """How often the shortest slice is begun."""
+        self._windows: dict[int, tuple[Int64s, Int64s]] = {}
+
+    def windows(self, slice_: int) -> tuple[Int64s, Int64s]:
+        """Where a slice's list of shards is cut, int64 [windows + 1], and the samples of each window, int64 [windows].
+
+        Costs nothing a sample.
+        """
+        if slice_ not in self._windows:
+            laps, shards = self._laps, self.slices[slice_]
+            ramp_up = laps.order.ramp_up and laps.order.shuffle
+            ranges = cut_windows(laps.shard_bytes[shards], shuffle_window=laps.window_bytes, ramp_up=ramp_up)
+            cuts = np.fromiter(itertools.chain([0], (stop for _, stop in ranges)), np.int64)
+            self._windows[slice_] = cuts, np.add.reduceat(self._kept[shards - laps.first_shard], cuts[:-1])
+        return self._windows[slice_]
+
+    def samples(self, shards: Int64s) -> tuple[Int64s, Int64s | None]:
+        """The samples of a window in the order in which they are read, and for each which copy it is.
+
+        ``None`` for copies: the lap has none.
+        """
+        laps = self._laps
+        ordinals, copies = laps.ordinals(shards), None
+        if self._copies is not None:
+            times = self._copies[ordinals - laps.first_ordinal].astype(np.int64)
+            ordinals = np.repeat(ordinals, times)
+            copies = np.arange(len(ordinals), dtype=np.int64) - np.repeat(np.cumsum(times) - times, times)
+        if laps.order.shuffle:
+            rank = self._ranked("samples", ordinals, copies)
+            ordinals, copies = ordinals[rank], None if copies is None else copies[rank]
+        return ordinals, copies
+
+    def _ranked(self, purpose: str, values: Int64s, copies: Int64s | None = None) -> Int64s:
+        # Sorted by 64 random bits each; the sort is stable, so that even equal bits give one order everywhere.
+        stream = Stream(self._laps.order.seed, self._number, f"order/{purpose}")
+        words = stream.words(values, occurrence=0 if copies is None else copies)
+        return np.argsort(words, kind="stable")
+
+
+class Piece(NamedTuple):
+    """What an epoch takes of one window."""
+
+    number: int
+    """Windows of this slice before it, since the start of the epoch."""
+    pass_: int
+    """The number of the pass: of the lap, and within it of the turn of a slice that wraps. No two passes of an epoch in
+    which the same sample comes have the same, in whichever slices."""
+    lap: Lap
+    shards: Int64s
+    begin: int
+    """The first sample that is taken, in the window's order."""
+    stop: int
+    """The one after the last. The epoch's last piece goes to the window's end, whatever the epoch takes of it."""
+
+
+class Stretch:
+    """What one epoch takes of a data set: ``length`` positions of every slice, of one lap or of several.
+
+    An epoch of no fixed length begins with a lap of its own, the one of the epoch's number. One of a fixed length goes
+    on where the epoch before it stopped, in mid-lap or not. A data set of 10 samples, 6 of which an epoch takes:
+
+    ==========  ======================  ================================
+    epoch       fixed length            no fixed length
+    ==========  ======================  ================================
+    0           lap 0, samples 0 to 5   lap 0, samples 0 to 9: all of it
+    1           6 to 9, lap 1, 0 and 1  lap 1
+    2           lap 1, 2 to 7           lap 2
+    ==========  ======================  ================================
+
+    Args:
+        laps: The data set.
+        length: Positions of a slice.
+    """
+
+    def __init__(self, laps: Laps, *, length: int) -> None:
+        self.laps, self.length = laps, length
+        order = laps.order
+        self._first_lap, self._offset, self._next_lap = order.epoch, 0, FURTHER_LAPS
+        if order.epoch_samples is not None:
+            self._first_lap, self._offset = self._find(order.epoch * length)
+            self._next_lap = 1
+
+    @property
+    def first_lap(self) -> Lap:
+        """The lap with which the epoch begins."""
+        return self.laps.lap(self._first_lap)
+
+    @property
+    def is_one_lap(self) -> bool:
+        """Whether the epoch ends in the lap in which it begins."""
+        return self._offset + self.length <= self.first_lap.length
+
+    def pieces(self, slice_: int, *, start: int = 0) -> Iterator[Piece]:
+        """What is taken of each window of a slice, in order, from position ``start`` of the epoch on.
+
+        Costs nothing a sample. In the epoch's last lap a piece may have more samples than the epoch takes.
+        """
+        if start >= self.length:
+            return
+        lap_number, number, pass_ = self._first_lap, 0, 0
+        lap_start = -self._offset
+        while lap_start < self.length:
+            lap = self.laps.lap(lap_number)
+            lap_stop = lap_start + lap.length
+            limit = min(lap_stop, self.length)
+            cuts, counts = lap.windows(slice_)
+            turn_start, turn = lap_start, 0
+            while turn_start < limit:
+                stops = turn_start + np.cumsum(counts)
+                starts = stops - counts
+                read_to = np.minimum(stops, limit)
+                # Those before the epoch's first position are the epoch's before.
+                first, last = int(np.searchsorted(read_to, 0, side="right")), int(np.searchsorted(starts, limit))
+                if first < last:
+                    for window in range(max(first, int(np.searchsorted(read_to, start, side="right"))), last):
+                        num_samples, begin = int(counts[window]), int(starts[window])
+                        yield Piece(
+                            number + window - first,
+                            pass_ + turn,
+                            lap,
+                            lap.slices[slice_][cuts[window] : cuts[window + 1]],
+                            max(0, start - begin, -begin),
+                            # Where the lap's end cuts a turn short, the next lap follows; nothing follows the last.
+                            num_samples if lap_stop >= self.length else min(num_samples, lap_stop - begin),
+                        )
+                    number += last - first
+                turn_start, turn = int(stops[-1]), turn + 1
+            lap_start, lap_number, pass_ = lap_stop, lap_number + self._next_lap, pass_ + lap.num_turns
+
+    def _find(self, position: int) -> tuple[int, int]:
+        """The lap, and the position in it, of a position in the endless row of laps."""
+        if self.laps.constant_length is not None:
+            return divmod(position, self.laps.constant_length)
+        number = 0
+        while position >= (length := self.laps.lap(number).length):
+            position, number = position - length, number + 1
+        return number, position
+
+
+def sum_by_shard(copies: Copies, shard_starts: Int64s) -> Int64s:
+    """int64 [shards]: samples of each, copies counted.
+
+    Args:
+        copies: Of each sample of these shards.
+        shard_starts: int64 [shards + 1], the ordinal with which each begins and the one after the last.
+    """
+    kept = np.zeros(len(shard_starts) - 1, np.int64)
+    # From one start to the next: a shard without a sample has none of its own.
+    full = np.flatnonzero(np.diff(shard_starts))
+    kept[full] = np.add.reduceat(copies, shard_starts[full] - shard_starts[0], dtype=np.int64)
+    return kept
+
+
+def set_ranges(set_shards: Sequence[int] | None, num_shards: int) -> list[tuple[int, int]]:
+    """For each data set its first shard and the one after its last.
+
+    Raises:
+        ValueError: If a data set has no shard, or the numbers do not add up.
+
+    >>> set_ranges([2, 3], 5)
+    [(0, 2), (2, 5)]
+    """
+    if set_shards is None:
+        return [(0, num_shards)]
+    if not len(set_shards) or min(set_shards) < 1 or sum(set_shards) != num_shards:
+        raise ValueError(
+            f"set_shards must be positive numbers that add up to {num_shards} shards, got {list(set_shards)}"
+        )
+    stops = list(itertools.accumulate(int(num) for num in set_shards))
+    return list(itertools.pairwise([0, *stops]))

@@ -1,0 +1,128 @@
+"""Mix data sets: how many samples of each in, which data set each position of an epoch takes from out.
+
+The epoch is cut into blocks of about `BLOCK_POSITIONS` positions. Each has every data set's share of it, to within one
+sample, in an order of its own: so the mixture is right in every stretch of the epoch, and any position is found at the
+cost of its block.
+"""
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+
+import numpy as np
+import numpy.typing as npt
+
+from dali_pipes.order.randomness import Stream
+
+__all__ = ["BLOCK_POSITIONS", "Mix", "mixed_length", "split_by_weight"]
+
+# Enough that a rare data set stands anywhere in it, few enough that a block is permuted in a millisecond.
+BLOCK_POSITIONS = 4096
+
+Int64s = npt.NDArray[np.int64]
+
+
+def split_by_weight(num: int, weights: Sequence[float]) -> list[int]:
+    """``num`` samples in proportion to weights, by largest remainder; of equal remainders the first data set's.
+
+    Weights are taken as the decimal numbers that they are written as, so that 0.3 is three tenths.
+
+    >>> split_by_weight(10, [0.7, 0.2, 0.1]), split_by_weight(10, [1, 1, 1]), split_by_weight(2, [1, 1, 1])
+    ([7, 2, 1], [4, 3, 3], [1, 1, 0])
+    """
+    exact = _normalised(weights)
+    shares = [math.floor(num * weight) for weight in exact]
+    by_remainder = sorted(range(len(exact)), key=lambda number: shares[number] - num * exact[number])
+    for number in by_remainder[: num - sum(shares)]:
+        shares[number] += 1
+    return shares
+
+
+def mixed_length(lengths: Sequence[int], weights: Sequence[float]) -> int:
+    """Positions of the shortest epoch that has these weights and every sample of every data set.
+
+    >>> mixed_length([30, 10], [0.5, 0.5]), mixed_length([30, 10], [0.3, 0.7])
+    (60, 100)
+    """
+    exact = _normalised(weights)
+    return max(math.ceil(length / weight) for length, weight in zip(lengths, exact, strict=True))
+
+
+class Mix:
+    """Which data set each position of an epoch takes from; with ``shuffle`` at random, else evenly in turns.
+
+    Ten positions, six of data set 0 and four of data set 1, without ``shuffle``:
+
+    ========  =  =  =  =  =  =  =  =  =  =
+    position  0  1  2  3  4  5  6  7  8  9
+    data set  0  1  0  1  0  0  1  0  1  0
+    ========  =  =  =  =  =  =  =  =  =  =
+
+    Args:
+        lengths: Positions of each data set.
+        seed: Of the order.
+        epoch: Of the order.
+        shuffle: Of the order.
+    """
+
+    def __init__(self, lengths: Sequence[int], *, seed: int, epoch: int, shuffle: bool) -> None:
+        self._lengths = list(lengths)
+        self.length = sum(lengths)
+        """Positions of the epoch."""
+        self._num_blocks = -(-self.length // BLOCK_POSITIONS)
+        self._stream = Stream(seed, epoch, "order/mix")
+        self._shuffle = shuffle
+        self._number, self._first, self._block = -1, 0, np.empty(0, np.int64)
+
+    def before(self, position: int) -> list[int]:
+        """How many positions of each data set come before ``position``."""
+        if position >= self.length:
+            return list(self._lengths)
+        self._open_block_of(position)
+        within = np.bincount(self._block[: position - self._first], minlength=len(self._lengths))
+        return [start + int(count) for start, count in zip(self._before_block(self._number), within, strict=True)]
+
+    def sets(self, start: int, stop: int) -> Int64s:
+        """int64 [stop - start]: the data set of each position in ``[start, stop)``."""
+        parts = []
+        while start < stop:
+            self._open_block_of(start)
+            parts.append(self._block[start - self._first : stop - self._first])
+            start += len(parts[-1])
+        return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, np.int64), *parts])
+
+    def most_of(self, number: int, num: int) -> int:
+        """No ``num`` positions in a row, the last ones and the first ones included, have more of a data set."""
+        smallest = max(1, sum(length // self._num_blocks for length in self._lengths))
+        # Two that are cut at the ends; one more where the end of the epoch is in between.
+        num_blocks = (num - 1) // smallest + 3
+        return min(num, num_blocks * -(-self._lengths[number] // self._num_blocks))
+
+    def _before_block(self, block: int) -> list[int]:
+        # Python's integers: products exceed 64 bits in large epochs.
+        return [block * length // self._num_blocks for length in self._lengths]
+
+    def _open_block_of(self, position: int) -> None:
+        if self._first <= position < self._first + len(self._block):
+            return
+        # Blocks begin there or a little earlier, each data set's share being rounded down.
+        block = position * self._num_blocks // self.length
+        while sum(self._before_block(block + 1)) <= position:
+            block += 1
+        begin, end = self._before_block(block), self._before_block(block + 1)
+        counts = np.array([stop - start for start, stop in zip(begin, end, strict=True)], np.int64)
+        sets = np.repeat(np.arange(len(counts), dtype=np.int64), counts)
+        first, places = sum(begin), np.arange(len(sets), dtype=np.int64)
+        if self._shuffle:
+            order = np.argsort(self._stream.words(first + places), kind="stable")
+        else:
+            # The j-th of n stands at (j + 1/2) / n of the block; of several at one place the first data set's.
+            within = places - np.repeat(np.cumsum(counts) - counts, counts)
+            order = np.argsort((2 * within + 1) / (2 * counts[sets]), kind="stable")
+        self._number, self._first, self._block = block, first, sets[order]
+
+
+def _normalised(weights: Sequence[float]) -> list[Fraction]:
+    exact = [Fraction(weight) if isinstance(weight, int) else Fraction(repr(float(weight))) for weight in weights]
+    total = sum(exact, Fraction(0))
+    return [weight / total for weight in exact]

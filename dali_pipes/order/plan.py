@@ -1,0 +1,458 @@
+"""Plan an epoch: a manifest's columns and a seed in, the exact samples of every step of this rank out.
+
+Pure arithmetic on integers. The order is a function of `OrderInputs`, the manifest and the selection, and of nothing
+else: not of time, threads, world size, batch size or cache. A sample is named by its ordinal, its position in the
+manifest's order; several data sets are several manifests in a row.
+
+What is read in turns is a *strand*: one data set in one slice. Each has its own windows, in the order of its laps
+(`dali_pipes.order.laps`); `dali_pipes.order.mixing` says which data set each position takes from, the same for every
+slice.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Literal, NamedTuple, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from dali_pipes.order.inputs import OrderInputs
+from dali_pipes.order.laps import Laps, Stretch, cut_windows, set_ranges, window_bytes
+from dali_pipes.order.mixing import Mix, mixed_length, split_by_weight
+from dali_pipes.order.promise import num_slices_read, reserved_bytes
+from dali_pipes.order.selection import Selection
+
+__all__ = [
+    "LAST_BATCH_POLICIES",
+    "LastBatchPolicyName",
+    "OrderInputs",
+    "Plan",
+    "Step",
+    "Window",
+    "cut_windows",
+    "num_slices_read",
+    "num_steps",
+    "reserved_bytes",
+    "window_bytes",
+]
+
+# Of memory, while a window's samples are permuted: ordinals, the generator's words and the sort. Measured, at 2e7.
+BYTES_PER_SAMPLE = 120
+
+Int64s = npt.NDArray[np.int64]
+LastBatchPolicyName = Literal["FILL", "DROP", "PARTIAL"]
+LAST_BATCH_POLICIES: tuple[str, ...] = get_args(LastBatchPolicyName)
+
+
+class Window(NamedTuple):
+    """Shards that are resident together, and their samples in the order in which they are read."""
+
+    shards: Int64s
+    ordinals: Int64s
+
+
+class Step(NamedTuple):
+    """One batch of one rank."""
+
+    ordinals: Int64s
+    """int64 [batch]: the samples, in order."""
+    occurrences: Int64s
+    """int64 [batch]: another number each time that the epoch has the same sample; not 0 only where samples may be
+    repeated. Without class factors it is the number of the pass, 0, 1, 2, ..., in which the sample comes."""
+    num_valid: int
+    """How many, from the front, count: fewer than ``len(ordinals)`` only where a rank has nothing in a last batch."""
+    finished: tuple[int, ...] = ()
+    """For each strand: how many windows, from the epoch's start on, no later step of any rank takes from. The samples
+    that ``FILL`` repeats count for none."""
+
+
+def num_steps(num_samples: int, *, global_batch_size: int, last_batch_policy: LastBatchPolicyName) -> int:
+    """Steps of one epoch, the same on every rank.
+
+    >>> [num_steps(7, global_batch_size=2, last_batch_policy=policy) for policy in ("FILL", "DROP", "PARTIAL")]
+    [4, 3, 4]
+    """
+    if last_batch_policy == "DROP":
+        return num_samples // global_batch_size
+    return -(-num_samples // global_batch_size)
+
+
+class Plan:
+    """The order of one epoch.
+
+    How long it is, for data sets of 30 and 10 samples that lie in one slice:
+
+    ===================  =============  =======  ==================================================================
+    ``epoch_samples``    ``weights``    samples  of each data set
+    ===================  =============  =======  ==================================================================
+    ``None``             ``None``       40       30 and 10: each sample once
+    ``None``             (0.5, 0.5)     60       30 and 30: the shortest that has all; three laps of the second
+    ``None``             (0.9, 0.1)     100      90 and 10: three laps of the first
+    20                   ``None``       20       15 and 5: the next epoch has the others
+    20                   (0.5, 0.5)     20       10 and 10: a third of a lap of the first, a lap of the second
+    ===================  =============  =======  ==================================================================
+
+    Args:
+        shard_bytes: int64 [shards], from the manifest.
+        shard_samples: int64 [shards], samples in each.
+        order: What the order depends on.
+        excluded: Ordinals that are left out, in any order; short for a selection of nothing else.
+        set_shards: Numbers of shards of consecutive data sets, in the manifest's order; ``None``: one data set.
+        selection: Which samples, and how often each in a lap; ``None``: every one, once.
+
+    Raises:
+        ValueError: If there are fewer shards than slices, nothing is left to read, the data sets are not those of the
+            weights or of the manifest, or the epoch has no sample of one of them.
+    """
+
+    def __init__(
+        self,
+        *,
+        shard_bytes: Int64s,
+        shard_samples: Int64s,
+        order: OrderInputs,
+        excluded: Sequence[int] | Int64s = (),
+        set_shards: Sequence[int] | None = None,
+        selection: Selection | None = None,
+    ) -> None:
+        self.order = order
+        shard_bytes, shard_samples = np.asarray(shard_bytes, np.int64), np.asarray(shard_samples, np.int64)
+        ranges = set_ranges(set_shards, len(shard_bytes))
+        self.num_sets = len(ranges)
+        """Data sets that are mixed."""
+        if order.weights is not None and (self.num_sets == 1 or len(order.weights) != self.num_sets):
+            raise ValueError(f"weights are for several data sets, one each, got {order.weights} for {self.num_sets}")
+        for first, stop in ranges:
+            if order.num_slices > stop - first:
+                raise ValueError(
+                    f"num_slices must not exceed the number of shards, {stop - first}, got {order.num_slices}"
+                )
+        starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(shard_samples, dtype=np.int64)])
+        self._shard_stops = starts[1:]
+        if selection is None:
+            selection = Selection(int(starts[-1]), excluded=excluded)
+        elif len(excluded):
+            raise ValueError(f"excluded must be given to the selection, got {len(excluded)} ordinals beside one")
+        if selection.num_samples != starts[-1]:
+            raise ValueError(f"the selection is of {selection.num_samples} samples, the shards have {starts[-1]}")
+        kept = shard_samples
+        if len(selection.excluded):
+            kept = shard_samples - np.bincount(self.shard_of(selection.excluded), minlength=len(shard_samples))
+        sets = [
+            Laps(
+                shards=shards,
+                shard_bytes=shard_bytes,
+                shard_starts=starts,
+                shard_kept=kept,
+                selection=selection,
+                order=order,
+            )
+            for shards in ranges
+        ]
+        lengths = _lengths(order, sets)
+        self._stretches = [Stretch(laps, length=length) for laps, length in zip(sets, lengths, strict=True)]
+        self._mix = Mix(lengths, seed=order.seed, epoch=order.epoch, shuffle=order.shuffle)
+        self.num_samples = self._mix.length * order.num_slices
+        """Samples of one epoch over all ranks; slices shorter than the longest wrap, which counts."""
+        self.set_samples = tuple(length * order.num_slices for length in lengths)
+        """Samples of each data set among them."""
+
+    def shard_of(self, ordinals: Int64s) -> Int64s:
+        """The shard of each ordinal: int64 [N]."""
+        return np.searchsorted(self._shard_stops, ordinals, side="right").astype(np.int64)
+
+    def windows(self, strand: int = 0) -> Iterator[Window]:
+        """The windows of the lap of one strand with which the epoch begins, in the order in which they are read."""
+        stretch, _ = self._strand(strand)
+        for shards in self.window_shards(strand):
+            yield Window(shards, stretch.first_lap.samples(shards)[0])
+
+    def window_shards(self, strand: int = 0) -> Iterator[Int64s]:
+        """The shards of these windows; costs nothing a sample."""
+        stretch, slice_ = self._strand(strand)
+        cuts, _ = stretch.first_lap.windows(slice_)
+        for start, stop in zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True):
+            yield stretch.first_lap.slices[slice_][start:stop]
+
+    def windows_ahead(self, strand: int = 0, *, start: int = 0) -> Iterator[tuple[int, Int64s]]:
+        """The windows of one strand that are read from position ``start`` of the order on, each with its number.
+
+        A slice shorter than the longest wraps: its windows come again, numbered on, as they do from lap to lap. There
+        is none where the epoch has no more of the strand.
+        """
+        stretch, slice_ = self._strand(strand)
+        done = self._mix.before(start // self.order.num_slices)[strand % self.num_sets]
+        for piece in stretch.pieces(slice_, start=done):
+            yield piece.number, piece.shards
+
+    def finished_at(self, start: int) -> tuple[int, ...]:
+        """For each strand how many windows, from the epoch's start on, nothing is read of from position ``start`` on.
+
+        As `Step.finished` says of the step before.
+        """
+        return tuple(cursor.finished for cursor in self._cursors(start // self.order.num_slices))
+
+    def slices_of(self, *, batch_size: int, rank: int = 0, world_size: int = 1) -> list[int]:
+        """The strands from which a rank takes samples, but for a short last step: those of its slices.
+
+        Two slices, three data sets, two ranks:
+
+        ====  ======  =======
+        rank  slices  strands
+        ====  ======  =======
+        0     0       0 1 2
+        1     1       3 4 5
+        ====  ======  =======
+        """
+        each = batch_size * world_size // self.order.num_slices
+        first, stop = rank * batch_size // each, -(-(rank + 1) * batch_size // each)
+        return list(range(first * self.num_sets, stop * self.num_sets))
+
+    def bytes_at_a_time(self, extent_bytes: Int64s, strands: Sequence[int], *, global_batch_size: int) -> int:
+        """Bytes of these strands' windows that must be resident at a time: of each, two, or as many as a step spans.
+
+        Args:
+            extent_bytes: int64 [shards], what each shard takes.
+            strands: Which, as `slices_of` numbers them.
+            global_batch_size: Samples of one step over all ranks.
+        """
+        each = -(-global_batch_size // self.order.num_slices)
+        needed = [0] * self.num_sets
+        for strand in strands:
+            number = strand % self.num_sets
+            at_once = self._mix.most_of(number, each) if self.num_sets > 1 else each
+            needed[number] += _strand_bytes(*self._strand(strand), extent_bytes, num_samples=at_once)
+        # Whatever is resident, no shard is so twice.
+        all_bytes = [stretch.laps.sum_of_read(extent_bytes) for stretch in self._stretches]
+        return sum(map(min, needed, all_bytes))
+
+    def steps(
+        self,
+        *,
+        batch_size: int,
+        rank: int = 0,
+        world_size: int = 1,
+        last_batch_policy: LastBatchPolicyName = "PARTIAL",
+        start: int = 0,
+    ) -> Iterator[Step]:
+        """The batches of this rank, from position ``start`` of the order on.
+
+        Step *s* takes ``batch_size * world_size`` consecutive samples of the order; rank *r* has the *r*-th block, with
+        several slices after the step's samples were grouped by slice. Seven samples, two ranks, batches of two:
+
+        ===========  ==========  ==========================================================
+        policy       step 0      step 1 (three samples are left: 4, 5, 6)
+        ===========  ==========  ==========================================================
+        ``DROP``     0 1 | 2 3   none
+        ``FILL``     0 1 | 2 3   4 5 | 6 0: the epoch's first samples fill it
+        ``PARTIAL``  0 1 | 2 3   4 5 | 6: dealt evenly, the first ranks one more
+        ===========  ==========  ==========================================================
+
+        A rank that would have nothing in a ``PARTIAL`` last step gets the step's first sample, with ``num_valid`` 0.
+
+        Two data sets, a b c d e f and x y, where `dali_pipes.order.mixing` puts the second at positions 2 and 5:
+
+        ====  ======  ======
+        rank  step 0  step 1
+        ====  ======  ======
+        0     a b     d y
+        1     x c     e f
+        ====  ======  ======
+
+        Raises:
+            ValueError: If ``rank`` is not in ``[0, world_size)``, the policy is unknown, or ``num_slices`` does not
+                divide ``batch_size * world_size``.
+        """
+        global_batch_size = batch_size * world_size
+        num_slices = self.order.num_slices
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be positive, got {batch_size}")
+        if not 0 <= rank < world_size:
+            raise ValueError(f"rank must be in [0, world_size), got rank={rank} with world_size={world_size}")
+        if last_batch_policy not in LAST_BATCH_POLICIES:
+            raise ValueError(f"last_batch_policy must be one of FILL, DROP, PARTIAL, got {last_batch_policy!r}")
+        if global_batch_size % num_slices:
+            raise ValueError(
+                f"num_slices must divide batch_size * world_size, got {num_slices} and {batch_size} * {world_size}"
+            )
+        if start % num_slices:
+            raise ValueError(f"start must be a multiple of num_slices, {num_slices}, got {start}")
+        return self._steps(batch_size, rank, world_size, last_batch_policy, start)
+
+    def _steps(
+        self, batch_size: int, rank: int, world_size: int, last_batch_policy: LastBatchPolicyName, start: int
+    ) -> Iterator[Step]:
+        global_batch_size = batch_size * world_size
+        num_slices = self.order.num_slices
+        cursors = self._cursors(start // num_slices)
+        for position in range(start, self.num_samples, global_batch_size):
+            size = min(global_batch_size, self.num_samples - position)
+            parts = self._take(cursors, position // num_slices, size // num_slices)
+            if size < global_batch_size:
+                if last_batch_policy == "DROP":
+                    return
+                if last_batch_policy == "FILL":
+                    repeated = self._repeated(cursors, (global_batch_size - size) // num_slices)
+                    parts = list(map(_join, parts, repeated))
+                    size = global_batch_size
+            ordinals, occurrences = (np.concatenate(column) for column in zip(*parts, strict=True))
+            first, stop = _block(size, rank, world_size, batch_size)
+            finished = tuple(cursor.finished for cursor in cursors)
+            if first == stop:
+                yield Step(ordinals[:1], occurrences[:1], 0, finished)
+            else:
+                yield Step(ordinals[first:stop], occurrences[first:stop], stop - first, finished)
+
+    def _strand(self, strand: int) -> tuple[Stretch, int]:
+        """The data set's part in the epoch, and the slice."""
+        slice_, number = divmod(strand, self.num_sets)
+        return self._stretches[number], slice_
+
+    def _cursors(self, position: int) -> list["_Cursor"]:
+        """One for each strand, at a position of every slice."""
+        before = self._mix.before(position) if self.num_sets > 1 else [position]
+        return [
+            _Cursor(stretch, slice_, done)
+            for slice_ in range(self.order.num_slices)
+            for stretch, done in zip(self._stretches, before, strict=True)
+        ]
+
+    def _take(self, cursors: Sequence["_Cursor"], position: int, num: int) -> list["_Taken"]:
+        """For each slice the next ``num`` samples, from where all cursors stand."""
+        if self.num_sets == 1:
+            return [cursor.take(num) for cursor in cursors]
+        sets = self._mix.sets(position, position + num)
+        counts = np.bincount(sets, minlength=self.num_sets).tolist()
+        places = np.argsort(sets, kind="stable")  # of the first data set's samples, then of the second's, ...
+        taken = []
+        for first in range(0, len(cursors), self.num_sets):
+            parts = [cursor.take(count) for cursor, count in zip(cursors[first:], counts, strict=False)]
+            mixed = np.empty((2, num), np.int64)
+            for row, column in zip(mixed, zip(*parts, strict=True), strict=True):
+                row[places] = np.concatenate(column)
+            taken.append((mixed[0], mixed[1]))
+        return taken
+
+    def _repeated(self, cursors: Sequence["_Cursor"], num: int) -> list["_Taken"]:
+        """For each slice the epoch's first samples again, as often as it takes; the cursors are at the epoch's end."""
+        length = self._mix.length
+        first = self._take(self._cursors(0), 0, min(num, length))
+        sets = self._mix.sets(0, min(num, length))
+        again = np.arange(num, dtype=np.int64) // length + 1
+        # Occurrences that the epoch has had: a slice that wraps has repeated samples of its own; in another lap they
+        # may have been another slice's.
+        used = np.array([cursor.num_occurrences for cursor in cursors], np.int64).reshape(-1, self.num_sets)
+        for number, stretch in enumerate(self._stretches):
+            if not stretch.is_one_lap:
+                used[:, number] = used[:, number].max()
+        repeated = []
+        for slice_, (ordinals, occurrences) in enumerate(first):
+            so_far = np.resize(used[slice_][sets], num)
+            repeated.append((np.resize(ordinals, num), np.resize(occurrences, num) + again * so_far))
+        return repeated
+
+
+_Taken = tuple[Int64s, Int64s]
+
+
+class _Cursor:
+    """Reads one strand's order from a position on; skips windows without permuting them."""
+
+    def __init__(self, stretch: Stretch, slice_: int, position: int) -> None:
+        self._pieces = stretch.pieces(slice_, start=position)
+        self._max_copies = stretch.laps.part.max_copies
+        self._ordinals = self._copies = np.empty(0, np.int64)
+        self._next = next(self._pieces, None)
+        if self._next is not None:
+            self._number, self._pass = self._next.number - 1, self._next.pass_
+        else:
+            (last,) = stretch.pieces(slice_, start=stretch.length - 1)
+            is_whole = last.begin + 1 == last.stop
+            self._number, self._pass = last.number - (not is_whole), last.pass_
+
+    @property
+    def finished(self) -> int:
+        """How many windows are read to their end."""
+        return self._number + (len(self._ordinals) == 0)
+
+    @property
+    def num_occurrences(self) -> int:
+        """More than any occurrence so far."""
+        return (self._pass + 1) * self._max_copies
+
+    def take(self, num: int) -> _Taken:
+        """The next samples, with their occurrences."""
+        ordinals: list[Int64s] = []
+        occurrences: list[Int64s] = []
+        while num:
+            if not len(self._ordinals):
+                self._open_next()
+                continue
+            taken = self._ordinals[:num]
+            self._ordinals = self._ordinals[num:]
+            ordinals.append(taken)
+            occurrence = np.full(len(taken), self._pass * self._max_copies, np.int64)
+            if len(self._copies):
+                occurrence += self._copies[:num]
+                self._copies = self._copies[num:]
+            occurrences.append(occurrence)
+            num -= len(taken)
+        if len(ordinals) == 1:
+            return ordinals[0], occurrences[0]
+        empty = [np.empty(0, np.int64)]
+        return np.concatenate(ordinals or empty), np.concatenate(occurrences or empty)
+
+    def _open_next(self) -> None:
+        piece = self._next
+        assert piece is not None, "no step takes more than the epoch has"
+        ordinals, copies = piece.lap.samples(piece.shards)
+        self._ordinals = ordinals[piece.begin : piece.stop]
+        if copies is not None:
+            self._copies = copies[piece.begin : piece.stop]
+        self._number, self._pass = piece.number, piece.pass_
+        self._next = next(self._pieces, None)
+
+
+def _lengths(order: OrderInputs, sets: Sequence[Laps]) -> list[int]:
+    """Positions of a slice that an epoch has of each data set."""
+    if order.epoch_samples is None:
+        lengths = [laps.lap(order.epoch).length for laps in sets]
+        weights = order.weights
+        return lengths if weights is None else split_by_weight(mixed_length(lengths, weights), weights)
+    sizes = [laps.part.num_per_lap for laps in sets]
+    lengths = split_by_weight(order.epoch_samples // order.num_slices, order.weights or sizes)
+    if 0 in lengths:
+        raise ValueError(
+            f"epoch_samples={order.epoch_samples} in {order.num_slices} slices leave no sample for data set "
+            f"{lengths.index(0)}, whose share of them is too small; pass more"
+        )
+    return lengths
+
+
+def _strand_bytes(stretch: Stretch, slice_: int, extent_bytes: Int64s, *, num_samples: int) -> int:
+    """What two windows of a strand take, or as many as this many samples in a row span."""
+    lap = stretch.first_lap
+    pieces = list(stretch.pieces(slice_))
+    sizes = np.array([extent_bytes[piece.shards].sum() for piece in pieces], np.int64)
+    taken = np.array([piece.stop - piece.begin for piece in pieces], np.int64)
+    taken[-1] -= taken.sum() - stretch.length
+    # Round again: after the last window come the first, of the next epoch or repeated by FILL.
+    sizes, taken = np.tile(sizes, 2), np.tile(taken, 2)
+    starts, stops = np.concatenate([[0], np.cumsum(sizes)]), np.cumsum(taken)
+    # A step that begins with the last sample of window i ends with the sample num_samples - 1 further on.
+    last = np.minimum(np.searchsorted(stops, stops - 1 + num_samples - 1, side="right"), len(sizes) - 1)
+    spanned = starts[last + 1] - starts[:-1]
+    needed = max(int(spanned.max()), int((sizes[:-1] + sizes[1:]).max()))
+    return min(needed, int(extent_bytes[lap.slices[slice_]].sum())) if stretch.is_one_lap else needed
+
+
+def _join(first: _Taken, second: _Taken) -> _Taken:
+    return np.concatenate([first[0], second[0]]), np.concatenate([first[1], second[1]])
+
+
+def _block(size: int, rank: int, world_size: int, batch_size: int) -> tuple[int, int]:
+    """The rank's range of a step of ``size`` samples: whole blocks, or a short step dealt evenly."""
+    if size == batch_size * world_size:
+        return rank * batch_size, (rank + 1) * batch_size
+    share, extra = divmod(size, world_size)
+    first = rank * share + min(rank, extra)
+    return first, first + share + (rank < extra)

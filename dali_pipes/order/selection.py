@@ -1,0 +1,249 @@
+"""Choose samples: ordinals to leave out and class factors in, how often each sample stands in a lap out.
+
+A *lap* is one pass of one data set. Pure arithmetic; a sample is named by its ordinal. What is only left out costs
+memory for what is left out; factors cost some bytes for every sample.
+"""
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from numbers import Integral, Real
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from dali_pipes.order.randomness import Stream, UInt64s
+
+__all__ = ["NO_SELECTION_DIGEST", "Copies", "Part", "Selection"]
+
+NO_SELECTION_DIGEST = hashlib.sha256().hexdigest()
+"""The digest of a selection of every sample once."""
+
+Int64s = npt.NDArray[np.int64]
+Copies = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
+
+
+class Selection:
+    """Which samples, and how often each stands in one lap.
+
+    A class of n samples that are not excluded, with factor f, gives exactly ``round(n * f)`` samples a lap (half to
+    even, as Python rounds): as many whole times the class as go into that, and some of its samples once more, others in
+    each lap. Four samples of class 3:
+
+    ======  ==========  =======================================================
+    factor  a lap has   of each sample
+    ======  ==========  =======================================================
+    0       0           none
+    0.5     2           one copy of two of them, of others in the next lap
+    1       4           one: as without a factor
+    1.5     6           two copies of two of them, one of the others
+    2       8           two
+    ======  ==========  =======================================================
+
+    Where several data sets are mixed, laps are each data set's own, and so are these counts: see `Part`.
+
+    Args:
+        num_samples: Samples of the manifest, or of all manifests together.
+        excluded: Ordinals that are left out, in any order.
+        labels: int64 [num_samples], class ids; needed with ``oversample`` only.
+        oversample: Class id to factor, a finite number >= 0; classes that are not named keep 1.
+
+    Raises:
+        ValueError: If an ordinal is out of range, a class has no sample, a factor cannot be, or nothing is left.
+        TypeError: If ordinals or labels are no integers.
+
+    >>> Selection(6, labels=np.array([3, 3, 3, 3, 8, 8]), oversample={3: 1.5}).num_per_lap
+    8
+    """
+
+    def __init__(
+        self,
+        num_samples: int,
+        *,
+        excluded: Sequence[int] | Int64s = (),
+        labels: Int64s | None = None,
+        oversample: Mapping[int, float] | None = None,
+    ) -> None:
+        self.num_samples = num_samples
+        self.excluded = np.unique(_integers("excluded", excluded))
+        """int64, sorted: ordinals that no lap has."""
+        if len(self.excluded) and not 0 <= self.excluded[0] <= self.excluded[-1] < num_samples:
+            raise ValueError(
+                f"excluded ordinals must be in [0, {num_samples}), got {self.excluded[0]}..{self.excluded[-1]}"
+            )
+        self._labels: Int64s | None = None
+        self._factors: dict[int, float] = {}
+        if oversample:
+            self._set_factors(labels, oversample)
+        self._parts: dict[tuple[int, int], Part] = {}
+        self._whole = self.part(0, num_samples)
+        if not self.num_per_lap:
+            raise ValueError(f"nothing to read: {num_samples} samples, {len(self.excluded)} excluded")
+
+    @property
+    def num_per_lap(self) -> int:
+        """Samples of one lap, copies counted, the same in each; of the whole as one data set."""
+        return self._whole.num_per_lap
+
+    @property
+    def digest(self) -> str:
+        """SHA-256, hexadecimal, of what was chosen, however it was written: an input of the order.
+
+        A factor of 1 is none, and a factor of 0 leaves a class's samples out, as naming them does.
+        """
+        state = hashlib.sha256()
+        if len(self.excluded):
+            state.update(b"excluded\0" + self.excluded.astype("<i8").tobytes())
+        for label, factor in sorted(self._factors.items()):
+            state.update(f"factor\0{label}\0{factor!r}\0".encode())
+        return state.hexdigest()
+
+    def copies(self, seed: int, lap: int) -> Copies | None:
+        """How often each sample stands in a lap: uint16 or uint32 [num_samples]; ``None``: each once, at no cost."""
+        if self._factors:
+            return self._whole.copies(seed, lap)
+        if not len(self.excluded):
+            return None
+        copies = np.ones(self.num_samples, np.uint16)
+        copies[self.excluded] = 0
+        return copies
+
+    def part(self, start: int, stop: int) -> "Part":
+        """The samples of one data set of several: those with ordinals in ``[start, stop)``."""
+        if (start, stop) not in self._parts:
+            first, last = np.searchsorted(self.excluded, [start, stop])
+            labels = None if self._labels is None else self._labels[start:stop]
+            self._parts[start, stop] = Part(start, stop, self.excluded[first:last], labels, self._factors)
+        return self._parts[start, stop]
+
+    def _set_factors(self, labels: Int64s | None, oversample: Mapping[int, float]) -> None:
+        if not isinstance(oversample, Mapping):
+            raise TypeError(f"oversample must be a mapping of class ids to factors, got {type(oversample).__name__}")
+        for label, factor in cast("Mapping[Any, Any]", oversample).items():
+            if isinstance(label, bool) or not isinstance(label, Integral):
+                raise TypeError(f"oversample must name classes by integers, as 'cls' holds them, got {label!r}")
+            if not (isinstance(factor, Real) and math.isfinite(factor) and float(factor) >= 0):
+                raise ValueError(f"oversample[{label}] must be a finite number, not negative, got {factor!r}")
+        oversample = {int(label): float(factor) for label, factor in oversample.items()}
+        if labels is None:
+            raise ValueError("oversample needs labels: the class id of every sample")
+        labels = _integers("labels", labels)
+        if labels.shape != (self.num_samples,):
+            raise ValueError(f"labels must be of shape [{self.num_samples}], got {list(labels.shape)}")
+        named = np.array(sorted(oversample), np.int64)
+        places, is_named = _places(named, labels)
+        missing = named[np.bincount(places[is_named], minlength=len(named)) == 0]
+        if len(missing):
+            raise ValueError(
+                f"oversample names class {missing[0]}, which no sample has (found: {_shown(np.unique(labels))})"
+            )
+        is_left_out = np.array([oversample[int(label)] == 0 for label in named])
+        if is_left_out.any():
+            self.excluded = np.union1d(self.excluded, np.flatnonzero(is_named & is_left_out[places]))
+        # Of a class of which nothing is left the factor says nothing.
+        left = np.bincount(places[is_named], minlength=len(named))
+        gone = self.excluded[is_named[self.excluded]]
+        left -= np.bincount(places[gone], minlength=len(named))
+        self._factors = {
+            int(label): float(oversample[int(label)])
+            for label, num_left in zip(named, left, strict=True)
+            if num_left and oversample[int(label)] != 1
+        }
+        self._labels = labels if self._factors else None
+
+
+class Part:
+    """One data set's share of a selection. Made by `Selection.part`.
+
+    Args:
+        start: Its first ordinal.
+        stop: The ordinal after its last.
+        excluded: int64, sorted: the ordinals among them that are left out.
+        labels: int64 [stop - start], if there are factors.
+        factors: Class id to factor, none of them 0 or 1.
+    """
+
+    def __init__(
+        self, start: int, stop: int, excluded: Int64s, labels: Int64s | None, factors: Mapping[int, float]
+    ) -> None:
+        self._start = start
+        self.num_excluded = len(excluded)
+        self.num_per_lap = stop - start - len(excluded)
+        """Samples of one lap, copies counted, the same in each."""
+        self.max_copies = 1
+        """The most copies that any lap may have of a sample."""
+        self.min_copies: Copies | None = None
+        """uint16 or uint32 [stop - start]: what every lap has of each sample; ``None``: one, but for the excluded."""
+        if labels is None or not factors:
+            return
+        named = np.array(sorted(factors), np.int64)
+        places, is_named = _places(named, labels)
+        is_named[excluded - start] = False
+        chosen = np.flatnonzero(is_named)
+        # [class, sample]: by class, and in each by ordinal, for the sort is stable.
+        chosen = chosen[np.argsort(places[chosen], kind="stable")]
+        counts = np.bincount(places[chosen], minlength=len(named))
+        wanted = [round(int(count) * factors[int(label)]) for label, count in zip(named, counts, strict=True)]
+        shares = [divmod(total, max(1, int(count))) for total, count in zip(wanted, counts, strict=True)]
+        self.max_copies = max([1] + [whole + (more > 0) for whole, more in shares])
+        if self.max_copies >= 1 << 32:
+            raise ValueError(f"oversample asks for {self.max_copies} copies of a sample; no more than 2**32 can be")
+        self.num_per_lap += sum(wanted) - int(counts.sum())
+        wide = self.max_copies >= 1 << 16
+        copies: Copies = np.ones(stop - start, np.uint32) if wide else np.ones(stop - start, np.uint16)
+        copies[excluded - start] = 0
+        copies[chosen] = np.repeat(np.array([whole for whole, _ in shares], copies.dtype), counts)
+        self.min_copies = copies
+        # Of classes that do not come out even: who has one more is drawn in each lap.
+        more = np.array([rest for _, rest in shares], np.int64)
+        self._drawn = chosen[np.repeat(more > 0, counts)]
+        stops = np.cumsum(counts[more > 0])
+        self._groups = list(
+            zip((stops - counts[more > 0]).tolist(), stops.tolist(), more[more > 0].tolist(), strict=True)
+        )
+
+    @property
+    def max_copies_of_each(self) -> Copies | None:
+        """uint16 or uint32 [stop - start]: the most that any lap may have of each sample; ``None``: one."""
+        if self.min_copies is None:
+            return None
+        copies = self.min_copies.copy()
+        copies[self._drawn] += 1
+        return copies
+
+    def copies(self, seed: int, lap: int) -> Copies | None:
+        """How often each sample stands in a lap: [stop - start]; ``None``: once, but for the excluded."""
+        if self.min_copies is None:
+            return None
+        copies = self.min_copies.copy()
+        words = Stream(seed, lap, "order/oversample").words(self._drawn + self._start)
+        for start, stop, num in self._groups:
+            copies[self._drawn[start:stop][_are_first(words[start:stop], num)]] += 1
+        return copies
+
+
+def _are_first(words: UInt64s, num: int) -> npt.NDArray[np.bool_]:
+    """Which ``num`` of the words a stable sort would put first."""
+    last = np.partition(words, num - 1)[num - 1]
+    are_first: npt.NDArray[np.bool_] = words < last
+    # Equal words are all but impossible; the order must be the same everywhere even so.
+    are_first[np.flatnonzero(words == last)[: num - int(are_first.sum())]] = True
+    return are_first
+
+
+def _places(named: Int64s, labels: Int64s) -> tuple[Int64s, npt.NDArray[np.bool_]]:
+    """For each label its place among the named ones, and whether it is there."""
+    places = np.minimum(np.searchsorted(named, labels), len(named) - 1).astype(np.int64)
+    return places, named[places] == labels
+
+
+def _integers(name: str, values: Sequence[int] | Int64s) -> Int64s:
+    array = np.asarray(values)
+    if array.size and array.dtype.kind not in "iu":
+        raise TypeError(f"{name} must be integers, got {array.dtype}")
+    return array.astype(np.int64, copy=False)
+
+
+def _shown(labels: Int64s) -> str:
+    return ", ".join(map(str, labels[:8])) + (", ..." if len(labels) > 8 else "")

@@ -1,0 +1,130 @@
+"""Where a job stands in its order, as a few plain values: enough to go on at the exact next sample, elsewhere too.
+
+The order is a function of the manifest and of the order's inputs, so nothing else is kept: neither batches nor shards.
+What is counted is what was delivered, over all ranks; what was decoded ahead is decoded again.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import NoneType
+from typing import Any
+
+from dali_pipes.order.inputs import OrderInputs
+from prep.errors import PipesError
+
+__all__ = ["LoaderState", "StateError"]
+
+VERSION = 2
+_KIND = "dali-pipes loader state"
+
+
+_ORDER_TYPES: dict[str, tuple[type, ...]] = {
+    "seed": (int,),
+    "epoch": (int,),
+    "shuffle": (bool,),
+    "shuffle_window": (int, str),
+    "ramp_up": (bool,),
+    "num_slices": (int,),
+    "epoch_samples": (int, NoneType),
+    "weights": (list, tuple, NoneType),
+}
+
+
+class StateError(PipesError):
+    """A state belongs to another order, or is none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderState:
+    """A position in an order.
+
+    Args:
+        manifest: The manifest's digest.
+        selection: The digest of what is left out, and of what comes more than once.
+        order: All that the order depends on besides, with the epoch.
+        delivered: Samples of this epoch that all ranks together were given.
+    """
+
+    manifest: str
+    selection: str
+    order: OrderInputs
+    delivered: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON or `torch.save`.
+
+        >>> LoaderState(manifest="ab", selection="cd", order=OrderInputs(seed=7, epoch=2), delivered=128).to_dict()
+        ... # doctest: +NORMALIZE_WHITESPACE
+        {'kind': 'dali-pipes loader state', 'version': 2, 'manifest': 'ab', 'selection': 'cd', 'seed': 7, 'epoch': 2,
+         'shuffle': True, 'shuffle_window': 'all', 'ramp_up': False, 'num_slices': 1, 'epoch_samples': None,
+         'weights': None, 'delivered': 128}
+        """
+        order: dict[str, Any] = {name: getattr(self.order, name) for name in _ORDER_TYPES}
+        if self.order.weights is not None:
+            order["weights"] = list(self.order.weights)
+        named = {"kind": _KIND, "version": VERSION, "manifest": self.manifest, "selection": self.selection}
+        return {**named, **order, "delivered": self.delivered}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "LoaderState":
+        """What `to_dict` gave.
+
+        Raises:
+            StateError: If it is no state, one of another version, or one with values that cannot be.
+        """
+        if not isinstance(values, Mapping) or values.get("kind") != _KIND:
+            raise StateError(f"expected what state_dict() gave, got {_shown(values)}")
+        if values.get("version") != VERSION:
+            raise StateError(
+                f"the state is of version {values.get('version')}, this dali-pipes reads version {VERSION}; go on with "
+                "the version that wrote it, or start the epoch anew"
+            )
+        expected = {"manifest": (str,), "selection": (str,), **_ORDER_TYPES, "delivered": (int,)}
+        for name, types in expected.items():
+            value = values.get(name)
+            if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+                raise StateError(f"the state's '{name}' must be {types[0].__name__}, got {value!r}")
+        if values["delivered"] < 0:
+            raise StateError(f"the state's 'delivered' must not be negative, got {values['delivered']}")
+        order: dict[str, Any] = {name: values[name] for name in _ORDER_TYPES}
+        try:
+            if order["weights"] is not None:
+                order["weights"] = tuple(float(weight) for weight in order["weights"])
+            made = OrderInputs(**order)
+        except (TypeError, ValueError) as exc:
+            raise StateError(f"the state cannot be: {exc}") from exc
+        return cls(
+            manifest=values["manifest"], selection=values["selection"], order=made, delivered=values["delivered"]
+        )
+
+    def check(self, *, manifest: str, selection: str, order: OrderInputs, num_samples: int) -> None:
+        """Refuse to go on in another order than the state's. The epoch may be any.
+
+        Raises:
+            StateError: Names what differs, and what to do.
+        """
+        if self.manifest != manifest:
+            raise StateError(
+                f"the state is of other shards: its manifest is {self.manifest[:12]}..., this loader's "
+                f"{manifest[:12]}...; name the shards that the job had, in the same order, as they were indexed then"
+            )
+        if self.selection != selection:
+            raise StateError(
+                f"the state is of another selection of samples: its digest is {self.selection[:12]}..., this loader's "
+                f"{selection[:12]}...; pass the same exclude=, where=, missing= and oversample="
+            )
+        for name in (name for name in _ORDER_TYPES if name != "epoch"):
+            theirs, ours = getattr(self.order, name), getattr(order, name)
+            if theirs != ours:
+                raise StateError(f"the state has {name}={theirs!r}, this loader {name}={ours!r}; pass the state's")
+        if self.delivered > num_samples:
+            raise StateError(f"the state has {self.delivered} samples delivered, an epoch has {num_samples}")
+        if self.delivered % order.num_slices:
+            raise StateError(
+                f"the state has {self.delivered} samples delivered, expected a multiple of "
+                f"num_slices={order.num_slices}"
+            )
+
+
+def _shown(values: object) -> str:
+    return f"a dict of {', '.join(map(str, list(values)[:5]))}" if isinstance(values, Mapping) else repr(values)[:60]

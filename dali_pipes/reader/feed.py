@@ -1,0 +1,321 @@
+"""Read an epoch: the plan's steps in, batches of encoded bytes out, one segment after the other.
+
+Windows are staged as far ahead as may be held, and given up when their last segment is closed. The step in which a
+window ends is a segment of its own: it alone names shards of two windows.
+
+The next segment is opened while the batches of this one are decoded, if its shards are resident: a reader made when its
+first batch is wanted would be waited for, some 5 ms each time. For the same reason the loader prepares the next epoch's
+feed before this epoch's last batches are delivered.
+"""
+
+import itertools
+import logging
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dali_pipes.cache.image import Image
+from dali_pipes.fetch.stager import Stager
+from dali_pipes.order.plan import LastBatchPolicyName, Plan, Step
+from dali_pipes.order.randomness import Stream
+from dali_pipes.reader.samples import Batch, Rows, Samples
+from dali_pipes.reader.segments import MAX_LINES, Segment, index_text
+from prep.progress import bar
+
+__all__ = ["Feed"]
+
+_log = logging.getLogger(__name__)
+
+# Where shards are still to be staged, the first segment is one batch, so that it waits for the shards of no other; each
+# next one is longer, up to MAX_LINES.
+SEGMENT_GROWTH = 4
+# Batches whose bytes the disk is asked for before the reader comes to them, where the image is on a disk.
+READ_AHEAD_BATCHES = 8
+# A wait for shards of this length is shown, while the first window is staged.
+SHOW_AFTER_S = 0.5
+
+Int64s = npt.NDArray[np.int64]
+
+
+@dataclass(kw_only=True)
+class _Opened:
+    segment: Segment
+    steps: list[Step]
+    rows: Rows
+    starts: list[Int64s]  # for each component, where each row's bytes lie in the image
+    sizes: list[Int64s]
+    shards: list[int]
+
+
+class Feed:
+    """One epoch of one rank, read from position ``start`` of its order on; owns at most two open segments.
+
+    Args:
+        plan: The epoch.
+        samples: The data set.
+        components: What is read of each sample, as the graph named it.
+        image: Where shards lie.
+        stager: Brings them there.
+        batch_size: Samples a batch on this rank.
+        rank: Number of this process.
+        world_size: Number of processes.
+        last_batch_policy: See `Plan.steps`.
+        start: Position in the order, a multiple of ``batch_size * world_size``.
+        show_progress: Draw a bar while the first window is waited for.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        samples: Samples,
+        components: Sequence[str],
+        image: Image,
+        stager: Stager,
+        batch_size: int,
+        rank: int,
+        world_size: int,
+        last_batch_policy: LastBatchPolicyName,
+        start: int = 0,
+        show_progress: bool = False,
+    ) -> None:
+        self.plan = plan
+        self.wait_s = 0.0
+        """Seconds for which `next` has waited for shards."""
+        self._samples, self._components, self._image, self._stager = samples, components, image, stager
+        self._show_progress = show_progress
+        self._streams: dict[str, Stream] = {}
+        # For each slice: the windows still to be staged, and those that are, by number.
+        slices = plan.slices_of(batch_size=batch_size, rank=rank, world_size=world_size)
+        self._coming = {slice_: plan.windows_ahead(slice_, start=start) for slice_ in slices}
+        self._staged: dict[int, deque[tuple[int, list[int]]]] = {slice_: deque() for slice_ in slices}
+        self._ahead: _Opened | None = None
+        self._open: _Opened | None = None
+        self._num_read = 0  # batches of the open segment
+        self._is_faulty = False  # the segment that is to be opened next
+        self._is_first = True  # nothing has been read yet
+        steps = plan.steps(
+            batch_size=batch_size, rank=rank, world_size=world_size, last_batch_policy=last_batch_policy, start=start
+        )
+        first_step = next(steps, None)
+        steps = itertools.chain([] if first_step is None else [first_step], steps)
+        # What the first batch names is fetched before the rest of its window: as many others as there are threads would
+        # be under way already when it is needed.
+        self._stage_ahead(first=[] if first_step is None else self._shards([first_step]))
+        first = [shard for staged in self._staged.values() for _, window in staged for shard in window]
+        first_lines = batch_size if stager.num_missing(first)[0] else MAX_LINES
+        done = plan.finished_at(start)
+        finished = tuple(done[slice_] for slice_ in slices)
+        self._runs = _cut(steps, first_lines=first_lines, slices=slices, finished=finished)
+        self._run = next(self._runs, None)  # the steps of the segment that is to be opened next
+
+    @property
+    def has_staged_all(self) -> bool:
+        """Whether all windows of the epoch are staged, or wait for nothing but the stager."""
+        return not self._coming
+
+    def prepare(self) -> None:
+        """Open the next segment now, if all its shards are resident and none is open ahead.
+
+        What is wrong with it is left for `next` to raise, after the batches before it.
+        """
+        if self._ahead is not None or self._run is None or self._is_faulty:
+            return
+        shards = self._shards(self._run)
+        if self._stager.need_resident(shards):
+            try:
+                self._ahead = self._open_segment(self._run, shards)
+            except Exception:  # noqa: BLE001 (raised again when it is its turn)
+                self._is_faulty = True
+                _log.debug("the next segment could not be opened ahead", exc_info=True)
+
+    def is_ready(self) -> bool:
+        """Whether `next` would come back at once."""
+        if self._open is not None and self._num_read < len(self._open.steps):
+            return True
+        self.prepare()
+        return self._ahead is not None or self._run is None or self._is_faulty
+
+    def next(self) -> tuple[Batch, Sequence[Any]] | None:
+        """The next batch: its rows, and for each component a TensorList of its encoded bytes; ``None`` at the end.
+
+        Raises:
+            CacheError, DataError, StoreError: A shard of it could not be staged.
+        """
+        # No generator: what it cleans up when it is collected, in whatever thread, would wait for the cache's mutex.
+        if self._open is not None:
+            self.prepare()
+            if self._num_read == len(self._open.steps):
+                finished = self._open.steps[-1].finished
+                self._close_open()
+                self._finish_windows(finished)
+        if self._open is None:
+            self._open, self._num_read = self._take_segment(), 0
+            if self._open is None:
+                return None
+            self._read_ahead(self._open, 0, READ_AHEAD_BATCHES)
+        opened, number = self._open, self._num_read
+        step, start = opened.steps[number], number * len(opened.steps[0].ordinals)
+        encoded = opened.segment.read()
+        self._read_ahead(opened, number + READ_AHEAD_BATCHES, 1)
+        self._num_read += 1
+        stop = start + len(step.ordinals)
+        batch = Batch(opened.rows, start, stop, step.occurrences, num_valid=step.num_valid, stream=self._stream)
+        return batch, encoded
+
+    def close(self) -> None:
+        """Close the segments, give up the shards. Can be called twice."""
+        self._run = None
+        self._close_open()
+        if self._ahead is not None:
+            self._close_segment(self._ahead)
+            self._ahead = None
+        for staged in self._staged.values():
+            while staged:
+                self._give_up(staged.popleft()[1])
+        self._coming.clear()
+
+    def _take_segment(self) -> _Opened | None:
+        if self._ahead is None and self._run is not None:
+            shards = self._shards(self._run)
+            started = time.perf_counter()
+            try:
+                self._wait(shards, urgent=self._is_first)
+            finally:
+                self.wait_s += time.perf_counter() - started
+            self._ahead = self._open_segment(self._run, shards)
+        taken, self._ahead = self._ahead, None
+        self._is_first = False
+        return taken
+
+    def _wait(self, shards: list[int], *, urgent: bool) -> None:
+        num_missing, num_bytes = self._stager.num_missing(shards)
+        if not num_missing or not self._show_progress:
+            self._stager.need(shards, urgent=urgent)
+            return
+        self._show_progress = False
+        started = time.perf_counter()
+        with bar(
+            what=f"stage {num_missing} shards", total=num_bytes, unit="B", shown=True, delay_s=SHOW_AFTER_S
+        ) as drawn:
+
+            def show(num_bytes_left: int) -> None:
+                drawn.update(num_bytes - num_bytes_left - drawn.n)
+
+            self._stager.need(shards, urgent=urgent, waiting=show)
+        _log.info("staged %d shards in %.1f s", num_missing, time.perf_counter() - started)
+
+    def _open_segment(self, run: list[Step], shards: list[int]) -> _Opened:
+        try:
+            ordinals = np.concatenate([step.ordinals for step in run])
+            rows = self._samples.rows(ordinals)
+            extents = self._image.starts[rows.shard]
+            places = [rows.places(component) for component in self._components]
+            # A component that a sample lacks, where that is let through, is a run of no bytes.
+            starts, sizes = (
+                [extents + np.maximum(place.offset, 0) for place in places],
+                [place.size for place in places],
+            )
+            segment = Segment(
+                self._image.path,
+                index_text(ordinals, starts, sizes),
+                num_components=len(places),
+                batch_size=len(run[0].ordinals),
+            )
+        except BaseException:
+            self._stager.done(shards)
+            raise
+        self._run = next(self._runs, None)
+        return _Opened(segment=segment, steps=run, rows=rows, starts=starts, sizes=sizes, shards=shards)
+
+    def _close_open(self) -> None:
+        if self._open is not None:
+            self._close_segment(self._open)
+            self._open = None
+
+    def _close_segment(self, opened: _Opened) -> None:
+        # First the reader, which may be reading past its last line, then what it read from.
+        opened.segment.close()
+        self._stager.done(opened.shards)
+        self._forget(opened.shards)
+
+    def _forget(self, shards: list[int]) -> None:
+        # What the next epoch's windows have already is not read anew; what FILL repeats is in no window any more.
+        self._samples.forget(shard for shard in shards if not self._stager.is_ahead(shard))
+
+    def _finish_windows(self, finished: Sequence[int]) -> None:
+        """Give up the windows that are read, and stage others for them."""
+        for slice_, staged in self._staged.items():
+            while staged and staged[0][0] < finished[slice_]:
+                self._give_up(staged.popleft()[1])
+        self._stage_ahead()
+
+    def _give_up(self, window: list[int]) -> None:
+        self._stager.unstage(window)
+        self._forget(window)
+
+    def _stage_ahead(self, *, first: Sequence[int] = ()) -> None:
+        while self._coming and (self._stager.is_short or not all(self._staged[strand] for strand in self._coming)):
+            # That which has least: of two data sets one may be read many times as fast as the other.
+            strand = min(self._coming, key=lambda coming: len(self._staged[coming]))
+            window = next(self._coming[strand], None)
+            if window is None:
+                del self._coming[strand]
+                continue
+            number, shards = window[0], window[1].tolist()
+            self._staged[strand].append((number, shards))
+            self._stager.stage(sorted(shards, key=lambda shard: shard not in first) if first else shards)
+
+    def _read_ahead(self, opened: _Opened, first: int, num: int) -> None:
+        steps = opened.steps[first : first + num]
+        if not steps or self._image.room.is_memory:
+            return
+        size = len(opened.steps[0].ordinals)
+        rows = slice(first * size, first * size + sum(len(step.ordinals) for step in steps))
+        for starts, sizes in zip(opened.starts, opened.sizes, strict=True):
+            self._image.read_ahead(starts[rows], sizes[rows])
+
+    def _shards(self, run: list[Step]) -> list[int]:
+        ordinals = np.concatenate([step.ordinals for step in run])
+        return [int(shard) for shard in np.unique(self._samples.shard_of(ordinals))]
+
+    def _stream(self, name: str) -> Stream:
+        if name not in self._streams:
+            order = self.plan.order
+            self._streams[name] = Stream(order.seed, order.epoch, f"graph/{name}")
+        return self._streams[name]
+
+
+def _cut(
+    steps: Iterator[Step], *, first_lines: int, slices: Sequence[int], finished: tuple[int, ...]
+) -> Iterator[list[Step]]:
+    """The steps of each segment: all of one batch size, since a reader's batches are, and of one window but the last.
+
+    Args:
+        steps: The epoch's.
+        first_lines: Index lines of the first segment.
+        slices: Those whose windows count.
+        finished: Of each of them, the number of windows that are read to their end before the first step.
+    """
+    limit = first_lines
+    run: list[Step] = []
+    for step in steps:
+        before, finished = finished, tuple(step.finished[slice_] for slice_ in slices)
+        # The step that ends a window may name the next one, too. It stands alone, so that the window's other steps wait
+        # for no shard of the next; there is room for those only when the window before this one is given up.
+        ends = finished != before
+        is_full = (len(run) + 1) * len(step.ordinals) > limit
+        if run and (ends or is_full or len(step.ordinals) != len(run[0].ordinals)):
+            yield run
+            run, limit = [], min(SEGMENT_GROWTH * limit, MAX_LINES)
+        run.append(step)
+        if ends:
+            yield run
+            run = []
+    if run:
+        yield run
