@@ -1,0 +1,62 @@
+"""A page of the documentation in, its commands, files and shown outputs out; outputs compared by shape."""
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+__all__ = ["Block", "blocks_of", "follows"]
+
+
+@dataclass
+class Block:
+    """Commands, and what the page says that they print."""
+
+    line: int
+    commands: str
+    shown: list[str] = field(default_factory=list)
+
+
+def blocks_of(page: Path) -> tuple[list[Block], dict[str, str]]:
+    """The page's ``bash`` blocks, each with the plain block that follows it; and its files, blocks ``python NAME``."""
+    blocks: list[Block] = []
+    files: dict[str, str] = {}
+    kind, lines, start = None, [], 0
+    for number, line in enumerate(page.read_text().splitlines(), 1):
+        if not line.startswith("```"):
+            lines.append(line)
+        elif kind is None:
+            kind, lines, start = line[3:], [], number
+        else:
+            text = "\n".join(lines) + "\n"
+            if kind == "bash":
+                blocks.append(Block(start, text))
+            elif kind.startswith("python "):
+                files[kind.split()[1]] = text
+            elif kind == "" and blocks:
+                blocks[-1].shown = lines
+            kind, lines = None, []
+    assert kind is None, f"{page.name}: the block of line {start} has no end"
+    return blocks, files
+
+
+def follows(shown: list[str], printed: str) -> str | None:
+    """The first shown line that was not printed, in order; ``None`` if all were.
+
+    Numbers, hexadecimal words and keys may differ; ``...`` stands for any text, alone on a line for any lines.
+    """
+    rest = [_shape(line) for line in printed.splitlines()]
+    for line in shown:
+        if line.strip() == "...":
+            continue
+        pattern = re.compile(".*".join(re.escape(part) for part in _shape(line).split("...")) + "$")
+        place = next((number for number, candidate in enumerate(rest) if pattern.match(candidate)), None)
+        if place is None:
+            return line
+        rest = rest[place + 1 :]
+    return None
+
+
+def _shape(line: str) -> str:
+    line = re.sub(r"\b[0-9a-f]{12,}\b", "HEX", line)
+    line = re.sub(r"\b[A-Z][a-z]+_\d+\b", "KEY", line)
+    return " ".join(re.sub(r"\d+(\.\d+)?", "0", line).split())
