@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check constraints clean
+.PHONY: demo test check reference constraints clean
 
 demo: $(VENV)/.installed-demo  ## the main job, end to end, on real photos
 	$(BIN)/dali-pipes demo
@@ -13,6 +13,10 @@ test: $(VENV)/.installed-dev  ## all tests
 
 check: $(VENV)/.installed-dev  ## format, lint, types: what pre-commit runs on each commit
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/pre-commit run --all-files --show-diff-on-failure
+
+reference: $(VENV)/.installed-dev  ## docs/reference from docstrings and --help; pictures
+	$(BIN)/python docs/make_reference.py
+	$(BIN)/python docs/make_pictures.py
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' \
