@@ -1,5 +1,7 @@
 """One epoch of a loader against plain Pillow and torchvision, sample by sample, before anything is timed.
 
+What a loader does not give (`LoaderEntry.gives`) is not compared, and named in what comes out.
+
 The reference reads each sample's bytes again, decodes them and transforms them with torchvision; nothing but the place
 of each sample is kept, so memory does not grow with the pictures. Shards in a bucket are copied to a temporary
 directory for as long as the comparison takes.
@@ -13,12 +15,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from bench.loaders import Batch, LoaderOptions, available_cores
-from bench.transforms import SampleDecoder, TensorSample
+from bench.loaders import ALL_PARTS, Batch, LoaderOptions, available_cores, num_rows
+from bench.transforms import IMAGENET_MEAN, IMAGENET_STD, SampleDecoder, TensorSample
 from prep.archive import ArchiveReader
 from prep.errors import DataError, PipesError
 from prep.progress import bar, progress
@@ -38,6 +40,9 @@ __all__ = [
     "compare_epoch",
     "tolerance_of",
 ]
+
+
+_TENSORS: tuple[Literal["image", "trimap", "label"], ...] = ("image", "trimap", "label")
 
 
 class OutputError(PipesError, AssertionError):
@@ -104,10 +109,13 @@ class Comparison:
 
     loader: str
     num_samples: int
-    max_photo_difference: float
-    mean_photo_difference: float
+    max_photo_difference: float | None
+    """``None`` where photos are not given."""
+    mean_photo_difference: float | None
     max_tolerance: float
     mean_tolerance: float
+    not_compared: tuple[str, ...] = ()
+    """The parts that the loader does not give."""
 
     def to_json(self) -> dict[str, Any]:
         """The fields, for the report."""
@@ -180,7 +188,13 @@ class Reference:
 
 
 def compare_epoch(
-    batches: Iterable[Batch], reference: Reference, *, loader: str, tolerance: Tolerance, show: str | None = None
+    batches: Iterable[Batch],
+    reference: Reference,
+    *,
+    loader: str,
+    tolerance: Tolerance,
+    gives: frozenset[str] = ALL_PARTS,
+    show: str | None = None,
 ) -> Comparison:
     """Hold one epoch against the reference: every key exactly once, labels and masks equal, photos close.
 
@@ -189,6 +203,8 @@ def compare_epoch(
         reference: What is expected.
         loader: For messages.
         tolerance: For photos.
+        gives: The parts that are compared, those that the loader gives. Photos that it does not normalise are
+            normalised here. Of a loader that gives nothing, rows are counted.
         show: The label of a progress bar; none is drawn without.
 
     Raises:
@@ -196,77 +212,123 @@ def compare_epoch(
     """
     expected_keys = reference.keys
     seen: set[str] = set()
+    num_samples = 0
     largest, total = 0.0, 0.0
+    check = functools.partial(
+        _check_sample, reference=reference, loader=loader, tolerance=tolerance, is_normalised="normalised" in gives
+    )
     with (
         bar(what=show or "", total=len(expected_keys), unit="sample", shown=show is not None) as drawn,
         ThreadPoolExecutor(available_cores(), thread_name_prefix="compare") as pool,
     ):
         for batch in batches:
-            _check_batch(batch, loader=loader)
+            _check_batch(batch, loader=loader, gives=gives)
+            num_samples += num_rows(batch)
+            if not gives:
+                drawn.update(num_rows(batch))
+                continue
             for key in batch["key"]:
                 if key in seen:
                     raise OutputError(f"loader '{loader}', key '{key}': comes twice in one epoch")
                 if key not in expected_keys:
                     raise OutputError(f"loader '{loader}', key '{key}': is not in the shards")
                 seen.add(key)
-            # A batch on the GPU is brought over once.
-            image, trimap, label = batch["image"].cpu(), batch["trimap"].cpu(), batch["label"].tolist()
-            check = functools.partial(_check_sample, reference=reference, loader=loader, tolerance=tolerance)
-            checked = pool.map(check, batch["key"], image, trimap, label)
-            for sample_largest, sample_mean in checked:
+            for sample_largest, sample_mean in pool.map(check, batch["key"], *_columns(batch, gives)):
                 largest, total = max(largest, sample_largest), total + sample_mean
                 drawn.update(1)
-    missing = sorted(expected_keys - seen)
+    missing = sorted(expected_keys - seen) if gives else []
     if missing:
         named = ", ".join(f"'{key}'" for key in missing[:3])
         raise OutputError(
             f"loader '{loader}': {len(seen)} of {len(expected_keys)} keys came in one epoch; missing: {named}"
             f"{', ...' if len(missing) > 3 else ''}"
         )
+    if num_samples != len(expected_keys):
+        raise OutputError(f"loader '{loader}': {num_samples} samples came in one epoch, expected {len(expected_keys)}")
+    has_photos = "image" in gives
     return Comparison(
         loader=loader,
-        num_samples=len(seen),
-        max_photo_difference=largest,
-        mean_photo_difference=total / max(len(seen), 1),
+        num_samples=num_samples,
+        max_photo_difference=largest if has_photos else None,
+        mean_photo_difference=total / max(num_samples, 1) if has_photos else None,
         max_tolerance=tolerance.max_abs,
         mean_tolerance=tolerance.mean_abs,
+        not_compared=tuple(sorted(ALL_PARTS - gives)),
     )
 
 
-def _check_batch(batch: Batch, *, loader: str) -> None:
+def _columns(batch: Batch, gives: frozenset[str]) -> tuple[Iterable[Any], Iterable[Any], Iterable[Any]]:
+    """Photos, masks and labels, row by row; ``None`` in place of what is not given."""
+    absent = [None] * len(batch["key"])
+    return (
+        # A batch on the GPU is brought over once.
+        batch["image"].cpu() if "image" in gives else absent,
+        batch["trimap"].cpu() if "trimap" in gives else absent,
+        batch["label"].tolist() if "label" in gives else absent,
+    )
+
+
+def _check_batch(batch: Batch, *, loader: str, gives: frozenset[str]) -> None:
+    wanted = (gives or ALL_PARTS) - {"normalised"}
+    if wanted - batch.keys():
+        raise OutputError(f"loader '{loader}': a batch must have {_named(wanted)}, found {_named(batch)}")
+    if not gives:
+        return
     size = len(batch["key"])
-    lengths = {"image": len(batch["image"]), "trimap": len(batch["trimap"]), "label": len(batch["label"])}
+    lengths = {name: len(batch[name]) for name in _TENSORS if name in gives}
     wrong = {name: length for name, length in lengths.items() if length != size}
     if wrong:
         raise OutputError(f"loader '{loader}': a batch of {size} keys has {wrong} rows")
-    if batch["label"].dtype != torch.int64 or batch["label"].ndim != 1:
+    if "label" in gives and (batch["label"].dtype != torch.int64 or batch["label"].ndim != 1):
         found = f"{batch['label'].dtype} {list(batch['label'].shape)}"
         raise OutputError(f"loader '{loader}': labels must be int64 [{size}], found {found}")
 
 
+def _named(parts: Iterable[str]) -> str:
+    return ", ".join(sorted(parts)) or "nothing"
+
+
 def _check_sample(
     key: str,
-    image: "Tensor",
-    trimap: "Tensor",
-    label: int,
+    image: "Tensor | None",
+    trimap: "Tensor | None",
+    label: int | None,
     *,
     reference: Reference,
     loader: str,
     tolerance: Tolerance,
+    is_normalised: bool,
 ) -> tuple[float, float]:
     where = f"loader '{loader}', key '{key}'"
     expected = reference.sample(key)
-    if label != expected["label"]:
+    if label is not None and label != expected["label"]:
         raise OutputError(f"{where}: label differs: expected {expected['label']}, found {label}")
-    _assert_alike(trimap, expected["trimap"], what="mask", where=where)
-    unequal = trimap != expected["trimap"]
+    if trimap is not None:
+        _check_mask(trimap, expected["trimap"], where=where)
+    if image is None:
+        return 0.0, 0.0
+    if not is_normalised:
+        image = _normalised(image, where=where)
+    return assert_images_close(image, expected["image"], tolerance=tolerance, where=where)
+
+
+def _check_mask(trimap: "Tensor", expected: "Tensor", *, where: str) -> None:
+    _assert_alike(trimap, expected, what="mask", where=where)
+    unequal = trimap != expected
     if unequal.any():
         at = _position(unequal, int(unequal.int().argmax()))
         raise OutputError(
             f"{where}: {int(unequal.sum())} mask pixels differ, expected 0; the first at {at}: "
-            f"expected {int(expected['trimap'][at])}, found {int(trimap[at])}"
+            f"expected {int(expected[at])}, found {int(trimap[at])}"
         )
-    return assert_images_close(image, expected["image"], tolerance=tolerance, where=where)
+
+
+def _normalised(image: "Tensor", *, where: str) -> "Tensor":
+    """A photo as it is decoded, uint8 [3, crop, crop], normalised as the reference does."""
+    if image.dtype != torch.uint8:
+        raise OutputError(f"{where}: a photo that is not normalised must be torch.uint8, found {image.dtype}")
+    mean, std = (torch.tensor(values)[:, None, None] for values in (IMAGENET_MEAN, IMAGENET_STD))
+    return (image.float() / 255 - mean) / std
 
 
 def _assert_alike(actual: "Tensor", expected: "Tensor", *, what: str, where: str) -> None:

@@ -32,6 +32,8 @@ SHEET_SAMPLES = 24
 REPEATS = 3
 # An epoch of 600 samples is half a second for dali; three of them make a figure, and 10 s more of the demo.
 EPOCHS = 3
+# Enough for a first look; all figures are in report.json.
+SHOWN = ("samples_per_s", "cpu_ms_per_sample", "time_to_first_batch_s", "loader_memory_mib")
 CROP = 350
 
 
@@ -276,15 +278,16 @@ def _draw_sheet(shards: "ShardSet", manifest: "Manifest", path: Path, *, seed: i
 def _compare_and_time(shards: "ShardSet", *, seed: int, bystanders: set[int]) -> dict[str, Any]:
     from bench.loaders import LoaderOptions, LoaderSpec
     from bench.loaders.workers import fitting_batch_size
-    from bench.run import run_benchmark
+    from bench.run import RunOptions, run_benchmark
 
     # 64 as in the benchmarks, less where a container has little shared memory for WebLoader's batches.
     options = LoaderOptions(seed=seed, crop=CROP)
     batch_size = fitting_batch_size(options, num_shards=len(shards.names))
     options = LoaderOptions(seed=seed, crop=CROP, batch_size=batch_size)
     specs = [LoaderSpec(name="dali"), LoaderSpec(name="webloader")]
+    run = RunOptions(repeats=REPEATS, epochs=EPOCHS, bystanders=bystanders)
     with _step("compare and time") as say:
-        report = run_benchmark(shards, specs, options=options, repeats=REPEATS, epochs=EPOCHS, bystanders=bystanders)
+        report = run_benchmark(shards, specs, options=options, run=run)
         say(f"{', '.join(spec.name for spec in specs)}: one epoch compared, {REPEATS} x {EPOCHS} timed each")
     return report
 
@@ -295,17 +298,18 @@ def _summary(report: dict[str, Any], out: Path) -> str:
     records = report["records"]
     outputs = [record["outputs"] for record in records]
     largest = max(output["max_photo_difference"] for output in outputs)
-    batch_size, threads = records[0]["batch_size"], records[0]["num_threads"]
+    setting = records[0]["setting"]
     return "\n".join(
         [
             "",
             f"dali and webloader gave the same {outputs[0]['num_samples']} samples, each once: keys, labels and masks "
             f"equal, photos within {largest:.1e} of Pillow and torchvision.",
             "",
-            format_table(records),
+            format_table(report, figures=SHOWN),
             "",
-            f"Median of {REPEATS} runs of {EPOCHS} epochs after the first (smallest to largest), batch {batch_size}, "
-            f"{threads} cores, {records[0]['device']}; shards on this machine for both.",
+            f"Median of {REPEATS} runs of {EPOCHS} epochs after the first (smallest to largest), batch "
+            f"{setting['batch_size']}, {setting['threads']} cores, {records[0]['device']}; shards on this machine for "
+            "both.",
             "",
             f"{out / 'contact-sheet.png'}  the first samples as the model sees them",
             f"{out / 'report.json'}  these figures and where they come from",

@@ -24,8 +24,12 @@ PACKAGES = (
     "aistore",
     "pillow",
     "numpy",
+    "psutil",
+    "spdl",
+    "litdata",
+    "mosaicml-streaming",
 )
-
+"""What a figure may depend on, where it is installed."""
 
 EXTRAS = ("psutil", "torchvision")
 
@@ -45,7 +49,7 @@ def describe_environment() -> dict[str, Any]:
     """Everything that a figure depends on and its options do not say. Names no host, user or path."""
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "commit": _commit(),
+        **_commit(),
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.release().partition('-')[0]} {platform.machine()}",
         "versions": _versions(),
@@ -87,17 +91,17 @@ def _gpus() -> list[str]:
     return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
 
 
-def _commit() -> str | None:
-    """The checkout's commit, with ``+changes`` if files differ from it; ``None`` for an installed package."""
+def _commit() -> dict[str, Any]:
+    """The checkout's commit, and whether files differ from it; ``None`` for an installed package."""
     root = Path(__file__).resolve().parent.parent
     if not (root / ".git").exists():
-        return None
+        return {"commit": None, "is_dirty": None}
     try:
         commit = _git(root, "rev-parse", "HEAD")
         changed = _git(root, "status", "--porcelain")
     except (OSError, subprocess.SubprocessError):
-        return None
-    return f"{commit}+changes" if changed else commit
+        return {"commit": None, "is_dirty": None}
+    return {"commit": commit, "is_dirty": bool(changed)}
 
 
 def _git(root: Path, *arguments: str) -> str:

@@ -1,33 +1,59 @@
-"""A report to a file, whole or not at all; that it can be written is found out before the minutes that it takes."""
+"""What a benchmark found to a file, whole or not at all, and back, the files of earlier versions too.
+
+Every record says which benchmark wrote it (``format``), in which version of its form, by which command, at which
+commit and on what machine. A run's record, of `bench run` and `bench sweep`, holds every repeat as it was measured;
+medians and intervals beside them are for readers and are computed anew where they matter.
+"""
 
 import json
+import os
+import re
+import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from prep.errors import DataError
 from prep.store import LocalStore
 
-__all__ = ["check_target", "write_record"]
+__all__ = [
+    "FORMAT",
+    "RUN_FORMAT",
+    "VERSION",
+    "check_target",
+    "read_record",
+    "read_run",
+    "shown_command",
+    "stamped",
+    "write_record",
+    "write_text",
+]
+
+PROGRAM = "dali-pipes"
+FORMAT = f"{PROGRAM}-bench"
+RUN_FORMAT = f"{FORMAT}-run"
+VERSION = 1
+_URL_HOST = re.compile(r"(https?://)[^/\s,]+")
 
 
-def check_target(path: Path) -> None:
-    """Refuse a path that `write_record` could not write.
+def check_target(path: Path, *, option: str = "--json") -> None:
+    """Refuse a path that `write_record` could not write; that is found out before the minutes that a run takes.
 
     Raises:
         ValueError: If it is a directory, or lies in one that is not there or takes no file.
     """
     if path.is_dir():
-        raise ValueError(f"--json '{path}': expected a file, found a directory")
+        raise ValueError(f"{option} '{path}': expected a file, found a directory")
     if not path.parent.is_dir():
-        raise ValueError(f"--json '{path}': no such directory '{path.parent}'")
+        raise ValueError(f"{option} '{path}': no such directory '{path.parent}'")
     try:
         if _is_special(path):
             path.open("a").close()
         else:
             tempfile.TemporaryFile(dir=path.resolve().parent).close()
     except OSError as exc:
-        raise ValueError(f"--json '{path}': cannot be written: {exc.strerror}; name another file") from exc
+        raise ValueError(f"{option} '{path}': cannot be written: {exc.strerror}; name another file") from exc
 
 
 def write_record(report: Mapping[str, Any], path: Path) -> None:
@@ -36,13 +62,167 @@ def write_record(report: Mapping[str, Any], path: Path) -> None:
     Raises:
         StoreError: If the disk is full, or the directory is gone.
     """
-    text = json.dumps(report, indent=2) + "\n"
+    write_text(json.dumps(report, indent=2) + "\n", path)
+
+
+def write_text(text: str, path: Path) -> None:
+    """Write a file; an earlier one is replaced once all is written.
+
+    Raises:
+        StoreError: If the disk is full, or the directory is gone.
+    """
     if _is_special(path):
         path.write_text(text)
         return
     # A link's target is replaced, not the link.
     target = path.resolve()
     LocalStore(target.parent).write(target.name, text.encode())
+
+
+def stamped(report: Mapping[str, Any], *, kind: str) -> dict[str, Any]:
+    """The report with what every record begins with: format, version and command.
+
+    >>> stamped({"records": []}, kind="fetch")["format"]
+    'dali-pipes-bench-fetch'
+    """
+    header = {"format": f"{FORMAT}-{kind}", "version": VERSION, "command": shown_command()}
+    return {**header, **report}
+
+
+def shown_command(arguments: Sequence[str] | None = None) -> str:
+    """The command that this process runs, without what is of this machine alone: folders' places, hosts.
+
+    >>> shown_command(["/opt/bin/dali-pipes", "bench", "run", "--shards", "/data/pets", "--endpoint", "http://n7:51080"])
+    'dali-pipes bench run --shards .../pets --endpoint http://ENDPOINT'
+    """
+    program, *words = sys.argv if arguments is None else arguments
+    # `python -m dali_pipes` is the same program.
+    shown = [PROGRAM if Path(program).name == "__main__.py" else Path(program).name]
+    for word in words:
+        option, mark, value = word.partition("=")
+        if word.startswith("--") and mark:
+            shown.append(f"{option}={_without_place(value)}")
+        else:
+            shown.append(_without_place(word))
+    return " ".join(shown)
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """A record of any benchmark; one without a format says none.
+
+    Raises:
+        DataError: If the file cannot be read or is no JSON object.
+    """
+    try:
+        report = json.loads(path.read_text())
+    except (OSError, ValueError) as exc:
+        raise DataError(f"'{path}': expected a benchmark's record, a JSON file: {exc}") from exc
+    if not isinstance(report, dict):
+        raise DataError(f"'{path}': expected a benchmark's record, a JSON object, found {type(report).__name__}")
+    return report
+
+
+def read_run(path: Path) -> dict[str, Any]:
+    """A record of `bench run` or `bench sweep`, in the present form, whichever it was written in.
+
+    Raises:
+        DataError: If it is none, or of a version that is not known here.
+    """
+    report = read_record(path)
+    if "format" not in report:
+        return _checked(_from_version_0(report, path), path)
+    if report["format"] != RUN_FORMAT:
+        raise DataError(f"'{path}': expected the record of a run, format '{RUN_FORMAT}', found '{report['format']}'")
+    if report.get("version") != VERSION:
+        raise DataError(
+            f"'{path}': version {report.get('version')} of '{RUN_FORMAT}'; this program reads versions 0 to {VERSION}"
+        )
+    return _checked(report, path)
+
+
+def _from_version_0(report: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Records of before there was a format: no setting, no ranks, figures from each repeat's seconds."""
+    try:
+        environment = dict(report["environment"])
+        options = environment.pop("options")
+        commit = environment.get("commit")
+        environment["commit"] = None if commit is None else commit.removesuffix("+changes")
+        environment["is_dirty"] = None if commit is None else commit.endswith("+changes")
+        first = report["records"][0]
+        return {
+            "format": RUN_FORMAT,
+            "version": 0,
+            "command": "dali-pipes bench run",
+            "environment": environment,
+            "options": options,
+            "baseline": next((row["loader"] for row in report["records"] if row["loader"] == "webloader"), None),
+            "records": [_record_from_version_0(row, options) for row in report["records"]],
+            "data": [
+                {
+                    "num_samples": first["num_samples"],
+                    "num_shards": options.get("num_shards"),
+                    "shard_bytes": first["shard_bytes"],
+                    "source": options.get("source"),
+                }
+            ],
+        }
+    except (LookupError, TypeError, AttributeError, ValueError, ZeroDivisionError) as exc:
+        raise DataError(
+            f"'{path}': expected a file that `bench run --json` wrote ({type(exc).__name__}: {exc})"
+        ) from exc
+
+
+def _record_from_version_0(row: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    samples, mib = row["num_samples"], row["shard_bytes"] / (1 << 20)
+    return {
+        "loader": row["loader"],
+        "decode": row["decode"],
+        "device": row["device"],
+        "num_workers": row["num_workers"],
+        "gives": None,
+        "setting": {"threads": row["num_threads"], "batch_size": row["batch_size"], "crop": options.get("crop")},
+        "data": 0,
+        "outputs": row["outputs"],
+        "repeats": [
+            {
+                "figures": {
+                    "samples_per_s": samples / repeat["epoch_s"],
+                    "mib_per_s": mib / repeat["epoch_s"],
+                    "cpu_ms_per_sample": 1000 * repeat["epoch_cpu_s"] / samples,
+                    "time_to_first_batch_s": repeat["time_to_first_batch_s"],
+                    "first_epoch_s": repeat["first_epoch_s"],
+                }
+            }
+            for repeat in row["repeats"]
+        ],
+    }
+
+
+def _checked(report: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The report, if it has what tables and comparisons take from it."""
+    try:
+        found = [
+            [float(value) for value in repeat["figures"].values() if value is not None]
+            for record in report["records"]
+            for repeat in record["repeats"]
+            if record["loader"] and record["decode"] and record["setting"]
+        ]
+        if not found or not all(found):
+            raise ValueError("no repeats")
+        if not (isinstance(report["environment"], dict) and isinstance(report["options"], dict)):
+            raise TypeError("environment and options are not objects")
+    except (LookupError, TypeError, AttributeError, ValueError) as exc:
+        raise DataError(
+            f"'{path}': expected a file that `bench run --json` wrote ({type(exc).__name__}: {exc})"
+        ) from exc
+    return report
+
+
+def _without_place(word: str) -> str:
+    word = _URL_HOST.sub(r"\1ENDPOINT", word)
+    if "://" in word or not word.startswith((os.sep, "~")):
+        return word
+    return f".../{Path(word).name}"
 
 
 def _is_special(path: Path) -> bool:

@@ -1,8 +1,11 @@
-"""Few samples to many: the shards of a small set written again under new keys, until a run is long enough to time."""
+"""Samples to other shards of the same samples: more of them, as many shards as wanted, photos of another size."""
 
 import io
 import tarfile
+from collections.abc import Sequence
 from pathlib import Path
+
+from PIL import Image
 
 from prep.archive import ArchiveReader
 from prep.errors import DataError
@@ -12,20 +15,49 @@ from prep.urls import ShardSet
 
 __all__ = ["repeat_shards"]
 
+JPEG_QUALITY = 90
+"""Of photos that were made smaller or larger; what they are most often stored with."""
 
-def repeat_shards(shards: ShardSet, *, num_samples: int, directory: Path) -> ShardSet:
-    """Write ``num_samples`` samples into as many shards as there were, and return those.
 
-    Round *r* of sample ``a/001`` has the key ``r0/a/001``, ``r1/a/001``, ...; its bytes are the original's. The last
-    round is cut short.
+def repeat_shards(
+    shards: ShardSet,
+    *,
+    directory: Path,
+    num_samples: int | None = None,
+    num_shards: int | None = None,
+    photo_side: int | None = None,
+    photo: str = "image.jpg",
+    mask: str = "trimap.png",
+) -> ShardSet:
+    """Write samples into new shards, and return those.
+
+    Round *r* of sample ``a/001`` has the key ``r0/a/001``, ``r1/a/001``, ...; its bytes are the original's, unless
+    photos are to have another size. The last round is cut short.
+
+    Args:
+        shards: Where the samples come from; all of them are held in memory.
+        directory: Where to; empty.
+        num_samples: How many; ``None``: as many as there are.
+        num_shards: Of how many shards; ``None``: as many as there were. Samples are dealt out evenly.
+        photo_side: The longer side of each photo, in pixels; its mask becomes as large as it. ``None``: as they are.
+        photo: Component that holds the photo; written as a JPEG, whatever it was.
+        mask: Component that holds the mask.
 
     Raises:
         DataError: If there is no sample.
+        ValueError: If there are fewer samples than shards.
     """
     samples = [sample for name in shards.names for sample in _samples(shards, name)]
     if not samples:
         raise DataError(f"'{shards.url}' holds no sample to repeat")
-    num_shards = len(shards.names)
+    num_samples, num_shards = num_samples or len(samples), num_shards or len(shards.names)
+    if num_samples < num_shards:
+        raise ValueError(
+            f"{num_shards} shards need as many samples, got {num_samples}; repeat them: --samples {num_shards}"
+        )
+    if photo_side is not None:
+        resized = progress(samples, what=f"photos of {photo_side} pixels", unit="photo")
+        samples = [_resized(sample, side=photo_side, photo=photo, mask=mask) for sample in resized]
     bounds = [num_samples * shard // num_shards for shard in range(num_shards + 1)]
     names = [f"repeated-{shard:06d}.tar" for shard in range(num_shards)]
     for shard in progress(range(num_shards), what="repeat samples", unit="shard"):
@@ -49,3 +81,41 @@ def _samples(shards: ShardSet, name: str) -> list[list[tuple[str, bytes]]]:
                 current = member.key
             samples[-1].append((member.name, member.read()))
     return samples
+
+
+def _resized(sample: Sequence[tuple[str, bytes]], *, side: int, photo: str, mask: str) -> list[tuple[str, bytes]]:
+    """The sample with its photo's longer side ``side`` pixels, and its mask's pixels where the photo's went."""
+    return [
+        (name, _jpeg(data, side))
+        if name.endswith(f".{photo}")
+        else (name, _mask(data, side))
+        if name.endswith(f".{mask}")
+        else (name, data)
+        for name, data in sample
+    ]
+
+
+def _jpeg(data: bytes, side: int) -> bytes:
+    image = Image.open(io.BytesIO(data)).convert("RGB")
+    stream = io.BytesIO()
+    image.resize(_fitted(image.size, side), Image.Resampling.LANCZOS).save(stream, "JPEG", quality=JPEG_QUALITY)
+    return stream.getvalue()
+
+
+def _mask(data: bytes, side: int) -> bytes:
+    image = Image.open(io.BytesIO(data))
+    stream = io.BytesIO()
+    # Class ids: a value between two of them would be a third.
+    image.resize(_fitted(image.size, side), Image.Resampling.NEAREST).save(stream, "PNG")
+    return stream.getvalue()
+
+
+def _fitted(size: tuple[int, int], side: int) -> tuple[int, int]:
+    """Width and height with the longer one ``side``.
+
+    >>> _fitted((600, 400), 300)
+    (300, 200)
+    """
+    width, height = size
+    scale = side / max(width, height)
+    return max(1, round(width * scale)), max(1, round(height * scale))

@@ -1,21 +1,77 @@
-"""Repeats to a figure, figures to a table: medians, spreads, ratios, as text or Markdown."""
+"""A run's record to tables: medians, 95 % intervals, ratios to the baseline, as text, Markdown or cells."""
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
-__all__ = ["Spread", "baseline_of", "format_table", "label_of", "rows_of"]
+from bench.figures import FIGURES, Figure
+from bench.intervals import MIN_REPEATS, Interval, median_interval, paired_ratio
+from bench.loaders import ALL_PARTS
+from bench.tables import format_rows
 
-BASELINE = "webloader"
-"""The loader that ratios are to, where it was timed; else the first."""
+__all__ = [
+    "BRIEF",
+    "SETTING_TITLES",
+    "Spread",
+    "baseline_of",
+    "conditions_of",
+    "conversions_of",
+    "format_interval",
+    "format_setting",
+    "format_table",
+    "is_telling",
+    "label_of",
+    "notes_of",
+    "ratio_of",
+    "setting_names",
+    "summarise",
+    "table_rows",
+    "values_of",
+]
 
 Record = Mapping[str, Any]
+Report = Mapping[str, Any]
+
+BRIEF = (
+    "samples_per_s",
+    "cpu_ms_per_sample",
+    "time_to_first_batch_s",
+    "batch_p99_ms",
+    "wait_share",
+    "accelerator_utilisation",
+    "loader_memory_mib",
+    "fetched_ratio",
+)
+"""The figures of a table that fits a terminal, where they were measured."""
+
+RATIOS = ("samples_per_s", "cpu_ms_per_sample")
+"""Those that are put beside the baseline's."""
+
+PART_TITLES = {
+    "image": "photos",
+    "trimap": "masks",
+    "label": "labels",
+    "key": "keys",
+    "normalised": "normalised photos",
+}
+
+SETTING_TITLES = {
+    "threads": "threads",
+    "ranks": "ranks",
+    "batch_size": "batch",
+    "crop": "crop",
+    "cache": "cache",
+    "compute_ms": "compute ms",
+    "latency_ms": "latency ms",
+    "shards": "shards",
+    "photo_side": "photo side",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """A figure over repeats."""
+    """A figure over repeats: what there is to say of few of them."""
 
     median: float
     min: float
@@ -32,65 +88,225 @@ class Spread:
 
 
 def label_of(record: Record) -> str:
-    """``dali``, ``webloader (pil)``: a record's row in a table."""
-    return record["loader"] if record["decode"] == "dali" else f"{record['loader']} ({record['decode']})"
+    """``dali``, ``webloader (pil)``: a record's row in a table; with a star if it does not give all, see `notes_of`."""
+    name = record["loader"] if record["decode"] in ("dali", "none") else f"{record['loader']} ({record['decode']})"
+    gives = record.get("gives")
+    return f"{name} *" if gives is not None and ALL_PARTS - set(gives) else str(name)
 
 
-def baseline_of(records: Sequence[Record]) -> Record:
-    """The record that ratios are to."""
-    return next((record for record in records if record["loader"] == BASELINE), records[0])
+def values_of(record: Record, figure: str) -> list[float]:
+    """One value a repeat, in their order; none where it was not measured in each of them."""
+    values = [repeat["figures"].get(figure) for repeat in record["repeats"]]
+    return [] if any(value is None for value in values) else [float(value) for value in values]
 
 
-def ratio(figure: float, baseline: float) -> float | None:
-    """``figure / baseline``; ``None`` where the baseline was too short to measure.
+def baseline_of(report: Report, record: Record) -> Record:
+    """The record that this one's ratios are to: the baseline's under the same setting."""
+    alike = [other for other in report["records"] if other["setting"] == record["setting"]]
+    name = report.get("baseline")
+    return next(
+        (other for other in alike if name in (other["loader"], f"{other['loader']}:{other['decode']}")), alike[0]
+    )
 
-    >>> ratio(900.0, 300.0)
-    3.0
-    """
-    return figure / baseline if baseline > 0 else None
+
+def ratio_of(report: Report, record: Record, figure: str) -> Interval | None:
+    """A figure over the baseline's, turn by turn; ``None`` where either was not measured, or is nothing."""
+    values, baseline = values_of(record, figure), values_of(baseline_of(report, record), figure)
+    if not values or len(values) != len(baseline):
+        return None
+    return paired_ratio(values, baseline)
 
 
-def rows_of(records: Sequence[Record]) -> list[list[str]]:
-    """The table's cells, the header first."""
-    baseline = baseline_of(records)
-    name = label_of(baseline)
-    rows = [["loader", "samples/s", f"x {name}", "CPU-ms/sample", f"x {name}", "first batch s"]]
-    for record in records:
-        speed, cpu, first = (record[key] for key in ("samples_per_s", "cpu_ms_per_sample", "time_to_first_batch_s"))
-        rows.append(
-            [
-                label_of(record),
-                _with_spread(speed, record["spread"]["samples_per_s"], digits=0),
-                _ratio_text(ratio(speed, baseline["samples_per_s"])),
-                _with_spread(cpu, record["spread"]["cpu_ms_per_sample"], digits=2),
-                _ratio_text(ratio(cpu, baseline["cpu_ms_per_sample"])),
-                f"{first:.2f}",
-            ]
+def is_telling(report: Report, figure: str) -> bool:
+    """Whether a figure was measured and says something: without a step all of the time is waited, whoever loads."""
+    if figure == "wait_share" and not any(record["setting"].get("compute_ms") for record in report["records"]):
+        return False
+    return any(values_of(record, figure) for record in report["records"])
+
+
+def summarise(report: Report) -> list[dict[str, Any]]:
+    """For each record its figures' medians and intervals, and their ratios to the baseline's."""
+    summaries = []
+    for record in report["records"]:
+        measured = [figure for figure in FIGURES if values_of(record, figure)]
+        ratios = {figure: ratio_of(report, record, figure) for figure in measured}
+        summaries.append(
+            {
+                "figures": {figure: asdict(median_interval(values_of(record, figure))) for figure in measured},
+                "ratios": {figure: asdict(ratio) for figure, ratio in ratios.items() if ratio is not None},
+            }
         )
-    return rows
+    return summaries
 
 
-def format_table(records: Sequence[Record], *, markdown: bool = False) -> str:
-    """One row a loader: median (smallest to largest) over the repeats, and ratios to the baseline's median."""
-    rows = rows_of(records)
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        # The first column to the left, numbers to the right.
-        cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
-        lines.append(f"| {' | '.join(cells)} |" if markdown else "  ".join(cells).rstrip())
-    if markdown:
-        rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
-        lines.insert(1, f"| {' | '.join(rule)} |")
+def setting_names(records: Sequence[Record]) -> list[str]:
+    """What differs between the records' settings."""
+    names = [name for name in SETTING_TITLES if any(name in record["setting"] for record in records)]
+    return [name for name in names if len({record["setting"].get(name) for record in records}) > 1]
+
+
+def table_rows(
+    report: Report, *, figures: Sequence[str] | None = None, intervals: bool = True
+) -> tuple[list[list[str]], int]:
+    """The table's cells, the header first.
+
+    Args:
+        report: A run's.
+        figures: Names of `FIGURES`; ``None``: `BRIEF`. What no record has is left out.
+        intervals: Beside every figure; else beside those that have a ratio, and beside these.
+
+    Returns:
+        The rows, and how many columns are names.
+    """
+    records = report["records"]
+    chosen = [name for name in figures or BRIEF if is_telling(report, name)]
+    varied = setting_names(records)
+    header = [SETTING_TITLES[name] for name in varied] + ["loader"]
+    for name in chosen:
+        header.append(_heading(FIGURES[name]))
+        if name in RATIOS:
+            header.append(f"x {label_of(baseline_of(report, records[0]))}")
+    rows = [header]
+    for record in records:
+        row = [format_setting(record["setting"].get(name)) for name in varied] + [label_of(record)]
+        for name in chosen:
+            row.append(_cell(record, name, with_interval=intervals or name in RATIOS))
+            if name in RATIOS:
+                row.append(_ratio_cell(report, record, name))
+        rows.append(row)
+    return rows, len(varied) + 1
+
+
+def format_table(
+    report: Report, *, markdown: bool = False, figures: Sequence[str] | None = None, intervals: bool = False
+) -> str:
+    """One row a loader and setting: median and 95 % interval over the repeats, and the paired ratio to the baseline."""
+    rows, num_names = table_rows(report, figures=figures, intervals=intervals)
+    return format_rows(rows, markdown=markdown, left=num_names)
+
+
+def notes_of(report: Report) -> list[str]:
+    """What a reader of the table must know: how many repeats, what the brackets are, what was not compared."""
+    records = report["records"]
+    repeats = min(len(record["repeats"]) for record in records)
+    if repeats >= MIN_REPEATS:
+        notes = [
+            f"Medians of {repeats} interleaved repeats, in brackets their 95 % intervals; ratios are taken turn by "
+            'turn, "equal" where 1 is within the interval.'
+        ]
     else:
-        lines.insert(1, "  ".join("-" * width for width in widths))
-    return "\n".join(lines)
+        notes = [
+            f"Medians of {repeats} interleaved repeats (smallest to largest): too few for a 95 % interval, which takes "
+            f"{MIN_REPEATS}."
+        ]
+    for record in records:
+        missing = sorted(ALL_PARTS - set(record["gives"])) if record.get("gives") is not None else []
+        if missing:
+            parts = [PART_TITLES.get(part, part) for part in missing]
+            what = "nothing of the shards" if not record["gives"] else f"no {', no '.join(parts)}"
+            note = f"* {record['loader']} gives {what}: that is neither compared nor part of what is timed."
+            if note not in notes:
+                notes.append(note)
+    return notes
 
 
-def _with_spread(median: float, spread: Sequence[float], *, digits: int) -> str:
-    low, high = spread
-    return f"{median:.{digits}f} ({low:.{digits}f}-{high:.{digits}f})"
+def conversions_of(report: Report) -> list[list[str]]:
+    """What loaders had made of the shards before they could read them; a header first, or nothing at all."""
+    rows: dict[str, list[str]] = {}
+    for record in report["records"]:
+        if made := record.get("prepared"):
+            key = f"{record['loader']} {record['data']} {record['setting'].get('ranks')}"
+            rows.setdefault(key, [record["loader"], f"{made['wall_s']:.1f}", f"{made['num_bytes'] / (1 << 20):.1f}"])
+    return [["loader", "made in s", "MiB"], *rows.values()] if rows else []
 
 
-def _ratio_text(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
+def conditions_of(report: Report) -> list[tuple[str, str]]:
+    """What the figures were measured under, each with its name."""
+    environment, options = report["environment"], report["options"]
+    cpu = environment.get("cpu", {})
+    dirty = {True: ", with changes", False: "", None: ""}[environment.get("is_dirty")]
+    settings = [record["setting"] for record in report["records"]]
+    varied = setting_names(report["records"])
+    fixed = {
+        SETTING_TITLES[name]: settings[0][name]
+        for name in SETTING_TITLES
+        if name not in varied and settings[0].get(name) is not None
+    }
+    found = [
+        ("command", report["command"]),
+        ("date", environment.get("date")),
+        ("commit", f"{environment['commit']}{dirty}" if environment.get("commit") else None),
+        (
+            "machine",
+            f"{cpu.get('model')}, {cpu.get('cores_available')} cores, {environment.get('memory_gib')} GiB; "
+            f"{_load(environment)}",
+        ),
+        ("GPUs", ", ".join(environment.get("gpus", [])) or "none"),
+        ("data", "; ".join(_data_line(data) for data in report["data"])),
+        ("read from", options.get("source")),
+        ("setting", ", ".join(f"{name} {format_setting(value)}" for name, value in fixed.items())),
+        (
+            "repeats",
+            f"{options.get('repeats')} interleaved, {options.get('epochs')} timed epoch"
+            f"{'' if options.get('epochs') == 1 else 's'} each",
+        ),
+        ("versions", ", ".join(f"{name} {version}" for name, version in environment.get("versions", {}).items())),
+    ]
+    return [(name, text) for name, text in found if text]
+
+
+def format_interval(figure: Figure, values: Sequence[float], *, with_interval: bool = True) -> str:
+    """``1023 [962-1094]``: median and interval; ``1023 (962-1094)``: of too few repeats, smallest to largest."""
+    interval = median_interval(values)
+    shown = _number(interval.median, figure)
+    if not with_interval:
+        return shown
+    if interval.low is None or interval.high is None:
+        low, high = _number(min(values), figure), _number(max(values), figure)
+        return f"{shown} ({low}-{high})" if len(values) > 1 else shown
+    return f"{shown} [{_number(interval.low, figure)}-{_number(interval.high, figure)}]"
+
+
+def _cell(record: Record, figure: str, *, with_interval: bool) -> str:
+    values = values_of(record, figure)
+    return format_interval(FIGURES[figure], values, with_interval=with_interval) if values else "-"
+
+
+def _ratio_cell(report: Report, record: Record, figure: str) -> str:
+    ratio = ratio_of(report, record, figure)
+    if ratio is None:
+        return "-"
+    if record is baseline_of(report, record):
+        return f"{ratio.median:.2f}"
+    if ratio.low is None or ratio.high is None:
+        return f"{ratio.median:.2f}"
+    equal = " equal" if ratio.holds(1.0) else ""
+    return f"{ratio.median:.2f} [{ratio.low:.2f}-{ratio.high:.2f}]{equal}"
+
+
+def _heading(figure: Figure) -> str:
+    """A column's title; the unit is added where the title is not one itself."""
+    return f"{figure.title} {figure.unit}" if figure.unit in ("%", "ms", "s", "MiB") else figure.title
+
+
+def _number(value: float, figure: Figure) -> str:
+    """Three digits or four tell what there is to tell."""
+    shown = value * figure.scale
+    digits = min(figure.digits, 0 if abs(shown) >= 99.95 else 1 if abs(shown) >= 9.995 else figure.digits)
+    return f"{shown:.{digits}f}"
+
+
+def format_setting(value: object) -> str:
+    """A setting's value in a table: ``20`` of 20.0, a dash where there is none."""
+    return "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _load(environment: Mapping[str, Any]) -> str:
+    """How busy the machine was; what was timed is in the second figure."""
+    started, ended = environment.get("load_at_start"), environment.get("cpu", {}).get("load_average_1min")
+    return f"load at the end {ended}" if started is None else f"load before {started}, at the end {ended}"
+
+
+def _data_line(data: Mapping[str, Any]) -> str:
+    size = f", {data['shard_bytes'] / (1 << 20):.0f} MiB" if data.get("shard_bytes") else ""
+    return f"{data['num_samples']} samples in {data.get('num_shards')} shards{size}"

@@ -1,57 +1,70 @@
-"""Shards and loader names in, records out: compare first, then time, one loader at a time, repeats interleaved.
+"""Shards and loader names in, a record out: compare first, then time, repeats of all loaders and settings interleaved.
 
-A repeat opens the loader, draws a first epoch (warm-up: its figures are kept apart, as ``first_epoch``), then one or
-more that are the figure, the turn from one to the next included, and closes it. Nothing of one loader is alive while
-another is timed: no thread, no worker process, no prefetched batch. Figures are of the steady state: DALI's shards are
-staged in the first epoch, the others' are in the page cache after it or come from the bucket each epoch, as they do in
-training.
+A turn opens one loader under one setting in fresh processes, draws a first epoch, in a warm turn those that count, and
+closes it (`bench.turn`, `bench.ranks`). Nothing of one loader is alive while another is timed: no thread, no worker, no
+prefetched batch. A round is one turn of everything; rounds follow each other, so that a drift of the machine meets all
+alike, and ratios to the baseline are taken round by round.
 """
 
-import math
-import time
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import asdict, dataclass
+import os
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from bench.compare import Comparison, Reference, compare_epoch, tolerance_of
+from bench.compare import Comparison, OutputError, Reference, compare_epoch, tolerance_of
+from bench.data import DataFacts, DataSets
 from bench.environment import describe_environment
-from bench.loaders import Batch, Loader, LoaderOptions, LoaderSpec, open_loader
+from bench.figures import figures_of
+from bench.loaders import LOADERS, LoaderOptions, LoaderSpec, Prepared, open_loader
 from bench.loaders.workers import endpoint_of
-from bench.processes import ProcessTree
-from bench.report import Spread
+from bench.ranks import Turn, rank_context, run_turn
+from bench.record import RUN_FORMAT, VERSION, shown_command
+from bench.report import summarise
+from bench.settings import Setting
+from bench.turn import TurnJob, delivered
 from prep.progress import bar
 
 if TYPE_CHECKING:
+    from bench.turn import Drawn, Spent
     from prep.urls import ShardSet
 
-__all__ = ["Repeat", "run_benchmark", "time_loader"]
+__all__ = ["RunOptions", "check_counts", "check_specs", "compare_outputs", "run_benchmark", "turn_jobs"]
 
-MIB = 1 << 20
+_delivered = delivered
+"""As `bench.tfrecord` knows it."""
+
+DEFAULT_BASELINE = "webloader"
+"""The loader that ratios are to, where it was timed; else the first."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Repeat:
-    """One opening of one loader: its first epoch, then those that count."""
+class RunOptions:
+    """How often, how long, against what; what is read is in `Setting` and `LoaderOptions`."""
 
-    num_samples: int
-    """Of an epoch."""
-    num_batches: int
-    num_epochs: int
-    """Timed; `epoch_s` and `epoch_cpu_s` are of one of them, on average."""
-    time_to_first_batch_s: float
-    """From before the loader was constructed to its first batch on the device."""
-    first_epoch_s: float
-    """From before the loader was constructed to the end of the first epoch."""
-    first_epoch_cpu_s: float
-    epoch_s: float
-    epoch_cpu_s: float
-    peak_rss_mib: float
-    """Of this process and its workers, what they share counted for each; seen at the batches of the first epoch."""
-    num_workers: int
-    decode: str
-    device: str
+    repeats: int = 7
+    """Turns of each loader and setting: of seven, a 95 % interval is narrower than smallest to largest."""
+    epochs: int = 1
+    """Timed in each warm turn, after the first: more of them where one is short."""
+    baseline: LoaderSpec | None = None
+    """What ratios are to; ``None``: webloader, where it is timed, else the first."""
+    num_samples: int | None = None
+    """The samples over and over, so many of them; ``None``: as they are."""
+    direct: bool = False
+    """No gateway before a cluster: bytes are not counted."""
+    directory: Path | None = None
+    """Where shards that are packed anew, and what loaders convert, are written."""
+    bystanders: Collection[int] = field(default=())
+    """Processes below this one whose CPU is nobody's, such as an embedded AIS node."""
+
+    def __post_init__(self) -> None:
+        for name in ("repeats", "epochs"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.num_samples is not None and self.num_samples < 1:
+            raise ValueError(f"num_samples must be at least 1, got {self.num_samples}")
+        if self.directory is not None and not self.directory.is_dir():
+            raise ValueError(f"--work '{self.directory}': no such directory; name one with room for the data set")
 
 
 def run_benchmark(
@@ -59,9 +72,8 @@ def run_benchmark(
     specs: Sequence[LoaderSpec],
     *,
     options: LoaderOptions,
-    repeats: int = 3,
-    epochs: int = 1,
-    bystanders: Collection[int] = (),
+    settings: Sequence[Setting] = (),
+    run: RunOptions | None = None,
 ) -> dict[str, Any]:
     """Compare, then time.
 
@@ -69,154 +81,250 @@ def run_benchmark(
         shards: What every loader reads.
         specs: The loaders, in the order of the table.
         options: What they share.
-        repeats: Openings of each loader; the order is A B C A B C, so that a drift of the machine meets all alike.
-        epochs: Epochs timed in each opening: more of them where one is short.
-        bystanders: Processes below this one whose CPU is nobody's, such as an embedded AIS node.
+        settings: What each of them is timed under; none: once, as ``options`` say, from a warm cache.
+        run: How often and how long; the defaults where ``None``.
 
     Returns:
-        ``{"records": [one a loader], "environment": {...}}``, ready for JSON.
+        The record of a run, ready for JSON: ``{"format", "version", "command", "environment", "options", "data",
+        "baseline", "records": [one a loader and setting]}``; each of the last with ``repeats``, every turn as it was
+        measured, and ``summary``, medians and intervals.
 
     Raises:
         OutputError: If a loader does not yield what the shards hold; nothing is timed then.
-        ValueError: If there is no loader, one twice, or no repeat.
+        PipesError: If a loader cannot be opened, or one of its processes ends early.
+        ValueError: If there is no loader, one twice, no baseline among them, or a setting that the shards do not allow.
+    """
+    run = run or RunOptions()
+    settings = list(settings) or [
+        Setting(threads=options.num_threads, batch_size=options.batch_size, crop=options.crop),
+    ]
+    check_specs(specs, run.baseline)
+    load_at_start = round(os.getloadavg()[0], 2)
+    with DataSets(
+        shards,
+        photo=options.photo,
+        mask=options.mask,
+        num_samples=run.num_samples,
+        direct=run.direct,
+        directory=run.directory,
+    ) as data:
+        data.check(settings)
+        rank_context()  # loads libraries while nothing is timed
+        comparisons = compare_outputs(data, specs, settings, options=options)
+        turns = _time_all(data, specs, settings, options=options, run=run)
+        facts = {setting: data.open(setting).facts for setting in settings}
+        prepared = {(spec, setting): data.prepared(spec.name, setting) for spec in specs for setting in settings}
+    known = list(dict.fromkeys(facts.values()))
+    records = [
+        _record(
+            spec,
+            setting,
+            turns[spec, setting],
+            comparison=comparisons[spec, setting],
+            facts=facts[setting],
+            data=known.index(facts[setting]),
+            prepared=prepared[spec, setting],
+        )
+        for setting in settings
+        for spec in specs
+    ]
+    baseline = run.baseline or next((spec for spec in specs if spec.name == DEFAULT_BASELINE), specs[0])
+    source = "local files" if endpoint_of(shards) is None else "AIStore"
+    report = {
+        "format": RUN_FORMAT,
+        "version": VERSION,
+        "command": shown_command(),
+        "environment": {**describe_environment(), "load_at_start": load_at_start},
+        "options": {
+            **{name: value for name, value in asdict(options).items() if name not in ("batch_size", "num_threads")},
+            "loaders": [str(spec) for spec in specs],
+            "repeats": run.repeats,
+            "epochs": run.epochs,
+            "direct": run.direct,
+            "source": source,
+        },
+        "data": [one.to_json() for one in known],
+        "baseline": str(baseline),
+        "records": records,
+    }
+    for record, summary in zip(records, summarise(report), strict=True):
+        record["summary"] = summary
+    return report
+
+
+def check_specs(specs: Sequence[LoaderSpec], baseline: LoaderSpec | None, *, is_served: bool = False) -> None:
+    """Refuse loaders that cannot be timed together.
+
+    Args:
+        specs: The loaders.
+        baseline: What ratios are to, if it was named.
+        is_served: They will read from a bucket, wherever the shards lie now.
+
+    Raises:
+        ValueError: If there is none, one twice, the baseline is not among them, or one reads no bucket and is to.
     """
     if not specs:
         raise ValueError("loaders must name at least one loader")
     if len(set(specs)) != len(specs):
-        raise ValueError(f"loaders must not repeat, got {', '.join(spec.name for spec in specs)}")
-    if repeats < 1:
-        raise ValueError(f"repeats must be at least 1, got {repeats}")
-    if epochs < 1:
-        raise ValueError(f"epochs must be at least 1, got {epochs}")
-    shard_bytes = sum(shards.store.size(name) or 0 for name in shards.names)
-    comparisons = _compare(shards, specs, options=options)
-    tree = ProcessTree(bystanders=bystanders)
-    timed: list[list[Repeat]] = [[] for _ in specs]
-    with bar(what="time loaders", total=repeats * len(specs), unit="run") as drawn:
-        for _ in range(repeats):
-            for spec, results in zip(specs, timed, strict=True):
-                results.append(time_loader(spec.name, shards, options=spec.apply(options), epochs=epochs, tree=tree))
-                drawn.update(1)
-    records = [
-        _record(spec, results, comparison=comparison, options=spec.apply(options), shard_bytes=shard_bytes)
-        for spec, results, comparison in zip(specs, timed, comparisons, strict=True)
-    ]
-    environment = describe_environment()
-    environment["options"] = {
-        **asdict(options),
-        "loaders": [spec.name if spec.decode is None else f"{spec.name}:{spec.decode}" for spec in specs],
-        "repeats": repeats,
-        "epochs": epochs,
-        "num_shards": len(shards.names),
-        "source": "local files" if endpoint_of(shards) is None else "AIStore",
-    }
-    return {"records": records, "environment": environment}
+        raise ValueError(f"loaders must not repeat, got {', '.join(map(str, specs))}")
+    if baseline is not None and baseline not in specs:
+        raise ValueError(f"baseline must be one of the loaders, {', '.join(map(str, specs))}, got '{baseline}'")
+    for spec in specs if is_served else ():
+        if not {"ais", "converted"} & set(LOADERS[spec.name].source):
+            raise ValueError(f"loader '{spec}' reads shards in a directory, and a latency is added before a bucket")
 
 
-def time_loader(name: str, shards: "ShardSet", *, options: LoaderOptions, epochs: int = 1, tree: ProcessTree) -> Repeat:
-    """Open a loader, draw a first epoch and those that are timed, close it."""
-    peak_rss = 0
-    first_batch_s = math.nan
-    cpu_start, start = tree.cpu_s(), time.perf_counter()
-    with open_loader(name, shards, options=options) as loader:
-        for _ in _delivered(loader):
-            if math.isnan(first_batch_s):
-                first_batch_s = time.perf_counter() - start
-            peak_rss = max(peak_rss, tree.rss_bytes())
-        first_epoch_s, first_epoch_cpu_s = time.perf_counter() - start, tree.cpu_s() - cpu_start
+def compare_outputs(
+    data: DataSets, specs: Sequence[LoaderSpec], settings: Sequence[Setting], *, options: LoaderOptions
+) -> dict[tuple[LoaderSpec, Setting], Comparison]:
+    """What each loader gives of each data set and crop, held against Pillow and torchvision; other things alike.
 
-        num_samples, num_batches = 0, 0
-        cpu_start, start = tree.cpu_s(), time.perf_counter()
-        for _ in range(epochs):
-            for batch in _delivered(loader):
-                num_samples += len(batch["key"])
-                num_batches += 1
-        epoch_s, epoch_cpu_s = (time.perf_counter() - start) / epochs, (tree.cpu_s() - cpu_start) / epochs
-        assert num_samples % epochs == 0, "comparison found every sample once an epoch"
-        return Repeat(
-            num_samples=num_samples // epochs,
-            num_batches=num_batches // epochs,
-            num_epochs=epochs,
-            time_to_first_batch_s=first_batch_s,
-            first_epoch_s=first_epoch_s,
-            first_epoch_cpu_s=first_epoch_cpu_s,
-            epoch_s=epoch_s,
-            epoch_cpu_s=epoch_cpu_s,
-            peak_rss_mib=peak_rss / MIB,
-            num_workers=loader.num_workers,
-            decode=loader.decode,
-            device=loader.device,
+    A setting's threads, batches, ranks and latency do not change what a sample becomes.
+    """
+    compared: dict[tuple[object, ...], Comparison] = {}
+    found: dict[tuple[LoaderSpec, Setting], Comparison] = {}
+    for setting in settings:
+        shards = data.open(setting).shards
+        kind = (shards.url, shards.names, setting.crop)
+        if missing := [spec for spec in specs if (spec, *kind) not in compared]:
+            shared = replace(options, crop=setting.crop)
+            whole = replace(setting, ranks=1)
+            with Reference.open(shards, options=shared) as reference:
+                for spec in missing:
+                    (prepared,) = data.prepared(spec.name, whole)
+                    compared[spec, *kind] = _compare(spec, shards, reference, options=shared, prepared=prepared)
+        found |= {(spec, setting): compared[spec, *kind] for spec in specs}
+    return found
+
+
+def _compare(
+    spec: LoaderSpec, shards: "ShardSet", reference: Reference, *, options: LoaderOptions, prepared: Prepared | None
+) -> Comparison:
+    with open_loader(spec.name, shards, options=spec.apply(options), prepared=prepared) as loader:
+        tolerance = tolerance_of(decode=loader.decode, device=loader.device)
+        return compare_epoch(
+            loader.epoch(),
+            reference,
+            loader=str(spec),
+            tolerance=tolerance,
+            gives=loader.gives,
+            show=f"compare {spec}",
         )
 
 
-def _delivered(loader: Loader) -> Iterator[Batch]:
-    """An epoch's batches as a training step finds them: on its device, and touched; the device is idle at both ends."""
-    _synchronise()
-    for batch in loader.epoch():
-        batch["image"] = batch["image"].to(loader.device, non_blocking=True)
-        batch["trimap"] = batch["trimap"].to(loader.device, non_blocking=True)
-        batch["label"] = batch["label"].to(loader.device, non_blocking=True)
-        assert batch["image"].shape[0] == len(batch["key"])
-        # One value of each photo, and all labels: enough to find a batch that is not there yet.
-        batch["image"][:, 0, 0, 0].sum()
-        batch["label"].sum()
-        yield batch
-    _synchronise()
+def _time_all(
+    data: DataSets,
+    specs: Sequence[LoaderSpec],
+    settings: Sequence[Setting],
+    *,
+    options: LoaderOptions,
+    run: RunOptions,
+) -> dict[tuple[LoaderSpec, Setting], list[Turn]]:
+    turns: dict[tuple[LoaderSpec, Setting], list[Turn]] = {
+        (spec, setting): [] for setting in settings for spec in specs
+    }
+    for spec, setting in turns:
+        data.prepared(spec.name, setting)  # before the first clock: conversion takes the cores
+    with bar(what="time loaders", total=run.repeats * len(turns), unit="turn") as drawn:
+        for _ in range(run.repeats):
+            for (spec, setting), results in turns.items():
+                if setting.cache == "cold":
+                    data.drop_pages(setting, data.prepared(spec.name, setting))
+                jobs = turn_jobs(data, spec, setting, options=options, epochs=run.epochs)
+                results.append(run_turn(jobs, bystanders={*run.bystanders, *data.bystanders}))
+                check_counts(spec, results[-1], data.open(setting).facts)
+                drawn.update(1)
+    return turns
 
 
-def _synchronise() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
+def turn_jobs(
+    data: DataSets, spec: LoaderSpec, setting: Setting, *, options: LoaderOptions, epochs: int
+) -> list[TurnJob]:
+    """What each rank of a turn is to do."""
+    opened = data.open(setting)
+    prepared = data.prepared(spec.name, setting)
+    return [
+        TurnJob(
+            spec=spec,
+            urls=opened.urls_of_rank(rank, setting.ranks),
+            endpoint=opened.endpoint,
+            options=options,
+            setting=setting,
+            epochs=epochs,
+            prepared=prepared[rank],
+            counters=opened.counters,
+        )
+        for rank in range(setting.ranks)
+    ]
 
 
-def _compare(shards: "ShardSet", specs: Sequence[LoaderSpec], *, options: LoaderOptions) -> list[Comparison]:
-    comparisons = []
-    with Reference.open(shards, options=options) as reference:
-        for spec in specs:
-            with open_loader(spec.name, shards, options=spec.apply(options)) as loader:
-                tolerance = tolerance_of(decode=loader.decode, device=loader.device)
-                show = f"compare {spec.name}"
-                comparisons.append(
-                    compare_epoch(loader.epoch(), reference, loader=spec.name, tolerance=tolerance, show=show)
-                )
-    return comparisons
+def check_counts(spec: LoaderSpec, turn: Turn, facts: DataFacts) -> None:
+    """Every sample of every epoch, over all ranks: what was compared is what was timed."""
+    for name in ("first", "steady"):
+        drawn = [getattr(rank, name) for rank in turn.ranks]
+        if drawn[0] is not None:
+            found, wanted = sum(one.num_samples for one in drawn), drawn[0].num_epochs * facts.num_samples
+            if found != wanted:
+                raise OutputError(f"loader '{spec}': {found} samples came in its {name} epochs, expected {wanted}")
 
 
 def _record(
     spec: LoaderSpec,
-    repeats: Sequence[Repeat],
+    setting: Setting,
+    turns: Sequence[Turn],
     *,
     comparison: Comparison,
-    options: LoaderOptions,
-    shard_bytes: int,
+    facts: DataFacts,
+    data: int,
+    prepared: Sequence[Prepared | None],
 ) -> dict[str, Any]:
-    last = repeats[-1]
-    figures = {
-        "samples_per_s": [repeat.num_samples / repeat.epoch_s for repeat in repeats],
-        "mib_per_s": [shard_bytes / MIB / repeat.epoch_s for repeat in repeats],
-        "cpu_ms_per_sample": [1000 * repeat.epoch_cpu_s / repeat.num_samples for repeat in repeats],
-        "time_to_first_batch_s": [repeat.time_to_first_batch_s for repeat in repeats],
-    }
-    first_epoch = {
-        "samples_per_s": [repeat.num_samples / repeat.first_epoch_s for repeat in repeats],
-        "cpu_ms_per_sample": [1000 * repeat.first_epoch_cpu_s / repeat.num_samples for repeat in repeats],
-    }
-    spreads = {name: Spread.of(values) for name, values in figures.items()}
+    one = turns[-1].ranks[0]
+    made = [part for part in prepared if part is not None]
     return {
         "loader": spec.name,
-        **{name: spread.median for name, spread in spreads.items()},
-        "spread": {name: [spread.min, spread.max] for name, spread in spreads.items()},
-        "batch_size": options.batch_size,
-        "num_threads": options.num_threads,
-        "num_workers": last.num_workers,
-        "decode": last.decode,
-        "device": last.device,
-        "num_samples": last.num_samples,
-        "num_batches": last.num_batches,
-        "shard_bytes": shard_bytes,
-        "peak_rss_mib": max(repeat.peak_rss_mib for repeat in repeats),
-        # With construction, staging and the start of workers.
-        "first_epoch": {name: Spread.of(values).median for name, values in first_epoch.items()},
+        "decode": one.decode,
+        "device": one.device,
+        "num_workers": one.num_workers,
+        "gives": list(one.gives),
+        "setting": setting.to_json(),
+        "data": data,
         "outputs": comparison.to_json(),
-        "repeats": [asdict(repeat) for repeat in repeats],
+        "prepared": {"wall_s": sum(part.wall_s for part in made), "num_bytes": sum(part.num_bytes for part in made)}
+        if made
+        else None,
+        "repeats": [_repeat(turn, setting, facts) for turn in turns],
     }
+
+
+def _repeat(turn: Turn, setting: Setting, facts: DataFacts) -> dict[str, Any]:
+    return {
+        "figures": figures_of(turn, setting=setting, facts=facts),
+        "start_mib": turn.start_mib,
+        "peak_mib": turn.peak_mib,
+        "shared_memory_mib": turn.shared_memory_mib,
+        "ranks": [
+            {
+                name: None if drawn is None else _drawn(drawn, spent)
+                for name, drawn, spent in (
+                    ("first", rank.first, rank.first_spent),
+                    ("steady", rank.steady, rank.steady_spent),
+                )
+            }
+            for rank in turn.ranks
+        ],
+    }
+
+
+def _drawn(drawn: "Drawn", spent: "Spent | None") -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "num_samples": drawn.num_samples,
+        "num_epochs": drawn.num_epochs,
+        "elapsed_s": drawn.elapsed_s,
+        "ends_s": drawn.ends_s,
+        # A line, not one each: there may be thousands.
+        "waits_us": " ".join(str(round(1e6 * wait)) for wait in drawn.waits_s),
+    }
+    if spent is not None:
+        row["cpu_s"] = spent.cpu_s
+        row["traffic"] = None if spent.traffic is None else asdict(spent.traffic)
+    return row

@@ -2,6 +2,7 @@
 
 import importlib
 import logging
+import os
 import signal
 import sys
 
@@ -19,7 +20,13 @@ _COMMANDS = {
     ),
     "demo": ("bench.demo", "demo", "The main job on real photos: pack, dSort, index, DALI, against WebLoader."),
     "doctor": ("dali_pipes.commands.doctor", "doctor", "Whether this machine, its GPU, cluster and cache fit."),
+    "profile": ("dali_pipes.commands.profile", "profile", "Where a loader's time goes, and what to turn."),
     "prep": ("prep.cli", "prep", "Pack photos into shards, shuffle them with dSort, index them."),
+    "tune": (
+        "dali_pipes.commands.tune",
+        "tune",
+        "Find the threads and the share of the JPEG engines for this machine.",
+    ),
 }
 
 
@@ -49,6 +56,8 @@ def cli(verbose: bool) -> None:
 
     Results go to stdout, logs and progress to stderr. Exit code 0: done, 1: failed, 2: misused.
     """
+    if os.environ.get("NO_COLOR"):  # https://no-color.org
+        click.get_current_context().color = False
     logging.basicConfig(
         level=logging.INFO if verbose else logging.WARNING, format="%(levelname)s %(name)s: %(message)s"
     )

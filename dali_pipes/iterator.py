@@ -22,6 +22,7 @@ from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 from nvidia.dali.plugin.pytorch import DALIGenericIterator
 from torch.utils.dlpack import from_dlpack
 
+from dali_pipes import stages
 from dali_pipes.bad_samples.policy import BadSample, BadSamples
 from dali_pipes.bad_samples.repair import Repair
 from dali_pipes.cache.image import Image
@@ -98,6 +99,7 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
         # What batches call the graph's outputs, and whether its label is a column: DALIClassificationIterator's is.
         self._names, self._column_labels = dict(zip(decode.output_names, names, strict=True)), column_labels
         self._pid = os.getpid()
+        stages.follow_environment()
         self._prepared: Feed | None = None
         self._error: Exception | None = None
         self._running = False
@@ -179,6 +181,11 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
         return self
 
     def __next__(self) -> list[dict[str, Any]]:
+        stages.look_for_profiler()
+        with stages.busy("hand-over"):
+            return self._next_batch()
+
+    def _next_batch(self) -> list[dict[str, Any]]:
         self._check_usable()
         if self._delivered == self._num_batches:
             self._owes_end = False
@@ -241,10 +248,9 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
         self._delivered += 1
         self._owes_end = self._delivered == self._num_batches
 
-    def as_dicts(self) -> Iterator[dict[str, Any]]:
-        """The batches of an epoch as plain dicts, without the list of one around them."""
-        for (batch,) in self:
-            yield batch
+    def as_dicts(self) -> "DictBatches":
+        """The batches of an epoch as plain dicts, without the list of one around them; as many as ``len(loader)``."""
+        return DictBatches(self)
 
     def as_dataset(self) -> LoaderDataset:
         """For torch's ``DataLoader(loader.as_dataset(), batch_size=None, num_workers=0)``, or torchdata's
@@ -368,6 +374,10 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
         return num_steps(num_samples, global_batch_size=self._global_batch_size, last_batch_policy=self._policy)
 
     def _start_epoch(self, epoch: int, *, start: int = 0) -> None:
+        with stages.busy("hand-over"):
+            self._turn_to(epoch, start=start)
+
+    def _turn_to(self, epoch: int, *, start: int) -> None:
         was_interrupted, self._interrupted = self._interrupted, True  # until it has begun
         if was_interrupted:
             self._start_anew()
@@ -425,6 +435,10 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
         )
 
     def _make_feed(self, epoch: int, *, start: int = 0) -> Feed:
+        with stages.busy("read"):
+            return self._open_feed(epoch, start=start)
+
+    def _open_feed(self, epoch: int, *, start: int) -> Feed:
         plan = self._plan(epoch)
         slices = plan.slices_of(
             batch_size=self.batch_size, rank=self._process.rank, world_size=self._process.world_size
@@ -451,10 +465,12 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
         if self._error is not None:
             return None  # DALI asks for each input, also after the first has had nothing
         try:
-            read = self._feed.next()
+            with stages.busy("read"):
+                read = self._feed.next()
             if read is None:
                 return None
-            return self._repair.feed(*read)
+            with stages.busy("seam"):
+                return self._repair.feed(*read)
         except Exception as exc:  # noqa: BLE001 (handed on, whatever it is)
             self._error = exc
             return None
@@ -501,6 +517,31 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
             )
         if self._closed:
             raise ValueError("this loader is closed; make another")
+
+
+class DictBatches(Iterator[dict[str, Any]]):
+    """What is left of a loader's epoch when the first is asked for, as plain dicts. Made by `Loader.as_dicts`."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+        self._batches: Iterator[list[dict[str, Any]]] | None = None
+        self._is_over = False
+
+    def __len__(self) -> int:
+        """The loader's: batches of the whole epoch."""
+        return len(self._loader)
+
+    def __next__(self) -> dict[str, Any]:
+        if self._is_over:
+            raise StopIteration  # and not the next epoch's first
+        if self._batches is None:
+            self._batches = iter(self._loader)
+        try:
+            (batch,) = next(self._batches)
+        except StopIteration:
+            self._is_over = True
+            raise
+        return batch
 
 
 def as_integer(name: str, value: object) -> int:

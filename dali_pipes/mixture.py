@@ -14,6 +14,7 @@ import numpy as np
 from dali_pipes.cache.extents import Extent
 from dali_pipes.errors import DataError
 from dali_pipes.fetch.stager import Fetcher
+from prep.etl.source import etl_of
 from prep.manifest import UNSIZED, Manifest, Texts, pack_texts
 from prep.store import Store
 from prep.urls import ShardSet, ShardUrls
@@ -33,18 +34,20 @@ class Mixture:
             order of the samples: the same sets the other way round are another data set.
         weights: Name -> how much of what is read is this set's, relative to the others. ``None``: every sample of all
             sets once an epoch.
+        etl: Name -> the ETL through which this set's shards are read, of some sets or all; see `dali_pipes.loader`.
 
     Raises:
-        TypeError: If ``sets`` or ``weights`` is no mapping, a name no text or a weight no number.
-        ValueError: If there is no set, a name cannot be a part of an object's name, or weights are not given for
-            exactly the sets, positive and finite.
+        TypeError: If ``sets``, ``weights`` or ``etl`` is no mapping, a name no text or a weight no number.
+        ValueError: If there is no set, a name cannot be a part of an object's name, weights are not given for exactly
+            the sets, positive and finite, or an ETL for what is no set.
     """
 
     sets: Mapping[str, ShardUrls]
     weights: Mapping[str, float] | None = field(default=None, kw_only=True)
+    etl: Mapping[str, str] = field(default_factory=dict, kw_only=True)
 
     def __post_init__(self) -> None:
-        """Check both, and keep copies: a mapping of the caller's may change."""
+        """Check them, and keep copies: a mapping of the caller's may change."""
         if not isinstance(self.sets, Mapping):
             raise TypeError(f"sets must be a mapping of names to shards, got {type(self.sets).__name__}")
         if not self.sets:
@@ -57,6 +60,14 @@ class Mixture:
         object.__setattr__(self, "sets", copied)
         if self.weights is not None:
             object.__setattr__(self, "weights", _checked_weights(self.weights, copied))
+        if not isinstance(self.etl, Mapping):
+            raise TypeError(f"etl must be a mapping of data sets' names to ETLs, got {type(self.etl).__name__}")
+        if unknown := sorted(map(str, self.etl.keys() - copied.keys())):
+            raise ValueError(
+                f"etl must be given for some of the sets {', '.join(map(repr, copied))}, got one for "
+                f"{', '.join(map(repr, unknown))}"
+            )
+        object.__setattr__(self, "etl", dict(self.etl))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,12 +88,14 @@ class MixtureFetcher:
 
     Args:
         stores: Name of the set -> its store.
-        open_fetcher: What fetches objects of a store. Opened when the first is wanted, one for sets that share a store.
+        open_fetcher: What fetches objects of a store. Opened when the first is wanted, one for sets that share a store
+            and are read alike.
     """
 
     def __init__(self, stores: Mapping[str, Store], open_fetcher: Callable[[Store], Fetcher]) -> None:
         self._stores, self._open_fetcher = stores, open_fetcher
-        self._fetchers: dict[str, Fetcher] = {}
+        self._fetchers: dict[tuple[str, str], Fetcher] = {}
+        """By the store's URL and the ETL."""
 
     def fetch(
         self, name: str, extent: Extent, *, checksum: int, stopped: Callable[[], bool], num_connections: int = 1
@@ -90,9 +103,10 @@ class MixtureFetcher:
         """See `dali_pipes.fetch.stager.Fetcher`."""
         set_, object_name = split_set(name)
         store = self._stores[set_]
-        if store.url not in self._fetchers:
-            self._fetchers[store.url] = self._open_fetcher(store)
-        return self._fetchers[store.url].fetch(
+        which = (store.url, etl_of(store))
+        if which not in self._fetchers:
+            self._fetchers[which] = self._open_fetcher(store)
+        return self._fetchers[which].fetch(
             object_name, extent, checksum=checksum, stopped=stopped, num_connections=num_connections
         )
 
@@ -142,6 +156,7 @@ def join_manifests(parts: Mapping[str, Manifest]) -> Manifest:
         }
         if labels
         else {},
+        etl=";".join(manifest.etl for manifest in manifests) if any(manifest.etl for manifest in manifests) else "",
     )
 
 

@@ -38,6 +38,7 @@ from dali_pipes.order.selection import Selection
 from dali_pipes.ranks import find_rank
 from dali_pipes.reader.samples import Labels, Missing, Samples
 from dali_pipes.staging import Indexed, find_shards, open_image, open_stager
+from dali_pipes.tuning import choose_settings
 from prep.manifest import Manifest
 from prep.photos import MAX_PIXELS
 from prep.urls import ShardUrls
@@ -80,12 +81,15 @@ def loader(
     max_pixels: int = MAX_PIXELS,
     quarantine: str | Path | None = None,
     auto_reset: bool = False,
-    prefetch_queue_depth: int = 2,
+    prefetch_queue_depth: int | None = None,
+    hw_decoder_load: float | None = None,
+    tuning: str | Path | None = None,
     cache_dir: str | Path | None = None,
     cache_bytes: int | None = None,
     num_fetchers: int = NUM_FETCHERS,
     show_progress: bool = True,
     endpoint: str | None = None,
+    etl: str | None = None,
 ) -> Loader:
     """A loader over shards in buckets or directories.
 
@@ -122,7 +126,8 @@ def loader(
         last_batch_policy: ``"PARTIAL"`` gives the last batch short, ``"FILL"`` fills it with the epoch's first samples,
             ``"DROP"`` leaves it out.
         device: ``"gpu"``: the current CUDA device; ``"cpu"``; ``"auto"``: the GPU if there is one.
-        num_threads: Decoding threads; ``None``: as many as the process may use cores.
+        num_threads: Decoding threads; ``None``: what the tuning file says, else as many as the process may use cores,
+            or its share of those that the launcher lets all ranks of this host use.
         output_map: What batches call the graph's outputs, in their order, as DALI's iterators take it; ``None``: the
             graph's own names.
         with_keys: Add ``"key"``, a list of str, to each batch.
@@ -144,7 +149,11 @@ def loader(
             number. ``None``: ``quarantine-DIGEST-rank{rank}.tsv`` in the working directory, DIGEST being the
             manifest's. It is made with the first one, and only for ``on_error="substitute"``.
         auto_reset: As DALI's: start the next epoch by itself when one has ended.
-        prefetch_queue_depth: Batches decoded ahead.
+        prefetch_queue_depth: Batches decoded ahead; ``None``: what the tuning file says, else 2.
+        hw_decoder_load: Share of a batch's JPEGs that the GPU's JPEG engines are to decode, 0 to 1, in decoders of the
+            graph that do not say themselves; ``None``: what the tuning file says, else DALI's own default.
+        tuning: What ``dali-pipes tune`` wrote; ``None``: the file that ``DALI_PIPES_TUNING`` names, if any. What is
+            given here as an argument comes first; a file of another machine is not used, which is told once.
         cache_dir: A local directory for the image, which is kept there for the next job and shared with all loaders on
             this node that name it. ``None``: shared memory if the shards fit there, else the directory for temporary
             files; shared as well, and removed with the last loader.
@@ -153,11 +162,17 @@ def loader(
         num_fetchers: Shards in flight.
         show_progress: Draw a bar while the first window is staged, if stderr is a terminal; on rank 0 only.
         endpoint: AIStore's proxy. ``None``: ``AIS_ENDPOINT``; where that is not set, an embedded node is started.
+        etl: Read every shard through this ETL, which runs in the cluster (``dali-pipes prep etl start``). Transformed
+            shards are another data set than the stored ones: they are indexed on their own (``dali-pipes prep index URL
+            --etl NAME``) and lie in another image; the transform must give the same bytes each time. For data sets of a
+            mixture see `Mixture`.
 
     Raises:
         DecodeError: While iterating: if a sample is bad, or too many are.
-        DataError: If the shards are not what their index says, or a sample lacks a component that the graph takes.
-        StoreError: If a shard or the store is not there.
+        DataError: If the shards are not what their index says, or a sample lacks a component that the graph takes; if
+            the ETL gives other bytes than when it was indexed; if the tuning file is not there, or is none.
+        StoreError: If a shard, the store or the ETL is not there, also while iterating; a `prep.etl.NoEtlError` where
+            the cluster can have none.
         CacheError: If two windows do not fit the cache; says how many bytes are needed.
         WorkerProcessError: In a DataLoader's worker process.
     """
@@ -192,6 +207,14 @@ def loader(
             "a loader cannot be made in a DataLoader worker process: it has threads of its own, and a GPU cannot be "
             "used after a fork; make it in the main process and use it directly, or with DataLoader(num_workers=0)"
         )
+    device_id = _device_id(device, process.local_rank)
+    settings = choose_settings(
+        tuning,
+        device_id=device_id,
+        num_threads=num_threads,
+        prefetch_queue_depth=prefetch_queue_depth,
+        hw_decoder_load=hw_decoder_load,
+    )
     with contextlib.ExitStack() as resources:
         embedded_dir = os.environ.get("DALI_PIPES_EMBEDDED_DIR")
         found = find_shards(
@@ -199,9 +222,11 @@ def loader(
             endpoint=endpoint or os.environ.get("AIS_ENDPOINT") or None,
             embedded_dir=Path(embedded_dir) if embedded_dir else None,
             resources=resources,
+            etl=etl,
         )
         directory = None if cache_dir is None else Path(cache_dir)
         indexed = Indexed(found, alignment=extent_alignment(directory))
+        resources.callback(indexed.close)
         manifest = indexed.manifest
         order = dataclasses.replace(order, weights=indexed.weights)
         if labels == "contiguous":
@@ -223,9 +248,10 @@ def loader(
             graph,
             samples=samples,
             batch_size=batch_size,
-            device_id=_device_id(device, process.local_rank),
-            num_threads=num_threads or len(os.sched_getaffinity(0)),
-            prefetch_queue_depth=prefetch_queue_depth,
+            device_id=device_id,
+            num_threads=settings.num_threads,
+            prefetch_queue_depth=settings.prefetch_queue_depth,
+            hw_decoder_load=settings.hw_decoder_load,
             seed=seed,
         )
         selection = _select(indexed, samples, decode.taken_components, oversample)
@@ -265,13 +291,17 @@ def loader(
             policy_bad,
             quarantine=_open_quarantine(quarantine, manifest, rank=process.rank) if on_error == "substitute" else None,
         )
-        repair = Repair(
-            decode,
-            samples=samples,
-            met=met,
-            read=lambda shard, start, size: indexed.read_range(shard, start=start, size=size),
-            read_index=indexed.read_index,
-        )
+
+        def read(shard: int, start: int, size: int) -> bytes:
+            # What is resident need not be asked for again; through an ETL it would be transformed for it.
+            if stager.need_resident([shard]):
+                try:
+                    return image.shard_extent(shard).read(start, size)
+                finally:
+                    stager.done([shard])
+            return indexed.read_range(shard, start=start, size=size)
+
+        repair = Repair(decode, samples=samples, met=met, read=read, read_index=indexed.read_index)
         return Loader(
             decode,
             samples=samples,

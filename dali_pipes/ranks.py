@@ -8,16 +8,35 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
-__all__ = ["Rank", "find_rank", "rank_from_environment", "refuse_disagreement"]
+__all__ = ["Rank", "cores_of_rank", "find_rank", "rank_from_environment", "refuse_disagreement"]
 
-# Rank, world size, local rank, as each launcher names them; the first that is set completely counts. torchrun's come
-# first: it is started inside a Slurm job more often than the other way round.
+
+class _Launcher(NamedTuple):
+    """Names of its variables."""
+
+    name: str
+    rank: str
+    world_size: str
+    local_rank: str
+    local_world_size: str
+    """How many processes it started on this host."""
+
+
+# The first whose rank and world size are set counts. torchrun's come first: it is started inside a Slurm job more often
+# than the other way round.
 _LAUNCHERS = (
-    ("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK"),
-    ("Slurm", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
-    ("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
-    ("MPICH", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
+    _Launcher("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    _Launcher("Slurm", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"),
+    _Launcher(
+        "Open MPI",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ),
+    _Launcher("MPICH", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
 )
 
 
@@ -83,17 +102,32 @@ def rank_from_environment(environment: Mapping[str, str]) -> Rank:
     Raises:
         ValueError: If a variable is no number.
     """
-    for launcher, rank_name, size_name, local_name in _LAUNCHERS:
-        if rank_name not in environment or size_name not in environment:
-            continue
-        numbers = []
-        for name in (rank_name, size_name, local_name):
-            text = environment.get(name, "0")
-            if not text.strip().isdigit():
-                raise ValueError(f"{launcher}'s variable {name} must be a number, got '{text}'")
-            numbers.append(int(text))
-        return Rank(rank=numbers[0], world_size=numbers[1], local_rank=numbers[2])
-    return Rank()
+    launcher = _launcher(environment)
+    if launcher is None:
+        return Rank()
+    names = launcher.rank, launcher.world_size, launcher.local_rank
+    rank, world_size, local_rank = (_number(environment, name, launcher=launcher, default=0) for name in names)
+    return Rank(rank=rank, world_size=world_size, local_rank=local_rank)
+
+
+def cores_of_rank(environment: Mapping[str, str] | None = None) -> int:
+    """Cores that this process may keep busy: its own, or its share of those that all ranks of this host may use.
+
+    ``torchrun`` lets each rank use every core unless it is told to bind them, ``srun`` binds by default. A process that
+    may use the same cores as its launcher is not bound, and shares.
+
+    >>> cores_of_rank({"RANK": "0", "WORLD_SIZE": "1000000", "LOCAL_WORLD_SIZE": "1000000"})
+    1
+
+    Raises:
+        ValueError: If a variable is no number.
+    """
+    found = os.environ if environment is None else environment
+    cores = os.sched_getaffinity(0)
+    launcher = _launcher(found)
+    if launcher is None or _is_bound(cores):
+        return len(cores)
+    return max(1, len(cores) // max(1, _number(found, launcher.local_world_size, launcher=launcher, default=1)))
 
 
 def refuse_disagreement(inputs: Mapping[str, str], *, process: Rank, number: int) -> None:
@@ -139,3 +173,22 @@ def _distributed() -> tuple[int, int] | None:
     if not distributed.is_available() or not distributed.is_initialized():
         return None
     return distributed.get_rank(), distributed.get_world_size()
+
+
+def _launcher(environment: Mapping[str, str]) -> _Launcher | None:
+    return next((it for it in _LAUNCHERS if it.rank in environment and it.world_size in environment), None)
+
+
+def _number(environment: Mapping[str, str], name: str, *, launcher: _Launcher, default: int) -> int:
+    text = environment.get(name, str(default))
+    if not text.strip().isdigit():
+        raise ValueError(f"{launcher.name}'s variable {name} must be a number, got '{text}'")
+    return int(text)
+
+
+def _is_bound(cores: set[int]) -> bool:
+    """Whether the launcher, this process's parent, may use others."""
+    try:
+        return cores != os.sched_getaffinity(os.getppid())
+    except OSError:  # it is gone, or not to be seen from this container
+        return False

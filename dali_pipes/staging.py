@@ -4,6 +4,7 @@ import contextlib
 import logging
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -18,10 +19,15 @@ from dali_pipes.mixture import Mixture, MixtureFetcher, NamedSets, check_class_t
 from dali_pipes.reader.samples import index_reader
 from prep.columns import Columns, SampleColumns, join_columns
 from prep.endpoint import cluster
+from prep.etl.cluster import NoEtlError
+from prep.etl.source import TransformedStore, etl_of, index_command, through_etl
 from prep.index import find_columns, find_manifest, index_in_memory
 from prep.manifest import Manifest, columns_name, index_name, manifest_name
 from prep.store import AisStore, LocalStore, Store
 from prep.urls import ShardSet, ShardUrls, is_remote, resolve_shards
+
+if TYPE_CHECKING:
+    from dali_pipes.fetch.transformed import WholeShards
 
 __all__ = ["Indexed", "find_shards", "open_image", "open_stager"]
 
@@ -59,6 +65,7 @@ class Indexed:
             if set_.indexes is not None:
                 made = {self._combined(name, index): data for index, data in set_.indexes.items()}
                 self.indexes = (self.indexes or {}) | made
+        self._whole_shards: WholeShards | None = None
         self.whole: Manifest = sets[0].whole
         self.rows: Int64s = sets[0].rows
         """Where each shard stands in ``whole``: int64 [shards]."""
@@ -84,9 +91,35 @@ class Indexed:
         raise IndexError(f"shard must be in [0, {self.manifest.num_shards})")
 
     def read_range(self, shard: int, *, start: int, size: int) -> bytes:
-        """A shard's bytes ``[start, start + size)``, from the store."""
-        store, object_name = self._place(self.manifest.names[shard])
-        return store.read_range(object_name, start=start, size=size)
+        """A shard's bytes ``[start, start + size)``, from the store. For one thread."""
+        name = self.manifest.names[shard]
+        store, object_name = self._place(name)
+        if not etl_of(store):
+            return store.read_range(object_name, start=start, size=size)
+        if self._whole_shards is None:
+            from dali_pipes.fetch.transformed import WholeShards
+
+            self._whole_shards = WholeShards(self.open_fetcher)
+        return self._whole_shards.read(
+            name,
+            shard_bytes=int(self.manifest.shard_bytes[shard]),
+            checksum=int(self.manifest.checksums[shard]),
+            start=start,
+            size=size,
+        )
+
+    @property
+    def source(self) -> str:
+        """Where the shards come from, in a line."""
+        if self._is_mixture:
+            return self.shards.url
+        etl = etl_of(self._sets[""].shards.store)
+        return f"{self.shards.url}{f' through ETL {etl}' if etl else ''}"
+
+    def close(self) -> None:
+        """Give up what `read_range` keeps. Can be called twice."""
+        if self._whole_shards is not None:
+            self._whole_shards.close()
 
     def columns(self) -> Columns:
         """Keys, labels and which components there are, of all samples of the loader's shards, in their order.
@@ -177,7 +210,7 @@ class _IndexedSet:
             name = self.shards.store.locate(columns_name(self.shards.prefix))
             raise DataError(
                 f"no column file '{name}', which samples are chosen from by key or label; the shards were indexed "
-                f"before there were such files: index them anew: dali-pipes prep index '{self.shards.url}'"
+                f"before there were such files: index them anew: {index_command(self.shards)}"
             )
         return found
 
@@ -186,18 +219,24 @@ class _IndexedSet:
         made = index_in_memory(self.shards)
         self.indexes, self._made_columns = dict(made.indexes), made.columns
         _log.warning(
-            "no manifest beside the shards of '%s': indexed %d of them in %.1f s; store the index to be spared that: "
-            "dali-pipes prep index '%s'",
+            "no manifest beside the shards of '%s'%s: indexed %d of them in %.1f s; store the index to be spared that: "
+            "%s",
             self.shards.url,
+            f" as ETL '{etl}' gives them" if (etl := etl_of(self.shards.store)) else "",
             made.manifest.num_shards,
             time.perf_counter() - started,
-            self.shards.url,
+            index_command(self.shards),
         )
         return made.manifest
 
 
 def find_shards(
-    shards: ShardUrls | Mixture, *, endpoint: str | None, embedded_dir: Path | None, resources: contextlib.ExitStack
+    shards: ShardUrls | Mixture,
+    *,
+    endpoint: str | None,
+    embedded_dir: Path | None,
+    resources: contextlib.ExitStack,
+    etl: str | None = None,
 ) -> ShardSet | NamedSets:
     """The shards that are named, in a bucket of the cluster at ``endpoint`` or in a directory; a mixture's by its sets.
 
@@ -206,23 +245,48 @@ def find_shards(
         endpoint: AIStore's proxy. ``None``: an embedded node is started where shards are in a bucket.
         embedded_dir: Its storage.
         resources: Closes what is opened here.
+        etl: The ETL through which they are read; those of a mixture's sets it names itself.
+
+    Raises:
+        DataError, StoreError, ValueError: See `prep.urls.resolve_shards` and `prep.etl.source.through_etl`.
     """
+    if isinstance(shards, Mixture) and etl is not None:
+        raise ValueError(
+            f"etl='{etl}' with a mixture: say of which data sets: Mixture({{...}}, etl={{'{next(iter(shards.sets))}': "
+            f"'{etl}'}})"
+        )
+    if endpoint is None and (etl is not None or (isinstance(shards, Mixture) and shards.etl)):
+        _refuse_embedded(shards, etl)
     named = shards.sets if isinstance(shards, Mixture) else {"": shards}
     if any(is_remote(_first(urls)) for urls in named.values()):
         endpoint = resources.enter_context(cluster(endpoint, embedded_dir=embedded_dir))
     if not isinstance(shards, Mixture):
-        return resolve_shards(shards, endpoint=endpoint)
+        found = resolve_shards(shards, endpoint=endpoint)
+        return found if etl is None else through_etl(found, etl)
     sets = {}
     for name, urls in shards.sets.items():
         try:
             sets[name] = resolve_shards(urls, endpoint=endpoint)
+            if name in shards.etl:
+                sets[name] = through_etl(sets[name], shards.etl[name])
         except (DataError, StoreError, ValueError) as exc:
-            if type(exc) not in (DataError, StoreError, ValueError):
+            if type(exc) not in (DataError, NoEtlError, StoreError, ValueError):
                 raise
             raise type(exc)(f"data set '{name}': {exc}") from exc
     # Of one data set all of an epoch is, whatever its weight.
     weights = None if shards.weights is None or len(sets) == 1 else tuple(shards.weights[name] for name in sets)
     return NamedSets(sets=sets, weights=weights)
+
+
+def _refuse_embedded(shards: ShardUrls | Mixture, etl: str | None) -> None:
+    """Say that a node which starts now runs no ETL yet. Files, which need no node, are refused later."""
+    named = {name: shards.sets[name] for name in shards.etl} if isinstance(shards, Mixture) else {"": shards}
+    if remote := next((url for url in map(_first, named.values()) if is_remote(url)), None):
+        etl = etl or next(iter(cast("Mixture", shards).etl.values()))
+        raise ValueError(
+            f"etl='{etl}' with '{remote}' needs the endpoint of the AIStore that runs it; pass endpoint= or set "
+            "AIS_ENDPOINT; an embedded node that is started for this loader runs none"
+        )
 
 
 def _first(urls: ShardUrls) -> str | Path:
@@ -244,9 +308,13 @@ def fetcher_of(store: Store) -> Fetcher:
     """What fetches objects of a store in one thread."""
     if isinstance(store, LocalStore):
         return LocalFetcher(store.directory)
-    assert isinstance(store, AisStore)
     from dali_pipes.fetch.transport import Connection, ObjectFetcher
 
+    if isinstance(store, TransformedStore):
+        from dali_pipes.fetch.transformed import TransformedFetcher
+
+        return TransformedFetcher(Connection.from_environment(store.stored.endpoint), store)
+    assert isinstance(store, AisStore)
     return ObjectFetcher(Connection.from_environment(store.endpoint), store.bucket, provider=store.provider)
 
 
@@ -285,7 +353,7 @@ def open_image(
         indexed.whole,
         indexed.rows,
         room=placement.room,
-        source=indexed.shards.url,
+        source=indexed.source,
         group=group,
         reserved=min(total, placement.cache_bytes) if reserved is None else reserved,
         cache_bytes=placement.cache_bytes,

@@ -25,6 +25,7 @@ MAX_EXTENDED_BYTES = 1 << 20
 _REGULAR = frozenset(b"0\x007")
 _WITHOUT_DATA = frozenset(b"123456")
 """Links, devices, directories, pipes: their size, if any, is not that of data that follow."""
+_LINKS = frozenset(b"12")
 _PAX, _PAX_GLOBAL = frozenset(b"xX"), ord("g")
 _GNU_NAME, _GNU_LINK, _GNU_SPARSE = b"LKS"
 _PAX_SPARSE = b"GNU.sparse."
@@ -62,6 +63,9 @@ class ArchiveReader:
     Directories, links, devices and names that belong to no sample are passed over. The stream is read to its end, front
     to back, so it may come from the network; afterwards `num_bytes` and `checksum` are those of the whole archive.
     Memory is that of one member that is there, never of one that a header claims.
+
+    It has no len(): a tar has no table of contents, and what it holds is known when it has been read. Of shards that
+    are indexed, manifest and shard index say it before (``num_samples``).
 
     Args:
         stream: The archive's bytes.
@@ -104,12 +108,17 @@ class ArchiveReader:
                 said = everywhere | records
                 # An empty record stands for none.
                 name = said.get(b"path") or (name if long_name is None else long_name)
+                if kind in _LINKS:
+                    self._pass_over_link(name.decode("utf-8", "surrogateescape"))
                 if kind not in _WITHOUT_DATA:
                     size = self._pax_size(said, name, size)
                     yield from self._member(name.decode("utf-8", "surrogateescape"), size, kind, said)
                 records, long_name = {}, None
         while self._read_piece():
             pass
+
+    def _pass_over_link(self, name: str) -> None:
+        """Told of each link: a reader that must not let one of a sample pass raises here."""
 
     def _member(self, name: str, size: int, kind: int, said: Mapping[bytes, bytes]) -> Iterator[Member]:
         offset = self._position

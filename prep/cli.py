@@ -23,6 +23,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 UNITS = {"": 0, "B": 0, "KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40}
 DECIMAL_UNITS = {"kB": 3, "KB": 3, "MB": 6, "GB": 9, "TB": 12}
+_GIVEN = click.core.ParameterSource.COMMANDLINE
 # Left-out records named on the terminal; --json has all of them.
 _SHOWN = 20
 
@@ -103,7 +104,9 @@ cluster_options = _all(
         help="Where the embedded node stores.  [default: $XDG_DATA_HOME/dali-pipes/embedded]",
     ),
 )
-json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object.")
+# One meaning in all commands but bench's, which write records: stdout holds the result as one document, and nothing
+# else; no bars are drawn. What is told on stderr, and the exit code, stay as they are.
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON document.")
 overwrite_option = click.option("--overwrite", is_flag=True, help="Replace other shards under the output's names.")
 pack_options = _all(
     click.option("--max-count", type=click.IntRange(min=1), default=10_000, show_default=True, help="Samples a shard."),
@@ -113,11 +116,18 @@ pack_options = _all(
         type=click.Choice(["fail", "skip", "keep"]),
         default="fail",
         show_default=True,
-        help="A photo in no format that DALI decodes, an empty file, a mask that is no 8-bit grey PNG: fail before "
-        "anything is written, skip the record, or keep it as it is. (A PNG named .jpg is packed, and noted.)",
+        help="A photo in no format that DALI decodes, an empty file or one that cannot be read, a mask that is no "
+        "8-bit grey PNG, damaged or of another size than its photo: fail before anything is written, skip the record, "
+        "or keep it as it is, without what cannot be read. (A PNG named .jpg is packed, and noted.)",
     ),
     overwrite_option,
     click.option("--dry-run", is_flag=True, help="Check and plan, write nothing."),
+    click.option(
+        "--copy",
+        type=click.Path(file_okay=False, path_type=Path),
+        help="Keep a second copy of shards and class table in this directory, written as they are sent.  "
+        "[default: none]",
+    ),
     click.option(
         "--jobs",
         type=click.IntRange(min=1),
@@ -176,7 +186,7 @@ def pack_imagefolder(directory: Path, url: str, **options: Any) -> None:
     """
     from prep.records import imagefolder
 
-    _pack(imagefolder(directory), url, **options)
+    _pack(imagefolder(directory, show_progress=not options["as_json"]), url, **options)
 
 
 @pack.command("demo", short_help="Photos from scikit-image; no download.")
@@ -192,7 +202,7 @@ def pack_demo(url: str, *, count: int, seed: int, **options: Any) -> None:
     """
     from prep.demo_photos import demo_photos
 
-    _pack(demo_photos(count=count, seed=seed, show_progress=True), url, **options)
+    _pack(demo_photos(count=count, seed=seed, show_progress=not options["as_json"]), url, **options)
 
 
 @pack.command("table", short_help="A CSV, JSON or Parquet list.")
@@ -233,6 +243,15 @@ def pack_demo(url: str, *, count: int, seed: int, **options: Any) -> None:
     type=click.Path(path_type=Path),
     help="What paths in the list start from.  [default: the directory of FILE]",
 )
+@click.option(
+    "--mask",
+    "masks",
+    metavar="COMPONENT",
+    multiple=True,
+    help="A component of class ids a pixel, which must be an 8-bit grey PNG that can be decoded, of its photo's size; "
+    "may be repeated.  [default: by names, as prep verify has it]",
+)
+@click.option("--no-masks", is_flag=True, help="Nothing is a mask; a PNG may have any depth, colour and size.")
 @pack_options
 def pack_table(
     file: Path,
@@ -244,16 +263,22 @@ def pack_table(
     unlabelled: bool,
     key: str | None,
     root: Path | None,
+    masks: tuple[str, ...],
+    no_masks: bool,
     **options: Any,
 ) -> None:
     """Pack the files that FILE lists, one sample a row, in its order, to URL.
 
     FILE is .csv or .tsv, whose first row names the columns, .json (a list of objects), .jsonl, .ndjson or .parquet
-    (which needs pyarrow). With columns named "path" and "label" no option is needed.
+    (which needs pyarrow). With columns named "path" and "label" no option is needed. Of a row whose file is not there
+    --on-bad says what becomes.
     """
     from prep.tables import table
 
+    if no_masks and masks:
+        raise click.UsageError("--no-masks and --mask exclude each other")
     wanted: dict[str, Any] = {"components": components, "values": values, "label": label, "key": key, "root": root}
+    wanted["masks"] = () if no_masks else masks or None
     _pack(table(file, has_labels=not unlabelled, **wanted), url, **options)
 
 
@@ -264,16 +289,16 @@ def pack_table(
 def pack_tars(tars: tuple[str, ...], url: str, **options: Any) -> None:
     """Pack the samples of TARS into shards of another size, to URL.
 
-    TARS is a directory, a glob, a prefix or shards with braces, local or in a bucket. Members keep their bytes, and
-    samples and members their order; times and owners are not kept. The class table beside TARS goes along. URL must
-    be another place or prefix.
+    TARS is a directory, a glob, a prefix or shards with braces, local or in a bucket; .tar, or .tgz and .tar.gz, which
+    are unpacked on the way. Members keep their bytes, and samples and members their order; times and owners are not
+    kept. The class table beside TARS goes along. URL must be another place or prefix.
     """
     from prep.tars import tars as read_tars
     from prep.urls import is_remote, resolve_shards
 
     place = next(filter(is_remote, (*tars, url)), url)
     with _endpoint_for(place, options["endpoint"], options["embedded_dir"]) as answering:
-        shards = resolve_shards(tars, endpoint=answering)
+        shards = resolve_shards(tars, endpoint=answering, compressed=True)
         source = read_tars(shards, jobs=options["jobs"], show_progress=not options["as_json"])
         _pack(source, url, **{**options, "endpoint": answering})
 
@@ -445,10 +470,10 @@ def shuffle(
     The same seed gives the same shards, from here and on the embedded node; on a cluster of several targets the order
     depends on their timing too.
     """
-    from prep.shuffle import Algorithm, Grouping, epoch_prefix, epoch_seed, load_key_map, resolve_input, shuffle_spec
+    from prep.shuffle import Algorithm, Grouping, epoch_prefix, epoch_seed, load_key_map, shuffle_spec
     from prep.shuffle import shuffle as shuffle_shards
     from prep.templates import extension_of
-    from prep.urls import is_remote, open_store
+    from prep.urls import is_remote, open_store, resolve_shards
 
     common: dict[str, Any] = {
         "drop_unmapped": drop_unmapped,
@@ -471,6 +496,13 @@ def shuffle(
             raise click.UsageError("Missing argument 'URL...', or --spec FILE.")
         if ekm and by:
             raise click.UsageError("--ekm and --by are two ways to say which shards samples go to; give one.")
+        if epoch is not None and (ekm or kind != "shuffle"):
+            what = "--ekm, which names the shards" if ekm else f"--algorithm {kind}, which draws nothing"
+            raise click.UsageError(
+                f"--epoch makes other names, and a seed, for each epoch: it does not go with {what}."
+            )
+        if ekm and not is_remote(output) and context.get_parameter_source("output") is _GIVEN:
+            raise click.UsageError("--ekm names the shards; drop --output.")
         algorithm = Algorithm(
             kind=kind,
             seed=seed if epoch is None else epoch_seed(seed, epoch),
@@ -483,7 +515,7 @@ def shuffle(
             raise click.UsageError("--splits goes with --by split.")
         remote = next((url for url in (*urls, output, ekm or "") if is_remote(url)), "")
         with _endpoint_for(remote, endpoint, embedded_dir) as answering:
-            shards = resolve_input(urls, endpoint=answering)
+            shards = resolve_shards(urls, endpoint=answering, compressed=True)
             target, prefix = open_store(output, endpoint=answering) if is_remote(output) else (None, output)
             key_map = None
             if ekm:
@@ -540,7 +572,7 @@ def _refuse_beside_spec(context: click.Context, urls: Sequence[str]) -> None:
         *("output", "kind", "seed", "epoch", "component", "key_type", "decreasing", "shard_bytes", "extension"),
         *("ekm", "by", "splits"),
     ]
-    given = [name for name in said if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE]
+    given = [name for name in said if context.get_parameter_source(name) is _GIVEN]
     if urls or given:
         options = {parameter.name: parameter.opts[0] for parameter in context.command.params}
         found = [*(["URL"] if urls else []), *(options[name] for name in given)]
@@ -572,24 +604,38 @@ def _shuffled_span(url: str, shards: Sequence[str]) -> str:
 
 @prep.command(short_help="Locate every component of every sample.")
 @click.argument("urls", metavar="URL...", nargs=-1, required=True)
+@click.option(
+    "--etl",
+    metavar="NAME",
+    help="Index the shards as this running ETL of the cluster gives them, for loader(..., etl=NAME).  "
+    "[default: as they are stored]",
+)
 @cluster_options
 @json_option
-def index(urls: tuple[str, ...], *, endpoint: str | None, embedded_dir: Path | None, as_json: bool) -> None:
+def index(
+    urls: tuple[str, ...], *, etl: str | None, endpoint: str | None, embedded_dir: Path | None, as_json: bool
+) -> None:
     """Index the shards at URL: where each component of each sample lies, and what its header says.
 
     URL is ais://BUCKET/PREFIX, DIRECTORY[/PREFIX], a glob of local tars, or shards with braces. Each shard is read
     once. Written are a shard index beside each shard and, beside them all, one column file (keys and labels of all
-    samples, to choose by) and, last, one manifest.
+    samples, to choose by) and, last, one manifest. With --etl each shard is read through the ETL, and these files carry
+    its name: they lie beside those of the shards as they are stored.
     """
     import time
 
+    from prep.etl import through_etl
     from prep.index import index_shards
     from prep.manifest import manifest_name
-    from prep.urls import resolve_shards
+    from prep.urls import is_remote, resolve_shards
 
     started = time.perf_counter()
+    if etl is not None and endpoint is None and is_remote(urls[0]):
+        raise click.UsageError("--etl NAME needs --endpoint; an embedded node's ETLs end with it.")
     with _endpoint_for(urls[0], endpoint, embedded_dir) as answering:
         shards = resolve_shards(urls, endpoint=answering)
+        if etl is not None:
+            shards = through_etl(shards, etl)
         manifest = index_shards(shards, show_progress=not as_json)
     elapsed_s = time.perf_counter() - started
     where = shards.store.locate(manifest_name(shards.prefix))
@@ -602,6 +648,7 @@ def index(urls: tuple[str, ...], *, endpoint: str | None, embedded_dir: Path | N
             "num_shards": manifest.num_shards,
             "num_samples": manifest.num_samples,
             "num_bytes": manifest.total_bytes,
+            "etl": etl,
             "components": dict(manifest.components),
             "classes": {str(label): name for label, name in manifest.classes.items()},
             "elapsed_s": elapsed_s,
@@ -620,15 +667,19 @@ def index(urls: tuple[str, ...], *, endpoint: str | None, embedded_dir: Path | N
 )
 @click.option("--port", type=click.IntRange(0, 65535), default=0, show_default=True, help="0: any that is free.")
 @click.option("--allow-etl", is_flag=True, help="Let whoever reaches the port run transforms as you: see prep etl.")
-def embedded(directory: Path, port: int, *, allow_etl: bool) -> None:
+@json_option
+def embedded(directory: Path, port: int, *, allow_etl: bool, as_json: bool) -> None:
     """Run the embedded AIStore-compatible node on loopback, in the foreground; its endpoint is printed.
 
     For first runs, tests and laptops: past one machine a real cluster takes its place. Ctrl-C ends it.
     """
     from prep.embedded import serve_forever
 
+    def announce(endpoint: str) -> None:
+        _tell(endpoint, {"endpoint": endpoint, "dir": str(directory)}, as_json=as_json)
+
     with contextlib.suppress(KeyboardInterrupt):
-        serve_forever(directory, port=port, allow_etl=allow_etl or None)
+        serve_forever(directory, port=port, allow_etl=allow_etl or None, announce=announce)
 
 
 def _pack(
@@ -640,6 +691,7 @@ def _pack(
     on_bad: Any,
     overwrite: bool,
     dry_run: bool,
+    copy: Path | None,
     jobs: int | None,
     endpoint: str | None,
     embedded_dir: Path | None,
@@ -659,6 +711,7 @@ def _pack(
             on_bad=on_bad,
             overwrite=overwrite,
             dry_run=dry_run,
+            copy=copy,
             jobs=jobs,
             show_progress=not as_json,
         )
@@ -671,6 +724,8 @@ def _pack(
             "url": report.url,
             "shards": report.shards,
             "num_written": report.num_written,
+            "copy": report.copy,
+            "num_copied": report.num_copied,
             "num_samples": report.num_samples,
             "num_bytes": report.num_bytes,
             "skipped": report.skipped,
@@ -688,6 +743,7 @@ def _pack_line(report: "PackReport") -> str:
     there = len(report.shards) - report.num_written
     notes = [
         *([f"{there} of the shards were there already"] if there and not report.dry_run else []),
+        *([f"copied {report.num_copied} to '{report.copy}'"] if report.copy and not report.dry_run else []),
         *([f"skipped {len(report.skipped)}"] if report.skipped else []),
         *([f"kept {len(report.kept)} bad ones"] if report.kept else []),
     ]

@@ -75,8 +75,7 @@ def find_done(
     there = [output for output in outputs if output.name in existing]
 
     def is_done(output: Output) -> bool:
-        is_tar = output.name.endswith(".tar")
-        if is_tar and existing[output.name].size != output.num_bytes(contents):
+        if _is_tar(output) and existing[output.name].size != output.num_bytes(contents):
             return False
         try:
             return _holds(target, output, contents)
@@ -123,16 +122,18 @@ def write_outputs(
         How often the input was read: the rounds.
 
     Raises:
-        StoreError: If the disk does not hold the largest output, another process writes the same ones, or reading or
-            writing fails. Outputs that were published by then stay, whole.
+        StoreError: If a disk does not hold the largest output, or a directory's disk all of them, another process
+            writes the same ones, or reading or writing fails. Outputs that were published by then stay, whole.
         DataError: If the input changes meanwhile, or an output that was read back is not as planned.
     """
     if not outputs:
         return 0
     with _spool(target, prefix, spool_dir) as folder, _writing(folder):
         sizes = [output.num_bytes(contents) for output in outputs]
-        # A compressed output stands beside its tar until it is published.
+        _check_target(target, outputs, sizes)
         room = int(shutil.disk_usage(folder).free * SPOOL_SHARE) if spool_bytes is None else spool_bytes
+        # A compressed output stands beside its tar until it is published.
+        room -= max((n for output, n in zip(outputs, sizes, strict=True) if not _is_tar(output)), default=0)
         rounds = _rounds(sizes, room=room, where=folder)
         if len(rounds) > 1:
             _log.warning(
@@ -151,6 +152,26 @@ def write_outputs(
                         )
                     drawn.update(1)
     return len(rounds)
+
+
+def _is_tar(output: Output) -> bool:
+    return output.name.endswith(".tar")
+
+
+def _check_target(target: Store, outputs: Sequence[Output], sizes: Sequence[int]) -> None:
+    """Refuse what a directory's disk does not hold: rounds spare the spool, not the place that all ends up in."""
+    if not isinstance(target, LocalStore):
+        return
+    # How well photos are compressed nobody knows.
+    there = [(n, target.size(output.name) or 0) for output, n in zip(outputs, sizes, strict=True) if _is_tar(output)]
+    # It may be made only when the first is written.
+    folder = next(path for path in (target.directory, *target.directory.parents) if path.exists())
+    needed, free = sum(n - replaced for n, replaced in there), shutil.disk_usage(folder).free
+    if needed > free:
+        raise StoreError(
+            f"'{target.directory}' has {free} bytes free, the output shards take {needed} more; make room, or name a "
+            "place on another disk"
+        )
 
 
 def _rounds(sizes: Sequence[int], *, room: int, where: Path) -> list[tuple[int, int]]:
@@ -230,7 +251,7 @@ def _write_at(path: Path, pieces: Sequence[bytes], offset: int) -> None:
 
 
 def _publish(target: Store, output: Output, path: Path) -> None:
-    if not output.name.endswith(".tar"):
+    if not _is_tar(output):
         path = _compressed(path)
     if isinstance(target, LocalStore):
         # On its own disk: a rename, where an upload would copy.
@@ -276,22 +297,17 @@ def _spool(target: Store, prefix: str, spool_dir: Path | None) -> Iterator[Path]
         digest = hashlib.blake2b(target.locate(prefix).encode("utf-8", "surrogateescape"), digest_size=6).hexdigest()
         base, mark = spool_dir or Path(tempfile.gettempdir()), f"dali-pipes-shuffle-{os.getuid()}-{digest}"
     folder = base / mark
-    try:
-        base.mkdir(parents=True, exist_ok=True)
-        folder.mkdir(mode=0o700, exist_ok=True)
-        found = folder.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-            raise StoreError(f"'{folder}' is not a folder of this user; remove it, or name another with --spool-dir")
-        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError as exc:
-        raise StoreError(f"cannot write '{folder}': {exc.strerror or exc}; name another with --spool-dir") from exc
-    try:
+    lock = None
+    while lock is None:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock = _locked(folder)
         except BlockingIOError as exc:
             raise StoreError(
                 f"another process is writing '{target.locate(prefix)}' from '{folder}'; wait for it"
             ) from exc
+        except OSError as exc:
+            raise StoreError(f"cannot write '{folder}': {exc.strerror or exc}; name another with --spool-dir") from exc
+    try:
         _empty(folder)
         try:
             yield folder
@@ -301,6 +317,32 @@ def _spool(target: Store, prefix: str, spool_dir: Path | None) -> Iterator[Path]
                 folder.rmdir()
     finally:
         os.close(lock)
+
+
+def _locked(folder: Path) -> int | None:
+    """The descriptor of a folder that is made, and locked; ``None`` where whom it belonged to removed it meanwhile.
+
+    A lock on what was removed would keep nobody out of the folder that the next process makes in its place.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    try:
+        found = folder.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+            raise StoreError(f"'{folder}' is not a folder of this user; remove it, or name another with --spool-dir")
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(lock), folder.lstat()):
+                return lock
+    except BaseException:
+        os.close(lock)
+        raise
+    os.close(lock)
+    return None
 
 
 def _empty(folder: Path) -> None:

@@ -19,11 +19,12 @@ import xxhash
 
 from prep.archive import ArchiveReader
 from prep.errors import DataError, shown
+from prep.keys import split_key
 from prep.manifest import LABEL_COMPONENT, ShardIndex, index_name
 from prep.progress import bar
-from prep.reshard import key_of, member_header
+from prep.reshard import key_of
 from prep.store import Store
-from prep.tar_stream import header_bytes
+from prep.tar_stream import header_bytes, member_header
 
 __all__ = [
     "BLOCK",
@@ -89,6 +90,18 @@ class Contents:
         return f"shard '{self.shards[shard]}', key '{key_of(self.name(position))}'"
 
 
+class _Whole(ArchiveReader):
+    """An archive whose samples are all there: what reads it would pass over a link, and the next one not have it."""
+
+    def _pass_over_link(self, name: str) -> None:
+        if split_key(name) is not None:
+            shown = name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+            raise DataError(
+                f"shard '{self._shard}', member '{shown}': is a link, which no reader of shards follows; pack it anew "
+                "(tar: --hard-dereference or -h)"
+            )
+
+
 @dataclass
 class Sample:
     """A run of members that share a key, as a reader of the shard groups them."""
@@ -102,6 +115,10 @@ class Sample:
     num_members: int = 0
     tar_bytes: int = 0
     values: dict[str, bytes] = field(default_factory=dict)
+    seen: set[str] = field(default_factory=set)
+    """Its components; they are not counted where its pieces are asked for."""
+    twice: str = ""
+    """A component that it has twice."""
     pieces: "list[bytes] | None" = None
     """Its part of a tar, where that was asked for."""
 
@@ -216,8 +233,13 @@ def read_shard(store: Store, name: str, *, components: Sequence[str] = ()) -> Co
     numbers: list[tuple[int, int, int]] = []
     values: dict[str, list[bytes | None]] = {component: [] for component in components}
     with open_shard(store, name) as stream:
-        archive = ArchiveReader(stream, shard=store.locate(name))
+        archive = _Whole(stream, shard=store.locate(name))
         for sample in read_samples(archive, components=components):
+            if sample.twice:
+                raise DataError(
+                    f"shard '{store.locate(name)}', key '{sample.key}': component '{sample.twice}' is there twice, and "
+                    "dSort keeps one of them; pack it anew"
+                )
             names.append(sample.name.encode("utf-8", "surrogateescape"))
             rows.append((_digest(sample.key), sample.content))
             numbers.append((sample.num_bytes, sample.num_members, sample.tar_bytes))
@@ -256,7 +278,7 @@ def join_contents(parts: Sequence[Contents]) -> Contents:
 def read_samples(
     archive: ArchiveReader, *, components: Sequence[str] = (), with_pieces: bool = False
 ) -> Iterator[Sample]:
-    """The samples of a shard, front to back.
+    """The samples of a shard, front to back. How many is known at its end: see `ArchiveReader`.
 
     Args:
         archive: The shard.
@@ -279,6 +301,8 @@ def read_samples(
         if sample.pieces is not None:
             sample.pieces += [member_header(member.name, len(data)), data, bytes(fill)]
             continue
+        sample.twice = member.component if member.component in sample.seen else sample.twice
+        sample.seen.add(member.component)
         state = xxhash.xxh64(member.component.encode("utf-8", "surrogateescape") + b"\0")
         state.update(data)
         sample.content = (sample.content + state.intdigest()) % 2**64

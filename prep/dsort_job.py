@@ -24,6 +24,14 @@ POLL_S = (0.05, 1.0)
 """The first pause between two looks at the job, doubled up to the second: short for small jobs, light for long ones."""
 
 
+# What a job that this cluster cannot do fails with, and why.
+_BEYOND_IT = {
+    "requesting ekm file": "its targets cannot read the key map",
+    # Each sample has the component, or none would have been sent: one as dSort does not find it, 'CLS' for 'cls'.
+    "key is missing for": "to it 'CLS' is another component than 'cls'",
+}
+
+
 class NoDsortError(StoreError):
     """The cluster cannot do what was asked of its dSort, whatever is asked: another engine can."""
 
@@ -127,10 +135,8 @@ def _wait(store: AisStore, dsort: "Dsort", *, num_input_shards: int, show_progre
                 told = [text for text in failures if not text.endswith(" aborted")] or failures
                 reason = told[0] if told else "aborted"
                 text = f"dSort job '{dsort.dsort_id}' at {store.endpoint} failed: {reason}"
-                if "requesting ekm file" in reason:
-                    raise NoDsortError(
-                        f"{text}; its targets cannot read the key map. Shuffle from here: --engine client"
-                    )
+                if why := next((why for said, why in _BEYOND_IT.items() if said in reason), None):
+                    raise NoDsortError(f"{text}; {why}. Shuffle from here: --engine client")
                 raise StoreError(text)
             _draw(drawn, jobs, num_input_shards=num_input_shards)
             if jobs and all(job.metrics.shard_creation.finished for job in jobs):

@@ -175,7 +175,7 @@ def parse_spec(spec: Mapping[str, Any]) -> DsortSpec:
         ekm_file_sep=_text(spec, "ekm_file_sep"),
         description=_text(spec, "description"),
         settings={name: spec[name] for name in _SETTINGS if name in spec},
-        dry_run=bool(spec.get("dry_run")),
+        dry_run=_flag(spec, "dry_run", what="dry_run"),
     )
 
 
@@ -214,6 +214,13 @@ def _text(found: Mapping[str, Any], name: str) -> str:
     return value
 
 
+def _flag(found: Mapping[str, Any], name: str, *, what: str) -> bool:
+    value = found.get(name, False)
+    if not isinstance(value, bool):
+        raise ValueError(f"{what} must be true or false, got {value!r:.60}")
+    return value
+
+
 def _place(spec: Mapping[str, Any], name: str) -> Place | None:
     part = _part(spec, name)
     if part.get("namespace") not in (None, "", {}):
@@ -230,15 +237,13 @@ def _algorithm(part: Mapping[str, Any]) -> Algorithm:
     seed = part.get("seed")
     if not re.fullmatch(r"[0-9]{0,19}", "" if seed is None else str(seed)):
         raise ValueError(f"algorithm.seed must be a whole number, not negative, got {seed!r:.60}")
-    if not isinstance(part.get("decreasing", False), bool):
-        raise ValueError(f"algorithm.decreasing must be true or false, got {part['decreasing']!r:.60}")
     kind = _text(part, "kind") or "alphanumeric"
     if kind == "shuffle" and not str(seed if seed is not None else ""):
         raise ValueError("algorithm.seed is missing: without one nobody could make the same shards again")
     return Algorithm(
         kind=kind,
         seed=int(seed or 0) if kind == "shuffle" else 0,
-        decreasing=part.get("decreasing", False),
+        decreasing=_flag(part, "decreasing", what="algorithm.decreasing"),
         component=_text(part, "extension"),
         key_type=_text(part, "content_key_type") or "string",
     )

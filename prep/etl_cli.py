@@ -95,6 +95,7 @@ def transform(
 def etl() -> None:
     """Transform shards inside the cluster: AIStore's ETL, which needs Kubernetes, or an embedded node that may.
 
+    A loader reads through a running ETL, loader(..., etl=NAME), once prep index --etl NAME has indexed what it gives.
     get and run take a running ETL, --etl NAME, or start one for themselves, --function TRANSFORM. Without an endpoint
     they start an embedded node, which runs the transform as a process on this machine. One that was started by hand
     runs transforms if DALI_PIPES_EMBEDDED_ETL=1 stood in its environment: whoever reaches its port on loopback may then

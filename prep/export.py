@@ -5,94 +5,40 @@ every sample has been looked at, before anything is written. Each file is then o
 that appears whole or not at all. The same shards give the same files, byte for byte, so an export that was interrupted
 is finished by running it again.
 
-# Note [memory]: 8 bytes a sample; in a process 1 MiB, one record, and of its file's samples keys and places. A record
-is held whole, for its checksum stands behind its data and its length before them.
+# Note [memory]: 8 bytes a sample; what a process takes is in `prep.export_tasks`.
 
 Nothing of TensorFlow is needed; `prep.tfrecords` reads what is written here.
 """
 
-import os
 import re
-import struct
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from prep.checksums import DEFAULT_CHECKSUM_TYPE
-from prep.errors import DataError, StoreError, shown
-from prep.index import find_manifest, listed_sizes
-from prep.info import IndexedSet
-from prep.manifest import LABEL_COMPONENT, ShardIndex, manifest_name
-from prep.photos import PHOTO_FORMATS
+from prep.errors import StoreError, shown
+from prep.export_records import ENCODED, KEY, LABEL, PHOTO_FEATURES, Records
+from prep.export_tasks import FileTask, ShardPart, is_stored, write_file
+from prep.manifest import ShardIndex
 from prep.progress import bar
-from prep.shard_tasks import StreamTarget, digest_of, is_same, write_streamed
+from prep.shard_tasks import StreamTarget, digest_of
 from prep.store import AisStore, LocalStore, ObjectEntry, Store
-from prep.tar_stream import CHUNK_BYTES
-from prep.tfrecords import MAX_RECORD_BYTES, masked_crc32c
 from prep.transfer import BucketAccess, RemoteFile
 from prep.urls import ShardSet, check_object_name
-from prep.verify_shard import is_mask_name
 from prep.workers import Report, Workers, default_jobs
 
-__all__ = ["PHOTO_FEATURES", "ExportReport", "export_tfrecords", "record_index"]
+__all__ = ["ENCODED", "KEY", "LABEL", "PHOTO_FEATURES", "ExportReport", "export_tfrecords", "record_index"]
 
-ENCODED, FORMAT, HEIGHT, WIDTH = "image/encoded", "image/format", "image/height", "image/width"
-LABEL, TEXT, KEY = "image/class/label", "image/class/text", "image/filename"
-PHOTO_FEATURES = (ENCODED, FORMAT, HEIGHT, WIDTH, LABEL, TEXT, KEY)
-"""What a record has beside the components that go under names of their own."""
-
-# Kinds of a Feature's list, the field that holds it: bytes and integers.
-_BYTES, _INTEGERS = 1, 3
-
-_LENGTH = struct.Struct("<Q")
-_CRC = struct.Struct("<I")
-# Length, its checksum, and that of the data.
-FRAME_BYTES = _LENGTH.size + 2 * _CRC.size
 # Below this, starting processes takes longer than writing: half a second and more, in which one writes as much.
 MIN_SHARED_BYTES = 256 << 20
 # Files are numbered by six digits.
 MAX_FILES = 1_000_000
 
 Int64s = npt.NDArray[np.int64]
-
-
-class _Place(NamedTuple):
-    """Where a value lies in its shard."""
-
-    offset: int
-    size: int
-
-
-class _Feature(NamedTuple):
-    name: str
-    kind: int
-    value: bytes | _Place
-    """As it stands in the list: bytes, or a varint."""
-
-
-class _Shard(NamedTuple):
-    """A shard as a worker reads it, and those of its samples that go into one file."""
-
-    file: Path | RemoteFile
-    records: Sequence[Sequence[_Feature]]
-
-
-class _Task(NamedTuple):
-    """A file to be, for a worker."""
-
-    name: str
-    num_bytes: int
-    shards: Sequence[_Shard]
-    target: StreamTarget | None
-    """Where to write it."""
-    stored: "tuple[str, str] | Path | RemoteFile | None"
-    """What to compare it with: type and checksum, or the file itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,17 +49,6 @@ class _File:
     start: int
     stop: int
     num_bytes: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Wanted:
-    """What goes into a record."""
-
-    photos: Sequence[str]
-    """The photo is the first of these that a sample has."""
-    features: Mapping[str, str] | None
-    """Feature -> component; ``None``: each of the other components under its own name."""
-    classes: Mapping[int, str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,7 +114,7 @@ def export_tfrecords(
     _check_arguments(prefix=prefix, features=features, max_bytes=max_bytes, jobs=jobs)
     if isinstance(store, AisStore):
         check_object_name(prefix, url=store.locate(prefix))
-    source = _Source(shards, photo=photo, features=features)
+    source = Records(shards, photo=photo, features=features)
     sizes, names = source.look()
     # One past the last sample of each shard.
     ends = np.cumsum(source.indexed.manifest.samples)
@@ -229,135 +164,6 @@ def _check_arguments(*, prefix: str, features: Mapping[str, str] | None, max_byt
         raise ValueError(f"max_bytes must be positive, got {max_bytes}")
     if jobs < 1:
         raise ValueError(f"jobs must be positive, got {jobs}")
-
-
-# What is read
-
-
-class _Source:
-    """Indexed shards, and what of their samples goes into records."""
-
-    def __init__(self, shards: ShardSet, *, photo: str | None, features: Mapping[str, str] | None) -> None:
-        if find_manifest(shards) is None:
-            where = shards.store.locate(manifest_name(shards.prefix))
-            raise DataError(f"no manifest '{where}': the shards are not indexed; dali-pipes prep index {shards.url}")
-        self.shards = shards
-        self.indexed = IndexedSet(shards)
-        if not self.indexed.manifest.num_samples:
-            raise DataError(f"'{shards.url}' holds no sample to export")
-        self._check_sizes()
-        manifest = self.indexed.manifest
-        self._check_known((features or {}).items())
-        if photo is None:
-            known = {*manifest.photos}
-            photos = [name for name in sorted(known) if not is_mask_name(name, known)]
-            if not photos:
-                raise DataError(
-                    f"'{shards.url}': no component is a photo by its name (found: {_list(manifest.components)}); "
-                    "name it: --photo COMPONENT"
-                )
-        else:
-            photos = photo.split(";")
-            self._check_known((ENCODED, name) for name in photos)
-        self._wanted = _Wanted(photos=photos, features=features, classes=manifest.classes)
-
-    def _check_sizes(self) -> None:
-        manifest = self.indexed.manifest
-        for name, size, expected in zip(
-            manifest.names, listed_sizes(self.shards), manifest.shard_bytes.tolist(), strict=True
-        ):
-            if size != expected:
-                raise DataError(
-                    f"shard '{self.shards.store.locate(name)}' has {size} bytes, its manifest says {expected}: it was "
-                    f"written anew; dali-pipes prep index {self.shards.url}"
-                )
-
-    def _check_known(self, features: Iterable[tuple[str, str]]) -> None:
-        known = self.indexed.manifest.components
-        for feature, component in features:
-            if component not in known:
-                raise DataError(
-                    f"feature '{feature}': no component '{component}' in '{self.shards.url}' (found: {_list(known)})"
-                )
-
-    def look(self) -> tuple[Int64s, set[str]]:
-        """Bytes of each sample's framed record, int64 [N], and the names of all features; every sample is looked at."""
-        sizes = np.zeros(self.indexed.manifest.num_samples, np.int64)
-        names: set[str] = set()
-        number = 0
-        for _, index in self.indexed.each():
-            for row in range(index.num_samples):
-                features = self.features(index, row)
-                num_bytes = example_bytes(features)
-                if num_bytes >= MAX_RECORD_BYTES:
-                    raise DataError(
-                        f"shard '{index.shard}', key '{index.keys[row]}': a record of {num_bytes} bytes, a protocol "
-                        f"buffer has less than {MAX_RECORD_BYTES}; leave components out with --feature"
-                    )
-                sizes[number] = FRAME_BYTES + num_bytes
-                names.update(feature.name for feature in features)
-                number += 1
-        return sizes, names
-
-    def features(self, index: ShardIndex, row: int) -> list[_Feature]:
-        """Those of one sample, by name in order.
-
-        Raises:
-            DataError: If it has no photo.
-        """
-        wanted = self._wanted
-        there = {c: _Place(int(index.offsets[c][row]), int(index.sizes[c][row])) for c in index.offsets}
-        there = {component: place for component, place in there.items() if place.offset >= 0}
-        key = index.keys[row]
-        photo = next((name for name in wanted.photos if name in there), None)
-        if photo is None:
-            raise DataError(
-                f"shard '{index.shard}', key '{key}': no photo '{';'.join(wanted.photos)}' (found: {_list(there)}); "
-                "pack it anew without the sample, or name the photo: --photo COMPONENT"
-            )
-        features = [
-            _Feature(ENCODED, _BYTES, there[photo]),
-            _Feature(KEY, _BYTES, key.encode()),
-            *self._header_features(index, row, photo),
-        ]
-        if index.labels is not None and LABEL_COMPONENT in there:
-            label = int(index.labels[row])
-            features.append(_Feature(LABEL, _INTEGERS, _varint(label)))
-            if label in wanted.classes:
-                features.append(_Feature(TEXT, _BYTES, wanted.classes[label].encode()))
-        if wanted.features is None:
-            others = {name: name for name in there if name not in (photo, LABEL_COMPONENT)}
-        else:
-            others = {feature: name for feature, name in wanted.features.items() if name in there}
-        features += [_Feature(feature, _BYTES, there[component]) for feature, component in others.items()]
-        return sorted(features, key=lambda feature: feature.name)
-
-    def _header_features(self, index: ShardIndex, row: int, photo: str) -> list[_Feature]:
-        columns = index.photos.get(photo)
-        code = 0 if columns is None else int(columns.format[row])
-        name = PHOTO_FORMATS[code] if code else photo.rpartition(".")[2].upper()
-        features = [_Feature(FORMAT, _BYTES, name.encode())]
-        # 0: the header says nothing, and a record says nothing of it.
-        if columns is not None and columns.height[row]:
-            features.append(_Feature(HEIGHT, _INTEGERS, _varint(int(columns.height[row]))))
-            features.append(_Feature(WIDTH, _INTEGERS, _varint(int(columns.width[row]))))
-        return features
-
-    def file(self, row: int) -> Path | RemoteFile:
-        """A shard, as a worker reads it."""
-        store, manifest = self.shards.store, self.indexed.manifest
-        if isinstance(store, AisStore):
-            return RemoteFile(self._access, manifest.names[row], int(manifest.shard_bytes[row]))
-        return Path(store.locate(manifest.names[row]))
-
-    @cached_property
-    def _access(self) -> BucketAccess:
-        assert isinstance(self.shards.store, AisStore), "asked for where shards are in a bucket"
-        return self.shards.store.access()
-
-
-def _list(names: Iterable[str]) -> str:
-    return ", ".join(sorted(names)) or "none"
 
 
 def _plan(sizes: Int64s, ends: Int64s, *, prefix: str, max_bytes: int | None) -> list[_File]:
@@ -462,7 +268,7 @@ class _Tasks:
     """Files to be, handed to workers."""
 
     def __init__(
-        self, source: _Source, target: _Target, workers: Workers, ends: Int64s, *, show_progress: bool
+        self, source: Records, target: _Target, workers: Workers, ends: Int64s, *, show_progress: bool
     ) -> None:
         self._source, self._target, self._workers = source, target, workers
         self._ends, self._show_progress = ends, show_progress
@@ -472,7 +278,7 @@ class _Tasks:
         """Those that the store does not have, byte for byte."""
         suspects = [file for file in files if self._target.size(file.name) == file.num_bytes]
         made = (self._task(file, stored=self._target.stored(file.name)) for file in suspects)
-        same = self._map(_is_stored, made, suspects, what="compare") if suspects else []
+        same = self._map(is_stored, made, suspects, what="compare") if suspects else []
         there = {file.name for file, is_same in zip(suspects, same, strict=True) if is_same}
         self._target.refuse([file.name for file in suspects if file.name not in there])
         return [file for file in files if file.name not in there]
@@ -483,10 +289,15 @@ class _Tasks:
         access = self._target.access()
         for file in files:
             self._target.forget_index(file.name)
-        self._map(_write, (self._task(file, target=access) for file in files), files, what="export")
+        self._map(write_file, (self._task(file, target=access) for file in files), files, what="export")
 
     def _map(
-        self, function: Callable[[_Task, Report], bool], tasks: Iterable[_Task], files: Sequence[_File], *, what: str
+        self,
+        function: Callable[[FileTask, Report], bool],
+        tasks: Iterable[FileTask],
+        files: Sequence[_File],
+        *,
+        what: str,
     ) -> list[bool]:
         num_samples = sum(file.stop - file.start for file in files)
         is_small = len(files) == 1 or sum(file.num_bytes for file in files) < MIN_SHARED_BYTES
@@ -499,8 +310,8 @@ class _Tasks:
         *,
         target: StreamTarget | None = None,
         stored: "tuple[str, str] | Path | RemoteFile | None" = None,
-    ) -> _Task:
-        shards: list[_Shard] = []
+    ) -> FileTask:
+        shards: list[ShardPart] = []
         number = file.start
         while number < file.stop:
             row = int(np.searchsorted(self._ends, number, side="right"))
@@ -508,9 +319,9 @@ class _Tasks:
             first = int(self._ends[row]) - index.num_samples
             stop = min(file.stop, int(self._ends[row]))
             records = [self._source.features(index, sample - first) for sample in range(number, stop)]
-            shards.append(_Shard(self._source.file(row), records))
+            shards.append(ShardPart(self._source.file(row), records))
             number = stop
-        return _Task(file.name, file.num_bytes, shards, target, stored)
+        return FileTask(file.name, file.num_bytes, shards, target, stored)
 
     def _index(self, row: int) -> ShardIndex:
         # Files follow each other through the shards, so the next one mostly begins in the shard of the last.
@@ -521,147 +332,3 @@ class _Tasks:
 
 def _index_of(name: str) -> str:
     return f"{name.removesuffix('.tfrecord')}.idx"
-
-
-# In a worker
-
-
-def _write(task: _Task, report: Report) -> bool:
-    assert task.target is not None, "a task to write says where"
-    return write_streamed(
-        task.target, task.name, lambda on_sample: _stream(task, on_sample), num_bytes=task.num_bytes, report=report
-    )
-
-
-def _is_stored(task: _Task, report: Report) -> bool:
-    """Whether what is stored has the file's bytes; they are made for that, and dropped."""
-    assert task.stored is not None, "a task to compare says with what"
-    return is_same(task.stored, _stream(task, lambda: report(1)))
-
-
-def _stream(task: _Task, on_sample: Callable[[], None]) -> Iterator[memoryview]:
-    """The file's bytes, in pieces of some 1 MiB, or of a record that is larger."""
-    pieces: list[bytes] = []
-    held = 0
-    for shard in task.shards:
-        with _Values(shard.file) as values:
-            for features in shard.records:
-                data = encode_example(features, values)
-                length = _LENGTH.pack(len(data))
-                pieces += (length, _CRC.pack(masked_crc32c(length)), data, _CRC.pack(masked_crc32c(data)))
-                held += FRAME_BYTES + len(data)
-                on_sample()
-                if held >= CHUNK_BYTES:
-                    yield memoryview(b"".join(pieces))
-                    pieces, held = [], 0
-    if held:
-        yield memoryview(b"".join(pieces))
-
-
-class _Values:
-    """The bytes of a shard's components; a context manager."""
-
-    def __init__(self, file: Path | RemoteFile) -> None:
-        self._remote = file if isinstance(file, RemoteFile) else None
-        self._where = file.url if isinstance(file, RemoteFile) else str(file)
-        self._descriptor = -1
-        if not isinstance(file, RemoteFile):
-            try:
-                self._descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-            except OSError as exc:
-                raise StoreError(f"cannot read '{file}': {exc.strerror or exc}") from exc
-
-    def __enter__(self) -> "_Values":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Can be called twice."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
-        if self._remote is not None:
-            self._remote.close()
-
-    def read(self, place: _Place) -> bytes:
-        buffer = bytearray(place.size)
-        view, filled = memoryview(buffer), 0
-        while filled < place.size:
-            num = self._read_into(view[filled:], place.offset + filled)
-            if not num:
-                raise DataError(
-                    f"'{self._where}' ends at byte {place.offset + filled}: it was cut while it was exported; index it "
-                    "anew: dali-pipes prep index URL"
-                )
-            filled += num
-        return bytes(buffer)
-
-    def _read_into(self, view: memoryview, offset: int) -> int:
-        if self._remote is not None:
-            return self._remote.read_into(view, offset=offset)
-        try:
-            return os.preadv(self._descriptor, [view], offset)
-        except OSError as exc:
-            raise StoreError(f"cannot read '{self._where}': {exc.strerror or exc}") from exc
-
-
-# Example {1: Features {1, a map: {1: name, 2: Feature {kind: list {1: value}}}}}, as in `prep.tf_example`.
-
-
-def example_bytes(features: Sequence[_Feature]) -> int:
-    """Bytes of `encode_example`, without reading any."""
-    return _field_bytes(sum(_field_bytes(_entry_bytes(feature)) for feature in features))
-
-
-def encode_example(features: Sequence[_Feature], values: _Values) -> bytes:
-    """A ``tf.train.Example``; what lies in the shard is read in the order in which it lies there."""
-    places = sorted({feature.value for feature in features if isinstance(feature.value, _Place)})
-    read = {place: values.read(place) for place in places}
-    pieces = [b""]
-    num_bytes = 0
-    for feature in features:
-        value = read[feature.value] if isinstance(feature.value, _Place) else feature.value
-        name = feature.name.encode()
-        listed = _field_bytes(len(value))
-        held = _field_bytes(listed)
-        entry = _entry_bytes(feature)
-        pieces += (
-            _tag(1, entry), _tag(1, len(name)), name, _tag(2, held), _tag(feature.kind, listed),
-            _tag(1, len(value)), value,
-        )  # fmt: skip
-        num_bytes += _field_bytes(entry)
-    pieces[0] = _tag(1, num_bytes)
-    return b"".join(pieces)
-
-
-def _entry_bytes(feature: _Feature) -> int:
-    """Of a feature's entry in the map, without its own tag and length."""
-    size = feature.value.size if isinstance(feature.value, _Place) else len(feature.value)
-    return _field_bytes(len(feature.name.encode())) + _field_bytes(_field_bytes(_field_bytes(size)))
-
-
-def _field_bytes(size: int) -> int:
-    """A field of so many bytes: its tag, of one byte for numbers below 16, its length, and they."""
-    return 1 + max(1, -(-size.bit_length() // 7)) + size
-
-
-def _tag(number: int, size: int) -> bytes:
-    """What stands before a field of bytes."""
-    return bytes((number << 3 | 2,)) + _varint(size)
-
-
-def _varint(value: int) -> bytes:
-    """A number, seven bits a byte, the lowest first; negative ones as the 64 bits that they are.
-
-    >>> _varint(300)
-    b'\\xac\\x02'
-    """
-    value &= (1 << 64) - 1
-    encoded = bytearray()
-    while value > 0x7F:
-        encoded.append(value & 0x7F | 0x80)
-        value >>= 7
-    encoded.append(value)
-    return bytes(encoded)

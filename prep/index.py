@@ -2,6 +2,7 @@
 column file for the set.
 
 A shard is read once, front to back: its checksum is taken, its members are located, its photos' headers are read.
+Where shards are read through an ETL (`prep.etl.source`), it is the transformed ones that are indexed.
 """
 
 import json
@@ -18,6 +19,7 @@ import numpy.typing as npt
 from prep.archive import ArchiveReader, Member
 from prep.columns import ColumnsBuilder, SampleColumns
 from prep.errors import DataError
+from prep.etl.source import etl_of, index_command
 from prep.manifest import (
     LABEL_COMPONENT,
     UNSIZED,
@@ -80,7 +82,7 @@ def index_shards(
         DataError: If a shard is cut off or empty, samples are interleaved or doubled, a name is not UTF-8 or holds a
             control character, a header claims more than there is, or a label is no integer: the text names shard, key
             and component. Nothing is written for that shard, and no manifest.
-        StoreError: If a shard is not there.
+        StoreError: If a shard is not there, or the ETL fails that it is read through.
     """
     manifest, columns = _index_each(shards, shards.store.write, classes=classes, show_progress=show_progress)
     shards.store.write(columns_name(shards.prefix), columns.to_bytes(manifest=manifest.digest))
@@ -104,12 +106,19 @@ def find_manifest(shards: ShardSet) -> Manifest | None:
     """The manifest beside the shards, of all the shards that it lists; ``None`` where there is none.
 
     Raises:
-        DataError: If what is there is no manifest of this version.
+        DataError: If what is there is no manifest of this version, or that of shards that are read otherwise.
     """
     name = manifest_name(shards.prefix)
     if shards.store.size(name) is None:
         return None
-    return Manifest.from_bytes(shards.store.read(name), where=shards.store.locate(name))
+    where = shards.store.locate(name)
+    manifest = Manifest.from_bytes(shards.store.read(name), where=where)
+    if manifest.etl != etl_of(shards.store):
+        raise DataError(
+            f"manifest '{where}' is of shards {_how_read(manifest.etl)}, expected one of shards "
+            f"{_how_read(etl_of(shards.store))}; was it renamed? {index_command(shards)}"
+        )
+    return manifest
 
 
 def find_columns(shards: ShardSet, manifest: Manifest) -> SampleColumns | None:
@@ -129,19 +138,33 @@ def _index_each(
 ) -> tuple[Manifest, SampleColumns]:
     """Hand each shard index, by its object's name, to ``keep``; columns are all that stays of it."""
     store, names = shards.store, shards.names
-    sizes = listed_sizes(shards)
+    etl = etl_of(store)
+    stored_sizes = listed_sizes(shards)
+    # What an ETL makes of a shard has another size, which nobody knows before.
+    sizes: list[int | None] = [None] * len(names) if etl else list(stored_sizes)
     if classes is None:
         classes = read_class_table(store, shards.prefix)
 
     def index_one(row: int) -> tuple[ShardIndex, bytes]:
-        with store.open(names[row]) as stream:
-            index = index_shard(stream, shard=names[row], size=sizes[row], classes=classes)
+        try:
+            with store.open(names[row]) as stream:
+                index = index_shard(stream, shard=names[row], size=sizes[row], classes=classes)
+        except DataError as exc:
+            if not etl:
+                raise
+            # A transform that breaks off in the middle comes as a shard that is cut off.
+            raise DataError(f"{exc} (so ETL '{etl}' gave it)") from exc
         return index, index.to_bytes()
 
     shard_bytes, samples, index_bytes = (np.zeros(len(names), np.int64) for _ in range(3))
     checksums, index_checksums = (np.zeros(len(names), np.uint64) for _ in range(2))
     totals, columns = _Totals(), ColumnsBuilder()
-    drawn = bar(what="index", total=sum(sizes), unit="B", shown=show_progress)
+    drawn = bar(
+        what="index",
+        total=len(names) if etl else sum(stored_sizes),
+        unit="shards" if etl else "B",
+        shown=show_progress,
+    )
     with drawn, ThreadPoolExecutor(NUM_READERS) as readers:
         try:
             # A few ahead of the one that is kept, not all: what is done waits in memory.
@@ -156,7 +179,7 @@ def _index_each(
                 samples[row] = index.num_samples
                 totals.add(index)
                 columns.add(index)
-                drawn.update(index.shard_bytes)
+                drawn.update(1 if etl else index.shard_bytes)
         except BaseException:
             readers.shutdown(cancel_futures=True)
             raise
@@ -171,6 +194,7 @@ def _index_each(
         classes=classes or {},
         photos=totals.format_counts(),
         labels=totals.labels,
+        etl=etl,
     )
     return manifest, columns.finish()
 
@@ -348,6 +372,10 @@ def listed_sizes(shards: ShardSet) -> list[int]:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise DataError(f"no shard '{shards.store.locate(missing[0])}'{more}; {len(shards.names)} were named")
     return [listed[name] for name in shards.names]
+
+
+def _how_read(etl: str) -> str:
+    return f"as ETL '{etl}' gives them" if etl else "as they are stored"
 
 
 def _span(classes: Mapping[int, str]) -> str:

@@ -155,7 +155,8 @@ class PhotoInfo:
     kinds: dict[str, int] = field(default_factory=dict)
     """``JPEG baseline 4:2:0``, ``PNG 8-bit gray`` -> how many of these headers."""
     traits: dict[str, int] = field(default_factory=dict)
-    """``progressive``, ``CMYK``, ``gray``, ``alpha``, ``palette``, ``16-bit``, ``EXIF-rotated`` -> how many."""
+    """``progressive``, ``CMYK``, ``gray``, ``alpha``, ``palette``, ``12-bit``, ``16-bit``, ``EXIF-rotated`` -> how
+    many."""
     num_for_hardware: int = 0
     """How many of these the GPU's JPEG engine takes: see `prep.photo_details.PhotoDetails.is_for_hardware`."""
     pixels: Pixels | None = None
@@ -408,7 +409,7 @@ def _traits(details: PhotoDetails) -> Sequence[str]:
         "gray": details.channels == 1 and not details.has_palette,
         "alpha": is_png and details.channels in (2, 4),
         "palette": details.has_palette,
-        "16-bit": details.bits > 8,
+        f"{details.bits}-bit": 8 < details.bits <= 16,
         "EXIF-rotated": details.orientation > 1,
     }
     return [trait for trait, is_so in found.items() if is_so]

@@ -36,11 +36,13 @@ def _values(context: click.Context, parameter: click.Parameter, text: str | None
         first, dash, last = (piece.strip() for piece in part.partition("-"))
         if not first.isdecimal() or (dash and not last.isdecimal()):
             raise click.BadParameter(f"expected numbers such as '1,2,3' or '0-20,255', got '{text}'")
-        found += range(int(first), int(last if dash else first) + 1)
-        if found and max(found) > 255:
+        last = last if dash else first
+        # Compared as digits first: of the longest Python makes no number, and of a long range too many.
+        if max(len(first.lstrip("0")), len(last.lstrip("0"))) > 3 or max(int(first), int(last)) > 255:
             raise click.BadParameter(f"a mask's values are 0 to 255, got '{text}'")
-    if not found:
-        raise click.BadParameter(f"expected at least one number, got '{text}'")
+        if int(first) > int(last):
+            raise click.BadParameter(f"a range goes from its least number to its greatest, got '{part.strip()}'")
+        found += range(int(first), int(last) + 1)
     return tuple(found)
 
 
@@ -215,13 +217,16 @@ def view(
         raise click.BadParameter(f"no directory '{output.parent}'; make it", param_hint="OUT.png")
     if keys is not None and labels:
         raise click.UsageError("--keys and --where-label exclude each other")
+    named = [key for key in keys.split(",") if key] if keys is not None else []
+    if keys is not None and not named:
+        raise click.BadParameter(f"expected keys such as 'cat/1,cat/7', got '{keys}'", param_hint="--keys")
     with _endpoint_for(urls[0], endpoint, embedded_dir) as answering:
         sheet = draw_sheet(
             resolve_shards(urls, endpoint=answering),
             num=num,
             seed=seed,
             labels=labels,
-            keys=[key for key in keys.split(",") if key] if keys is not None else (),
+            keys=named,
             photo=photo,
             mask=mask,
             show_progress=not as_json,

@@ -54,7 +54,9 @@ class Grouping:
                 if self.by == "split"
                 else f"by '{self.by}' takes no shares, got {dict(self.shares)}"
             )
-        if self.shares and (min(self.shares.values()) <= 0 or abs(sum(self.shares.values()) - 1) > 1e-9):
+        # Put so that it is refused what is no number, too.
+        is_split = all(share > 0 for share in self.shares.values()) and abs(sum(self.shares.values()) - 1) <= 1e-9
+        if self.shares and not is_split:
             raise ValueError(f"shares must be positive and sum up to 1, got {dict(self.shares)}")
         if odd := next((name for name in self.shares if not _NAME_PART.fullmatch(name)), None):
             raise ValueError(f"a split's name must be of letters, digits, '.', '_' and '-', got '{odd}'")
@@ -94,6 +96,10 @@ class KeyMap:
             if found:
                 rows[position] = found.pop()
         return rows
+
+    def unused(self, names: Sequence[str]) -> list[str]:
+        """Keys, expressions not counted, of which there is no sample; sorted."""
+        return sorted({*self.keys}.difference(names, map(key_of, names)))
 
 
 def parse_key_map(data: bytes, *, where: str, separator: str = "\t", extension: str = ".tar") -> KeyMap:
@@ -184,7 +190,7 @@ def group_by(
         digits: Of a shard's number.
 
     Raises:
-        DataError: If a key has no directory, or one that cannot be part of a name.
+        DataError: If a key has no directory, or one that cannot be part of a name; if a split gets no sample.
     """
     keys = [key_of(name) for name in names]
     order = sorted(range(len(keys)), key=lambda position: _draw(keys[position], seed=seed))
@@ -218,6 +224,11 @@ def group_by(
         stops = [round(share * len(keys)) for share in itertools.accumulate(grouping.shares.values())]
         for number, position in enumerate(order):
             rows[position] = min(bisect.bisect_right(stops, number), len(stops) - 1)
+        if empty := sorted(set(range(len(stops))).difference(rows)):
+            name = list(grouping.shares)[empty[0]]
+            raise DataError(
+                f"{where}: '{name}={grouping.shares[name]:g}' gets none of {len(keys)} samples; give it a larger share"
+            )
         texts = [f"{name}-" for name in grouping.shares]
     outputs = [Template([f"{prefix}{text}", ""], [range(10**digits)], [digits]) for text in texts]
     return KeyMap(tuple(outputs), dict(zip(keys, rows, strict=True)), (), where)

@@ -42,10 +42,14 @@ component that is a photo by its name, the formats that were found, ``{"image.jp
 under ``unsized`` the photos without height and width, where these are others than the unknown; ``labels`` has the least
 and the greatest class id, ``{"min": 1, "max": 37}``, where there is any. (Version 1 had neither ``photos`` nor
 ``labels``.)
+
+What is said of shards as an ETL gives them (``prep index --etl NAME``) stands in files of the same formats, called
+after it: ``samples-manifest.NAME.etl.safetensors``. Such a manifest's header has ``etl``, the ETL's name.
 """
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -77,6 +81,7 @@ __all__ = [
     "manifest_name",
     "pack_texts",
     "save_columns",
+    "transformed_name",
 ]
 
 LABEL_COMPONENT = "cls"
@@ -89,6 +94,8 @@ MANIFEST_VERSION = 2
 INDEX_KIND = "dali-pipes shard index"
 MANIFEST_KIND = "dali-pipes manifest"
 
+# As AIStore has it; what matters here is that there is no dot.
+_ETL_NAME = re.compile("[a-z0-9-]{1,64}")
 # Members of a tar start at a block.
 BLOCK = 512
 
@@ -116,6 +123,18 @@ def columns_name(prefix: str) -> str:
 def classes_name(prefix: str) -> str:
     """``a/x-`` -> ``a/x-classes.json``: the class table that `pack` leaves, ``{"1": "Abyssinian", ...}``."""
     return f"{prefix}classes.json"
+
+
+def transformed_name(name: str, *, etl: str) -> str:
+    """What an index, manifest or column file of shards is called that says how an ETL gives them.
+
+    Never the name of such a file of other shards, nor of another ETL's: theirs end in ``index``, ``manifest`` or
+    ``columns`` before the suffix, and an ETL's name has no dot.
+
+    >>> transformed_name("a/x-000000.index.safetensors", etl="pets-npy")
+    'a/x-000000.index.pets-npy.etl.safetensors'
+    """
+    return f"{name.removesuffix('.safetensors')}.{etl}.etl.safetensors"
 
 
 def checksum(data: bytes | memoryview) -> int:
@@ -238,6 +257,9 @@ class Manifest:
     data set are in it; and `UNSIZED` -> how many have no height and width, where that is not the number of unknowns."""
     labels: Mapping[str, int] = field(default_factory=dict)
     """``{"min": 1, "max": 37}``: the least and greatest class id of the whole data set; empty where it has none."""
+    etl: str = ""
+    """The ETL through which these shards are read; empty: as they are stored. Of a mixture the names of its sets' ETLs
+    in their order, ``;`` between them, where there is any."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.names, Texts):
@@ -257,10 +279,13 @@ class Manifest:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256, hexadecimal, of names, sizes, checksums and sample counts in their order: which data set this is."""
+        """SHA-256, hexadecimal, of names, sizes, checksums and sample counts in their order: which data set this is.
+
+        Read through an ETL it is another one, also where that changes no byte.
+        """
         name_bytes, name_ends = pack_texts(self.names)
         # 1 is the digest's own version: a data set stays the same when its manifest's format changes.
-        state = hashlib.sha256(f"{MANIFEST_KIND} 1\n".encode())
+        state = hashlib.sha256(f"{MANIFEST_KIND} 1{f' etl {self.etl}' if self.etl else ''}\n".encode())
         for column in (name_bytes, name_ends, self.shard_bytes, self.checksums, self.samples):
             state.update(np.ascontiguousarray(column).data)
         return state.hexdigest()
@@ -306,6 +331,7 @@ class Manifest:
             classes=self.classes,
             photos=self.photos,
             labels=self.labels,
+            etl=self.etl,
         )
 
     def to_bytes(self) -> bytes:
@@ -327,6 +353,7 @@ class Manifest:
             "photos": {c: dict(sorted(counts.items())) for c, counts in sorted(self.photos.items())},
             "labels": dict(sorted(self.labels.items())),
             "classes": {str(label): self.classes[label] for label in sorted(self.classes)},
+            **({"etl": self.etl} if self.etl else {}),
         }
         return save_columns(columns, header)
 
@@ -350,6 +377,9 @@ class Manifest:
                 )
         checksums, index_checksums = (file.column(c, np.uint64, len(names)) for c in ("checksum", "index_checksum"))
         file.expect_no_more()
+        etl = file.text("etl") if "etl" in file.header else ""
+        if etl and not _ETL_NAME.fullmatch(etl):
+            raise file.refused("'etl' to be an ETL's name", f"{etl!r:.40}")
         return cls(
             names=names,
             shard_bytes=counts["bytes"],
@@ -361,6 +391,7 @@ class Manifest:
             classes=file.classes(),
             photos=file.photos(),
             labels=file.labels(),
+            etl=etl,
         )
 
 

@@ -2,13 +2,14 @@
 
 import os
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from prep.errors import DataError, StoreError
 from prep.keys import split_key
+from prep.mask_check import HEADER_BYTES, mask_problem, photo_size
 from prep.photos import is_photo, read_photo_header
 from prep.progress import bar
 from prep.records import LABEL_COMPONENT, Record, Source
@@ -21,6 +22,8 @@ __all__ = ["MAX_SENT_BYTES", "Checked", "as_entry", "check_records"]
 
 # Enough of a file to tell its format, and a PNG's colour type.
 HEAD_BYTES = 64
+# Of a mask: all, of most.
+MASK_BYTES = 1 << 16
 # Records a task: some 10 ms of work, so that processes end together.
 NUM_RECORDS = 500
 # Below this, starting processes takes longer than the work.
@@ -56,6 +59,10 @@ class Checked:
 
     bad: dict[int, str]
     """Key and reason."""
+    unread: dict[int, frozenset[str]]
+    """Of the bad, those with files that are not there or cannot be read: which components these are."""
+    empty: set[int]
+    """Of these, those of whose files none can be read: there is nothing to pack."""
     noted: dict[int, str]
     """Key, and the format that its name does not say."""
     sizes: "array[int]"
@@ -68,18 +75,29 @@ class _Task(NamedTuple):
     entries: list[Entry]
     source: str
     masks: frozenset[str]
+    decodes_masks: bool
     held_bytes: int
 
 
+class _Found(NamedTuple):
+    """What is known of a task's records, by their numbers in it."""
+
+    sizes: "array[int]"
+    bad: dict[int, str]
+    noted: dict[int, str]
+    unread: dict[int, frozenset[str]]
+    empty: set[int]
+
+
 def check_records(source: Source, *, workers: Workers, show_progress: bool) -> Checked:
-    """Look at the name and the first bytes of every component.
+    """Look at the name and the first bytes of every component, and at all of a mask's.
 
     Raises:
         DataError: If a key cannot be a member's name, two are equal, a component has no label's or value's form, or a
             file's or class's name is not UTF-8.
-        StoreError: If a file cannot be read.
+        StoreError: If a file that holds many records cannot be read.
     """
-    checked = Checked(bad={}, noted={}, sizes=array("q"), held_bytes=array("q"))
+    checked = Checked(bad={}, unread={}, empty=set(), noted={}, sizes=array("q"), held_bytes=array("q"))
     for label, text in source.classes.items():
         check_utf8(text, what=f"{source.name}: the name of class {label}")
     is_small = len(source.records) < MIN_SHARED_RECORDS
@@ -90,21 +108,32 @@ def check_records(source: Source, *, workers: Workers, show_progress: bool) -> C
             inline=lambda task: is_small or task.held_bytes > MAX_SENT_BYTES,
             on_progress=drawn.update,
         )
-    for sizes, bad, noted in found:
+    for part in found:
         first = len(checked.sizes)
-        checked.sizes.extend(sizes)
-        checked.bad |= {first + number: text for number, text in bad.items()}
-        checked.noted |= {first + number: text for number, text in noted.items()}
+        checked.sizes.extend(part.sizes)
+        checked.bad |= {first + number: text for number, text in part.bad.items()}
+        checked.noted |= {first + number: text for number, text in part.noted.items()}
+        checked.unread |= {first + number: components for number, components in part.unread.items()}
+        checked.empty |= {first + number for number in part.empty}
     return checked
 
 
-def as_entry(record: Record, source: Source) -> Entry:
+def as_entry(record: Record, source: Source, *, without: Set[str] = frozenset()) -> Entry:
     """A sample as it is written: its components and its class id, as ``cls``, in the order of their names.
+
+    Args:
+        record: The sample.
+        source: Where it is from.
+        without: Components that are left out.
 
     Raises:
         DataError: If a component is neither bytes nor a file, and not a value that its extension takes.
     """
-    parts = [(component, _part(record, component, content)) for component, content in record.components.items()]
+    parts = [
+        (component, _part(record, component, content))
+        for component, content in record.components.items()
+        if component not in without
+    ]
     if record.label is not None:
         parts = [part for part in parts if part[0] != LABEL_COMPONENT]
         parts.append((LABEL_COMPONENT, b"%d" % record.label))
@@ -145,38 +174,89 @@ def _tasks(source: Source, checked: Checked) -> Iterator[_Task]:
         checked.held_bytes.append(held)
         total += held
         if len(entries) == NUM_RECORDS or total > MAX_SENT_BYTES:
-            yield _Task(entries, source.name, source.masks, total)
+            yield _Task(entries, source.name, source.masks, source.decodes_masks, total)
             entries, total = [], 0
     if entries:
-        yield _Task(entries, source.name, source.masks, total)
+        yield _Task(entries, source.name, source.masks, source.decodes_masks, total)
 
 
-def _check_entries(task: _Task, report: Report) -> tuple["array[int]", dict[int, str], dict[int, str]]:
-    """Bytes of each, the bad and the noted, by their numbers in the task."""
-    sizes = array("q")
-    bad: dict[int, str] = {}
-    noted: dict[int, str] = {}
+def _check_entries(task: _Task, report: Report) -> _Found:
+    found = _Found(array("q"), {}, {}, {}, set())
     for number, (key, parts) in enumerate(task.entries):
-        reasons: list[str] = []
+        reasons: dict[str, str] = {}
         notes: list[str] = []
+        unread: set[str] = set()
+        good: dict[str, _Component] = {}
         size = 0
         _check_names(key, parts, source=task.source)
         for component, part in parts:
-            head, num_bytes = _head(part)
+            is_mask = component in task.masks
+            # Each is opened once: of a mask all is wanted, and of its photo the size.
+            num = MASK_BYTES if is_mask else HEADER_BYTES if task.masks else HEAD_BYTES
+            try:
+                head, num_bytes = _head(part, num)
+            except StoreError as exc:
+                # Of one file a sample: it is this record's, and no other's.
+                if not isinstance(part, str):
+                    raise
+                unread.add(component)
+                reasons[component] = f"{component}: {exc}"
+                continue
             size += tar_bytes(f"{key}.{component}", num_bytes)
-            found = _format(head) if is_photo(component) else None
-            reason = _reason(component, head, num_bytes, found, is_mask=component in task.masks)
+            format = _format(head) if is_photo(component) else None
+            reason = _reason(component, head, num_bytes, format, is_mask=is_mask)
             if reason:
-                reasons.append(reason)
-            elif found and found != _FORMATS.get(component.rpartition(".")[2].lower()):
-                notes.append(f"{component} is a {found}")
-        sizes.append(size)
+                reasons[component] = reason
+                continue
+            if format and format != _FORMATS.get(component.rpartition(".")[2].lower()):
+                notes.append(f"{component} is a {format}")
+            if format and task.masks:
+                good[component] = _Component(part, head, num_bytes)
+        if not task.masks.isdisjoint(good):
+            _check_masks(good, reasons, masks=task.masks, decoded=task.decodes_masks)
+        found.sizes.append(size)
         if reasons:
-            bad[number] = f"{key}: {'; '.join(reasons)}"
+            found.bad[number] = f"{key}: {'; '.join(reasons.values())}"
         if notes:
-            noted[number] = f"{key}: {'; '.join(notes)}"
+            found.noted[number] = f"{key}: {'; '.join(notes)}"
+        if unread:
+            found.unread[number] = frozenset(unread)
+            if len(unread) == sum(isinstance(part, str) for _, part in parts):
+                found.empty.add(number)
     report(len(task.entries))
-    return sizes, bad, noted
+    return found
+
+
+class _Component(NamedTuple):
+    """A photo or mask, and what of it was read."""
+
+    part: Part
+    head: bytes
+    num_bytes: int
+
+    def read(self, offset: int, num: int) -> bytes:
+        stop = min(offset + num, self.num_bytes)
+        if stop <= len(self.head):
+            return self.head[offset:stop]
+        return _read_part(self.part, offset, stop - offset)
+
+
+def _check_masks(
+    photos: Mapping[str, _Component], reasons: dict[str, str], *, masks: frozenset[str], decoded: bool
+) -> None:
+    """Add why masks that are 8-bit grey PNGs are bad all the same: damaged, or not of their photo's size."""
+    name = next((name for name in photos if name not in masks), None)
+    expected = photo_size(photos[name].read, photos[name].num_bytes) if name is not None else None
+    for component, mask in photos.items():
+        if component not in masks:
+            continue
+        data = mask.read(0, mask.num_bytes)
+        problem = mask_problem(data, decoded=decoded)
+        _, height, width = read_photo_header(data)
+        if problem is None and expected is not None and (height, width) != expected:
+            problem = f"has {height} x {width} pixels, '{name}' {expected[0]} x {expected[1]}"
+        if problem is not None:
+            reasons[component] = f"{component} {problem}"
 
 
 def _check_names(key: str, parts: Sequence[tuple[str, Part]], *, source: str) -> None:
@@ -225,19 +305,27 @@ def _printable(text: str) -> str:
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
-def _head(part: Part) -> tuple[bytes, int]:
+def _head(part: Part, num: int) -> tuple[bytes, int]:
+    """The first bytes of a component, and its size."""
     if isinstance(part, bytes):
-        return part[:HEAD_BYTES], len(part)
+        return part[:num], len(part)
     if isinstance(part, Range):
         assert part.head is not None or isinstance(part.file, Path), "who found an object's range saw its first bytes"
-        if part.head is not None or not isinstance(part.file, Path):
-            return part.head or b"", part.size
-        return _look(str(part.file), part.offset, min(part.size, HEAD_BYTES))[0], part.size
-    return _look(part, 0, HEAD_BYTES)
+        return (_read_part(part, 0, min(part.size, num)) if part.head is None else part.head), part.size
+    return _look(part, 0, num)
+
+
+def _read_part(part: Part, offset: int, num: int) -> bytes:
+    if isinstance(part, bytes):
+        return part[offset : offset + num]
+    if isinstance(part, str):
+        return _look(part, offset, num)[0]
+    assert isinstance(part.file, Path), "a source with masks has files: nothing is read of a bucket before it is packed"
+    return _look(str(part.file), part.offset + offset, num)[0]
 
 
 def _look(path: str, offset: int, num: int) -> tuple[bytes, int]:
-    """So many bytes of a file, and its size."""
+    """So many bytes of a file from an offset on, and its size."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:

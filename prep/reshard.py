@@ -26,6 +26,7 @@ from typing import Self
 
 from prep.errors import DataError
 from prep.keys import split_key
+from prep.tar_stream import member_header
 
 __all__ = [
     "KEY_TYPES",
@@ -43,7 +44,6 @@ __all__ = [
     "cut_mapped",
     "has_key",
     "key_of",
-    "member_header",
     "parse_content",
     "plan",
     "scan",
@@ -53,12 +53,7 @@ __all__ = [
 
 _BLOCK = tarfile.BLOCKSIZE  # 512
 _CHUNK_BYTES = 1 << 20
-_INTEGER = re.compile(rb"[+-]?[0-9]+")
-
-# Of a regular file's header what comes after its checksum, and what that sums up to with the checksum's eight spaces.
-_TAIL = tarfile.TarInfo("x").tobuf(tarfile.PAX_FORMAT)[156:]
-_OWNER = b"0000000\0" * 2
-_TAIL_SUM = sum(_TAIL) + 8 * ord(" ")
+_INTEGER = re.compile(rb"([+-]?)0*([0-9]{1,19})")  # of 64 bits: Python refuses long ones in words of its own
 
 KINDS = ("shuffle", "alphanumeric", "content", "none")
 """The algorithms, by the names that AIS gives them. (Its ``md5`` orders by name, too: it hashes nothing.)"""
@@ -283,7 +278,8 @@ def parse_content(data: bytes | None, *, algorithm: Algorithm, where: str) -> in
         return data
     text = data.strip()
     if algorithm.key_type == "int":
-        if _INTEGER.fullmatch(text) and -(2**63) <= (number := int(text)) < 2**63:
+        match = _INTEGER.fullmatch(text)
+        if match is not None and -(2**63) <= (number := int(match[1] + match[2])) < 2**63:
             return number
     else:
         try:
@@ -466,15 +462,3 @@ def tar_chunks(samples: Iterable[Sample], *, sources: Sources) -> Iterator[bytes
             if padding := -member.num_bytes % _BLOCK:
                 yield bytes(padding)
     yield bytes(2 * _BLOCK)
-
-
-def member_header(name: str, num_bytes: int, *, mode: int = 0o644, mtime_s: int = 0) -> bytes:
-    """What stands before a member's bytes: one ustar block; more where a name or size needs PAX records."""
-    if len(name) <= 100 and name.isascii() and num_bytes < 1 << 33 and 0 <= mtime_s < 1 << 33 and 0 <= mode < 1 << 12:
-        # What follows makes, 20 us later.
-        head = name.encode().ljust(100, b"\0") + b"%07o\0%b%011o\0%011o\0" % (mode, _OWNER, num_bytes, mtime_s)
-        total = sum(head) + _TAIL_SUM
-        return b"%b%06o\0 %b" % (head, total, _TAIL)
-    info = tarfile.TarInfo(name)
-    info.size, info.mode, info.mtime = num_bytes, mode, mtime_s
-    return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")

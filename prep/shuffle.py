@@ -6,7 +6,6 @@ both engines: the cluster gets the request that leads to it, this machine follow
 """
 
 import logging
-import re
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -18,11 +17,11 @@ from prep.client_shuffle import describe, find_done, write_outputs
 from prep.contents import check_same, read_contents
 from prep.dsort_job import NoDsortError, run_job
 from prep.dsort_spec import DsortSpec
-from prep.errors import DataError, StoreError
+from prep.errors import DataError, StoreError, shown
 from prep.key_map import Grouping, KeyMap
 from prep.manifest import classes_name, columns_name, index_name, manifest_name
 from prep.reshard import Algorithm
-from prep.shuffle_input import epoch_prefix, epoch_seed, load_key_map, resolve_input
+from prep.shuffle_input import epoch_prefix, epoch_seed, load_key_map
 from prep.shuffle_plan import (
     Engine,
     Plan,
@@ -50,7 +49,6 @@ __all__ = [
     "epoch_prefix",
     "epoch_seed",
     "load_key_map",
-    "resolve_input",
     "shuffle",
     "shuffle_spec",
 ]
@@ -58,6 +56,9 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 DEFAULT_OUTPUT_PREFIX = "shuffled-"
+
+# Shards that an error names.
+_NUM_MISSING = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,9 +136,9 @@ def shuffle(
             false, the engine is ``dsort`` and the cluster has none that works, or the job fails; what it wrote by
             then is deleted.
         DataError: If the input is no readable tar, has a key twice (two samples of one key that come to stand together
-            would be read as one), lacks a component to sort by, or a key that is not mapped; if its manifest counts
-            other samples. If the output does not hold exactly the input's samples: the text names some that are
-            missing, extra or changed; the output is then left as it is, to be looked into.
+            would be read as one), lacks a component to sort by, a key that is not mapped, or a sample for each split;
+            if its manifest counts other samples. If the output does not hold exactly the input's samples: the text
+            names some that are missing, extra or changed; the output is then left as it is, to be looked into.
     """
     check_prefix(output_prefix, url=(target or shards.store).url)
     return _run(
@@ -214,7 +215,9 @@ def _run(request: Request, *, seed: int) -> ShuffleReport:
     engine = _choose_engine(request, plan)
     existing = _existing(request, plan)
     done: set[str] = set()
-    if existing and not request.dry_run:
+    if existing and request.dry_run:
+        _warn_of(existing, request, plan)
+    elif existing:
         done, engine = _check_existing(request, plan, existing, engine=engine)
     if not request.dry_run:
         engine = _write(request, plan, spec, existing=existing, done=done, engine=engine)
@@ -247,12 +250,28 @@ def _spec_names(spec: DsortSpec, store: AisStore) -> tuple[str, ...]:
     if not isinstance(spec.inputs, Template):
         return spec.inputs
     if len(spec.inputs):
-        return tuple(f"{name}{spec.input_extension}" for name in spec.inputs.names())
+        return _template_names(spec.inputs, spec.input_extension, store)
     # A cluster takes a prefix and reads nothing; what is meant is clear.
     names = tuple(e.name for e in store.list(spec.inputs.prefix) if e.name.endswith(spec.input_extension))
     if not names:
         raise StoreError(f"'{store.locate(spec.inputs.prefix)}' matches no {spec.input_extension}")
     return names
+
+
+def _template_names(template: Template, extension: str, store: AisStore) -> tuple[str, ...]:
+    """The names of a template, up to the first three that are not there: it may stand for more than memory holds."""
+    listed = {entry.name for entry in store.list(template.prefix)}
+    names: list[str] = []
+    missing: list[str] = []
+    for stem in template.names():
+        names.append(f"{stem}{extension}")
+        if names[-1] not in listed:
+            missing.append(store.locate(names[-1]))
+        if len(missing) == _NUM_MISSING:
+            break
+    if missing:
+        raise StoreError(f"no shard {shown(missing)}; {len(template)} were named")
+    return tuple(names)
 
 
 def _choose_engine(request: Request, plan: Plan) -> str:
@@ -271,50 +290,66 @@ def _existing(request: Request, plan: Plan) -> dict[str, ObjectEntry]:
     target = request.target
     if isinstance(target, AisStore) and target is not request.shards.store and not target.exists():
         return {}
-    entries = {entry.name: entry for prefix in plan.prefixes for entry in target.list(prefix)}
-    found = [name for name in entries if _is_output(request, plan, name)]
+    entries = _listed(target, plan)
+    found = [name for name in entries if plan.is_output(name)]
     same_place = target.url == request.shards.store.url
     clashing = set(request.shards.names).intersection([*found, *plan.names]) if same_place else set()
     if clashing:
+        if isinstance(request.mapped, KeyMap):
+            raise ValueError(f"{request.mapped.where}: names a shard of the input itself, '{min(clashing)}'")
         raise ValueError(f"output prefix '{request.prefix}' names the input itself; choose another with --output")
     described = {name(prefix) for prefix in plan.prefixes for name in (manifest_name, columns_name, classes_name)}
     described |= set(map(index_name, {*found, *plan.names}))
     return {name: entries[name] for name in [*(name for name in entries if name in described), *found]}
 
 
-def _is_output(request: Request, plan: Plan, name: str) -> bool:
-    extension = extension_of(name)
-    stem = name.removesuffix(extension)
-    if not extension:
-        return False
-    # Whatever it ends in: a set of two kinds could be neither indexed nor shuffled again.
-    return any(
-        template.holds(stem) or re.fullmatch(rf"{re.escape(template.prefix)}[0-9]+", stem)
-        for template in plan.templates
-    )
+def _listed(target: Store, plan: Plan) -> dict[str, ObjectEntry]:
+    """What the store has under the output's names, and beside them."""
+    by_folder: dict[str, list[str]] = {}
+    for prefix in plan.prefixes:
+        by_folder.setdefault(prefix.rpartition("/")[0], []).append(prefix)
+    entries: dict[str, ObjectEntry] = {}
+    for prefixes in by_folder.values():
+        common = common_prefix(prefixes)
+        # One listing for a thousand classes; not one of a whole bucket for cats- and dogs-.
+        for prefix in [common] if common.rpartition("/")[2] else prefixes:
+            entries |= {entry.name: entry for entry in target.list(prefix)}
+    return entries
 
 
 def _check_existing(
     request: Request, plan: Plan, existing: dict[str, ObjectEntry], *, engine: str
 ) -> tuple[set[str], str]:
     """The outputs that are there as planned, and the engine that completes them."""
-    found = [name for name in existing if _is_output(request, plan, name)]
+    found = [name for name in existing if plan.is_output(name)]
     done: set[str] = set()
     can_resume = found and (engine == "client" or (request.engine == "auto" and not request.overwrite))
     if can_resume:
         done, others = find_done(
             request.target, plan.contents, plan.outputs, existing=existing, show_progress=request.show_progress
         )
-        others += [name for name in found if name not in plan.names]
+        others += sorted(set(found).difference(plan.names))
         if not others:
             # Those of an earlier run; a cluster cannot write some of its outputs.
             return done, "client"
     if found and not request.overwrite:
+        if isinstance(request.mapped, KeyMap):
+            where, other = request.target.url, f"name others in {request.mapped.where}"
+        else:
+            where, other = request.target.locate(request.prefix), "choose another prefix with --output"
         raise StoreError(
-            f"'{request.target.locate(request.prefix)}' holds {len(found)} shards already, from '{found[0]}'; "
-            "--overwrite replaces them, or choose another prefix with --output"
+            f"'{where}' holds {len(found)} shards already, from '{found[0]}'; --overwrite replaces them, or {other}"
         )
     return done, engine
+
+
+def _warn_of(existing: dict[str, ObjectEntry], request: Request, plan: Plan) -> None:
+    """Say before a dry run ends what the shuffle itself may be refused for; it compares, which takes reading them."""
+    if (found := [name for name in existing if plan.is_output(name)]) and not request.overwrite:
+        _log.warning(
+            "%d shards are there already, from '%s': where they are others, the shuffle itself asks for --overwrite",
+            len(found), request.target.locate(found[0]),
+        )  # fmt: skip
 
 
 # Writing
@@ -332,7 +367,7 @@ def _write(
     """Write what is missing; the engine that did."""
     target = request.target
     left = [output for output in plan.outputs if output.name not in done]
-    if not left and all(name in plan.names or not _is_output(request, plan, name) for name in existing):
+    if not left and not any(plan.is_output(name) for name in set(existing).difference(plan.names)):
         return "client"
     if isinstance(target, AisStore) and not target.exists():
         target.create()
@@ -375,19 +410,23 @@ def _write(
 
 def _clearing(request: Request, plan: Plan) -> Callable[[], None]:
     def clear() -> None:
-        for prefix in plan.prefixes:
-            for entry in request.target.list(prefix):
-                if _is_output(request, plan, entry.name):
-                    request.target.delete(entry.name)
+        for name in _listed(request.target, plan):
+            if plan.is_output(name):
+                request.target.delete(name)
 
     return clear
 
 
 def _made(request: Request, plan: Plan, *, engine: str) -> list[ObjectEntry]:
-    entries = {entry.name: entry for prefix in plan.prefixes for entry in request.target.list(prefix)}
+    entries = _listed(request.target, plan)
     if engine == "client":
+        if gone := [name for name in plan.names if name not in entries]:
+            raise StoreError(
+                f"'{request.target.locate(gone[0])}' was written, and is gone; does another process write there, or "
+                "delete? Run it again"
+            )
         return [entries[name] for name in plan.names]
-    return [entries[name] for name in sorted(entries) if _is_output(request, plan, name)]
+    return [entries[name] for name in sorted(entries) if plan.is_output(name)]
 
 
 def _verify(request: Request, plan: Plan, names: Sequence[str]) -> None:

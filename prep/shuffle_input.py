@@ -1,16 +1,14 @@
 """What a shuffle is asked for by name to what it works on: shards, key maps, and an epoch's seed and place."""
 
 import hashlib
-from collections.abc import Sequence
 from pathlib import Path
 
-from prep.errors import StoreError, shown
+from prep.errors import StoreError
 from prep.key_map import KeyMap, parse_key_map
-from prep.store import LocalStore, Store, is_loopback
-from prep.templates import extension_of
-from prep.urls import ShardSet, is_remote, open_store, resolve_shards
+from prep.store import is_loopback
+from prep.urls import is_remote, open_store
 
-__all__ = ["epoch_prefix", "epoch_seed", "load_key_map", "resolve_input"]
+__all__ = ["epoch_prefix", "epoch_seed", "load_key_map"]
 
 # A key map of a million keys is some 30 MB.
 MAX_KEY_MAP_BYTES = 1 << 30
@@ -58,32 +56,6 @@ def load_key_map(where: str | Path, *, endpoint: str | None, separator: str = ""
         except OSError as exc:
             raise StoreError(f"cannot read key map '{text}': {exc.strerror or exc}") from exc
     return parse_key_map(data, where=f"key map '{text}'", separator=separator, extension=extension)
-
-
-def resolve_input(urls: Sequence[str], *, endpoint: str | None) -> ShardSet:
-    """`resolve_shards`; and a prefix, directory or name of compressed shards, where it is the only one named."""
-    try:
-        return resolve_shards(urls, endpoint=endpoint)
-    except StoreError:
-        if len(urls) != 1 or (found := _compressed(urls[0], endpoint=endpoint)) is None:
-            raise
-        return found
-
-
-def _compressed(url: str, *, endpoint: str | None) -> ShardSet | None:
-    path = Path(url)
-    store: Store
-    if is_remote(url):
-        store, prefix = open_store(url, endpoint=endpoint)
-    else:
-        store, prefix = (LocalStore(path), "") if path.is_dir() else (LocalStore(path.parent), path.name)
-    names = tuple(entry.name for entry in store.list(prefix) if extension_of(entry.name))
-    sets = sorted({f"{name.removesuffix(extension_of(name)).rstrip('0123456789')}" for name in names})
-    if len(sets) > 1:
-        raise ValueError(
-            f"'{url}' holds shards of {len(sets)} sets: {shown(sets)}; name one of them, or list the shards"
-        )
-    return ShardSet(store=store, names=names) if names else None
 
 
 def _fetch(url: str) -> bytes:

@@ -5,10 +5,12 @@ Everything that can be refused is refused here, before anything is written.
 
 import itertools
 import json
+import logging
 import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -40,6 +42,8 @@ __all__ = [
     "read_input",
     "spec_of",
 ]
+
+_log = logging.getLogger(__name__)
 
 Engine = Literal["auto", "dsort", "client"]
 
@@ -93,15 +97,39 @@ class Plan:
         self.key_map: bytes | None = None
         """For a cluster."""
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
         """Of the output shards."""
         return tuple(output.name for output in self.outputs)
 
-    @property
+    @cached_property
     def prefixes(self) -> list[str]:
         """What the names of each set of output shards start with."""
         return sorted({template.prefix for template in self.templates})
+
+    def is_output(self, name: str) -> bool:
+        """Whether a shard of this name is one of a set that is to come out, or would be read as one.
+
+        Whatever it ends in: a set of two kinds could be neither indexed nor shuffled again.
+        """
+        extension = extension_of(name)
+        stem = name.removesuffix(extension)
+        if not extension:
+            return False
+        # There may be a template for each class, or each shard: not all of them are asked.
+        first = len(stem.rstrip("0123456789"))
+        if any(stem[:stop] in self._counted for stop in range(first, len(stem))):
+            return True
+        return any(template.holds(stem) for template in self._others)
+
+    @cached_property
+    def _counted(self) -> frozenset[str]:
+        return frozenset(self.prefixes)
+
+    @cached_property
+    def _others(self) -> list[Template]:
+        """Those whose names are more than a prefix and a number."""
+        return [template for template in self.templates if len(template.ranges) != 1 or template.parts[1]]
 
 
 def check_request(request: Request) -> None:
@@ -286,13 +314,21 @@ def _plan_mapped(
         )
     if not kept.any():
         raise DataError(f"{mapped.where}: has nothing for any of the {len(names)} keys")
-    found = cut_mapped(
-        groups[order].tolist(),
-        (contents.num_bytes + BLOCK * contents.num_members)[order].tolist(),
-        limits=[len(template) for template in mapped.outputs],
-        labels=[str(template) for template in mapped.outputs],
-        target=shard_bytes,
-    )
+    if isinstance(request.mapped, KeyMap) and (unused := mapped.unused(names)):
+        # One that was misspelt looks like this; so does a map of more than these shards.
+        _log.warning(
+            "%s: no sample for %d of its %d keys: %s", mapped.where, len(unused), len(mapped.keys), shown(unused)
+        )
+    try:
+        found = cut_mapped(
+            groups[order].tolist(),
+            (contents.num_bytes + BLOCK * contents.num_members)[order].tolist(),
+            limits=[len(template) for template in mapped.outputs],
+            labels=[str(template) for template in mapped.outputs],
+            target=shard_bytes,
+        )
+    except DataError as exc:
+        raise DataError(f"{mapped.where}: {exc}; name more there, or take larger shards: --shard-bytes") from exc
     supplies = [template.names() for template in mapped.outputs]
     outputs = [Output(f"{next(supplies[group])}{request.extension}", order[positions]) for group, positions in found]
     outputs.sort(key=lambda output: output.name)

@@ -8,7 +8,7 @@ import csv
 import json
 import re
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, NoReturn, overload
@@ -53,8 +53,9 @@ def table(
     has_labels: bool = True,
     key: str | None = None,
     root: Path | None = None,
+    masks: Collection[str] | None = None,
 ) -> Source:
-    """The records of a list, in its order.
+    """The records of a list, in its order. Files are looked for when they are packed: see ``on_bad`` of `prep.pack`.
 
     Args:
         path: ``.csv`` or ``.tsv`` with a row of names first, ``.json`` (a list of objects), ``.jsonl``, ``.ndjson`` or
@@ -70,12 +71,15 @@ def table(
         key: The column of keys; by default the first of `KEY_COLUMNS`, else the path (of the first component) as it
             stands in the list, without its extension.
         root: What paths in the list start from; by default the list's own directory.
+        masks: Components that hold class ids a pixel: each must be an 8-bit grey PNG that can be decoded, of its
+            photo's height and width. By default those that `prep verify` takes for masks, by their names; none of a
+            list of one photo a row.
 
     Raises:
         DataError: If the file cannot be read as what its name says, a column is not there, or a cell is not what it
             must be; names the line or row.
         PipesError: If it is Parquet, and pyarrow is not installed.
-        ValueError: If the file's suffix is not known.
+        ValueError: If the file's suffix is not known, or a mask is no component.
     """
     names = _column_names(path)
     paths = components or {"": _known(path, names, PATH_COLUMNS, what="paths", option="--component image.jpg=COLUMN")}
@@ -96,7 +100,13 @@ def table(
     records = _Rows(
         read, paths=paths, values=values or {}, key=key, labels=labels, root=root if root is not None else path.parent
     )
-    return Source(name=f"table '{path}'", records=records, classes=classes)
+    return Source(
+        name=f"table '{path}'",
+        records=records,
+        classes=classes,
+        masks=_masks(read, paths, masks),
+        decodes_masks=True,
+    )
 
 
 class _Rows(Sequence[Record]):
@@ -174,6 +184,22 @@ def _check_paths(read: _Table, column: str) -> None:
                 f"{read.where(row)}: column '{column}' must hold the path of a file with an extension, "
                 f"got {_shown(text)}"
             )
+
+
+def _masks(read: _Table, paths: Mapping[str, str], masks: Collection[str] | None) -> frozenset[str]:
+    """The components that are masks, as they are called; extensions may differ from row to row."""
+    columns = [(name, read.columns[column]) for name, column in paths.items()]
+    rows = range(read.num_rows) if len(columns) > 1 or masks else range(0)
+    sets = {tuple(_component(name, cells[row]) for name, cells in columns) for row in rows}
+    if masks is None:
+        from prep.verify_shard import is_mask_name
+
+        photos = [{component for component in names if is_photo(component)} for names in sets]
+        return frozenset(component for names in photos for component in names if is_mask_name(component, names))
+    found = {component for names in sets for component in names}
+    if other := next((name for name in masks if name not in found), None):
+        raise ValueError(f"mask '{other}' is no component (found: {', '.join(sorted(found))})")
+    return frozenset(masks)
 
 
 def _labels(read: _Table, column: str) -> "tuple[array[int], dict[int, str]]":

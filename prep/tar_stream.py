@@ -7,7 +7,6 @@ used: it holds each member in memory, and importing it takes seconds (it brings 
 import os
 import tarfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,6 +14,7 @@ from prep.errors import DataError, StoreError
 
 if TYPE_CHECKING:
     from prep.transfer import RemoteFile
+    from prep.unpacked import UnpackedFile
 
 __all__ = ["CHUNK_BYTES", "Entry", "Part", "Range", "header_bytes", "member_header", "stream_tar"]
 
@@ -22,9 +22,14 @@ BLOCK = 512
 CHUNK_BYTES = 1 << 20
 """What a stream holds. Smaller pieces cost more calls, larger ones no longer fit the processor's cache."""
 
-# A header has room for so long a name, and eleven octal digits of a size; what is more goes into a second header.
+# A header has room for so long a name, and eleven octal digits of a size or time; what is more goes into a second one.
 MAX_PLAIN_NAME = 100
-MAX_PLAIN_SIZE = 8**11 - 1
+MAX_PLAIN_NUMBER = 8**11 - 1
+
+# Of a regular file's header what comes after its checksum, and what that sums up to with the checksum's eight spaces.
+_TAIL = tarfile.TarInfo("x").tobuf(tarfile.PAX_FORMAT)[156:]
+_OWNER = b"0000000\0" * 2
+_TAIL_SUM = sum(_TAIL) + 8 * ord(" ")
 
 # A tar ends with two empty blocks and is filled up to a multiple of twenty.
 MAX_FILL = 22 * BLOCK
@@ -33,9 +38,9 @@ _NUL_BLOCK = bytes(BLOCK)
 
 
 class Range(NamedTuple):
-    """Bytes ``[offset, offset + size)`` of a file, or of an object in a bucket."""
+    """Bytes ``[offset, offset + size)`` of a file, of an object in a bucket, or of what a compressed one holds."""
 
-    file: "Path | RemoteFile"
+    file: "Path | RemoteFile | UnpackedFile"
     offset: int
     size: int
     head: bytes | None = None
@@ -49,24 +54,21 @@ Entry = tuple[str, Sequence[tuple[str, Part]]]
 """A sample as it is written: key, and component and part of each member in order."""
 
 
-def member_header(name: str, size: int) -> bytes:
-    """The header blocks of a regular file without time and owner: one, or three of a long or non-ASCII name.
+def member_header(name: str, size: int, *, mode: int = 0o644, mtime_s: int = 0) -> bytes:
+    """The header blocks of a regular file of no owner: one, or three where a name or a number needs PAX records.
 
     >>> len(member_header("a.jpg", 1)), len(member_header("ä.jpg", 1))
     (512, 1536)
     """
-    if not _is_plain(name, size):
-        member = _member(name)
-        member.size = size
-        return member.tobuf()
-    template, filled = _template()
-    encoded, digits = name.encode(), b"%011o" % size
-    header = bytearray(template)
-    header[: len(encoded)] = encoded
-    header[124:135] = digits
-    # The sum of all bytes, its own field taken for spaces.
-    header[148:154] = b"%06o" % (filled + sum(encoded) + sum(digits))
-    return bytes(header)
+    if _is_plain(name, size) and 0 <= mtime_s <= MAX_PLAIN_NUMBER and 0 <= mode < 1 << 12:
+        # What follows makes, 20 us later.
+        head = name.encode().ljust(MAX_PLAIN_NAME, b"\0")
+        head += b"%07o\0%b%011o\0%011o\0" % (mode, _OWNER, size, mtime_s)
+        return b"%b%06o\0 %b" % (head, sum(head) + _TAIL_SUM, _TAIL)
+    member = tarfile.TarInfo(name)
+    member.size, member.mode, member.mtime = size, mode, mtime_s
+    # A name may be bytes that are no UTF-8: it goes out as it came in.
+    return member.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
 
 
 def header_bytes(name: str, size: int) -> int:
@@ -200,7 +202,7 @@ class _Files:
     def __init__(self) -> None:
         self._path: str | None = None
         self._file = -1
-        self._remote: RemoteFile | None = None
+        self._remote: RemoteFile | UnpackedFile | None = None
         self._offset = 0
 
     def open(self, part: str | Range) -> int:
@@ -251,17 +253,4 @@ class _Files:
 
 
 def _is_plain(name: str, size: int) -> bool:
-    return len(name) <= MAX_PLAIN_NAME and size <= MAX_PLAIN_SIZE and name.isascii()
-
-
-@cache
-def _template() -> tuple[bytes, int]:
-    """The header of an empty member without a name, and its sum without the digits of its size."""
-    header = _member("").tobuf()
-    return header, sum(header[:124]) + sum(header[135:148]) + sum(header[156:]) + 8 * ord(" ")
-
-
-def _member(name: str) -> tarfile.TarInfo:
-    member = tarfile.TarInfo(name)
-    member.mtime, member.mode = 0, 0o644
-    return member
+    return len(name) <= MAX_PLAIN_NAME and size <= MAX_PLAIN_NUMBER and name.isascii()

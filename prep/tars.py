@@ -1,7 +1,8 @@
 """Tars to records: where their members lie, for shards of another size; order, names and bytes stay.
 
 Each tar is read once to find its members, and once more when they are packed; of one in a bucket, the members of a new
-shard are one range or two, read front to back.
+shard are one range or two, read front to back. A compressed one is unpacked on the way, from its start for each shard
+that takes from it: for shards of its own size two or three times in all, for ten times smaller ones six or seven.
 """
 
 from collections.abc import Sequence
@@ -16,7 +17,9 @@ from prep.progress import bar
 from prep.records import Record, Source
 from prep.store import AisStore, LocalStore
 from prep.tar_stream import Range
+from prep.templates import extension_of
 from prep.transfer import RemoteFile
+from prep.unpacked import ReadStream, UnpackedFile
 from prep.urls import ShardSet
 from prep.workers import Report, Workers, default_jobs
 
@@ -25,6 +28,9 @@ __all__ = ["tars"]
 HEAD_BYTES = 64
 # Below so many tars, starting processes may take longer than reading; from here on it hardly matters.
 MIN_SHARED_TARS = 3
+
+
+File = Path | RemoteFile | UnpackedFile
 
 
 class _Member(NamedTuple):
@@ -43,24 +49,29 @@ def tars(shards: ShardSet, *, jobs: int | None = None, show_progress: bool = Fal
     directory, a link or a name without a dot, is left out. The class table beside the tars goes along.
 
     Args:
-        shards: In a bucket or a directory.
+        shards: In a bucket or a directory; ``.tar``, ``.tgz`` or ``.tar.gz``.
         jobs: Tars read at a time, each by a process; by default the cores, at most 16.
         show_progress: Draw a bar.
 
     Raises:
-        DataError: If one is no tar or was cut off, holds no sample, or a sample has two members of one component.
+        DataError: If one is no tar, or no gzip file, or was cut off, holds no sample, or a sample has two members of
+            one component.
         StoreError: If one cannot be read.
     """
     store = shards.store
-    files: list[Path | RemoteFile]
+    stored: Sequence[Path | RemoteFile]
     if isinstance(store, AisStore):
         access = store.access()
         sizes = {entry.name: entry.size for entry in store.list(shards.prefix)}
         if missing := next((name for name in shards.names if name not in sizes), None):
             raise StoreError(f"no object '{store.locate(missing)}' at {store.endpoint}")
-        files = [RemoteFile(access, name, sizes[name]) for name in shards.names]
+        stored = [RemoteFile(access, name, sizes[name]) for name in shards.names]
     else:
-        files = [Path(store.locate(name)) for name in shards.names]
+        stored = [Path(store.locate(name)) for name in shards.names]
+    files: list[File] = [
+        UnpackedFile(file) if extension_of(name) in (".tgz", ".tar.gz") else file
+        for file, name in zip(stored, shards.names, strict=True)
+    ]
     jobs = default_jobs() if jobs is None else jobs
     with (
         Workers(min(jobs, len(files))) as workers,
@@ -91,11 +102,11 @@ def _place(store: object, name: str) -> str:
     return store.locate(name) if isinstance(store, AisStore) else str(Path(store.locate(name)).resolve())
 
 
-def _scan(task: "tuple[Path | RemoteFile, str]", report: Report) -> list[_Member]:
+def _scan(task: "tuple[File, str]", report: Report) -> list[_Member]:
     file, name = task
     members: list[_Member] = []
     try:
-        stream = cast("BinaryIO", _Stream(file)) if isinstance(file, RemoteFile) else file.open("rb", buffering=0)
+        stream = file.open("rb", buffering=0) if isinstance(file, Path) else cast("BinaryIO", ReadStream(file))
         with stream:
             for member in ArchiveReader(stream, shard=name):
                 head = member.read()[:HEAD_BYTES] if is_photo(member.component) else b""
@@ -106,7 +117,7 @@ def _scan(task: "tuple[Path | RemoteFile, str]", report: Report) -> list[_Member
     return members
 
 
-def _records(file: "Path | RemoteFile", name: str, members: Sequence[_Member]) -> list[Record]:
+def _records(file: File, name: str, members: Sequence[_Member]) -> list[Record]:
     records: list[Record] = []
     components: dict[str, object] = {}
     key: str | None = None
@@ -120,22 +131,3 @@ def _records(file: "Path | RemoteFile", name: str, members: Sequence[_Member]) -
             )
         components[member.component] = Range(file, member.offset, member.size, member.head)
     return records
-
-
-class _Stream:
-    """An object, as a stream that can be read."""
-
-    def __init__(self, file: RemoteFile) -> None:
-        self._file, self._position = file, 0
-
-    def read(self, size: int) -> bytes:
-        buffer = bytearray(size)
-        num = self._file.read_into(memoryview(buffer), offset=self._position)
-        self._position += num
-        return bytes(memoryview(buffer)[:num])
-
-    def __enter__(self) -> "_Stream":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()

@@ -1,6 +1,5 @@
 """Names of shards that count up: one text in, with its numbers in braces, and each single name out."""
 
-import itertools
 import math
 import re
 from collections.abc import Iterator, Sequence
@@ -74,11 +73,12 @@ class Template:
     def names(self) -> Iterator[str]:
         """The names, the last range running fastest."""
         if self.ranges:
-            for numbers in itertools.product(*self.ranges):
-                yield self._filled(numbers)
+            yield from map(self._filled, _product(self.ranges))
 
     def holds(self, name: str) -> bool:
         """Whether it is one of the names."""
+        if not name.startswith(self.prefix):
+            return False
         pattern = "".join(
             re.escape(part) + ("([0-9]+)" if row < len(self.ranges) else "") for row, part in enumerate(self.parts)
         )
@@ -92,6 +92,17 @@ class Template:
     def _filled(self, numbers: Sequence[int]) -> str:
         filled = (f"{number:0{width}}" for number, width in zip(numbers, self.widths, strict=True))
         return self.parts[0] + "".join(text + part for text, part in zip(filled, self.parts[1:], strict=True))
+
+
+def _product(ranges: Sequence[range]) -> Iterator[tuple[int, ...]]:
+    # Not itertools', which first makes a tuple of each range: 40 MB for the million names that each class has.
+    if not ranges:
+        yield ()
+        return
+    first, *others = ranges
+    for number in first:
+        for rest in _product(others):
+            yield number, *rest
 
 
 def template_of(names: Sequence[str]) -> Template | None:

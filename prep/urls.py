@@ -11,6 +11,7 @@ from urllib.parse import unquote
 
 from prep.errors import DataError, StoreError
 from prep.store import PROVIDERS, AisStore, LocalStore, Store
+from prep.templates import extension_of
 
 __all__ = ["ShardSet", "check_object_name", "is_remote", "open_store", "resolve_shards", "shared_prefix"]
 
@@ -25,6 +26,9 @@ _RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.(-?\d+))?")
 # An empty part, one of dots alone, or a NUL. The last part may be empty: it is what a prefix ends with.
 _ODD_PART = re.compile(r"(?:^|/)(?:\.{0,2}/|\.{1,2}$)|\0")
 _ONE_RANGE = re.compile(r"([^{}\\]*)\{([0-9]+)\.\.([0-9]+)\}([^{}\\]*)")
+
+# What no command here reads: a name that ends so is a shard's all the same, and told from one that is not there.
+_FOREIGN = (".tar.lz4", ".tar.zst", ".tar.xz", ".tar.bz2", ".txz", ".tbz2", ".zip")
 
 ShardUrls = str | Path | Sequence[str | Path]
 
@@ -95,7 +99,7 @@ def check_object_name(name: str, *, url: str) -> None:
         )
 
 
-def resolve_shards(urls: ShardUrls, *, endpoint: str | None) -> ShardSet:
+def resolve_shards(urls: ShardUrls, *, endpoint: str | None, compressed: bool = False) -> ShardSet:
     """The shards that ``urls`` names, in order.
 
     Args:
@@ -105,9 +109,12 @@ def resolve_shards(urls: ShardUrls, *, endpoint: str | None) -> ShardSet:
             path ``/a b/``; ``~`` is the home directory. A local shard may be a symbolic link to anywhere: the tree is
             the user's own.
         endpoint: AIStore's proxy, for buckets.
+        compressed: Whether ``.tgz`` and ``.tar.gz`` will do: of a prefix, glob or directory where there is no ``.tar``,
+            and where they are named.
 
     Raises:
-        DataError: If a bucket lists a shard whose name would stand for another object's in an HTTP path, or on a disk.
+        DataError: If a bucket lists a shard whose name would stand for another object's in an HTTP path, or on a disk;
+            if a shard is compressed, and ``compressed`` is false or it is so in another way.
         StoreError: If a prefix, glob or directory holds no ``.tar``, or there is no such directory.
         ValueError: If the list is empty, names a shard twice, or spans stores; if braces stand for more than
             `MAX_EXPANDED` names, or an object's name is none; if a prefix or directory holds several sets.
@@ -117,7 +124,9 @@ def resolve_shards(urls: ShardUrls, *, endpoint: str | None) -> ShardSet:
         raise ValueError("shards must name at least one tar, got an empty list")
     expanded: list[str] = []
     for url in listed:
-        expanded += _expand(url, endpoint=endpoint)
+        found = _expand(url, endpoint=endpoint)
+        _check_compression(found, url=str(url), compressed=compressed)
+        expanded += found
     if is_remote(listed[0]):
         scheme, _, rest = str(listed[0]).partition("://")
         root = f"{scheme}://{rest.partition('/')[0]}"
@@ -140,7 +149,7 @@ def shared_prefix(names: Sequence[str]) -> str:
     >>> shared_prefix(["only.tar"])
     'only'
     """
-    stems = [name.removesuffix(".tar") for name in names]
+    stems = [_stem(name) for name in names]
     return os.path.commonprefix(stems).rstrip("0123456789")  # noqa: RUF071 (by character is what is meant)
 
 
@@ -157,11 +166,11 @@ def _expand(url: str | Path, *, endpoint: str | None) -> list[str]:
             )
         return _expand_range(text) or list(braceexpand(text))
     is_glob = not is_remote(url) and glob.has_magic(text) and not exists
-    if text.endswith(".tar") and not is_glob:
+    if _ending(text) and not is_glob and (text.endswith(".tar") or is_remote(url) or not path.is_dir()):
         return [text]
     if is_remote(url):
         store, prefix = open_store(url, endpoint=endpoint)
-        listed = [entry.name for entry in store.list(prefix) if entry.name.endswith(".tar")]
+        listed = [entry.name for entry in store.list(prefix) if _ending(entry.name)]
         if odd := next((name for name in listed if not _is_object_name(name)), None):
             raise DataError(
                 f"bucket '{store.url}' lists a shard '{_shown(odd)}'; expected a name without NUL whose parts are not "
@@ -169,15 +178,17 @@ def _expand(url: str | Path, *, endpoint: str | None) -> list[str]:
             )
         found = [store.locate(name) for name in listed]
     elif is_glob:
-        found = sorted(name for name in glob.glob(text) if name.endswith(".tar"))  # noqa: PTH207 (text may be absolute)
+        found = sorted(name for name in glob.glob(text) if _ending(name))  # noqa: PTH207 (text may be absolute)
     elif path.is_dir():
-        found = sorted(str(shard) for shard in path.glob("*.tar"))
+        found = sorted(str(entry) for entry in path.iterdir() if _ending(entry.name))
         if not found:
             raise StoreError(f"directory '{text}' holds no .tar; expected shards such as samples-000000.tar")
     elif not path.parent.is_dir():
         raise StoreError(f"no such directory: '{path.parent}', of '{text}'")
     else:
-        found = sorted(str(shard) for shard in path.parent.glob(f"{glob.escape(path.name)}*.tar"))
+        named = (entry for entry in path.parent.iterdir() if entry.name.startswith(path.name))
+        found = sorted(str(entry) for entry in named if _ending(entry.name))
+    found = _plain_first(found)
     if not found:
         raise StoreError(f"'{text}' matches no .tar; expected shards such as {text.rstrip('*/-_')}-000000.tar")
     if not is_glob:
@@ -185,9 +196,53 @@ def _expand(url: str | Path, *, endpoint: str | None) -> list[str]:
     return found
 
 
+def _ending(name: str) -> str:
+    """How a shard's name ends; empty of what is none."""
+    return extension_of(name) or next((ending for ending in _FOREIGN if name.endswith(ending)), "")
+
+
+def _stem(name: str) -> str:
+    return name.removesuffix(_ending(name))
+
+
+def _plain_first(found: Sequence[str]) -> list[str]:
+    """Without compressed shards that lie unpacked beside, or are of another set than plain ones."""
+    if not any(name.endswith(".tar") for name in found):
+        return [name for name in found if extension_of(name)] or list(found)
+    plain = {_stem(name) for name in found if name.endswith(".tar")}
+    sets = {stem.rstrip("0123456789") for stem in plain}
+
+    def is_lacking(stem: str) -> bool:
+        return stem not in plain and stem.rstrip("0123456789") in sets
+
+    return [name for name in found if name.endswith(".tar") or is_lacking(_stem(name))]
+
+
+def _check_compression(names: Sequence[str], *, url: str, compressed: bool) -> None:
+    """Refuse shards in which nothing can be found by its place.
+
+    Raises:
+        DataError: Names the first one, and says what to do.
+    """
+    packed = [name for name in names if not name.endswith(".tar") and _ending(name)]
+    foreign = next((name for name in packed if not extension_of(name)), None)
+    if foreign is not None:
+        raise DataError(
+            f"shard '{foreign}' is compressed as {_ending(foreign)}; DALI reads plain .tar, and prep shuffle and pack "
+            "tars .tgz and .tar.gz besides: unpack it"
+        )
+    if packed and not compressed:
+        more = f", and so are {len(packed) - 1} more" if len(packed) > 1 else ""
+        raise DataError(
+            f"shard '{packed[0]}' is compressed{more}: DALI reads a sample at its place in a plain .tar, and a "
+            f"compressed one has no such places; write plain ones: dali-pipes prep shuffle '{url}' --extension .tar "
+            "(with --algorithm none their order stays)"
+        )
+
+
 def _check_one_set(found: Sequence[str], *, url: str) -> None:
     """Refuse what would join two data sets: the shards that were packed and those that were shuffled from them, say."""
-    sets = Counter(name.removesuffix(".tar").rstrip("0123456789") for name in found)
+    sets = Counter(_stem(name).rstrip("0123456789") for name in found)
     if len(sets) > 1:
         counted = ", ".join(f"'{prefix}' ({count} shards)" for prefix, count in sorted(sets.items())[:4])
         raise ValueError(f"'{url}' holds shards of {len(sets)} sets: {counted}; name one of them, or list the shards")

@@ -492,12 +492,28 @@ def _run(work: tuple[list[_Task], int], setup: _Setup, drawn: Any) -> Iterator[S
 
 @contextlib.contextmanager
 def _without_interrupts() -> Iterator[None]:
-    """Ctrl-C waits: it is for this process to answer, not for those that it starts meanwhile."""
+    """Ctrl-C waits: it is for this process to answer, not for those that it starts meanwhile.
+
+    They keep the mask. It does not keep this one from being interrupted: a thread of some library takes the signal, and
+    Python answers it in the main thread, half-way through what a new process is told. So the handlers wait, too.
+    """
+    came: list[int] = []
+    kept = {}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                # None: of a host that is no Python, whose own it is.
+                if (handler := signal.getsignal(number)) is not None:
+                    kept[number] = handler
+                    signal.signal(number, lambda number, _: came.append(number))
         yield
     finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for caught in came:
+            signal.raise_signal(caught)
 
 
 _make_worker: Callable[[], _Worker] | None = None

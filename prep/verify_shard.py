@@ -13,6 +13,7 @@ from prep.archive import ArchiveReader, Header, Member
 from prep.decoders import Decoder, Undecodable, decode
 from prep.errors import DataError
 from prep.index import check_member_name, parse_label
+from prep.keys import split_key
 from prep.manifest import LABEL_COMPONENT, ShardIndex
 from prep.photos import is_photo
 
@@ -37,6 +38,7 @@ KINDS: Mapping[str, str] = {
     "split": "samples whose members do not stand together",
     "twice": "components that a sample has twice",
     "name": "members whose names cannot be keys",
+    "link": "components that are links",
     # What is wrong with a sample: it can be left out.
     "duplicate": "keys that come more than once",
     "missing": "components that samples lack",
@@ -64,6 +66,8 @@ _BLOCK_BYTES = 512
 _PIXELS_AT_A_TIME = 1 << 20
 # Examples that a note names.
 _SHOWN = 3
+# Kinds of headers: links, and what stands before a member's own.
+_LINKS, _EXTENDED = frozenset(b"12"), frozenset(b"xXgLK")
 # Control characters, and bytes that are no UTF-8.
 _ODD = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
@@ -180,7 +184,7 @@ def verify_shard(
     rows.finish()
     report.num_bytes, report.checksum = archive.num_bytes, archive.checksum
     if report.part == 0:
-        report.findings += archive.notes()
+        report.findings += [*archive.links, *archive.notes()]
 
 
 def index_problem(index: ShardIndex, report: ShardReport) -> str | None:
@@ -219,14 +223,20 @@ class _Inspected(ArchiveReader):
         """Bytes of nothing but zeros from there on."""
         self._trailing = False
         self._long: dict[str, int] = {}
+        self._path = b""
+        """The name that an extended header has for the next member."""
+        self.links: list[Finding] = []
+        """Members of samples that are links: no reader of shards follows one."""
         self._outside: list[str] = []
-        self._num_outside = self._num_spaces = 0
+        self._num_members = self._num_outside = self._num_spaces = 0
 
     def notes(self) -> list[Finding]:
         """What was noted."""
         texts = [
             f"{number} member{'' if number == 1 else 's'} with {kind}" for kind, number in sorted(self._long.items())
         ]
+        if self._stop >= 0 and not self._num_members:
+            texts.append("holds no sample; DALI without an index takes it for one of empty components")
         if self._num_outside:
             shown = ", ".join(f"'{name}'" for name in self._outside)
             more = f" and {self._num_outside - len(self._outside)} more" if self._num_outside > _SHOWN else ""
@@ -248,11 +258,27 @@ class _Inspected(ArchiveReader):
         elif header.kind == ord("L"):
             kind = "GNU's long name, at which wds2idx points to wrong bytes"
             self._long[kind] = self._long.get(kind, 0) + 1
+        elif header.kind not in _EXTENDED:
+            if header.kind in _LINKS:
+                self._add_link((self._path or header.name).decode("utf-8", "surrogateescape"))
+            self._path = b""
         return header
+
+    def _add_link(self, name: str) -> None:
+        if (names := split_key(name)) is not None:
+            text = "is a link, which no reader of shards follows; pack it anew (tar: --hard-dereference or -h)"
+            self.links.append(Finding("link", self._name, names[0], names[1].lower(), text))
+
+    def _extended(self, header: Header) -> bytes:
+        content = super()._extended(header)
+        if header.kind == ord("L"):
+            self._path = content.partition(b"\0")[0]
+        return content
 
     def _pax_records(self, header: Header) -> dict[bytes, bytes]:
         records = super()._pax_records(header)
         if records.get(b"path"):
+            self._path = records[b"path"]
             kind = "a PAX long name, which DALI without an index takes for another sample"
             self._long[kind] = self._long.get(kind, 0) + 1
         return records
@@ -261,6 +287,7 @@ class _Inspected(ArchiveReader):
         belongs = False
         for member in super()._member(name, size, kind, said):
             belongs = True
+            self._num_members += 1
             self._num_spaces += any(character.isspace() for character in name)
             yield member
         if not belongs and kind in b"0\x007":

@@ -1,5 +1,6 @@
 """Shards to a contact sheet: some of their samples drawn by a seed, photos with their masks over them, their labels."""
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -22,6 +23,9 @@ __all__ = ["Sheet", "draw_sheet"]
 
 MAX_CELLS = 1000
 """Samples of one sheet: at 176 pixels each, a picture 53,000 pixels high."""
+
+# Of at most 18 digits, which 64 bits hold.
+_CLASS_ID = re.compile(r"-?[0-9]{1,18}")
 
 Int64s = npt.NDArray[np.int64]
 Pixels = npt.NDArray[np.uint8]
@@ -74,18 +78,21 @@ def draw_sheet(
         show_progress: Draw bars.
 
     Raises:
-        DataError: If there is no such key, class or component, or a manifest, index or shard cannot be read.
+        DataError: If there is no sample, or no such key, class or component, or a manifest, index or shard cannot be
+            read.
         ValueError: If ``num`` is not in [1, `MAX_CELLS`].
     """
     if not 1 <= num <= MAX_CELLS:
         raise ValueError(f"num must be in [1, {MAX_CELLS}], got {num}")
     indexed = IndexedSet(shards, show_progress=show_progress)
+    if not indexed.manifest.num_samples:
+        raise DataError(f"'{shards.url}' holds no sample to show")
     wanted = _class_ids(indexed, labels)
     chosen, num_matching = _choose(indexed, wanted, keys, num=num, seed=seed)
     cells: list[Cell] = []
     named: list[str] = []
     undecodable: list[str] = []
-    for row, at, index in _with_index(indexed, chosen):
+    for row, at, index in _with_index(indexed, chosen, show_progress=show_progress):
         cell = _cell(indexed, row, at, index, photo=photo, mask=mask, undecodable=undecodable)
         cells.append(cell)
         named.append(index.keys[at])
@@ -118,7 +125,7 @@ def _class_ids(indexed: IndexedSet, labels: Sequence[str]) -> Int64s | None:
     for text in labels:
         if text in by_name:
             found.append(by_name[text])
-        elif text.removeprefix("-").isdecimal():
+        elif _CLASS_ID.fullmatch(text):
             found.append(int(text))
         else:
             table = shown(sorted(by_name)) if by_name else "none: the set has no class table, name the id"
@@ -164,10 +171,12 @@ def _choose(
     return [_Chosen(row, at) for row, at in found[drawn].tolist()], len(found)
 
 
-def _with_index(indexed: IndexedSet, chosen: Sequence[_Chosen]) -> Iterator[tuple[int, int, ShardIndex]]:
+def _with_index(
+    indexed: IndexedSet, chosen: Sequence[_Chosen], *, show_progress: bool
+) -> Iterator[tuple[int, int, ShardIndex]]:
     """Each sample with its shard's index, which is read again only where the shard changes."""
     row_of_index, index = -1, None
-    with bar(what="view", total=len(chosen), unit="samples", delay_s=1) as drawn:
+    with bar(what="view", total=len(chosen), unit="samples", shown=show_progress, delay_s=1) as drawn:
         for row, at in chosen:
             if index is None or row != row_of_index:
                 row_of_index, index = row, indexed.read(row)

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from bench.loaders import Batch, Loader, LoaderOptions
+from bench.loaders import ALL_PARTS, Batch, Loader, LoaderOptions
 from bench.loaders.devices import delivery_device
 from bench.loaders.workers import endpoint_of, shard_urls
 
@@ -36,6 +36,7 @@ def open_loader(shards: "ShardSet", *, options: LoaderOptions) -> Iterator[Loade
 class _DaliEpochs:
     num_workers = 0
     decode = "dali"
+    gives = ALL_PARTS
 
     def __init__(self, loader: Any, *, device: str) -> None:
         self._loader = loader

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from bench.loaders import Batch, Loader, LoaderOptions
+from bench.loaders import ALL_PARTS, Batch, Loader, LoaderOptions
 from bench.loaders.devices import delivery_device
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ def open_loader(shards: "ShardSet", *, options: LoaderOptions) -> Iterator[Loade
 class _MemoryEpochs:
     num_workers = 0
     decode = "dali"
+    gives = ALL_PARTS
 
     def __init__(
         self,

@@ -1,8 +1,7 @@
 """Shards, or TFRecord files, to batches by DALI's own readers: what a script has that takes nothing of `dali_pipes`.
 
-One pipeline: reader, decoders, crop. Photo and mask go through the operators of `dali_pipes.segmentation` with the same
-arguments; their sizes, which the shard indexes tell it, are read from the headers in the graph here. Samples come in
-the order of the files, the same in each epoch: nothing is shuffled.
+One pipeline: reader, decoders, crop (`plain_dali`). Samples come in the order of the files, the same in each epoch:
+nothing is shuffled.
 
 Not in the registry of loaders: what these read must be made first, see `bench.tfrecord`.
 """
@@ -13,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.loaders import Batch, Loader, LoaderOptions
+from bench.loaders import Loader, LoaderOptions
 from bench.loaders.devices import delivery_device
+from bench.loaders.plain_dali import PlainEpochs, padded_text, plain_pipeline, segmentation_outputs
 from prep.errors import DataError
 from prep.export import ENCODED, KEY, LABEL
 from prep.keys import split_key
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 __all__ = ["ReaderFiles", "open_loader", "open_reader", "webdataset_index"]
 
 READER = "reader"
-PREFETCH_QUEUE_DEPTH = 2  # dali_pipes.loader's default
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,9 +34,12 @@ class ReaderFiles:
 
     kind: str
     """``webdataset`` or ``tfrecord``."""
-    paths: Sequence[Path]
+    paths: Sequence[Path | str]
+    """Or URLs, where the reader takes them."""
     index_paths: Sequence[Path]
     """As many."""
+    prefetch_queue_depth: int = 1
+    """Batches that the reader holds ready; DALI's default."""
 
 
 def webdataset_index(index: "ShardIndex") -> str:
@@ -71,12 +73,12 @@ def open_loader(files: ReaderFiles, *, options: LoaderOptions) -> Iterator[Loade
     from nvidia.dali.plugin.pytorch import DALIGenericIterator
 
     device = delivery_device(options.device)
-    pipeline = _pipeline(device, options)
+    pipeline = plain_pipeline(device, options)
     with pipeline:
         photo, mask, label, key = _read(files, options)
         from nvidia.dali import fn
 
-        image, trimap = _segmentation(photo, mask, options, device="mixed" if device == "cuda" else "cpu")
+        image, trimap = segmentation_outputs(photo, mask, options, device=device)
         # As tensors, rows must be of one length.
         pipeline.set_outputs(image, trimap, fn.pad(label), fn.pad(key))
     iterator = DALIGenericIterator(
@@ -88,7 +90,7 @@ def open_loader(files: ReaderFiles, *, options: LoaderOptions) -> Iterator[Loade
         last_batch_policy=LastBatchPolicy.PARTIAL,
         prepare_first_batch=False,
     )
-    loader = _Epochs(iterator, _labels_of(files), _keys_of(files), device=device)
+    loader = PlainEpochs(iterator, labels=_labels_of(files), keys=_keys_of(files), device=device)
     try:
         yield loader
     finally:
@@ -96,34 +98,10 @@ def open_loader(files: ReaderFiles, *, options: LoaderOptions) -> Iterator[Loade
         del iterator, pipeline
 
 
-class _Epochs:
-    num_workers = 0
-    decode = "dali"
-
-    def __init__(
-        self, iterator: Any, labels: Callable[[Any], Any], keys: Callable[[Any], list[str]], *, device: str
-    ) -> None:
-        self._iterator, self._labels, self._keys = iterator, labels, keys
-        self.device = device
-
-    def epoch(self) -> Iterator[Batch]:
-        for (batch,) in self._iterator:
-            yield {
-                "image": batch["image"],
-                "trimap": batch["trimap"],
-                "label": self._labels(batch["label"]),
-                "key": self._keys(batch["key"]),
-            }
-
-    def close(self) -> None:
-        """Destroy the pipeline. Can be called twice."""
-        self._iterator = None
-
-
 @contextlib.contextmanager
 def open_reader(files: ReaderFiles, *, options: LoaderOptions) -> Iterator[Callable[[], int]]:
     """The reader alone: a function that reads an epoch, photos, masks and labels, and returns its samples."""
-    pipeline = _pipeline("cpu", options)
+    pipeline = plain_pipeline("cpu", options)
     with pipeline:
         photo, mask, label, _ = _read(files, options)
         pipeline.set_outputs(photo, mask, label)
@@ -137,19 +115,6 @@ def open_reader(files: ReaderFiles, *, options: LoaderOptions) -> Iterator[Calla
         return num_samples
 
     yield epoch
-
-
-def _pipeline(device: str, options: LoaderOptions) -> Any:
-    import torch
-    from nvidia.dali.pipeline import Pipeline
-
-    return Pipeline(
-        batch_size=options.batch_size,
-        num_threads=options.num_threads,
-        device_id=None if device == "cpu" else torch.cuda.current_device(),
-        prefetch_queue_depth=PREFETCH_QUEUE_DEPTH,
-        exec_dynamic=True,
-    )
 
 
 def _read(files: ReaderFiles, options: LoaderOptions) -> tuple[Any, Any, Any, Any]:
@@ -166,6 +131,7 @@ def _read(files: ReaderFiles, options: LoaderOptions) -> tuple[Any, Any, Any, An
             ext=[options.photo, options.mask, "cls"],
             missing_component_behavior="error",
             pad_last_batch=True,
+            prefetch_queue_depth=files.prefetch_queue_depth,
             name=READER,
             **places,
         )
@@ -186,52 +152,19 @@ def _read(files: ReaderFiles, options: LoaderOptions) -> tuple[Any, Any, Any, An
     return read[ENCODED], read[options.mask], read[LABEL], read[KEY]
 
 
-def _segmentation(photo: Any, mask: Any, options: LoaderOptions, *, device: str) -> tuple[Any, Any]:
-    """`dali_pipes.segmentation`, its arrays computed by operators."""
-    from nvidia.dali import fn, math, types
-
-    from dali_pipes.graph.pipelines import IMAGENET_MEAN, IMAGENET_STD, _normalised
-
-    def window_of(encoded: Any, **normalised: Any) -> Any:
-        size = fn.peek_image_shape(encoded, dtype=types.INT32, adjust_orientation=False)[0:2]
-        # As `dali_pipes.graph.pipelines.center_crop_start`: half of what is more, halves to even; padding is half of
-        # what is less, rounded down.
-        slack = math.max(size - options.crop, 0)
-        half = slack // 2
-        start = half + (slack & 1) * (half & 1)
-        shape = math.min(size, options.crop)
-        deficit = options.crop - shape
-        position = fn.cast(deficit // 2, dtype=types.FLOAT) / math.max(deficit, 1)
-        pixels = fn.decoders.image_slice(
-            encoded,
-            start,
-            shape,
-            axes=(0, 1),
-            device=device,
-            output_type=types.RGB if normalised["dtype"] == "float32" else types.GRAY,
-            adjust_orientation=False,
-        )
-        return _normalised(pixels, options.crop, position, layout="CHW", **normalised)
-
-    return (
-        window_of(photo, mean=IMAGENET_MEAN, std=IMAGENET_STD, dtype="float32"),
-        window_of(mask, mean=(0,), std=(1,), dtype="uint8"),
-    )
-
-
 def _labels_of(files: ReaderFiles) -> Callable[[Any], Any]:
     """From the reader's labels, padded, to int64 [B]."""
     import torch
 
     if files.kind == "tfrecord":
         return lambda labels: labels.reshape(-1)
-    return lambda digits: torch.tensor([int(_text(row)) for row in digits.numpy()])
+    return lambda digits: torch.tensor([int(padded_text(row)) for row in digits.numpy()])
 
 
 def _keys_of(files: ReaderFiles) -> Callable[[Any], list[str]]:
     """From what names a sample, padded: the key, or where the photo lies, ``PATH:OFFSET:KEY.COMPONENT``."""
     if files.kind == "tfrecord":
-        return lambda rows: [_text(row) for row in rows.numpy()]
+        return lambda rows: [padded_text(row) for row in rows.numpy()]
     starts = tuple(f"{path}:" for path in files.paths)
 
     def key_of(text: str) -> str:
@@ -240,8 +173,4 @@ def _keys_of(files: ReaderFiles) -> Callable[[Any], list[str]]:
         assert names is not None, "our index names members of samples"
         return names[0]
 
-    return lambda rows: [key_of(_text(row)) for row in rows.numpy()]
-
-
-def _text(row: Any) -> str:
-    return bytes(row).rstrip(b"\0").decode()
+    return lambda rows: [key_of(padded_text(row)) for row in rows.numpy()]

@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
-from bench.loaders import LoaderOptions
+from bench.loaders import ALL_PARTS, LoaderOptions
 from prep.errors import PipesError
 from prep.store import AisStore
 from prep.urls import open_store
@@ -30,9 +30,11 @@ __all__ = [
     "PREFETCH_FACTOR",
     "WorkerEpochs",
     "check_shared_memory",
+    "end_with_main",
     "endpoint_of",
     "fitting_batch_size",
     "num_batches_shared",
+    "open_stream",
     "opener_for_workers",
     "sample_bytes",
     "shard_urls",
@@ -81,12 +83,17 @@ def _register_opener(worker: int, *, endpoint: str | None, main_pid: int) -> Non
     import webdataset
     from webdataset.gopen import gopen_schemes
 
-    threading.Thread(target=_end_with, args=(main_pid,), name="end-with-main", daemon=True).start()
+    end_with_main(main_pid)
     del worker
     assert webdataset is not None
     if endpoint is not None:
         for scheme in ("ais", "s3", "gs", "az"):
             gopen_schemes[scheme] = functools.partial(_open_object, endpoint=endpoint)
+
+
+def end_with_main(main_pid: int) -> None:
+    """Have this process, a worker, end when the main process does, however that ends."""
+    threading.Thread(target=_end_with, args=(main_pid,), name="end-with-main", daemon=True).start()
 
 
 def _end_with(main_pid: int) -> None:
@@ -117,6 +124,13 @@ def _poll_until_ended(pid: int) -> None:
             time.sleep(MAIN_POLL_S)
 
 
+def open_stream(url: str, *, endpoint: str | None) -> BinaryIO:
+    """A shard's bytes, front to back: of a local path, or of a URL such as ``ais://pets/shuffled-000000.tar``."""
+    if endpoint is None:
+        return Path(url).open("rb")
+    return cast("BinaryIO", _open_object(url, endpoint=endpoint))
+
+
 def _open_object(url: str, mode: str = "rb", bufsize: int = -1, *, endpoint: str) -> io.BufferedReader:
     del bufsize
     assert mode == "rb", mode
@@ -141,7 +155,7 @@ def check_shared_memory(num_samples: int, *, options: LoaderOptions) -> None:
     needed, free = num_samples * sample_bytes(options), _free_shared_memory()
     if free < needed:
         raise PipesError(
-            f"WebDataset's workers hand over up to {num_samples} samples at a time in shared memory, "
+            f"the workers hand over up to {num_samples} samples at a time in shared memory, "
             f"{needed >> 20} MiB, and {SHARED_MEMORY} has {free >> 20} MiB free; lower --batch-size, or give the "
             "container more: docker run --shm-size=2g"
         )
@@ -195,10 +209,18 @@ class WorkerEpochs:
         num_workers: Its worker processes.
         decode: What they decode with.
         device: Where the training step wants its batches; pinned memory is used for ``cuda``.
+        gives: The parts of a batch that ``batches`` have.
     """
 
     def __init__(
-        self, batches: Any, *, data_loader: "DataLoader[Any]", num_workers: int, decode: str, device: str
+        self,
+        batches: Any,
+        *,
+        data_loader: "DataLoader[Any]",
+        num_workers: int,
+        decode: str,
+        device: str,
+        gives: frozenset[str] = ALL_PARTS,
     ) -> None:
         self._batches = batches
         self._data_loader = data_loader
@@ -206,6 +228,7 @@ class WorkerEpochs:
         self.num_workers = num_workers
         self.decode = decode
         self.device = device
+        self.gives = gives
 
     def epoch(self) -> "Iterator[Batch]":
         self._leave_epoch()

@@ -27,7 +27,8 @@ Int64s = npt.NDArray[np.int64]
 def image_key(manifest: Manifest, *, alignment: int = EXTENT_ALIGNMENT) -> str:
     """Which image belongs to a manifest: 32 hexadecimal digits of the SHA-256 of all that lies in it.
 
-    Another size or checksum of any shard or index gives another image, so new bytes never meet old ones.
+    Another size or checksum of any shard or index gives another image, so new bytes never meet old ones; nor do those
+    that an ETL gives meet those that are stored: the manifest's digest covers its name.
     """
     state = hashlib.sha256(f"{manifest.digest} {alignment}".encode())
     for column in (manifest.index_bytes, manifest.index_checksums):

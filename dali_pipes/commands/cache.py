@@ -74,6 +74,7 @@ def list_images(*, cache_dir: Path | None, as_json: bool) -> None:
     help="What all images there may take.  [default: half of free memory, or nine tenths of a disk's free space]",
 )
 @click.option("--connections", default=8, show_default=True, type=click.IntRange(min=1), help="Shards in flight.")
+@click.option("--etl", metavar="NAME", help="Read them through this running ETL.  [default: as they are stored]")
 @cluster_options
 @json_option
 def warm(
@@ -82,6 +83,7 @@ def warm(
     cache_dir: Path,
     cache_bytes: int | None,
     connections: int,
+    etl: str | None,
     endpoint: str | None,
     embedded_dir: Path | None,
     as_json: bool,
@@ -98,7 +100,7 @@ def warm(
 
     started = time.perf_counter()
     with contextlib.ExitStack() as resources:
-        found = find_shards(list(urls), endpoint=endpoint, embedded_dir=embedded_dir, resources=resources)
+        found = find_shards(list(urls), endpoint=endpoint, embedded_dir=embedded_dir, resources=resources, etl=etl)
         indexed = Indexed(found, alignment=extent_alignment(cache_dir))
         # No promise is asked for: what loaders at work were promised is theirs, the rest can be had.
         image = open_image(

@@ -116,13 +116,14 @@ class Connection:
         proxy: str | None = select_proxy(url, get_environ_proxies(url)) or None
         return proxy if proxy is None or "://" in proxy else f"http://{proxy}"
 
-    def object_url(self, bucket: str, name: str, *, provider: str) -> str:
+    def object_url(self, bucket: str, name: str, *, provider: str, **query: str) -> str:
         """As the SDK builds it; nothing in a name is folded.
 
         >>> Connection(endpoint="http://localhost:51080").object_url("pets", "a b/../x.tar", provider="ais")
         'http://localhost:51080/v1/objects/pets/a%20b/../x.tar?provider=ais'
         """
-        return f"{urljoin(self.endpoint, 'v1')}/objects/{bucket}/{quote(name)}?{urlencode({'provider': provider})}"
+        query = {"provider": provider, **query}
+        return f"{urljoin(self.endpoint, 'v1')}/objects/{bucket}/{quote(name)}?{urlencode(query)}"
 
 
 def is_token_for(endpoint: str, url: str) -> bool:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from dali_pipes import stages
 from dali_pipes.cache.cache import Take
 from dali_pipes.cache.extents import Extent
 from dali_pipes.cache.image import Image
@@ -516,9 +517,10 @@ class Stager:
     def _fill(self, shard: int, fetcher: Fetcher, *, is_there: bool) -> None:
         error: Exception | None = None
         try:
-            whole = (is_there and self._is_whole(shard)) or self._fetch(shard, fetcher)
-            if whole:
-                self._image.finish(shard)
+            with stages.busy("stage"):
+                whole = (is_there and self._is_whole(shard)) or self._fetch(shard, fetcher)
+                if whole:
+                    self._image.finish(shard)
         except Exception as exc:  # noqa: BLE001 (handed to whoever needs the shard)
             whole, error = False, exc
         try:
@@ -546,13 +548,15 @@ class Stager:
                 # Idle threads lend their connections where fewer shards are wanted than there are threads.
                 num_wanted = max(len(self._lacking), len(self._coming))
                 connections = max(1, self._num_fetchers // max(1, num_wanted))
-            if not fetcher.fetch(
-                object_name,
-                extent,
-                checksum=checksum,
-                stopped=lambda: self._is_left_off(shard),
-                num_connections=connections,
-            ):
+            with stages.busy("fetch"):
+                is_whole = fetcher.fetch(
+                    object_name,
+                    extent,
+                    checksum=checksum,
+                    stopped=lambda: self._is_left_off(shard),
+                    num_connections=connections,
+                )
+            if not is_whole:
                 return False
         with self._changed:
             self.fetched_bytes += sum(extent.size for _, extent, _ in objects)

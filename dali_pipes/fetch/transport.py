@@ -41,7 +41,6 @@ _REDIRECTS = (301, 302, 303, 307, 308)
 _PASSING = (408, 409, 423, 425, 429)  # 409 is AIStore's "the object is being written"
 _NOT_PASSING = (501, 505)
 _XXH64_TYPES = (DEFAULT_CHECKSUM_TYPE, "xxhash")  # AIStore has two implementations of it, and a name for each
-_REPLACED = "it was replaced since: put it back, or index the shards anew: dali-pipes prep index URL"
 _WANTS_CERTIFICATE = "if it wants a client's certificate, set AIS_CRT and AIS_CRT_KEY"
 
 
@@ -134,12 +133,19 @@ class _Part:
 class ObjectFetcher:
     """Fetches objects of one bucket; owned by one thread. Owns connections, which stay open between objects.
 
+    What is otherwise where shards are read through an ETL is in `dali_pipes.fetch.transformed`.
+
     Args:
         connection: The cluster.
         bucket: Its name.
         provider: ``ais``, or the cloud's from which the cluster reads it.
         retry: How long to go on when something breaks.
     """
+
+    _resumes = True
+    """Whether an object that broke off is read on from there."""
+    _other_bytes = "it was replaced since: put it back, or index the shards anew: dali-pipes prep index URL"
+    """Why an object is not what the manifest says, and what to do."""
 
     def __init__(
         self, connection: Connection, bucket: str, *, provider: str = "ais", retry: RetryPolicy | None = None
@@ -202,23 +208,28 @@ class ObjectFetcher:
             DataError: If the object is not what the manifest says.
             StoreError: If it cannot be had.
         """
-        where = f"{self._url}/{name}"
         num_parts = min(num_connections, extent.size // RANGE_BYTES) if self._reads_ranges else 1
         is_lasting = False
         if num_parts > 1:
             loop = Loop()
-            loop.start(self._fetch_parts(_Object(name, where, extent, checksum), num_parts, loop))
+            loop.start(self._fetch_parts(self._object(name, extent, checksum), num_parts, loop))
             try:
                 return loop.run(stopped)
             except _NoRangesError as exc:
-                _log.info("'%s': %s; reading it in one piece", where, exc)
+                _log.info("'%s/%s': %s; reading it in one piece", self._url, name, exc)
                 is_lasting = exc.is_lasting
         loop = Loop()
-        loop.start(self._fetch_part(_Object(name, where, extent, checksum), _Part(0, extent.size, is_range=False)))
+        loop.start(self._fetch_part(self._object(name, extent, checksum), _Part(0, extent.size, is_range=False)))
         is_whole = loop.run(stopped)
         if is_whole and is_lasting:
             self._reads_ranges = False
         return is_whole
+
+    def _object(self, name: str, extent: Extent, checksum: int) -> _Object:
+        return _Object(name, f"{self._url}/{name}", extent, checksum)
+
+    def _object_url(self, item: _Object) -> str:
+        return self._connection.object_url(self._bucket, item.name, provider=self._provider)
 
     def _fetch_parts(self, item: _Object, num_parts: int, loop: Loop) -> Steps[None]:
         """Several ranges at a time. The first one's answer says which object it is; then the others start."""
@@ -250,14 +261,10 @@ class ObjectFetcher:
             except _FaultError as exc:
                 fault = exc
             num_attempts += 1
-            has_moved = part.num_received > num_received and not fault.is_fruitless
+            has_moved = self._resumes and part.num_received > num_received and not fault.is_fruitless
             num_fruitless = 0 if has_moved else num_fruitless + 1
             if num_fruitless >= self._retry.attempts or num_attempts >= self._retry.max_attempts:
-                raise StoreError(
-                    f"'{item.where}' at {self._connection.endpoint}: given up after {num_attempts} attempts in "
-                    f"{time.monotonic() - item.started:.1f} s, the last one: {fault}; is the cluster well? "
-                    "AIS_ENDPOINT or --endpoint names it"
-                ) from fault
+                raise self._given_up(item, num_attempts, fault) from fault
             # Full jitter: clients that were sent away together do not come back together.
             longest_s = min(self._retry.cap_s, self._retry.base_s * 2.0**num_fruitless)
             wait_s = max(self._jitter.uniform(0, longest_s), min(fault.retry_after_s, MAX_RETRY_AFTER_S))
@@ -266,7 +273,16 @@ class ObjectFetcher:
             _log.info("'%s': attempt %d: %s; the next in %.2f s", item.where, num_attempts, fault, wait_s)
             yield Wait(None, 0, time.monotonic() + wait_s)
 
+    def _given_up(self, item: _Object, num_attempts: int, fault: _FaultError) -> Exception:
+        return StoreError(
+            f"'{item.where}' at {self._connection.endpoint}: given up after {num_attempts} attempts in "
+            f"{time.monotonic() - item.started:.1f} s, the last one: {fault}; is the cluster well? AIS_ENDPOINT or "
+            "--endpoint names it"
+        )
+
     def _attempt(self, item: _Object, part: _Part, on_head: Callable[[], None]) -> Steps[None]:
+        if not self._resumes:
+            part.restart()
         line, answer, body = yield from self._ask(item, part)
         try:
             self._check_head(item, part, answer)
@@ -286,7 +302,7 @@ class ObjectFetcher:
     def _ask(self, item: _Object, part: _Part) -> Steps[tuple[Line, Answer, Body]]:
         """The answer that has the object, redirects followed; its connection is the caller's to give back."""
         is_known = item.target is not None
-        url = item.target or self._connection.object_url(self._bucket, item.name, provider=self._provider)
+        url = item.target or self._object_url(item)
         byte_range = (part.position, part.stop) if part.is_range or part.position else None
         for _ in range(MAX_REDIRECTS):
             try:
@@ -355,7 +371,7 @@ class ObjectFetcher:
         if is_passing or is_known:
             return _FaultError(text, retry_after_s=_retry_after_s(answer))
         if answer.status == 416 and (size := _size_of(answer)) not in (None, item.extent.size):
-            return DataError(f"'{item.where}' has {size} bytes, the manifest says {item.extent.size}; {_REPLACED}")
+            return self._wrong_size(item, f"{size} bytes")
         match answer.status:
             case 401 | 403 if self._connection.token:
                 advice = "; the token in AIS_AUTHN_TOKEN may have expired, or may not read this bucket"
@@ -388,7 +404,7 @@ class ObjectFetcher:
                 part.restart()
                 raise _FaultError(f"asked for bytes {part.position} to {part.stop - 1}, it sends other ones")
         if found is not None and found != size:
-            raise DataError(f"'{item.where}' has {found} bytes, the manifest says {size}; {_REPLACED}")
+            raise self._wrong_size(item, f"{found} bytes")
         if is_whole and is_other:
             raise self._replaced(item, value)
         if part.is_range:
@@ -420,13 +436,21 @@ class ObjectFetcher:
                 for state in part.hashes:
                     state.update(self._block[:num])
             if not num:
-                raise _FaultError(f"its body ends after {part.position} of {item.extent.size} bytes")
+                raise self._short(item, part)
             part.position += num
             part.num_received += num
             yield NOW
         # Only where no length was announced.
         if not body.is_complete and (yield from body.receive(self._block)):
-            raise DataError(f"'{item.where}' has more than {item.extent.size} bytes, the manifest's; {_REPLACED}")
+            raise self._long(item, part)
+
+    def _short(self, item: _Object, part: _Part) -> Exception:
+        """What to raise for a body that ended early, as if that were its end."""
+        return _FaultError(f"its body ends after {part.position} of {item.extent.size} bytes")
+
+    def _long(self, item: _Object, part: _Part) -> Exception:
+        """What to raise for a body that goes on."""
+        return DataError(f"'{item.where}' has more than {item.extent.size} bytes, the manifest's; {self._other_bytes}")
 
     def _splice(self, extent: Extent, part: _Part, body: Body) -> Steps[int]:
         """The next bytes through a pipe into the file, and from there, while they are in the cache, into the hash."""
@@ -494,11 +518,13 @@ class ObjectFetcher:
             return None
         return f"its bytes have the {item.version[1]} {hashes[1].hexdigest()}, AIStore reports {item.version[2]}"
 
-    @staticmethod
-    def _replaced(item: _Object, digest: str) -> DataError:
+    def _replaced(self, item: _Object, digest: str) -> DataError:
         return DataError(
-            f"'{item.where}' has the xxhash2 {digest}, the manifest says {item.checksum:016x}; {_REPLACED}"
+            f"'{item.where}' has the xxhash2 {digest}, the manifest says {item.checksum:016x}; {self._other_bytes}"
         )
+
+    def _wrong_size(self, item: _Object, found: str) -> DataError:
+        return DataError(f"'{item.where}' has {found}, the manifest says {item.extent.size}; {self._other_bytes}")
 
 
 def _update(hashes: list[Checksum], data: bytes) -> None:

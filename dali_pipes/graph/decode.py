@@ -18,6 +18,7 @@ import numpy.typing as npt
 from nvidia.dali.pipeline import Pipeline
 from nvidia.dali.types import PipelineAPIType
 
+from dali_pipes import stages
 from dali_pipes.forks import keep_in_children
 from dali_pipes.graph.parse import parse_batch, stack
 from dali_pipes.graph.seam import (
@@ -34,7 +35,10 @@ from dali_pipes.reader.samples import Batch, Samples
 from prep.manifest import LABEL_COMPONENT
 from prep.photos import is_photo, read_photo_header
 
-__all__ = ["DecodeHalf", "Fed"]
+__all__ = ["DecodeHalf", "Fed", "decoders_behind", "set_hw_decoder_load"]
+
+# As the names of decoding operators begin, in a pipeline's own listing.
+_DECODERS = ("decoders__", "experimental__decoders__", "legacy__decoders__", "ImageDecoder")
 
 
 class Fed(NamedTuple):
@@ -72,6 +76,10 @@ class DecodeHalf:
         num_threads: Decoding threads.
         prefetch_queue_depth: Batches decoded ahead.
         seed: Of DALI's own random operators.
+        hw_decoder_load: Share of a batch's JPEGs that the GPU's JPEG engines are to decode, 0 to 1, in those decoders
+            of the graph that do not say themselves; ``None``: DALI's own default. On the CPU it changes nothing.
+        only_decoders: Leave out all of the graph behind its decoders: their outputs are the pipeline's, unnamed, and
+            only `run` is of use. To time decoding apart from the rest.
         example: A batch to learn by what the graph's arrays are like; ``None``: the data set's first sample, read.
 
     Raises:
@@ -89,15 +97,19 @@ class DecodeHalf:
         num_threads: int,
         prefetch_queue_depth: int,
         seed: int = 0,
+        hw_decoder_load: float | None = None,
+        only_decoders: bool = False,
         example: Batch | None = None,
     ) -> None:
+        if hw_decoder_load is not None and not 0 <= hw_decoder_load <= 1:
+            raise ValueError(f"hw_decoder_load must be in [0, 1], got {hw_decoder_load}")
         self.feed: Callable[[], Fed | None] = lambda: None
         """Gives the next batch, ``None`` at the end of the epoch; to be set before the first batch is scheduled."""
         self.scheduled: deque[Fed] = deque()
         """What was pulled and is not yet delivered, oldest first: DALI loses a batch that it cannot decode."""
         self._graph, self._samples = graph, samples
         self._example = samples.example() if example is None else example
-        self._device_id = device_id
+        self._device_id, self._hw_decoder_load, self._only_decoders = device_id, hw_decoder_load, only_decoders
         self.prefetch_queue_depth = prefetch_queue_depth
         self._settings: dict[str, Any] = {
             "batch_size": batch_size,
@@ -138,6 +150,13 @@ class DecodeHalf:
             nodes = [output for output in outputs.values() if not isinstance(output, ListOutput)]
             # A pipeline must have an output, and pulls batches by what it depends on: this one is delivered to nobody.
             nodes = nodes or [components.array(lambda batch: batch.ordinals)]
+            decoders = decoders_behind(nodes)
+            self.num_decoders = len(decoders)
+            """Decoding operators in the graph, of those that an output depends on."""
+            if self._hw_decoder_load is not None:
+                set_hw_decoder_load(decoders, self._hw_decoder_load)
+            if self._only_decoders:
+                nodes = [node for decoder in decoders for node in decoder.outputs] or nodes
             self.pipeline.set_outputs(*(nodes if self._device_id is None else [node.gpu() for node in nodes]))
         refuse_any_data(self.pipeline)
         self.random_operators = random_operators(self.pipeline)
@@ -147,6 +166,16 @@ class DecodeHalf:
         self.output_names = list(outputs)
         # What no output depends on DALI never asks for: it must not wait.
         self._waiting: dict[str, deque[Any]] = {name: deque() for name in self.inputs.used(self.pipeline)}
+
+    @property
+    def device_id(self) -> int | None:
+        """The CUDA device that is decoded on, ``None`` for the CPU."""
+        return self._device_id
+
+    @property
+    def num_threads(self) -> int:
+        """Decoding threads."""
+        return int(self._settings["num_threads"])
 
     @property
     def torch_device(self) -> str:
@@ -243,7 +272,7 @@ class DecodeHalf:
         # DALI's own first run pulls as many as its queue holds, and would wait for the shards of the second batch
         # before the first can be delivered.
         self.pipeline._first_iter = False
-        with self._iterator_scope():
+        with stages.busy("seam"), self._iterator_scope():
             self.pipeline.schedule_run()
 
     def take(self) -> tuple[Fed, dict[str, Any]]:
@@ -256,7 +285,8 @@ class DecodeHalf:
             ValueError: If an output's samples are not all of one shape.
         """
         with self._iterator_scope():
-            outputs = self.pipeline.share_outputs()
+            with stages.waiting("hand-over"):
+                outputs = self.pipeline.share_outputs()
             fed = self.scheduled.popleft()
             tensors: dict[str, Any] = {}
             tensor_lists = iter(outputs)
@@ -273,10 +303,19 @@ class DecodeHalf:
             self.pipeline.release_outputs()
         return fed, tensors
 
-    def twin(self) -> "DecodeHalf":
-        """Another pipeline of the same graph, to decode a batch apart from those in flight; to be closed."""
+    def twin(self, *, only_decoders: bool = False, **changed: Any) -> "DecodeHalf":
+        """Another pipeline of the same graph, to decode batches apart from those in flight; to be closed.
+
+        Args:
+            only_decoders: See `DecodeHalf`.
+            changed: ``num_threads``, ``prefetch_queue_depth`` (1 here, by default) and ``hw_decoder_load``, where they
+                are to be others.
+        """
         settings = {name: self._settings[name] for name in ("batch_size", "device_id", "num_threads", "seed")}
-        return DecodeHalf(self._graph, samples=self._samples, prefetch_queue_depth=1, example=self._example, **settings)
+        settings |= {"prefetch_queue_depth": 1, "hw_decoder_load": self._hw_decoder_load, **changed}
+        return DecodeHalf(
+            self._graph, samples=self._samples, only_decoders=only_decoders, example=self._example, **settings
+        )
 
     def decode(self, fed: Fed) -> dict[str, Any]:
         """One batch's outputs, while nothing else is in flight.
@@ -292,6 +331,22 @@ class DecodeHalf:
         except RuntimeError:
             self.scheduled.clear()
             raise
+
+    def run(self, fed: Fed) -> None:
+        """Decode one batch, while nothing else is in flight, and throw it away.
+
+        Raises:
+            RuntimeError: If DALI cannot decode it; the next batch can be decoded all the same.
+        """
+        waiting = [fed]
+        self.feed = lambda: waiting.pop() if waiting else None
+        self.schedule()
+        try:
+            with self._iterator_scope():
+                self.pipeline.share_outputs()
+                self.pipeline.release_outputs()
+        finally:
+            self.scheduled.clear()
 
     def drain(self) -> None:
         """Throw away what is in flight and be ready for another epoch's feed."""
@@ -334,6 +389,40 @@ class DecodeHalf:
             for waiting, queue in self._waiting.items():
                 queue.append(values[waiting])
         return self._waiting[name].popleft()
+
+
+def decoders_behind(nodes: Sequence[Any]) -> list[Any]:
+    """The decoding operators that these nodes depend on, each once, in no order that matters."""
+    found: dict[int, Any] = {}
+    seen: set[int] = set()
+    # What is no node, DALI itself refuses or makes a constant of.
+    waiting = [getattr(node, "source", None) for node in nodes]
+    while waiting:
+        operator = waiting.pop()
+        if operator is None or id(operator) in seen:
+            continue
+        seen.add(id(operator))
+        if _operator_name(operator).startswith(_DECODERS):
+            found[id(operator)] = operator
+        waiting += [getattr(node, "source", None) for node in operator.inputs]
+    return list(found.values())
+
+
+def set_hw_decoder_load(decoders: Sequence[Any], hw_decoder_load: float) -> None:
+    """Have these decoders give so much of a batch to the JPEG engines, before their pipeline is built.
+
+    One that was given a ``hw_decoder_load=`` where the graph made it keeps that.
+    """
+    for operator in decoders:
+        takes_it = "__Image" in _operator_name(operator) or _operator_name(operator).startswith("ImageDecoder")
+        if takes_it and "\n    hw_decoder_load: " not in str(operator.spec):
+            # A pipeline has no default for its operators' arguments, and a graph is the user's own: so it is written
+            # into the operator's specification, as the call would have done.
+            operator.spec.AddArg("hw_decoder_load", float(hw_decoder_load))
+
+
+def _operator_name(operator: Any) -> str:
+    return str(operator.spec).removeprefix("OpSpec for ").partition(":")[0]
 
 
 def _is_photo(component: str) -> bool:

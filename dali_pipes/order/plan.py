@@ -76,6 +76,20 @@ def num_steps(num_samples: int, *, global_batch_size: int, last_batch_policy: La
     return -(-num_samples // global_batch_size)
 
 
+class Steps(Iterator[Step]):
+    """What `Plan.steps` gives: an iterator that knows how many it had to give."""
+
+    def __init__(self, steps: Iterator[Step], num_steps: int) -> None:
+        self._steps, self._num_steps = steps, num_steps
+
+    def __len__(self) -> int:
+        """Those from the first on, however many were taken."""
+        return self._num_steps
+
+    def __next__(self) -> Step:
+        return next(self._steps)
+
+
 class Plan:
     """The order of one epoch.
 
@@ -233,8 +247,8 @@ class Plan:
         world_size: int = 1,
         last_batch_policy: LastBatchPolicyName = "PARTIAL",
         start: int = 0,
-    ) -> Iterator[Step]:
-        """The batches of this rank, from position ``start`` of the order on.
+    ) -> "Steps":
+        """The batches of this rank, from position ``start`` of the order on; their number is known before: ``len()``.
 
         Step *s* takes ``batch_size * world_size`` consecutive samples of the order; rank *r* has the *r*-th block, with
         several slices after the step's samples were grouped by slice. Seven samples, two ranks, batches of two:
@@ -276,7 +290,10 @@ class Plan:
             )
         if start % num_slices:
             raise ValueError(f"start must be a multiple of num_slices, {num_slices}, got {start}")
-        return self._steps(batch_size, rank, world_size, last_batch_policy, start)
+        num_left = num_steps(
+            self.num_samples - start, global_batch_size=global_batch_size, last_batch_policy=last_batch_policy
+        )
+        return Steps(self._steps(batch_size, rank, world_size, last_batch_policy, start), num_left)
 
     def _steps(
         self, batch_size: int, rank: int, world_size: int, last_batch_policy: LastBatchPolicyName, start: int

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dali_pipes import stages
 from dali_pipes.cache.image import Image
 from dali_pipes.fetch.stager import Stager
 from dali_pipes.order.plan import LastBatchPolicyName, Plan, Step
@@ -99,7 +100,7 @@ class Feed:
         self._num_read = 0  # batches of the open segment
         self._is_faulty = False  # the segment that is to be opened next
         self._is_first = True  # nothing has been read yet
-        steps = plan.steps(
+        steps: Iterator[Step] = plan.steps(
             batch_size=batch_size, rank=rank, world_size=world_size, last_batch_policy=last_batch_policy, start=start
         )
         first_step = next(steps, None)
@@ -129,7 +130,8 @@ class Feed:
         shards = self._shards(self._run)
         if self._stager.need_resident(shards):
             try:
-                self._ahead = self._open_segment(self._run, shards)
+                with stages.busy("read"):
+                    self._ahead = self._open_segment(self._run, shards)
             except Exception:  # noqa: BLE001 (raised again when it is its turn)
                 self._is_faulty = True
                 _log.debug("the next segment could not be opened ahead", exc_info=True)
@@ -185,7 +187,8 @@ class Feed:
             shards = self._shards(self._run)
             started = time.perf_counter()
             try:
-                self._wait(shards, urgent=self._is_first)
+                with stages.waiting("read"):
+                    self._wait(shards, urgent=self._is_first)
             finally:
                 self.wait_s += time.perf_counter() - started
             self._ahead = self._open_segment(self._run, shards)

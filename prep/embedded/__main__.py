@@ -15,12 +15,13 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m prep.embedded", description=__doc__)
     parser.add_argument("--dir", type=Path, required=True, help="the folder that holds buckets and objects")
     parser.add_argument("--port", type=int, default=0, help="on 127.0.0.1; 0, the default, takes a free one")
+    parser.add_argument("--allow-etl", action="store_true", help="let whoever reaches the port run transforms as you")
     parser.add_argument("--owner", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.owner is not None:
         threading.Thread(target=_watch, args=(args.owner,), daemon=True).start()
     try:
-        serve_forever(args.dir, args.port)
+        serve_forever(args.dir, args.port, allow_etl=args.allow_etl or None)
     except KeyboardInterrupt:
         return 0
     except (OSError, OverflowError) as exc:

@@ -144,7 +144,7 @@ class Etls:
         Raises:
             ObjectMissingError: If there is none.
         """
-        etl = self._find(name)
+        etl = self._find(name, to_run=True)
         file, _ = self._storage.open(bucket, object_name)
         with file:
             data = file.read()
@@ -184,10 +184,11 @@ class Etls:
         }
         return {self._node: [snapshot]}
 
-    def _find(self, name: str) -> _Etl:
+    def _find(self, name: str, *, to_run: bool = False) -> _Etl:
         with self._lock:
             etl = self._etls.get(name)
-        if etl is None:
+        # To a target one that was stopped is as one that never was.
+        if etl is None or (to_run and etl.process.poll() is not None):
             raise RefusalError(404, f'{name} does not exist - try starting new ETL with "{self._endpoint}/v1/etl"')
         return etl
 

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Self
 
+from prep.embedded.etl import ALLOW_ETL
 from prep.errors import StoreError
 
 _START_TIMEOUT_S = 20.0  # it takes 0.1 s; a machine under load, with a cold disk, takes longer
@@ -51,12 +52,14 @@ class EmbeddedNode:
         self.close()
 
 
-def start(directory: Path, *, port: int = 0) -> EmbeddedNode:
+def start(directory: Path, *, port: int = 0, allow_etl: bool | None = None) -> EmbeddedNode:
     """Start a node over ``directory`` and wait until it answers.
 
     Args:
         directory: Made if need be. Several nodes may serve one folder at a time.
         port: 0 takes a free one.
+        allow_etl: Whether who reaches the port may have transforms run, as this user; see ``serve_forever``. ``None``:
+            as the environment's ``DALI_PIPES_EMBEDDED_ETL`` says, else not.
 
     Raises:
         StoreError: It did not start; with what it said.
@@ -70,13 +73,18 @@ def start(directory: Path, *, port: int = 0) -> EmbeddedNode:
     root = str(Path(__file__).parents[2])  # where the package ``prep`` is, installed or not
     path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), root)))
     arguments = ["--dir", str(directory.resolve()), "--port", str(port), "--owner", str(os.getpid())]
+    environment = os.environ | {"PYTHONPATH": path}
+    if allow_etl:
+        arguments.append("--allow-etl")
+    elif allow_etl is not None:
+        environment.pop(ALLOW_ETL, None)  # else the node would do as it says
     with stderr:
         process = subprocess.Popen(  # noqa: S603  # our own interpreter and arguments
             [sys.executable, "-P", "-m", "prep.embedded", *arguments],  # -P: a folder "prep" in the cwd is not us
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=stderr,
-            env=os.environ | {"PYTHONPATH": path},
+            env=environment,
             start_new_session=True,  # Ctrl-C is the owner's, which may need the node to clean up
         )
         node = EmbeddedNode(process, "")

@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from html import escape
@@ -25,6 +26,7 @@ from prep.embedded import wire
 from prep.embedded.dsort import SortJob, read_status
 from prep.embedded.etl import ALLOW_ETL, Etls
 from prep.embedded.exchange import ClientGoneError, Exchange
+from prep.embedded.s3 import answer_s3
 from prep.embedded.sortspec import SortSpec
 from prep.embedded.storage import (
     BucketExistsError,
@@ -152,6 +154,8 @@ class _Handler(Exchange):
             case "GET" | "HEAD" | "PUT" | "DELETE", ["v1", "objects", bucket, name]:
                 wire.check_bucket_name(bucket)
                 self._object(bucket, name)
+            case _, ["s3", *_]:
+                answer_s3(self, self.server.storage, self._path, node=wire.target_id(self.server.port))
             case _:
                 raise wire.unsupported(f"{self.command} {self._path}")
 
@@ -285,7 +289,10 @@ class _Handler(Exchange):
 
     def _get(self, bucket: str, name: str, props: BucketProps) -> None:
         if etl := self._query.get("etl_name"):
-            self.answer(200, self._etls().transform(etl, bucket, name), headers=[("Content-Type", "application/x-tar")])
+            # As AIS: whole, whatever range is asked for, in chunks, with neither a length nor a checksum.
+            data = self._etls().transform(etl, bucket, name)
+            body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data) if data else b"0\r\n\r\n"
+            self.answer(200, body, headers=[("Transfer-Encoding", "chunked")], length=None)
             return
         file, meta = self.server.storage.open(bucket, name)
         with file:
@@ -419,7 +426,9 @@ def _range_checksum(file: BinaryIO, start: int, stop: int, *, checksum_type: str
     return checksum.hexdigest()
 
 
-def serve_forever(directory: Path, port: int = 0, *, allow_etl: bool | None = None) -> None:
+def serve_forever(
+    directory: Path, port: int = 0, *, allow_etl: bool | None = None, announce: Callable[[str], object] | None = None
+) -> None:
     """Serve ``directory`` on 127.0.0.1 until interrupted; prints the endpoint when it answers.
 
     Args:
@@ -427,6 +436,7 @@ def serve_forever(directory: Path, port: int = 0, *, allow_etl: bool | None = No
         port: 0 takes a free one.
         allow_etl: Whether who reaches the port may have transforms run, as this user. ``None``: as the environment's
             ``DALI_PIPES_EMBEDDED_ETL`` says, else not.
+        announce: Told the endpoint, in place of printing it.
 
     Raises:
         OSError: The folder cannot be written, or the port is taken.
@@ -434,5 +444,8 @@ def serve_forever(directory: Path, port: int = 0, *, allow_etl: bool | None = No
     if allow_etl is None:
         allow_etl = os.environ.get(ALLOW_ETL) == "1"
     with Storage(directory) as storage, NodeServer(storage, port=port, allow_etl=allow_etl) as server:
-        print(server.endpoint, flush=True)  # what this command is run for
+        if announce is None:
+            print(server.endpoint, flush=True)  # what this command is run for
+        else:
+            announce(server.endpoint)
         server.serve_forever()

@@ -6,6 +6,7 @@ the SDK.
 
 from prep.etl.cluster import NoEtlError, get_transformed, run_offline, running_etl, start_etl, stop_etl
 from prep.etl.local import TransformReport, transform_shards
+from prep.etl.source import TransformedStore, etl_of, through_etl
 from prep.etl.transforms import FunctionTransform, PetsTransform, ShardTransform, load_transform
 
 __all__ = [
@@ -14,11 +15,14 @@ __all__ = [
     "PetsTransform",
     "ShardTransform",
     "TransformReport",
+    "TransformedStore",
+    "etl_of",
     "get_transformed",
     "load_transform",
     "run_offline",
     "running_etl",
     "start_etl",
     "stop_etl",
+    "through_etl",
     "transform_shards",
 ]

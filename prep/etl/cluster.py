@@ -6,6 +6,7 @@ process of its own, where that was allowed.
 
 import contextlib
 import json
+import logging
 import time
 import uuid
 from collections.abc import Iterator
@@ -19,10 +20,24 @@ from prep.urls import ShardSet
 
 if TYPE_CHECKING:
     from aistore import Client
-    from aistore.sdk.errors import AISError
     from aistore.sdk.types import JobSnap
 
-__all__ = ["IMAGE", "NoEtlError", "get_transformed", "run_offline", "running_etl", "start_etl", "stop_etl"]
+__all__ = [
+    "IMAGE",
+    "NoEtlError",
+    "asking_etl",
+    "check_running",
+    "get_transformed",
+    "how_to_start",
+    "is_unknown_etl",
+    "no_etl",
+    "run_offline",
+    "running_etl",
+    "start_etl",
+    "stop_etl",
+]
+
+_log = logging.getLogger(__name__)
 
 IMAGE = "dali-pipes-etl:latest"
 """What ``deploy/etl`` builds; a cluster pulls it under the name of its registry."""
@@ -34,6 +49,9 @@ POLL_S = (0.05, 1.0)
 NUM_IDLE = 2
 
 _READ_BYTES = 1 << 20
+# What a cluster calls an ETL that can be read through, and all that it calls one that it knows.
+_RUNNING = "Running"
+_STAGES = (_RUNNING, "Initializing", "Aborted", "Unknown")
 
 
 class NoEtlError(StoreError):
@@ -58,7 +76,7 @@ def start_etl(store: AisStore, name: str, *, transform: str, image: str = IMAGE,
     from aistore.sdk.errors import AISError
 
     etl = store.client.etl(name)  # raises ValueError
-    with _asking(store, name):
+    with asking_etl(store, name):
         try:
             etl.init(
                 image=image,
@@ -68,7 +86,7 @@ def start_etl(store: AisStore, name: str, *, transform: str, image: str = IMAGE,
                 direct_put=True,
             )
         except AISError as exc:
-            if (none := _no_etl(store, exc)) is not None:
+            if (none := no_etl(store.endpoint, exc.status_code, error_text(exc))) is not None:
                 raise none from exc
             raise
 
@@ -80,9 +98,51 @@ def stop_etl(store: AisStore, name: str) -> None:
         StoreError: If there is none of that name.
     """
     etl = store.client.etl(name)
-    with _asking(store, name):
+    with asking_etl(store, name):
         etl.stop()
         etl.delete()
+
+
+def check_running(store: AisStore, name: str) -> None:
+    """Refuse an ETL that is not there, or does not run, before anything is read through it.
+
+    Where a cluster lists its ETLs to administrators only nothing is refused: the first read will tell.
+
+    Args:
+        store: A bucket of the cluster, whichever.
+        name: The ETL's.
+
+    Raises:
+        NoEtlError: If the cluster has none.
+        StoreError: If it does not run; names those that do.
+        ValueError: If the name is none.
+    """
+    from aistore.sdk.errors import AISError
+
+    store.client.etl(name)  # raises ValueError
+    with asking_etl(store, name):
+        try:
+            stages = {etl.id: etl.stage for etl in store.client.cluster().list_etls(stages=_STAGES)}
+        except AISError as exc:
+            if exc.status_code in (401, 403):
+                _log.debug("ETL '%s': not known before it is used, %s does not list them", name, store.endpoint)
+                return
+            raise
+    if stages.get(name) == _RUNNING:
+        return
+    others = sorted(other for other, stage in stages.items() if stage == _RUNNING)
+    found = f"found: {shown(others)}" if others else "none runs"
+    if name in stages:
+        raise StoreError(
+            f"ETL '{name}' at {store.endpoint} does not run, its stage is {stages[name]} ({found}); stop it and "
+            f"{how_to_start(name)}"
+        )
+    raise StoreError(f"no ETL '{name}' at {store.endpoint} ({found}); {how_to_start(name)}")
+
+
+def how_to_start(name: str) -> str:
+    """For the end of a message."""
+    return f"start it: dali-pipes prep etl start {name} --function ..."
 
 
 @contextlib.contextmanager
@@ -116,7 +176,7 @@ def get_transformed(store: AisStore, shard: str, file: BinaryIO, *, etl: str) ->
     # Not retried, and not through the SDK's chunks of 10 KiB. A transform may take long to answer.
     bucket = store.client.bucket(store.bucket, provider=store.provider)
     num_bytes = 0
-    with _asking(store, etl, shard=shard):
+    with asking_etl(store, etl, shard=shard):
         raw: Any = bucket.object(shard).get_reader(etl=ETLConfig(name=etl)).raw()
         with contextlib.closing(raw):
             while piece := raw.read(_READ_BYTES):
@@ -159,7 +219,7 @@ def run_offline(
                 target.delete(entry.name)
     group = source.client.bucket(source.bucket, provider=source.provider).objects(obj_names=list(shards.names))
     to_bucket = target.client.bucket(target.bucket, provider=target.provider)
-    with _asking(source, etl):
+    with asking_etl(source, etl):
         job = str(group.transform(to_bucket, etl, prepend=output.prefix))
         reason = _wait(source.client, job, num_shards=len(names), show_progress=show_progress)
     sizes = {entry.name: entry.size for entry in target.list(output.name_of(shards.prefix))}
@@ -181,7 +241,7 @@ def run_offline(
 
 def _check_etl(store: AisStore, name: str) -> None:
     """An ETL that is not there is found before anything is deleted or made."""
-    with _asking(store, name):
+    with asking_etl(store, name):
         store.client.etl(name).view()
 
 
@@ -213,14 +273,14 @@ def _is_idle(snap: "JobSnap") -> bool:
 
 def _object_errors(store: AisStore, name: str, job: str) -> str:
     """What the job's transforms said, if the cluster kept it."""
-    with contextlib.suppress(StoreError), _asking(store, name):
+    with contextlib.suppress(StoreError), asking_etl(store, name):
         errors = store.client.etl(name).view(job_id=job).obj_errors or []
         return shown([f"'{error.obj_name}': {_told(error.msg)}" for error in errors], are_names=False)
     return ""
 
 
 @contextlib.contextmanager
-def _asking(store: AisStore, name: str, *, shard: str | None = None) -> Iterator[None]:
+def asking_etl(store: AisStore, name: str, *, shard: str | None = None) -> Iterator[None]:
     """As the store's, but an ETL that is not there, and a cluster without any, are told with the way out."""
     from aistore.sdk.errors import AISError
 
@@ -229,30 +289,33 @@ def _asking(store: AisStore, name: str, *, shard: str | None = None) -> Iterator
         try:
             yield
         except AISError as exc:
-            if (none := _no_etl(store, exc)) is not None:
-                raise none from exc
             text = error_text(exc)
-            if exc.status_code == 404 and name in text:
-                raise StoreError(
-                    f"no ETL '{name}' at {store.endpoint} ({text}); start it: dali-pipes prep etl start {name} "
-                    "--function ..."
-                ) from exc
+            if (none := no_etl(store.endpoint, exc.status_code, text)) is not None:
+                raise none from exc
+            is_about_it = shard is None and exc.status_code == 404 and name in text
+            if is_about_it or is_unknown_etl(exc.status_code, text, name=name):
+                raise StoreError(f"no ETL '{name}' at {store.endpoint} ({text}); {how_to_start(name)}") from exc
             if exc.status_code == 422:
                 raise StoreError(f"'{where}' at {store.endpoint}: ETL '{name}' failed: {_told(exc.message)}") from exc
             raise
 
 
-def _no_etl(store: AisStore, exc: "AISError") -> NoEtlError | None:
-    """The error of a cluster that cannot have ETLs, if that is what it says."""
-    text = error_text(exc)
-    if exc.status_code == 400 and "kubernetes" in text.lower():  # AIS 4.9, in two ways
+def is_unknown_etl(status: int, text: str, *, name: str) -> bool:
+    """Whether the answer to a read through an ETL says that there is none of that name, or that it does not run."""
+    # More than the name: a shard that is missing may have it in its own.
+    return status == 404 and f"{name} does not exist - try" in text
+
+
+def no_etl(endpoint: str, status: int, text: str) -> NoEtlError | None:
+    """The error of a cluster that cannot have ETLs, if that is what an answer's status and text say."""
+    if status == 400 and "kubernetes" in text.lower():  # AIS 4.9, in two ways
         cause = "it does not run on Kubernetes, whose pods run transforms"
-    elif exc.status_code == 501:  # AIS 5.0 that is built without the tag; or the embedded node
+    elif status == 501:  # AIS 5.0 that is built without the tag; or the embedded node
         cause = "an AIStore on Kubernetes, built with the tag etl, has it"
     else:
         return None
     return NoEtlError(
-        f"no ETL at {store.endpoint}: {text}; {cause} (deploy/etl/README.md). The same from here, with no ETL: "
+        f"no ETL at {endpoint}: {text}; {cause} (deploy/etl/README.md). The same from here, with no ETL: "
         "dali-pipes prep transform URL OUT --function ..."
     )
 

@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from bench.loaders import LoaderOptions
+from bench.ranks import rank_context
 from prep import embedded
 from prep.index import index_shards
 from prep.store import AisStore
@@ -29,6 +30,15 @@ def samples() -> list[Sample]:
         )
         for row, size in ((row, (SIDES[(row * 3 + 1) % 8], SIDES[row % 8])) for row in range(NUM_SAMPLES))
     ]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def fork_server() -> None:
+    """Start the server of workers and ranks as a run does; one that a loader starts has fewer libraries loaded.
+
+    Each rank of each turn would then import DALI again.
+    """
+    rank_context()
 
 
 @pytest.fixture(scope="session")

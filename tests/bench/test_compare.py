@@ -12,8 +12,8 @@ import torch
 from PIL import Image
 
 from bench.compare import SAME_PIXELS, OutputError, Reference, Tolerance, assert_images_close, compare_epoch
-from bench.loaders import Batch, LoaderOptions
-from bench.transforms import SampleDecoder
+from bench.loaders import ALL_PARTS, Batch, LoaderOptions
+from bench.transforms import IMAGENET_MEAN, IMAGENET_STD, SampleDecoder
 from prep.errors import DataError
 from prep.urls import ShardSet, resolve_shards
 
@@ -121,6 +121,62 @@ def test_compare_wrong_dtype_or_length_is_named(epoch: list[Batch], reference: R
     ):
         with pytest.raises(OutputError, match=message):
             compare([spoilt], reference)  # type: ignore[list-item]
+
+
+def without(epoch: list[Batch], *parts: str) -> Any:
+    return [{name: value for name, value in batch.items() if name not in parts} for batch in epoch]
+
+
+def test_compare_loader_without_masks_is_compared_in_the_rest(epoch: list[Batch], reference: Reference) -> None:
+    """What a peer cannot do is marked; what it can do is still held against the shards."""
+    gives = ALL_PARTS - {"trimap"}
+    partial = without(epoch, "trimap")
+    found = compare_epoch(partial, reference, loader="peer", tolerance=SAME_PIXELS, gives=gives)
+    assert (found.num_samples, found.not_compared, found.max_photo_difference) == (22, ("trimap",), 0.0)
+    partial[0]["image"][3, 0, 0, 0] += 1
+    with pytest.raises(OutputError, match=f"loader 'peer', key '{KEY}': photo differs"):
+        compare_epoch(partial, reference, loader="peer", tolerance=SAME_PIXELS, gives=gives)
+
+
+def test_compare_loader_of_keys_and_labels_alone(epoch: list[Batch], reference: Reference) -> None:
+    """No photo, so no difference of one: that is not the same as a difference of 0."""
+    gives = frozenset({"key", "label"})
+    partial = without(epoch, "image", "trimap")
+    found = compare_epoch(partial, reference, loader="peer", tolerance=SAME_PIXELS, gives=gives)
+    assert (found.max_photo_difference, found.mean_photo_difference) == (None, None)
+    assert found.not_compared == ("image", "normalised", "trimap")
+    partial[0]["label"][3] += 1
+    with pytest.raises(OutputError, match="label differs: expected 4, found 5"):
+        compare_epoch(partial, reference, loader="peer", tolerance=SAME_PIXELS, gives=gives)
+
+
+def test_compare_photos_that_are_not_normalised(epoch: list[Batch], reference: Reference) -> None:
+    """Bytes as they were decoded: normalised here, then compared; one level off is found."""
+    gives = ALL_PARTS - {"normalised"}
+    mean, std = (torch.tensor(values)[:, None, None] for values in (IMAGENET_MEAN, IMAGENET_STD))
+    plain: Any = [{**batch, "image": ((batch["image"] * std + mean) * 255).round().byte()} for batch in epoch]
+    found = compare_epoch(plain, reference, loader="peer", tolerance=SAME_PIXELS, gives=gives)
+    assert found.not_compared == ("normalised",)
+    plain[0]["image"][3, 2, 10, 20] ^= 1
+    with pytest.raises(OutputError, match=r"photo differs .* by up to 0\.0174 .* at \(2, 10, 20\)"):
+        compare_epoch(plain, reference, loader="peer", tolerance=SAME_PIXELS, gives=gives)
+    with pytest.raises(OutputError, match=r"not normalised must be torch\.uint8, found torch\.float32"):
+        compare_epoch(epoch, reference, loader="peer", tolerance=SAME_PIXELS, gives=gives)
+
+
+def test_compare_part_that_is_promised_and_lacking_is_named(epoch: list[Batch], reference: Reference) -> None:
+    """`gives` is no way to have less compared than is said."""
+    with pytest.raises(OutputError, match="a batch must have image, key, label, trimap, found image, key, label"):
+        compare(without(epoch, "trimap"), reference)
+
+
+def test_compare_loader_of_nothing_is_counted(epoch: list[Batch], reference: Reference) -> None:
+    """`synthetic` is timed over as many samples as the others."""
+    other: Any = [{**batch, "key": ["any"] * len(batch["key"])} for batch in epoch]
+    found = compare_epoch(other, reference, loader="synthetic", tolerance=SAME_PIXELS, gives=frozenset())
+    assert (found.num_samples, found.not_compared) == (22, ("image", "key", "label", "normalised", "trimap"))
+    with pytest.raises(OutputError, match="loader 'synthetic': 18 samples came in one epoch, expected 22"):
+        compare_epoch(other[1:], reference, loader="synthetic", tolerance=SAME_PIXELS, gives=frozenset())
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def test_demo_leaves_sheet_report_and_shards_and_runs_again(tmp_path: Path) -> N
     report = json.loads((out / "report.json").read_text())
     assert [record["loader"] for record in report["records"]] == ["dali", "webloader"]
     assert all(record["outputs"]["num_samples"] == 32 for record in report["records"])
-    assert report["environment"]["options"]["source"] == "local files", "one timed over HTTP, the other not"
+    assert report["options"]["source"] == "local files", "one timed over HTTP, the other not"
     with Image.open(out / "contact-sheet.png") as sheet:
         assert sheet.width > sheet.height / 2 > 300
     manifest = Manifest.from_bytes((out / "shards" / manifest_name("shuffled-")).read_bytes(), where="shards")

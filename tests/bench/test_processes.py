@@ -2,12 +2,13 @@
 
 import multiprocessing
 import multiprocessing.connection
+import tempfile
 import time
 
 import psutil
 
 from bench.loaders.workers import worker_context
-from bench.processes import ProcessTree, child_pids
+from bench.processes import ProcessTree, child_pids, shared_memory_bytes
 
 BURNT_S = 0.3
 # The kernel adds up whole ticks of 10 ms, for user and system time of each process.
@@ -90,3 +91,38 @@ def test_rss_of_a_child_counts() -> None:
         process.terminate()
         process.join()
     assert not psutil.pid_exists(process.pid or 0)
+
+
+def hold(held: "multiprocessing.connection.Connection", stay: "multiprocessing.connection.Connection") -> None:
+    """Use 64 MiB that nobody else maps."""
+    block = bytearray(64 << 20)
+    held.send(len(block))
+    stay.recv()
+
+
+def test_memory_of_a_child_counts_and_what_is_shared_counts_once() -> None:
+    """A child's own pages are added; what it shares with us, most of it after a fork, is not."""
+    context = multiprocessing.get_context("fork")
+    held, held_end = context.Pipe(duplex=False)
+    stay_end, stay = context.Pipe(duplex=False)
+    before, resident = ProcessTree().pss_bytes(), ProcessTree().rss_bytes()
+    process = context.Process(target=hold, args=(held_end, stay_end))
+    process.start()
+    held.recv()
+    grown = ProcessTree().pss_bytes() - before
+    without = ProcessTree(bystanders={process.pid or 0}).pss_bytes()
+    stay.send(None)
+    process.join()
+    assert 64 << 20 <= grown < (64 << 20) + resident // 2
+    assert without < before + (32 << 20)
+
+
+def test_shared_memory_counts_files_that_nobody_maps() -> None:
+    """A file of 8 MiB in /dev/shm, as an image or a batch on its way."""
+    before = shared_memory_bytes()
+    with tempfile.NamedTemporaryFile(dir="/dev/shm") as file:
+        file.write(bytes(8 << 20))
+        file.flush()
+        grown = shared_memory_bytes() - before
+    # Other tests may be at it, too.
+    assert grown >= 4 << 20

@@ -3,89 +3,165 @@
 import contextlib
 import errno
 import json
+import multiprocessing
+import tarfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from click.testing import CliRunner
+from PIL import Image
 
 import bench.loaders
+import bench.ranks
 from bench.cli import bench as bench_command
 from bench.compare import OutputError
-from bench.loaders import Batch, Loader, LoaderOptions, LoaderSpec, open_loader
+from bench.loaders import ALL_PARTS, Batch, Loader, LoaderOptions, LoaderSpec, open_loader
 from bench.loaders.workers import worker_context
 from bench.processes import ProcessTree
+from bench.ranks import Turn, run_turn
 from bench.record import check_target, write_record
 from bench.repeat import repeat_shards
-from bench.run import run_benchmark, time_loader
-from prep.errors import StoreError
+from bench.run import RunOptions, run_benchmark
+from bench.settings import Setting
+from bench.turn import Drawn, RankTurn, Spent, TurnJob, time_rank
+from prep.errors import PipesError, StoreError
 from prep.index import index_shards
 from prep.urls import ShardSet
 
+from .conftest import CROP
 from .test_processes import BURNT_S, TICKS_S, burn
 
-FIGURES = ("samples_per_s", "mib_per_s", "cpu_ms_per_sample", "time_to_first_batch_s")
+FIGURES = (
+    "samples_per_s",
+    "mib_per_s",
+    "cpu_ms_per_sample",
+    "time_to_first_batch_s",
+    "batch_p50_ms",
+    "batch_p99_ms",
+    "batch_max_ms",
+    "wait_share",
+    "peak_memory_mib",
+    "loader_memory_mib",
+    "memory_mib_per_sample",
+    "shared_memory_mib",
+    "first_epoch_s",
+)
+"""What every turn has; the others depend on the setting."""
+
+TINY = ["--batch-size", "5", "--num-threads", "2", "--crop", "64", "--device", "cpu"]
 
 
 def test_run_writes_a_record_for_each_loader(shards: ShardSet, tmp_path: Path) -> None:
-    """The command compares, times, prints a table and writes JSON with every promised field."""
-    out = tmp_path / "run.json"
-    arguments = ["run", "--shards", shards.store.url, "--loaders", "dali,webloader,webloader:turbo", "--repeats", "2"]
-    arguments += ["--epochs", "3"]
-    arguments += ["--batch-size", "5", "--num-threads", "2", "--crop", "64", "--device", "cpu", "--json", str(out)]
+    """The command compares, times, prints a table and writes JSON with every promised field, and a page."""
+    out, page = tmp_path / "run.json", tmp_path / "run.html"
+    arguments = ["run", "--shards", shards.store.url, "--loaders", "dali,webloader:turbo", "--repeats", "2"]
+    arguments += ["--epochs", "3", *TINY, "--json", str(out), "-o", str(page)]
     done = CliRunner().invoke(bench_command, arguments, catch_exceptions=False)
 
     assert done.exit_code == 0
     table = done.stdout.splitlines()
-    assert [line.split("  ")[0] for line in table] == [
+    assert [line.split("  ")[0] for line in table[:4]] == [
         "loader",
         table[1].split("  ")[0],
         "dali",
-        "webloader (pil)",
         "webloader (turbo)",
     ]
     report = json.loads(out.read_text())
-    assert set(report) == {"records", "environment"}
-    assert [(row["loader"], row["decode"]) for row in report["records"]] == [
-        ("dali", "dali"),
-        ("webloader", "pil"),
-        ("webloader", "turbo"),
-    ]
+    assert (report["format"], report["version"]) == ("dali-pipes-bench-run", 1)
+    assert report["baseline"] == "webloader:turbo"
+    assert report["environment"]["versions"]["torch"] == torch.__version__.partition("+")[0]
+    assert report["options"]["repeats"] == 2
+    assert report["options"]["source"] == "local files"
+    assert [data["num_samples"] for data in report["data"]] == [22]
+    assert 0 < report["data"][0]["needed_bytes"] < report["data"][0]["shard_bytes"]
+    assert [(row["loader"], row["decode"]) for row in report["records"]] == [("dali", "dali"), ("webloader", "turbo")]
     for row in report["records"]:
-        assert (row["batch_size"], row["num_threads"], row["num_samples"], row["device"]) == (5, 2, 22, "cpu")
+        setting = row["setting"]
+        assert (setting["batch_size"], setting["threads"], setting["ranks"], row["device"]) == (5, 2, 1, "cpu")
         assert row["outputs"]["num_samples"] == 22
         assert row["outputs"]["max_photo_difference"] <= 1e-6
-        assert [repeat["num_epochs"] for repeat in row["repeats"]] == [3, 3]
-        for figure in FIGURES:
-            low, high = row["spread"][figure]
-            assert 0 <= low <= row[figure] <= high
-    environment = report["environment"]
-    assert environment["versions"]["torch"] == torch.__version__.partition("+")[0]
-    assert environment["options"]["repeats"] == 2
-    assert environment["options"]["source"] == "local files"
+        for repeat in row["repeats"]:
+            (rank,) = repeat["ranks"]
+            assert (rank["first"]["num_samples"], rank["steady"]["num_samples"]) == (22, 66)
+            assert rank["steady"]["num_epochs"] == 3
+            assert len(rank["steady"]["waits_us"].split()) >= 3 * 5
+            for figure in FIGURES:
+                assert repeat["figures"][figure] >= 0
+            assert repeat["figures"]["fetched_ratio"] is None, "local files come from no server"
+            assert repeat["figures"]["accelerator_utilisation"] is None, "no step was emulated"
+            assert repeat["figures"]["peak_memory_mib"] >= repeat["start_mib"] > 0
+        assert set(FIGURES) <= set(row["summary"]["figures"])
+    assert page.read_text().startswith("<!doctype html>")
 
-    shown = CliRunner().invoke(bench_command, ["table", str(out), "--markdown"], catch_exceptions=False)
-    assert shown.stdout.startswith("| loader ")
+    shown = CliRunner().invoke(bench_command, ["report", str(out)], catch_exceptions=False)
+    assert shown.stdout == done.stdout
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "no json",
-        '{"records": []}',  # nothing to be the baseline
-        '{"records": [{"loader": "dali"}]}',
-        '{"records": {"loader": "dali"}}',
-        '{"records": ["dali"]}',
-        '{"records": null}',
-        "[]",
-    ],
-)
-def test_table_of_another_file_is_refused(tmp_path: Path, text: str) -> None:
-    """Issue 3: what is no record is said to be none, in one line."""
-    (tmp_path / "run.json").write_text(text)
-    with pytest.raises(ValueError, match=r"run\.json': expected a file that `bench run --json` wrote \("):
-        CliRunner().invoke(bench_command, ["table", str(tmp_path / "run.json")], catch_exceptions=False)
+def test_sweep_in_ranks_from_afar_counts_and_waits(shards: ShardSet, tmp_path: Path) -> None:
+    """Two ranks, cold, a bucket a millisecond away, an emulated step: every figure is there, and each sample once."""
+    out = tmp_path / "sweep.json"
+    arguments = ["sweep", "--shards", shards.store.url, "--loaders", "dali,memory", "--repeats", "1", *TINY]
+    arguments += ["--num-threads", "1", "--over", "ranks=1,2", "--over", "cache=cold", "--latency-ms", "1"]
+    arguments += ["--compute-ms", "2", "--num-shards", "4", "--photo-side", "40", "--json", str(out)]
+    done = CliRunner().invoke(bench_command, arguments, catch_exceptions=False)
+
+    assert done.exit_code == 0
+    assert done.stdout.startswith("ranks  loader")
+    report = json.loads(out.read_text())
+    assert [(row["setting"]["ranks"], row["loader"]) for row in report["records"]] == [
+        (1, "dali"),
+        (1, "memory"),
+        (2, "dali"),
+        (2, "memory"),
+    ]
+    for row in report["records"]:
+        (repeat,) = row["repeats"]
+        assert len(repeat["ranks"]) == row["setting"]["ranks"]
+        assert sum(rank["first"]["num_samples"] for rank in repeat["ranks"]) == 22
+        assert all(rank["steady"] is None for rank in repeat["ranks"]), "a cold turn has its first epoch only"
+        figures = repeat["figures"]
+        assert figures["fetched_ratio"] >= 1, "from a cold cache each byte that is needed is fetched"
+        assert 0 < figures["accelerator_utilisation"] <= 1
+        assert 0 < figures["wait_share"] < 1
+        assert figures["time_to_first_batch_s"] >= 0.002, "two requests from a millisecond away"
+        assert row["outputs"]["num_samples"] == 22
+
+
+def test_run_bad_file_is_refused_first(shards: ShardSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is asked for and cannot be is said before anything is compared or timed."""
+
+    def never(*arguments: object, **keywords: object) -> None:
+        raise AssertionError("started")
+
+    monkeypatch.setattr("bench.run.compare_outputs", never)
+    monkeypatch.setattr("bench.run.rank_context", never)
+    for arguments, message in (
+        (
+            ["run", "--baseline", "memory", "--loaders", "dali"],
+            "baseline must be one of the loaders, dali, got 'memory'",
+        ),
+        (["run", "--loaders", "dali,dali"], "loaders must not repeat"),
+        (["run", "--loaders", "nothing"], "loader must be one of"),
+        (["run", "--ranks", "4"], "each rank needs a shard, got ranks=4 with 3 shards; .*--num-shards 4"),
+        (["run", "--ranks", "65", "--num-shards", "70"], "ranks must be at most 64, got 65"),
+        (["run", "--direct", "--latency-ms", "1"], "--direct and a latency exclude each other"),
+        (["run", "--samples", "5", "--num-shards", "6"], "6 shards need as many samples, got --samples 5"),
+        (["run", "--work", str(tmp_path / "none")], "--work '.*none': no such directory"),
+        (["sweep", "--over", "threads"], "--over expects NAME=VALUE,VALUE,..., got 'threads'"),
+        (["sweep", "--over", "speed=1"], "--over: NAME must be one of threads, ranks, .*, got 'speed'"),
+        (["sweep", "--over", "threads=1,x"], "--over: threads expects whole numbers .*, got '1,x'"),
+        (["sweep", "--over", "threads=1,1"], "--over: the values of threads must not repeat"),
+        (["sweep", "--over", "threads=1", "--over", "num-threads=2"], "--over: threads is named twice"),
+        (["sweep", "--over", "cache=hot"], "cache must be one of warm, cold, got 'hot'"),
+        (["sweep", "--over", "latency-ms=-1"], r"latency_ms must be in \[0, 60000\), got -1"),
+        (["sweep", "--over", "threads=0"], "threads must be at least 1, got 0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            CliRunner().invoke(bench_command, [*arguments, "--shards", shards.store.url], catch_exceptions=False)
 
 
 def test_run_json_that_cannot_be_written_is_refused_first(
@@ -97,13 +173,14 @@ def test_run_json_that_cannot_be_written_is_refused_first(
         raise AssertionError("timed")
 
     monkeypatch.setattr("bench.run.run_benchmark", never)
-    for path, message in (
-        (tmp_path, "expected a file, found a directory"),
-        (tmp_path / "none" / "run.json", "no such directory"),
-        (Path("/proc/self/run.json"), "cannot be written"),  # read-only for root too
+    for option, path, message in (
+        ("--json", tmp_path, "expected a file, found a directory"),
+        ("--json", tmp_path / "none" / "run.json", "no such directory"),
+        ("--json", Path("/proc/self/run.json"), "cannot be written"),  # read-only for root too
+        ("-o", tmp_path, "expected a file, found a directory"),
     ):
-        arguments = ["run", "--shards", shards.store.url, "--json", str(path)]
-        with pytest.raises(ValueError, match=f"--json '{path}': {message}"):
+        arguments = ["run", "--shards", shards.store.url, option, str(path)]
+        with pytest.raises(ValueError, match=f"{option} '{path}': {message}"):
             CliRunner().invoke(bench_command, arguments, catch_exceptions=False)
 
 
@@ -141,21 +218,41 @@ def test_record_replaces_a_links_target_and_writes_to_a_pipe(tmp_path: Path) -> 
 def test_run_interleaves_repeats_one_loader_at_a_time(
     shards: ShardSet, options: LoaderOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The order is A B A B after a comparison of each, and none is open while another is."""
-    events: list[tuple[str, str]] = []
+    """The order is A B A B after a comparison of each, in every round all settings, and ranks share the shards."""
+    turns: list[tuple[str, int]] = []
+    urls: list[str] = []
 
-    @contextlib.contextmanager
-    def spied(name: str, shards: ShardSet, *, options: LoaderOptions) -> Iterator[Loader]:
-        events.append(("open", name))
-        with open_loader("webloader", shards, options=options) as loader:
-            yield loader
-        events.append(("close", name))
+    def spied(jobs: list[TurnJob], **keywords: object) -> Turn:
+        turns.append((jobs[0].spec.name, len(jobs)))
+        if len(jobs) == 2:
+            urls.extend(url for job in jobs for url in job.urls)
+        drawn = [
+            Drawn(num_samples=22 - 21 * row, num_epochs=1, elapsed_s=1, waits_s=(0.5,), ends_s=0) for row in (0, 1)
+        ]
+        drawn = [replace(drawn[0], num_samples=22)] if len(jobs) == 1 else [replace(drawn[0], num_samples=21), drawn[1]]
+        spent = Spent(cpu_s=1.0, traffic=None)
+        ranks = [
+            RankTurn(
+                first=one,
+                steady=one,
+                first_spent=spent,
+                steady_spent=spent,
+                num_workers=0,
+                decode="dali",
+                device="cpu",
+                gives=(),
+            )
+            for one in drawn
+        ]
+        return Turn(ranks=tuple(ranks), start_mib=1, peak_mib=2, shared_memory_mib=0)
 
-    monkeypatch.setattr("bench.run.open_loader", spied)
-    specs = [LoaderSpec(name="webloader"), LoaderSpec(name="webloader-tutorial")]
-    run_benchmark(shards, specs, options=options, repeats=2)
-    expected = [(what, name) for _ in range(3) for name in (specs[0].name, specs[1].name) for what in ("open", "close")]
-    assert events == expected
+    monkeypatch.setattr("bench.run.run_turn", spied)
+    monkeypatch.setattr("bench.run.rank_context", lambda: None)
+    specs = [LoaderSpec(name="memory"), LoaderSpec(name="dali")]
+    settings = [Setting(batch_size=5, crop=CROP, threads=1, ranks=ranks) for ranks in (1, 2)]
+    run_benchmark(shards, specs, options=options, settings=settings, run=RunOptions(repeats=2))
+    assert turns == [("memory", 1), ("dali", 1), ("memory", 2), ("dali", 2)] * 2
+    assert sorted(urls[:3]) == sorted(shards.store.locate(name) for name in shards.names), "each shard in one rank"
 
 
 def test_run_wrong_loader_is_found_before_anything_is_timed(
@@ -164,7 +261,7 @@ def test_run_wrong_loader_is_found_before_anything_is_timed(
     """A loader with one wrong label stops the run; no clock was started."""
 
     class _Wrong:
-        num_workers, decode, device = 0, "pil", "cpu"
+        num_workers, decode, device, gives = 0, "pil", "cpu", ALL_PARTS
 
         def __init__(self, loader: Loader) -> None:
             self._loader = loader
@@ -176,26 +273,27 @@ def test_run_wrong_loader_is_found_before_anything_is_timed(
                 yield batch
 
     @contextlib.contextmanager
-    def wrong(name: str, shards: ShardSet, *, options: LoaderOptions) -> Iterator[Loader]:
-        with open_loader(name, shards, options=options) as loader:
+    def wrong(name: str, shards: ShardSet, *, options: LoaderOptions, prepared: object) -> Iterator[Loader]:
+        with open_loader("memory", shards, options=options) as loader:
             yield _Wrong(loader)
 
     def never(*arguments: object, **keywords: object) -> None:
         raise AssertionError("timed")
 
     monkeypatch.setattr("bench.run.open_loader", wrong)
-    monkeypatch.setattr("bench.run.time_loader", never)
+    monkeypatch.setattr("bench.run.run_turn", never)
+    monkeypatch.setattr("bench.run.rank_context", lambda: None)
     with pytest.raises(OutputError, match=r"loader 'webloader', key 'animals/pet_007': label differs: .* found 99"):
         run_benchmark(shards, [LoaderSpec(name="webloader")], options=options)
 
 
-def test_time_loader_counts_workers_that_live_for_one_epoch(
+def test_turn_counts_workers_that_live_for_one_epoch(
     shards: ShardSet, options: LoaderOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A loader whose workers start and end within the epoch pays for them."""
 
     class _Burning:
-        num_workers, decode, device = 1, "pil", "cpu"
+        num_workers, decode, device, gives = 1, "pil", "cpu", ALL_PARTS
 
         def epoch(self) -> Iterator[Batch]:
             context = worker_context()
@@ -210,14 +308,61 @@ def test_time_loader_counts_workers_that_live_for_one_epoch(
             yield {"image": image, "trimap": mask, "label": torch.zeros(1, dtype=torch.int64), "key": ["a"]}
 
     @contextlib.contextmanager
-    def burning(name: str, shards: ShardSet, *, options: LoaderOptions) -> Iterator[Loader]:
+    def burning(name: str, shards: ShardSet, *, options: LoaderOptions, prepared: object) -> Iterator[Loader]:
         yield _Burning()
 
-    monkeypatch.setattr("bench.run.open_loader", burning)
-    timed = time_loader("webloader", shards, options=options, tree=ProcessTree())
-    assert timed.epoch_cpu_s >= BURNT_S - TICKS_S
-    assert timed.first_epoch_cpu_s >= BURNT_S - TICKS_S
-    assert (timed.num_samples, timed.num_batches) == (1, 1)
+    monkeypatch.setattr("bench.turn.open_loader", burning)
+    places: list[str] = []
+    timed = time_rank(job(shards, options, "webloader"), meet=places.append, tree=ProcessTree())
+    assert timed.first_spent is not None
+    assert timed.steady_spent is not None
+    assert timed.steady is not None
+    assert timed.first_spent.cpu_s >= BURNT_S - TICKS_S
+    assert timed.steady_spent.cpu_s >= BURNT_S - TICKS_S
+    assert (timed.steady.num_samples, len(timed.steady.waits_s)) == (1, 1)
+    assert places == ["open", "drawn", "steady", "end"]
+
+
+def job(shards: ShardSet, options: LoaderOptions, name: str, **setting: Any) -> TurnJob:
+    return TurnJob(
+        spec=LoaderSpec(name=name),
+        urls=tuple(shards.store.locate(shard) for shard in shards.names),
+        endpoint=None,
+        options=options,
+        setting=Setting(batch_size=5, crop=CROP, threads=1, **setting),
+        epochs=1,
+    )
+
+
+def test_turn_says_what_went_wrong_in_a_rank(shards: ShardSet, options: LoaderOptions) -> None:
+    """A rank's own error comes as itself, here of a shard that is not there; no process is left."""
+    missing = replace(job(shards, options, "dali"), urls=(shards.store.locate("none-000000.tar"),))
+    with pytest.raises(PipesError, match=r"none-000000\.tar"):
+        run_turn([missing])
+    assert not [child for child in multiprocessing.active_children() if child.name.startswith("bench-rank")]
+
+
+def test_turn_whose_rank_is_killed_says_so(
+    shards: ShardSet, options: LoaderOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the kernel, for want of memory say: which rank of which loader, and its exit status."""
+
+    def killed(ranks: list[Any], place: str, timeout_s: float | None) -> None:
+        ranks[1].process.kill()
+        real(ranks, place, timeout_s)
+
+    real = bench.ranks._meet
+    monkeypatch.setattr("bench.ranks._meet", killed)
+    with pytest.raises(PipesError, match=r"rank 1 of loader 'memory' ended with exit status -9"):
+        run_turn([job(shards, options, "memory", ranks=2)] * 2)
+
+
+def test_turn_that_takes_too_long_is_ended(shards: ShardSet, options: LoaderOptions) -> None:
+    """A loader that hangs does not hang what times it."""
+    run_turn([job(shards, options, "memory")])  # the fork server has its libraries by now
+    slow = job(shards, options, "memory", compute_ms=59_000.0, cache="cold")
+    with pytest.raises(PipesError, match=r"rank 0 of loader 'memory' took more than 5 s to come to 'drawn'"):
+        run_turn([slow], timeout_s=5.0)
 
 
 @pytest.mark.parametrize(
@@ -233,7 +378,9 @@ def test_run_bad_arguments_are_refused(
 ) -> None:
     """Arguments are checked before any work."""
     with pytest.raises(ValueError, match=message):
-        run_benchmark(shards, [LoaderSpec.parse(text) for text in specs], options=options, repeats=repeats)
+        run_benchmark(
+            shards, [LoaderSpec.parse(text) for text in specs], options=options, run=RunOptions(repeats=repeats)
+        )
 
 
 @pytest.mark.parametrize("num_samples", [50, 7])
@@ -255,8 +402,36 @@ def test_repeat_shards_gives_unique_keys_and_the_same_bytes(shards: ShardSet, tm
     assert {key.partition("/")[0] for key in labels} == {f"r{number}" for number in range(-(-num_samples // 22))}
 
 
+def test_repeat_shards_packs_as_many_and_makes_photos_as_large_as_asked(shards: ShardSet, tmp_path: Path) -> None:
+    """Seven shards of three or four samples; the longer side is 40, masks have their photo's size and no new values."""
+    repeated = repeat_shards(shards, directory=tmp_path, num_shards=7, photo_side=40)
+    assert repeated.names == tuple(f"repeated-{shard:06d}.tar" for shard in range(7))
+    assert index_shards(repeated).samples.tolist() == [3, 3, 3, 3, 3, 3, 4]
+    for name in repeated.names:
+        with tarfile.open(tmp_path / name) as archive:
+            found = {member.name: archive.extractfile(member) for member in archive.getmembers()}
+            sizes = {}
+            for member, stream in found.items():
+                assert stream is not None
+                if not member.endswith("cls"):
+                    image = Image.open(stream)
+                    sizes[member] = image.size
+                    assert max(image.size) == 40
+                    if member.endswith("png"):
+                        assert set(image.tobytes()) <= {1, 2, 3}
+        for member, size in sizes.items():
+            if member.endswith("jpg"):
+                assert sizes[member.replace("image.jpg", "trimap.png")] == size
+
+
+def test_repeat_shards_needs_a_sample_a_shard(shards: ShardSet, tmp_path: Path) -> None:
+    """And says how to have more."""
+    with pytest.raises(ValueError, match="50 shards need as many samples, got 22; repeat them: --samples 50"):
+        repeat_shards(shards, directory=tmp_path, num_shards=50)
+
+
 def test_registry_modules_are_imported_late() -> None:
     """The registry names modules; opening one is what imports it."""
-    assert all(module.startswith("bench.loaders.") for module in bench.loaders.LOADERS.values())
+    assert all(entry.module.startswith("bench.loaders.") for entry in bench.loaders.LOADERS.values())
     with pytest.raises(ValueError, match=r"loader must be one of .*, got 'nothing'"):
         open_loader("nothing", None, options=LoaderOptions())  # type: ignore[arg-type]

@@ -1,5 +1,6 @@
 """Which process this is: arguments, then torch.distributed, then the launcher's variables."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import dali_pipes as dp
-from dali_pipes.ranks import Rank, find_rank, rank_from_environment
+from dali_pipes.ranks import Rank, cores_of_rank, find_rank, rank_from_environment
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}
 SLURM = {"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_LOCALID": "2"}
@@ -143,3 +144,38 @@ def test_ranks_that_disagree_are_found_at_the_first_step(
     told = [process.communicate(timeout=120)[0].splitlines() for process in processes]
     assert told[0] == ["agreed"]
     assert told[1][0].startswith(text)
+
+
+@pytest.mark.parametrize(
+    ("environment", "share"),
+    [
+        ({}, 1),
+        ({"LOCAL_WORLD_SIZE": "2"}, 1),  # no launcher's rank: not started by it
+        ({"RANK": "0", "WORLD_SIZE": "2"}, 1),
+        ({"RANK": "0", "WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "2"}, 2),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_NTASKS_PER_NODE": "2"}, 2),
+        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, 2),
+        # torchrun inside a Slurm job: its own variables count.
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}, 2),
+    ],
+)
+def test_ranks_share_the_cores_of_their_launcher(environment: dict[str, str], share: int) -> None:
+    assert cores_of_rank(environment) == max(1, len(os.sched_getaffinity(0)) // share)
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core cannot be split")
+def test_a_rank_that_is_bound_has_its_cores_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launcher may use all cores, this process all but one: they are not shared with anybody."""
+    own = os.sched_getaffinity(0)
+    mine = own - {min(own)}
+    # The test runner itself stays unbound: its threads would inherit it.
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: mine if process == 0 else own)
+    environment = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1000"}
+    assert cores_of_rank(environment) == len(mine)
+    mine = own
+    assert cores_of_rank(environment) == max(1, len(own) // 1000)
+
+
+def test_a_number_of_local_ranks_that_is_none_is_told() -> None:
+    with pytest.raises(ValueError, match=r"torchrun's variable LOCAL_WORLD_SIZE must be a number, got 'eight'"):
+        cores_of_rank({"RANK": "0", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "eight"})

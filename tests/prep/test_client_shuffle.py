@@ -1,28 +1,34 @@
 """The client's engine: the order of the embedded node, in a bucket and in a directory; restartable; within its disk."""
 
+import fcntl
 import io
 import os
+import shutil
 import signal
 import tarfile
 import tracemalloc
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from aistore.sdk.dsort.core import Dsort
 
 from prep import client_shuffle, dsort_job
 from prep.client_shuffle import Output, write_outputs
-from prep.contents import read_contents, read_shard
+from prep.contents import join_contents, read_contents, read_shard
 from prep.errors import DataError, StoreError
 from prep.index import find_manifest, index_shards
 from prep.key_map import Grouping, parse_key_map
 from prep.pack import pack
 from prep.records import Source
-from prep.shuffle import Algorithm, Engine, epoch_prefix, epoch_seed, resolve_input, shuffle
-from prep.store import AisStore, LocalStore, Store
+from prep.shuffle import Algorithm, Engine, epoch_prefix, epoch_seed, shuffle
+from prep.shuffle_plan import Plan
+from prep.store import AisStore, LocalStore, ObjectEntry, Store
+from prep.templates import Template
 from prep.urls import ShardSet, resolve_shards
 from tests.prep.conftest import make_source, start_python
 from tests.prep.embedded.tars import make_tar
@@ -215,6 +221,41 @@ def test_run_that_was_killed_is_finished_by_running_it_again(directory: ShardSet
     assert [path.name for path in store.directory.iterdir() if path.name.startswith(".partial-")] == []
 
 
+def test_spool_that_its_owner_removes_meanwhile_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lock on a folder that is gone would keep nobody out of the one that comes in its place."""
+    lock, removed = fcntl.flock, False
+
+    def late(descriptor: int, operation: int) -> None:
+        nonlocal removed
+        if not removed:
+            [folder] = tmp_path.iterdir()
+            folder.rmdir()
+            removed = True
+        lock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with client_shuffle._spool(LocalStore(tmp_path), "out-", None) as folder:
+        assert list(tmp_path.iterdir()) == [folder]
+        refused = pytest.raises(StoreError, match="another process is writing")
+        with refused, client_shuffle._spool(LocalStore(tmp_path), "out-", None):
+            pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_output_that_is_deleted_meanwhile_is_told(directory: ShardSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By another run with --overwrite, say, which has other names to write."""
+    publish = client_shuffle._publish
+
+    def publish_and_lose(target: Store, output: Output, path: Path) -> None:
+        publish(target, output, path)
+        if output.name == "shuffled-000001.tar":
+            target.delete("shuffled-000000.tar")
+
+    monkeypatch.setattr(client_shuffle, "_publish", publish_and_lose)
+    with pytest.raises(StoreError, match=r"shuffled-000000\.tar' was written, and is gone; does another process"):
+        shuffle(directory)
+
+
 def test_auto_completes_what_the_client_has_begun(packed: ShardSet, bucket: AisStore) -> None:
     """The cluster could not: it writes all or nothing."""
     first = shuffle(packed, seed=7, shard_bytes=3000, engine="client")
@@ -257,6 +298,71 @@ def test_disk_that_does_not_hold_the_largest_shard_is_refused(directory: ShardSe
     outputs = [Output("out-0.tar", np.arange(NUM_SAMPLES))]
     with pytest.raises(StoreError, match=r"has room for 5000 bytes, the largest output shard takes \d+; name another"):
         write_outputs(directory.store, contents, outputs, target=LocalStore(tmp_path), prefix="out-", spool_bytes=5000)
+
+
+def test_directory_that_does_not_hold_the_output_is_refused_before_anything_is_written(
+    directory: ShardSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A spool on another disk does not help; outputs that are there already, and are replaced, make room."""
+    free = 20_000
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda path: SimpleNamespace(free=1 << 30 if "spool" in str(path) else free)
+    )
+    with pytest.raises(StoreError, match=r"shards' has 20000 bytes free, the output shards take \d+ more; make room"):
+        shuffle(directory, seed=1, spool_dir=tmp_path / "spool")
+    assert directory.store.list("shuffled-") == []
+    free = 1 << 30
+    first = shuffle(directory, seed=1, spool_dir=tmp_path / "spool")
+    free = 20_000
+    assert shuffle(directory, seed=2, spool_dir=tmp_path / "spool", overwrite=True).shards == first.shards
+
+
+def test_compressed_output_has_room_beside_its_tar(directory: ShardSet, tmp_path: Path) -> None:
+    contents = read_contents(directory.store, directory.names, what="read", show_progress=False)
+    order = np.arange(NUM_SAMPLES)
+    outputs = [Output(f"out-{number}.tgz", order[number * 10 : number * 10 + 10]) for number in range(3)]
+    sizes = [output.num_bytes(contents) for output in outputs]
+    store = LocalStore(tmp_path / "out")
+    store.directory.mkdir()
+    options: dict[str, Any] = {"target": store, "prefix": "out-", "spool_dir": tmp_path / "spool"}
+    with pytest.raises(StoreError, match="name another disk with --spool-dir"):
+        write_outputs(directory.store, contents, outputs, spool_bytes=max(sizes), **options)
+    assert write_outputs(directory.store, contents, outputs, spool_bytes=2 * max(sizes), **options) == 3
+
+
+def test_sets_of_many_classes_are_listed_at_once(directory: ShardSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before and after: a listing for each class would read a directory of a thousand sets a thousand times."""
+    listed: list[str] = []
+    whole = LocalStore.list
+
+    def counted(store: LocalStore, prefix: str) -> list[ObjectEntry]:
+        listed.append(prefix)
+        return whole(store, prefix)
+
+    monkeypatch.setattr(LocalStore, "list", counted)
+    assert len(shuffle(directory, mapped=Grouping(by="class"), shard_bytes=1 << 30).shards) == 3
+    assert [prefix for prefix in listed if prefix.startswith("shuffled")] == ["shuffled-class"] * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("a-000.tar", True),
+        ("a-12345.tgz", True),  # past the template's end, and of another kind: read as one of the set
+        ("a-.tar", False),
+        ("a-1x.tar", False),
+        ("a-001.json", False),
+        ("b-a-001.tar", False),
+        ("v22-1.tar", False),
+        ("v217.tar", True),  # a prefix that ends in a digit
+        ("x-0-y-03.tar", True),
+        ("x-0-y-3.tar", False),
+        ("x-2-y-03.tar", False),
+    ],
+)
+def test_names_that_belong_to_the_output(name: str, expected: bool) -> None:
+    templates = [Template.parse(text) for text in ("a-{000..009}", "v2{00..99}", "x-{0..1}-y-{00..09}")]
+    assert Plan(join_contents([]), [], templates, 1).is_output(name) is expected
 
 
 def test_spool_that_is_full_says_where(directory: ShardSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -393,7 +499,7 @@ def test_compressed_shards_go_in_and_out(directory: ShardSet, extension: str) ->
     assert all(name.endswith(extension) for name in packed.shards)
     assert sorted(_members(store, packed.shards)) == sorted(_members(store, directory.names))
     assert shuffle(directory, output_prefix="packed-", extension=extension, shard_bytes=9000).num_written == 0
-    found = resolve_input([str(store.directory / "packed-")], endpoint=None)
+    found = resolve_shards([str(store.directory / "packed-")], endpoint=None, compressed=True)
     assert found.names == packed.shards
     plain = shuffle(found, output_prefix="plain-", algorithm=Algorithm(kind="none"), extension=".tar")
     assert _members(store, plain.shards) == _members(store, packed.shards)
@@ -523,6 +629,46 @@ def test_key_map_that_the_targets_cannot_read_is_done_from_here(
         shuffle(packed, mapped=Grouping(by="class"), engine="dsort")
     assert bucket.list("shuffled-") == []
     report = shuffle(packed, mapped=Grouping(by="class"))
+    assert (report.engine, report.num_samples) == ("client", NUM_SAMPLES)
+    assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 1
+
+
+@pytest.mark.parametrize("kind", [tarfile.LNKTYPE, tarfile.SYMTYPE])
+def test_link_in_a_sample_is_refused(tmp_path: Path, kind: bytes) -> None:
+    """Neither engine would carry it over: the sample would come out without it, and the comparison not see it."""
+    with tarfile.open(tmp_path / "in-0.tar", "w") as archive:
+        archive.addfile(tarfile.TarInfo("a.jpg"))
+        for name in ("README", "b.jpg"):
+            link = tarfile.TarInfo(name)
+            link.type, link.linkname = kind, "a.jpg"
+            archive.addfile(link)
+    with pytest.raises(DataError, match=r"shard '.*in-0\.tar', member 'b\.jpg': is a link, which no reader of shards"):
+        shuffle(resolve_shards(tmp_path / "in-0.tar", endpoint=None))
+    assert [path.name for path in tmp_path.iterdir()] == ["in-0.tar"]
+
+
+def test_component_twice_in_one_sample_is_refused(tmp_path: Path) -> None:
+    """AIS 4.9 keeps one of them, which the comparison notices after all the work."""
+    with tarfile.open(tmp_path / "in-0.tar", "w") as archive:
+        for name in ("a.jpg", "a.cls", "a.JPG"):
+            archive.addfile(tarfile.TarInfo(name))
+    with pytest.raises(DataError, match=r"shard '.*in-0\.tar', key 'a': component 'jpg' is there twice"):
+        shuffle(resolve_shards(tmp_path / "in-0.tar", endpoint=None))
+
+
+def test_component_in_capitals_is_sorted_by_from_here(
+    packed: ShardSet, bucket: AisStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What AIS 4.9 answers where the shards have ``u5.CLS``: a component's name is any letters' to us, not to it."""
+    text = 'key is missing for "up-000000.tar|u5"'
+    failed = SimpleNamespace(aborted=False, metrics=SimpleNamespace(aborted=True, errors=[text]))
+    monkeypatch.setattr(Dsort, "get_job_info", lambda _: {"t1": failed})
+    algorithm = Algorithm(kind="content", component="cls", key_type="int")
+    with pytest.raises(
+        StoreError, match=r"key is missing for .*another component than 'cls'\. Shuffle from here: --engine client"
+    ):
+        shuffle(packed, algorithm=algorithm, engine="dsort")
+    report = shuffle(packed, algorithm=algorithm)
     assert (report.engine, report.num_samples) == ("client", NUM_SAMPLES)
     assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 1
 

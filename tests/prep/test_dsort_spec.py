@@ -1,6 +1,7 @@
 """Specs of dSort: what clusters take goes through as it is, what they would misread is refused by name."""
 
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,7 @@ def test_spec_file_that_is_none(text: str | None, error: type[Exception], messag
         ({"algorithm": {"kind": "shuffle", "seed": "x"}}, r"algorithm\.seed must be a whole number.*'x'"),
         ({"algorithm": {"kind": "shuffle", "seed": -1}}, r"algorithm\.seed must be a whole number.*-1"),
         ({"algorithm": {"kind": "content"}}, "algorithm 'content' needs the component"),
+        ({"dry_run": "false"}, "dry_run must be true or false, got 'false'"),
         ({"algorithm": {"decreasing": "yes"}}, r"algorithm\.decreasing must be true or false, got 'yes'"),
     ],
 )
@@ -195,6 +197,19 @@ def test_template_holds_its_names_only(name: str, expected: bool) -> None:
 @pytest.mark.parametrize("text", ["a-{03..11..2}", "{0..1}/{00..01}", "plain"])
 def test_template_as_text_is_what_was_parsed(text: str) -> None:
     assert str(Template.parse(text)) == text
+
+
+def test_template_makes_one_name_at_a_time() -> None:
+    """A class has a million names, of which a few are used: 40 MB for each class, were they all made."""
+    tracemalloc.start()
+    try:
+        found = [next(Template.parse(f"class{row}-{{000000..999999}}-{{8..9}}").names()) for row in range(3)]
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert found == ["class0-000000-8", "class1-000000-8", "class2-000000-8"]
+    assert list(Template.parse("{0..1}-{8..10..2}").names()) == ["0-8", "0-10", "1-8", "1-10"]
+    assert peak < 1 << 20
 
 
 @pytest.mark.parametrize(("text", "num_bytes"), [("4KB", 4096), ("4KiB", 4096), ("12", 12), ("1.5 MiB", 3 << 19)])

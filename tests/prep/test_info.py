@@ -206,7 +206,7 @@ def test_sample_of_pixels_is_seeded(small_shards: Path) -> None:
 
 
 def test_traits_are_counted(tmp_path: Path) -> None:
-    """Progressive, CMYK, gray, rotated, 16 bits; and what cannot be decoded is counted, not raised."""
+    """Progressive, CMYK, gray, rotated, 12 and 16 bits; and what cannot be decoded is counted, not raised."""
     photos = [
         encoded("RGB", "JPEG", progressive=True),
         encoded("CMYK", "JPEG"),
@@ -216,14 +216,17 @@ def test_traits_are_counted(tmp_path: Path) -> None:
         encoded("RGBA", "PNG"),
         b"GIF89a" + bytes(20),
         photo_bytes(1, 40, 33)[:-2],
+        # An extended one, of 12 bits, by what its frame header says.
+        encoded("L", "JPEG").replace(b"\xff\xc0\x00\x0b\x08", b"\xff\xc1\x00\x0b\x0c"),
     ]
     write_shards(tmp_path, [Sample(f"a{i}", {"jpg": data}) for i, data in enumerate(photos)], per_shard=3)
     photo = describe(tmp_path).photos["jpg"]
-    assert photo.formats == {"JPEG": 5, "PNG": 2, "GIF": 1}
-    assert photo.traits == {"progressive": 1, "CMYK": 1, "gray": 2, "EXIF-rotated": 1, "16-bit": 1, "alpha": 1}
+    assert photo.formats == {"JPEG": 6, "PNG": 2, "GIF": 1}
+    bits = {"12-bit": 1, "16-bit": 1}
+    assert photo.traits == {"progressive": 1, "CMYK": 1, "gray": 3, "EXIF-rotated": 1, "alpha": 1} | bits
     assert photo.num_for_hardware == 3
     assert photo.pixels is not None
-    assert (photo.pixels.num_photos, photo.pixels.num_undecodable) == (6, 2)
+    assert (photo.pixels.num_photos, photo.pixels.num_undecodable) == (6, 3)
 
 
 def test_shards_without_an_index_are_read(tmp_path: Path, small_samples: list[Sample]) -> None:

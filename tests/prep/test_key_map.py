@@ -133,6 +133,14 @@ def test_by_folder_needs_a_folder_that_can_name_shards(names: list[str], message
         group_by(names, grouping=Grouping(by="folder"), prefix="x-", labels=None, num_shards=1, seed=0, digits=6)
 
 
+def test_split_that_gets_no_sample_is_refused() -> None:
+    """Whoever names one is to train, or to validate, with it."""
+    grouping = Grouping(by="split", shares={"train": 0.99, "val": 0.01})
+    names = [f"{number}.jpg" for number in range(20)]
+    with pytest.raises(DataError, match=r"by split: 'val=0\.01' gets none of 20 samples; give it a larger share"):
+        group_by(names, grouping=grouping, prefix="x-", labels=None, num_shards=1, seed=0, digits=6)
+
+
 @pytest.mark.parametrize(
     ("by", "shares", "message"),
     [
@@ -141,6 +149,7 @@ def test_by_folder_needs_a_folder_that_can_name_shards(names: list[str], message
         ("class", {"a": 1.0}, "by 'class' takes no shares"),
         ("split", {"a": 0.5, "b": 0.4}, "shares must be positive and sum up to 1"),
         ("split", {"a": 1.5, "b": -0.5}, "shares must be positive and sum up to 1"),
+        ("split", {"a": float("nan"), "b": 1.0}, "shares must be positive and sum up to 1"),
         ("split", {"a/b": 1.0}, "a split's name must be of letters"),
     ],
 )

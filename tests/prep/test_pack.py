@@ -20,6 +20,7 @@ from prep.pack import OnBad, open_target, pack
 from prep.records import Record, Source, imagefolder, pets
 from prep.shard_plan import ShardPlan, plan_shards, tar_bytes
 from prep.store import AisStore, LocalStore, Store
+from prep.tar_stream import Range
 from prep.urls import resolve_shards
 from tests.prep.conftest import encode_mask, encode_photo, make_source, start_python, write_pets
 
@@ -204,6 +205,7 @@ def test_open_target_of_an_existing_directory_that_ends_in_a_dash_is_that_direct
     [
         ("ais://pets/a-{0..1}.tar", "names shards; expected what their names start with"),
         ("a.tar", "names shards"),
+        ("ais://pets/a.tgz", "names shards"),  # pack writes plain ones
         ("ais://pets", "no AIStore endpoint is given"),
         ("http://pets", "scheme must be one of ais"),
     ],
@@ -228,6 +230,15 @@ BAD = [
     ({"jpg": b"\xff"}, "jpg is no photo of a known format (starts with ff)"),
     ({"jpg": encode_photo(), "trimap_png": PNG}, "trimap.png is no 8-bit grey PNG (bit depth 8, colour type 2)"),
     ({"jpg": encode_photo(), "trimap_png": encode_photo()}, "trimap.png is a JPEG, a mask must be an 8-bit grey PNG"),
+    ({"jpg": encode_photo(), "trimap_png": encode_mask()[:-12]}, "trimap.png is cut off: it has no end"),
+    (
+        {"jpg": encode_photo(), "trimap_png": encode_mask().replace(b"IDATx", b"IDATy")},
+        "trimap.png is damaged: the 'IDAT' at byte 33 has another checksum than it says",
+    ),
+    (
+        {"jpg": encode_photo(), "trimap_png": encode_mask(size=(24, 32))},
+        "trimap.png has 32 x 24 pixels, 'jpg' 24 x 32",
+    ),
 ]
 
 
@@ -357,17 +368,68 @@ def test_pack_bad_argument_is_refused(options: dict[str, Any], message: str, tmp
         pack(make_source(1), store=LocalStore(tmp_path), **options)
 
 
-def test_pack_file_that_vanished_is_named(tmp_path: Path) -> None:
+def _with_lost_files(folder: Path) -> Source:
+    """Four records: a good one, one without its photo, one whose mask is a directory, one of which nothing is there."""
+    for name, data in (("a.jpg", encode_photo()), ("a.png", encode_mask()), ("b.png", encode_mask()), ("c.jpg", b"x")):
+        (folder / name).write_bytes(encode_photo() if name == "c.jpg" else data)
+    (folder / "c.png").mkdir()
+    records = [
+        Record(
+            key=key,
+            components={"jpg": folder / f"{key}.jpg", "trimap.png": folder / f"{key}.png", "json": b"{}"},
+            label=0,
+        )
+        for key in "abcd"
+    ]
+    return replace(_source(*records), masks=frozenset({"trimap.png"}))
+
+
+def test_pack_files_that_cannot_be_read_fail_before_anything_is_written(tmp_path: Path) -> None:
+    source = _with_lost_files(tmp_path)
+    with pytest.raises(
+        DataError,
+        match=rf"3 of 4 records of made up are bad: b: jpg: cannot read '{tmp_path}/b\.jpg': No such file or "
+        rf"directory; c: trimap\.png: cannot read '{tmp_path}/c\.png': Is a directory; d: jpg: cannot read .*; "
+        r"trimap\.png: cannot read .*--on-bad skip",
+    ):
+        pack(source, store=LocalStore(tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_pack_files_that_cannot_be_read_are_skipped_or_kept_without_them(tmp_path: Path) -> None:
+    """What is kept is what is there, planned to the byte; of a record with no file at all there is nothing to keep."""
+    source = _with_lost_files(tmp_path)
+    skipping = pack(source, store=LocalStore(tmp_path / "skip"), on_bad="skip")
+    assert [text[:10] for text in skipping.skipped] == ["b: jpg: ca", "c: trimap.", "d: jpg: ca"]
+    assert (skipping.num_samples, skipping.kept) == (1, ())
+
+    store = LocalStore(tmp_path / "keep")
+    for num_written in (2, 0):
+        keeping = pack(source, store=store, on_bad="keep", max_count=2)
+        assert (keeping.num_samples, keeping.num_written) == (3, num_written)
+    assert [text[:10] for text in keeping.kept] == ["b: jpg: ca", "c: trimap."]
+    assert [text[:10] for text in keeping.skipped] == ["d: jpg: ca"]
+    samples = _read_back(store, keeping.shards, tmp_path / "read")
+    assert [sorted(sample) for sample in samples] == [
+        ["__key__", "cls", "jpg", "json", "trimap.png"],
+        ["__key__", "cls", "json", "trimap.png"],
+        ["__key__", "cls", "jpg", "json"],
+    ]
+    assert keeping.num_bytes == sum(entry.size for entry in store.list("samples-0"))
+
+
+@pytest.mark.parametrize("on_bad", ["skip", "keep"])
+def test_pack_of_files_none_of_which_is_there_leaves_no_record(on_bad: OnBad, tmp_path: Path) -> None:
     record = Record(key="a", components={"jpg": tmp_path / "gone.jpg"}, label=0)
-    with pytest.raises(StoreError, match=r"cannot read '.*gone\.jpg': No such file"):
-        pack(_source(record), store=LocalStore(tmp_path))
+    with pytest.raises(DataError, match=r"no record is left to pack; a: jpg: cannot read '.*gone\.jpg': No such file"):
+        pack(_source(record), store=LocalStore(tmp_path), on_bad=on_bad)
 
 
 def test_pack_file_that_changes_while_it_is_packed_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.jpg"
     path.write_bytes(encode_photo())
     source = _source(Record(key="a", components={"jpg": path}, label=0))
-    monkeypatch.setattr("prep.pack._check_existing", lambda *_, **__: path.write_bytes(b"\xff\xd8\xff" * 30_000) and [])
+    monkeypatch.setattr("prep.pack._Target.stale", lambda *_: path.write_bytes(b"\xff\xd8\xff" * 30_000) and [])
     with pytest.raises(DataError, match=r"shard 'samples-000000\.tar' came out at .* source files changed"):
         pack(source, store=LocalStore(tmp_path / "out"))
     assert list((tmp_path / "out").iterdir()) == []
@@ -549,8 +611,12 @@ def test_pack_by_processes_fails_as_in_one(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"1 of 23 records .* are bad: Abyssinian_7: image\.jpg is a GIF"):
         pack(source, store=LocalStore(tmp_path / "out"), max_count=4, jobs=2)
     (tmp_path / "in" / "images" / "Abyssinian_9.jpg").unlink()
-    with pytest.raises(StoreError, match=r"cannot read '.*/Abyssinian_9\.jpg': No such file"):
+    with pytest.raises(DataError, match=r"2 of 23 .*; Abyssinian_9: image\.jpg: cannot read '.*': No such file"):
         pack(source, store=LocalStore(tmp_path / "out"), max_count=4, jobs=2)
+    # One file of many records: it is no single record that is bad.
+    parts = [Record(key=f"{n}", components={"jpg": Range(tmp_path / "gone", n, 1)}, label=0) for n in range(23)]
+    with pytest.raises(StoreError, match=r"cannot read '.*/gone': No such file"):
+        pack(_source(*parts), store=LocalStore(tmp_path / "out"), on_bad="skip", jobs=2)
     assert not (tmp_path / "out").exists()
 
 

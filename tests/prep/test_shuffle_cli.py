@@ -79,6 +79,23 @@ def test_shuffle_by_a_key_map_drops_only_when_asked(directory: Path, tmp_path: P
     assert line.endswith(f"{directory}/few-0.tar\n")
 
 
+def test_shuffle_by_a_key_map_says_what_is_wrong_with_it(
+    directory: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    key_map = tmp_path / "map.json"
+    key_map.write_text('{"few-{0..0}.tar": ["^folder/"]}')
+    names = r"key map '.*map\.json': number of shards .* exceeds .* \(1\); name more there, or take larger shards"
+    _run(directory, "--shard-bytes", "1KiB", "--ekm", key_map, expect=DataError, match=names)
+    key_map.write_text('{"few-{0..9}.tar": ["folder/0001", "folder/1", "folder/0001.cls"]}')
+    _run(directory, "--ekm", key_map, "--drop-unmapped")
+    assert caplog.messages == [f"key map '{key_map}': no sample for 1 of its 3 keys: 'folder/1'"]
+    key_map.write_text('{"few-{0..9}.tar": ["folder/0002"]}')
+    there = (
+        f"'{directory}' holds 1 shards already, from 'few-0.tar'; --overwrite replaces them, or name others in key map"
+    )
+    _run(directory / "samples-", "--ekm", key_map, "--drop-unmapped", expect=StoreError, match=re.escape(there))
+
+
 def test_shuffle_of_an_epoch_lies_beside(directory: Path) -> None:
     first, second = (_json(directory / "samples-", "--seed", "1", "--epoch", epoch) for epoch in ("1", "2"))
     assert (first["shards"][0], second["shards"][0]) == ("e000001-shuffled-000000.tar", "e000002-shuffled-000000.tar")
@@ -97,6 +114,18 @@ def test_shuffle_dry_run_prints_the_spec_and_the_shards(node: str, bucket: AisSt
     assert re.fullmatch(r"shuffled-000000\.tar: \d+ samples, .* KiB", lines[0])
     assert lines[-1].startswith("would shuffle 3 shards into 3 shards, 25 samples, ")
     assert bucket.list("shuffled-") == []
+
+
+def test_shuffle_dry_run_tells_of_shards_that_are_there(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
+    shards = directory / "samples-"
+    _run(shards, "--dry-run")
+    assert caplog.messages == []
+    _run(shards)
+    _run(shards, "--dry-run", "--overwrite")
+    assert caplog.messages == []
+    _run(shards, "--dry-run", "--seed", "1")
+    there = f"3 shards are there already, from '{directory}/shuffled-000000.tar': where they are others"
+    assert [message.startswith(there) for message in caplog.messages] == [True]
 
 
 def test_shuffle_dry_run_as_a_spec_does_the_same(node: str, bucket: AisStore, tmp_path: Path) -> None:
@@ -123,6 +152,12 @@ def test_shuffle_dry_run_as_a_spec_does_the_same(node: str, bucket: AisStore, tm
             r"'out-\{0\.\.1\}' names 2 output shards, 25 of 1 bytes are needed",
         ),
         ({"input_format": {"template": "samples-{000000..000007}"}}, StoreError, "no shard .*; 8 were named"),
+        # More names than memory holds are not made to find that they are not there.
+        (
+            {"input_format": {"template": "samples-{0..999999999999}"}},
+            StoreError,
+            "'.*samples-2.tar'; 1000000000000 were",
+        ),
         ({"input_format": {"template": "absent-"}}, StoreError, r"absent-' matches no \.tar"),
         ({"input_format": {"template": "samples-{0.."}}, DataError, "has braces without a pair"),
         ({"output_format": "samples-{000000..000099}"}, ValueError, "names the input itself"),
@@ -176,6 +211,9 @@ ekm_file: {bucket.url}/map.json
         (["x", "--engine", "cluster"], "'cluster' is not one of 'auto', 'dsort', 'client'"),
         (["x", "--shard-bytes", "-1"], "a size is a number"),
         (["x", "--epoch", "-1"], "-1 is not in the range"),
+        (["x", "--epoch", "1", "--ekm", "m"], "it does not go with --ekm, which names the shards"),
+        (["x", "--epoch", "1", "--algorithm", "none"], "it does not go with --algorithm none, which draws nothing"),
+        (["x", "--output", "y-", "--ekm", "m"], "--ekm names the shards; drop --output"),
     ],
 )
 def test_shuffle_misuse_exits_with_2(arguments: list[str], message: str) -> None:

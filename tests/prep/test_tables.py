@@ -227,11 +227,86 @@ def test_table_two_files_of_one_component_are_an_error(tmp_path: Path) -> None:
         pack(source, store=LocalStore(tmp_path / "out"))
 
 
-def test_table_whose_file_is_missing_names_it(tmp_path: Path) -> None:
-    (tmp_path / "l.csv").write_text("path,label\ngone.jpg,1\n")
-    with pytest.raises(PipesError, match=rf"cannot read '{tmp_path}/gone\.jpg': No such file"):
-        pack(table(tmp_path / "l.csv"), store=LocalStore(tmp_path / "out"))
-    assert not (tmp_path / "out").exists()
+@pytest.mark.parametrize("name", ["list.csv", "list.jsonl", "list.parquet"])
+def test_table_whose_files_are_missing_does_as_on_bad_says(photos: Path, name: str) -> None:
+    """A row's photo, a row's mask: an error that names both, left out, or packed without."""
+    (photos / "m.png").write_bytes(encode_mask())
+    rows = [{**row, "mask": "m.png"} for row in ROWS]
+    rows[0]["path"], rows[2]["mask"] = "b/gone.jpg", "gone.png"
+    source = table(_write(photos, name, rows), components={"image": "path", "mask": "mask"}, masks=["mask.png"])
+    lost = rf"b/gone: image\.jpg: cannot read '{photos}/b/gone\.jpg': No such file .*; a/10: mask\.png: cannot read"
+    with pytest.raises(DataError, match=f"2 of 3 records of table .* are bad: {lost} .* --on-bad keep"):
+        pack(source, store=LocalStore(photos / "out"))
+    assert not (photos / "out").exists()
+
+    skipping = pack(source, store=LocalStore(photos / "skip"), on_bad="skip")
+    assert (skipping.num_samples, len(skipping.skipped), skipping.kept) == (1, 2, ())
+    keeping = pack(source, store=LocalStore(photos / "keep"), on_bad="keep")
+    assert (keeping.num_samples, keeping.skipped, len(keeping.kept)) == (3, (), 2)
+    samples = webdataset.WebDataset(str(photos / "keep" / keeping.shards[0]), shardshuffle=False)
+    assert [sorted(key for key in sample if key[0] != "_") for sample in samples] == [
+        ["cls", "mask.png"],
+        ["cls", "image.png", "mask.png"],
+        ["cls", "image.jpg"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("components", "masks", "expected"),
+    [
+        (None, None, set()),  # one photo a row
+        ({"image": "path", "seg": "mask"}, None, {"seg.png"}),  # called so
+        ({"jpg": "path", "png": "mask"}, None, {"png"}),  # a PNG beside a photo that is none
+        ({"image": "path", "other": "path"}, None, set()),
+        ({"image": "path", "seg": "mask"}, [], set()),
+        ({"image": "path", "x": "mask"}, ["x.png"], {"x.png"}),
+    ],
+)
+def test_table_masks_are_known_by_names_or_named(
+    photos: Path, components: dict[str, str] | None, masks: list[str] | None, expected: set[str]
+) -> None:
+    """By the names that `prep verify` goes by."""
+    rows = [{**row, "mask": "m.png", "path": row["path"].replace("PNG", "jpg")} for row in ROWS]
+    source = table(_write(photos, "list.csv", rows), components=components, masks=masks)
+    assert source.masks == expected
+
+
+def test_table_mask_that_is_no_component_is_an_error(photos: Path) -> None:
+    with pytest.raises(ValueError, match=r"mask 'seg\.png' is no component \(found: jpg, png\)"):
+        table(_write(photos, "list.csv", ROWS), masks=["seg.png"])
+
+
+MASK = encode_mask()
+
+
+@pytest.mark.parametrize(
+    ("mask", "reason"),
+    [
+        (encode_photo("png"), r"seg\.png is no 8-bit grey PNG \(bit depth 8, colour type 2\), class ids would be lost"),
+        (encode_photo("png", mode="RGBA"), r"seg\.png is no 8-bit grey PNG \(bit depth 8, colour type 6\)"),
+        (encode_mask(size=(32, 23)), r"seg\.png has 23 x 32 pixels, 'image\.jpg' 24 x 32"),
+        (encode_mask(size=(24, 32)), r"seg\.png has 32 x 24 pixels, 'image\.jpg' 24 x 32"),
+        (MASK[:60], r"seg\.png is cut off: it has no end"),
+        (MASK[:-20], r"seg\.png is cut off: it has no end"),
+        (
+            MASK[:50] + bytes([MASK[50] ^ 1]) + MASK[51:],
+            r"seg\.png is damaged: the 'IDAT' at byte 33 has another checksum",
+        ),
+        (b"", r"seg\.png is empty"),
+        (encode_photo(), r"seg\.png is a JPEG, a mask must be an 8-bit grey PNG"),
+    ],
+)
+def test_table_masks_are_checked_as_those_of_pets(photos: Path, mask: bytes, reason: str) -> None:
+    (photos / "m.png").write_bytes(mask)
+    rows = [{**row, "mask": "m.png"} for row in ROWS[:1]]
+    asked: dict[str, Any] = {"components": {"image.jpg": "path", "seg.png": "mask"}}
+    path = _write(photos, "list.csv", rows)
+    with pytest.raises(DataError, match=rf"1 of 1 records of table .* are bad: b/2: {reason}"):
+        pack(table(path, **asked), store=LocalStore(photos / "out"))
+    with pytest.raises(DataError, match=rf"no record is left to pack; b/2: {reason}"):
+        pack(table(path, **asked), store=LocalStore(photos / "out"), on_bad="skip")
+    if mask:
+        assert pack(table(path, **asked, masks=[]), store=LocalStore(photos / "out")).num_samples == 1
 
 
 def test_table_that_is_not_there_unknown_or_no_text_says_so(tmp_path: Path) -> None:

@@ -24,16 +24,26 @@ def _planned(entries: list[Entry], sizes: dict[str, int]) -> int:
     return plan.num_bytes
 
 
-@given(name=st.text(st.characters(exclude_characters="\0"), min_size=1, max_size=130), size=st.integers(0, 9 * 2**30))
-def test_member_header_is_tarfiles(name: str, size: int) -> None:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return
+@given(
+    name=st.one_of(
+        st.text(st.characters(max_codepoint=0x17F, exclude_characters="\0"), min_size=1, max_size=130),
+        # As a file system gives bytes that are no UTF-8: 'caf\xe9.jpg'.
+        st.text(st.sampled_from(["a", "/", ".", "\udce9", "\udcff"]), min_size=1, max_size=110),
+    ),
+    size=st.one_of(st.integers(0, 1 << 20), st.integers((1 << 33) - 2, (1 << 33) + 2)),
+    mode=st.integers(0, 0o7777),
+    mtime_s=st.integers(0, 1 << 34),
+)
+def test_member_header_is_tarfiles(name: str, size: int, mode: int, mtime_s: int) -> None:
+    """Most are made without it, in a tenth of the time, for pack, shuffle, the node and transforms: the same bytes."""
     member = tarfile.TarInfo(name)
-    member.mode, member.size = 0o644, size
-    assert member_header(name, size) == member.tobuf()
-    assert header_bytes(name, size) == len(member.tobuf())
+    member.mode, member.size, member.mtime = mode, size, mtime_s
+    expected = member.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+    assert member_header(name, size, mode=mode, mtime_s=mtime_s) == expected
+    member.mode, member.mtime = 0o644, 0
+    expected = member.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+    assert member_header(name, size) == expected
+    assert header_bytes(name, size) == len(expected)
 
 
 @given(

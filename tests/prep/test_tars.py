@@ -1,5 +1,6 @@
 """Tars to shards of another size: order, names and bytes stay, from a directory and from a bucket."""
 
+import gzip
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,43 @@ def test_tars_keep_samples_order_bytes_and_classes(
     assert pack(source, store=out, max_count=max_count, jobs=jobs).num_written == 0
     manifest = index_shards(resolve_shards(tmp_path / "out", endpoint=None))
     assert (manifest.num_samples, manifest.classes) == (23, {0: "zero", 1: "one", 2: "two"})
+
+
+def _compress(store: Store, ending: str) -> None:
+    """The shards, compressed, in the place of themselves."""
+    for entry in store.list("samples-0"):
+        store.write(entry.name.replace(".tar", ending), gzip.compress(store.read(entry.name)))
+        store.delete(entry.name)
+
+
+@pytest.mark.parametrize(("ending", "max_count"), [(".tgz", 2), (".tar.gz", 100)])
+def test_tars_that_are_compressed_give_the_same_shards(
+    store: Store, tmp_path: Path, ending: str, max_count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By prefix, by range and as a list; by processes, and compared when it is run again."""
+    monkeypatch.setattr("prep.pack.MIN_SHARED_BYTES", 0)
+    plain, out = LocalStore(tmp_path / "plain"), LocalStore(tmp_path / "out")
+    shards = pack(tars(_resolve(store)), store=plain, max_count=max_count, jobs=1).shards
+    _compress(store, ending)
+    endpoint = getattr(store, "endpoint", None)
+    names = [f"{store.url}/samples-{number:06d}{ending}" for number in range(8)]
+    for number, urls in enumerate([f"{store.url}/samples-", f"{store.url}/samples-{{000000..000007}}{ending}", names]):
+        jobs = 1 if number else 2
+        source = tars(resolve_shards(urls, endpoint=endpoint, compressed=True), jobs=jobs)
+        assert source.classes == {0: "zero", 1: "one", 2: "two"}
+        report = pack(source, store=out, max_count=max_count, jobs=jobs)
+        assert (report.shards, report.num_written) == (shards, 0 if number else len(shards))
+    assert [out.read(name) for name in shards] == [plain.read(name) for name in shards]
+
+
+def test_tars_that_are_no_whole_gzip_are_named(store: Store) -> None:
+    _compress(store, ".tgz")
+    name = "samples-000007.tgz"
+    data = store.read(name)
+    for broken in (data[:-20], b"no gzip" * 90, data[:40] + bytes(100) + data[140:]):
+        store.write(name, broken)
+        with pytest.raises(DataError, match=rf"'{store.locate(name)}' is no whole gzip file: .*; pack it anew"):
+            tars(resolve_shards(store.locate(name), endpoint=getattr(store, "endpoint", None), compressed=True))
 
 
 def test_tars_into_the_same_bucket_need_another_prefix(store: Store) -> None:

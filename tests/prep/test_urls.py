@@ -336,3 +336,91 @@ def test_resolve_shards_of_a_million_names(url: str) -> None:
     assert len(shards.names) == 1_000_000
     assert shards.names[-1].endswith("a-0999999.tar")
     assert shards.url == url.partition("{")[0]
+
+
+# Compressed shards
+
+
+@pytest.fixture
+def packed(tmp_path: Path) -> Path:
+    """Two sets that are compressed, one that was unpacked beside, one of which a shard is missing among the plain."""
+    names = [f"{kind}-{number}{ending}" for number in range(2) for kind, ending in (("p", ".tgz"), ("q", ".tar.gz"))]
+    names += [
+        "both-0.tgz",
+        "both-0.tar",
+        "both-1.tgz",
+        "both-1.tar",
+        "some-0.tar",
+        "some-1.tgz",
+        "z-0.tar.lz4",
+        "z.zip",
+    ]
+    for name in names:
+        (tmp_path / name).touch()
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("url", "names"),
+    [
+        ("p-", ["p-0.tgz", "p-1.tgz"]),  # a prefix
+        ("q-{0..1}.tar.gz", ["q-0.tar.gz", "q-1.tar.gz"]),  # a range
+        ("p-*.tgz", ["p-0.tgz", "p-1.tgz"]),  # a glob
+        ("p-1.tgz", ["p-1.tgz"]),
+        (["q-1.tar.gz", "q-0.tar.gz"], ["q-1.tar.gz", "q-0.tar.gz"]),  # a list
+    ],
+)
+def test_resolve_shards_of_compressed_ones_where_they_will_do_and_where_not(
+    packed: Path, url: str | list[str], names: list[str]
+) -> None:
+    """Who reads plain tars says so at once, by name, and what to do."""
+    urls = [f"{packed}/{one}" for one in ([url] if isinstance(url, str) else url)]
+    shards = resolve_shards(urls, endpoint=None, compressed=True)
+    assert list(shards.names) == names
+    assert shards.prefix == f"{names[0][:2]}{names[0][2:3] if len(names) == 1 else ''}".rstrip("0123456789")
+    more = ", and so are 1 more" if isinstance(url, str) and len(names) == 2 else ""
+    with pytest.raises(
+        DataError,
+        match=rf"shard '{packed}/{names[0]}' is compressed{more}: DALI reads .* plain \.tar, .*; "
+        rf"write plain ones: dali-pipes prep shuffle '{re.escape(urls[0])}' --extension \.tar",
+    ):
+        resolve_shards(urls, endpoint=None)
+
+
+def test_resolve_shards_that_were_unpacked_takes_the_plain_ones(packed: Path) -> None:
+    for compressed in (False, True):
+        shards = resolve_shards(packed / "both-", endpoint=None, compressed=compressed)
+        assert shards.names == ("both-0.tar", "both-1.tar")
+
+
+def test_resolve_shards_of_a_set_of_which_some_are_compressed_leaves_none_out(packed: Path) -> None:
+    with pytest.raises(DataError, match=r"some-1\.tgz' is compressed: DALI"):
+        resolve_shards(packed / "some-", endpoint=None)
+    assert resolve_shards(packed / "some-", endpoint=None, compressed=True).names == ("some-0.tar", "some-1.tgz")
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+@pytest.mark.parametrize(
+    ("url", "name", "ending"),
+    [
+        ("z-", "z-0.tar.lz4", ".tar.lz4"),
+        ("z-{0..1}.tar.zst", "z-0.tar.zst", ".tar.zst"),
+        ("z.zip", "z.zip", ".zip"),
+    ],
+)
+def test_resolve_shards_that_nothing_here_reads_says_what_does(
+    packed: Path, url: str, name: str, ending: str, compressed: bool
+) -> None:
+    with pytest.raises(DataError, match=rf"'{packed}/{name}' is compressed as \{ending}; DALI reads .*: unpack it"):
+        resolve_shards(f"{packed}/{url}", endpoint=None, compressed=compressed)
+
+
+def test_resolve_shards_of_compressed_ones_in_a_bucket(bucket: AisStore) -> None:
+    bucket.create()
+    for number in range(2):
+        bucket.write(f"p-{number}.tgz", b"")
+    for url in ("p-", "p-{0..1}.tgz"):
+        shards = resolve_shards(f"{bucket.url}/{url}", endpoint=bucket.endpoint, compressed=True)
+        assert shards.names == ("p-0.tgz", "p-1.tgz")
+        with pytest.raises(DataError, match=rf"shard '{bucket.url}/p-0\.tgz' is compressed, and so are 1 more"):
+            resolve_shards(f"{bucket.url}/{url}", endpoint=bucket.endpoint)

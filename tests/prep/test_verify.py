@@ -3,10 +3,12 @@
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import tarfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -27,7 +29,7 @@ from prep.pack import open_target
 from prep.quarantine_file import QuarantineFile
 from prep.store import AisStore
 from prep.urls import resolve_shards
-from prep.verify import VerifyReport, verify
+from prep.verify import VerifyReport, _without_interrupts, verify
 from tests.conftest import SHARED_DATA, Sample, make_samples, mask_bytes, photo_bytes, write_shards, write_tar
 
 REPOSITORY = Path(__file__).parents[2]
@@ -317,6 +319,34 @@ def test_cut_off_tar(tmp_path: Path, cut: Callable[[int], int], text: str) -> No
     assert str(report.findings[1]).startswith(f"shard 's.tar': {text}")
 
 
+@pytest.mark.parametrize("name", ["b.jpg", "f/" + "y" * 120 + ".jpg"])
+@pytest.mark.parametrize("kind", [tarfile.LNKTYPE, tarfile.SYMTYPE])
+@pytest.mark.parametrize("format", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
+def test_link_is_found_where_readers_pass_it_over(tmp_path: Path, name: str, kind: bytes, format: int) -> None:
+    """What tar makes of a photo with two names: for a reader the second sample is not there, and nothing says so."""
+    with tarfile.open(tmp_path / "s.tar", "w", format=format) as archive:
+        photo = tarfile.TarInfo("a.jpg")
+        photo.size = len(PHOTO)
+        archive.addfile(photo, io.BytesIO(PHOTO))
+        for linked in (name, "README"):  # that of no sample is nobody's loss
+            link = tarfile.TarInfo(linked)
+            link.type, link.linkname = kind, "a.jpg"
+            archive.addfile(link)
+    text = "is a link, which no reader of shards follows; pack it anew (tar: --hard-dereference or -h)"
+    report = run(tmp_path)
+    assert found(report) == [("link", name.removesuffix(".jpg"), "jpg", text)]
+    assert (report.num_samples, report.num_problems, report.num_bad_samples) == (1, 1, 0)
+
+
+def test_tar_without_samples_is_a_note(tmp_path: Path) -> None:
+    write_members(tmp_path / "s.tar", [("README", b"r")])
+    report = run(tmp_path)
+    assert found(report) == []
+    assert "holds no sample; DALI without an index takes it for one of empty components" in [
+        finding.text for finding in report.findings if finding.shard
+    ]
+
+
 def test_garbage_is_no_tar(tmp_path: Path) -> None:
     (tmp_path / "s.tar").write_bytes(b"\x07" * 2048)
     assert found(run(tmp_path)) == [("archive", "", "", "is no readable tar: no header at byte 0; pack it anew")]
@@ -518,7 +548,8 @@ def test_quarantine_that_cannot_be_one(tmp_path: Path, small_shards: Path) -> No
     [
         (["--mask-values", "1,x"], 2, "expected numbers such as '1,2,3' or '0-20,255', got '1,x'"),
         (["--mask-values", "256"], 2, "a mask's values are 0 to 255, got '256'"),
-        (["--mask-values", "3-1"], 2, "expected at least one number, got '3-1'"),
+        (["--mask-values", "1,3-1"], 2, "a range goes from its least number to its greatest, got '3-1'"),
+        (["--mask-values", "0-999999999999"], 2, "a mask's values are 0 to 255"),  # no list of as many is made
         (["--decoder", "opencv"], 2, "'opencv' is not one of 'pillow', 'dali'"),
         (["--workers", "0"], 2, "0 is not in the range x>=1"),
         (["--max-pixels", "0"], 2, "0 is not in the range x>=1"),
@@ -642,6 +673,29 @@ def test_interrupt_ends_the_processes(tmp_path: Path) -> None:
     while any(is_running(pid) for pid in pids) and time.monotonic() < started + 10:
         time.sleep(0.05)
     assert not [pid for pid in pids if is_running(pid)]
+
+
+def test_interrupt_waits_until_a_process_was_told_its_work() -> None:
+    """Also where a library's thread takes the signal, which the mask of the main one does not hold back."""
+    ended, told = threading.Event(), []
+    thread = threading.Thread(target=ended.wait)
+
+    def start_a_process() -> None:
+        with _without_interrupts():
+            signal.pthread_kill(thread.ident or 0, signal.SIGINT)
+            status = Path(f"/proc/self/task/{thread.native_id}/status")
+            while int(re.findall(r"SigPnd:\t(\w+)", status.read_text())[0], 16):
+                time.sleep(0.001)
+            told.append("all")
+
+    thread.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            start_a_process()
+    finally:
+        ended.set()
+        thread.join()
+    assert told == ["all"]
 
 
 def test_process_that_dies_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from prep.index import index_shards
 from prep.store import AisStore
 from prep.urls import resolve_shards
 from prep.view import Sheet, draw_sheet
-from tests.conftest import Sample, photo_bytes, write_shards
+from tests.conftest import Sample, photo_bytes, write_shards, write_tar
 
 COLOURS = [(200, 30, 30), (30, 200, 30), (30, 30, 200), (200, 200, 30), (30, 200, 200), (200, 30, 200)]
 
@@ -190,6 +190,7 @@ def test_command_writes_a_picture(coloured: Path, tmp_path: Path) -> None:
         (["out.txt"], "expected a picture's name, .png, .jpg or .webp, got 'out.txt'"),
         (["nowhere/out.png"], "no directory 'nowhere'; make it"),
         (["out.png", "--num", "0"], "0 is not in the range x>=1"),
+        (["out.png", "--keys", ","], "expected keys such as 'cat/1,cat/7', got ','"),
         (["out.png", "--keys", "k1", "--where-label", "1"], "--keys and --where-label exclude each other"),
     ],
 )
@@ -205,6 +206,7 @@ def test_misuse_says_what_was_expected(coloured: Path, arguments: list[str], tex
         ({"keys": ["k1", "zebra"]}, DataError, "no sample of '.*s-' has key 'zebra'"),
         ({"labels": ["bird"]}, DataError, r"no class 'bird' in '.*s-' \(found: 'cat', 'cow', 'dog'\)"),
         ({"labels": ["7"]}, DataError, "no sample of '.*s-' is of class 7"),
+        ({"labels": ["9" * 20]}, DataError, "no class '9{20}' in '.*s-'"),
         (
             {"photo": "jpg"},
             DataError,
@@ -230,6 +232,9 @@ def test_samples_without_photos_and_classes_without_a_table(tmp_path: Path) -> N
         draw(tmp_path / "texts", labels=["cat"])
     with pytest.raises(StoreError, match="no such directory"):
         draw(tmp_path / "nowhere" / "s-")
+    write_tar(tmp_path / "empty-0.tar", [])
+    with pytest.raises(DataError, match=r"'.*empty-' holds no sample to show"):
+        draw(tmp_path / "empty-")
 
 
 def test_picture_that_cannot_be_written(coloured: Path, tmp_path: Path) -> None:

@@ -98,3 +98,25 @@ def test_only_reads_go_through_an_etl(allowing: EmbeddedNode) -> None:
             )
         assert caught.value.status_code == 501
     assert bucket.object("a.tar").get_reader().read_all() == b"as it is"
+
+
+def test_what_comes_through_an_etl_is_whole_and_of_unknown_length(allowing: EmbeddedNode) -> None:
+    """As AIS sends it: in chunks, whatever range is asked for, with no checksum; from one that was stopped nothing."""
+    client = sdk(allowing.endpoint)
+    bucket = client.bucket("b").create()
+    bucket.object("a.tar").get_writer().put_content(bytes(10240))
+    etl = client.etl("same-etl")
+    etl.init(image="x", command=[*COMMAND[:-1], f"{__name__}:same"])
+    ask = {"params": {"provider": "ais", "etl_name": "same-etl"}, "path": "objects/b/a.tar"}
+    answer = client.cluster().client.request("GET", headers={"Range": "bytes=0-99"}, **ask)
+    assert (answer.status_code, answer.content) == (200, bytes(10240))
+    assert answer.headers["Transfer-Encoding"] == "chunked"
+    assert not {"Content-Length", "Content-Range", "Ais-Checksum-Value"} & set(answer.headers)
+    etl.stop()
+    with pytest.raises(AISError, match="same-etl does not exist - try starting new ETL") as caught:
+        client.cluster().client.request("GET", **ask)
+    assert caught.value.status_code == 404
+
+
+def same(sample: dict[str, bytes]) -> dict[str, bytes]:
+    return sample

@@ -15,16 +15,17 @@ import pytest
 from aistore.sdk.errors import AISError, ErrObjNotFound
 
 from prep.embedded import EmbeddedNode, start
+from prep.embedded.etl import ALLOW_ETL
 from prep.errors import StoreError
 from tests.prep.embedded.conftest import sdk
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def answers(endpoint: str) -> bool:
+def answers(endpoint: str, path: str = "/v1/health") -> bool:
     connection = http.client.HTTPConnection(endpoint.removeprefix("http://"), timeout=2)
     try:
-        connection.request("GET", "/v1/health")
+        connection.request("GET", path)
         return connection.getresponse().status == 200
     except OSError:
         return False
@@ -72,10 +73,35 @@ def test_start_on_a_taken_port_says_so(tmp_path: Path) -> None:
             start(tmp_path / "two", port=port)
 
 
-def test_module_in_the_foreground_prints_its_endpoint(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("environment", "allow_etl", "expected"),
+    [
+        (None, None, False),  # off unless asked for
+        ("1", None, True),
+        (None, True, True),
+        ("1", False, False),  # who starts it has the last word
+    ],
+)
+def test_start_allows_etl_where_its_caller_or_else_the_environment_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: str | None, allow_etl: bool | None, expected: bool
+) -> None:
+    """The list of ETLs is answered, or refused; the caller's own environment stays as it was."""
+    monkeypatch.delenv(ALLOW_ETL, raising=False)
+    if environment is not None:
+        monkeypatch.setenv(ALLOW_ETL, environment)
+    with start(tmp_path, allow_etl=allow_etl) as node:
+        assert answers(node.endpoint, "/v1/etl") is expected
+    assert os.environ.get(ALLOW_ETL) == environment
+
+
+@pytest.mark.parametrize("options", [[], ["--allow-etl"]])
+def test_module_in_the_foreground_prints_its_endpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str]
+) -> None:
     """``python -m prep.embedded`` serves until Ctrl-C, then ends with 0 and leaves no scratch files."""
+    monkeypatch.delenv(ALLOW_ETL, raising=False)
     process = subprocess.Popen(
-        [sys.executable, "-m", "prep.embedded", "--dir", str(tmp_path / "ais")],
+        [sys.executable, "-m", "prep.embedded", "--dir", str(tmp_path / "ais"), *options],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         text=True,
@@ -83,6 +109,7 @@ def test_module_in_the_foreground_prints_its_endpoint(tmp_path: Path) -> None:
     assert process.stdout is not None
     endpoint = process.stdout.readline().strip()
     assert answers(endpoint)
+    assert answers(endpoint, "/v1/etl") is bool(options)
     process.send_signal(signal.SIGINT)
     assert process.wait(30) == 0
     process.stdout.close()

@@ -1,0 +1,106 @@
+# The loader, prep, bench and the examples in one image, for machines with an NVIDIA driver and for those without:
+#
+#   docker build -t dali-pipes:0.1.0 .
+#   docker run --rm --gpus all --shm-size=8g dali-pipes:0.1.0 doctor
+#   docker build --target test -t dali-pipes:test . && docker run --rm --shm-size=2g dali-pipes:test
+#
+# deploy/docker.md says what the arguments are for, what the image weighs, and why.
+
+# torch and DALI bring their own CUDA libraries as wheels, of CUDA 13.2 by constraints.txt: of NVIDIA's three flavours
+# `base` is the one that has no second set of them. What it adds to Ubuntu is cuda-compat, by which a data centre's
+# driver of an older branch may do, and the variables that the container runtime reads.
+ARG CUDA_IMAGE=nvcr.io/nvidia/cuda:13.2.0-base-ubuntu24.04@sha256:36cccda4bebc3b0b1ebe1907ead8169cf144d45df890be871b36b304cf91145a
+
+FROM ${CUDA_IMAGE} AS base
+# tini reaps what a command leaves behind and passes signals on: a program that is process 1 ignores SIGTERM unless it
+# asks for it. NCCL looks for libibverbs when it starts, and without it takes sockets instead of InfiniBand.
+# hadolint ignore=DL3008
+RUN apt-get update \
+ && apt-get install --no-install-recommends --yes ibverbs-providers libibverbs1 python3 tini \
+ && rm -rf /var/lib/apt/lists/*
+ENV PATH=/opt/venv/bin:$PATH
+
+
+FROM base AS build
+# hadolint ignore=DL3008
+RUN apt-get update \
+ && apt-get install --no-install-recommends --yes python3-venv \
+ && rm -rf /var/lib/apt/lists/*
+RUN python3 -m venv /opt/venv
+# DALI's build: 130, or 120 for drivers that know CUDA 12 only. These want another torch, too: TORCH_INDEX.
+ARG DALI_CUDA=130
+# "bench,demo" adds scikit-image's photographs, "bench,parquet" tables in Parquet; "bench" is what the commands need.
+ARG EXTRAS=bench
+# Where torch comes from, if not PyPI: https://download.pytorch.org/whl/cpu for a small image without a GPU.
+ARG TORCH_INDEX=
+WORKDIR /build
+COPY pyproject.toml constraints.txt ./
+COPY deploy/requirements.py deploy/cuda130.txt deploy/
+RUN python3 deploy/requirements.py --extras "$EXTRAS" --dali-cuda "$DALI_CUDA" > requirements.txt
+# hadolint ignore=DL3042
+RUN --mount=type=cache,target=/root/.cache/pip \
+    if [ -n "$TORCH_INDEX" ]; then \
+      grep -E '^torch' requirements.txt > torch.txt \
+   && pip install --index-url "$TORCH_INDEX" -c constraints.txt -r torch.txt; \
+    fi \
+ && pip install -c constraints.txt -c deploy/cuda130.txt -r requirements.txt
+# What needs a compiler, which this image has not: triton and headers serve torch.compile. And DALI for other Pythons.
+ARG WITH_COMPILE=0
+COPY deploy/prune.sh deploy/
+RUN if [ "$WITH_COMPILE" != 1 ]; then deploy/prune.sh /opt/venv; fi
+COPY README.md LICENSE ./
+COPY prep prep
+COPY dali_pipes dali_pipes
+COPY bench bench
+RUN pip install --no-cache-dir --no-deps .
+
+
+# What the runtime image has, and with it all that the tests want; nothing of it is shipped.
+FROM build AS test
+WORKDIR /opt/dali-pipes
+RUN python3 /build/deploy/requirements.py --extras dev --dali-cuda "$DALI_CUDA" > /build/requirements-dev.txt
+# hadolint ignore=DL3042
+RUN --mount=type=cache,target=/root/.cache/pip \
+    pip install -c /build/constraints.txt -c /build/deploy/cuda130.txt -r /build/requirements-dev.txt \
+ && if [ "$WITH_COMPILE" != 1 ]; then /build/deploy/prune.sh /opt/venv; fi
+COPY . .
+ENV PYTHONPATH=/opt/dali-pipes PYTHONDONTWRITEBYTECODE=1 HOME=/tmp
+USER 10001:10001
+ENTRYPOINT ["/usr/bin/tini", "--", "/opt/dali-pipes/deploy/entrypoint.sh"]
+CMD ["python3", "-m", "pytest", "-p", "no:cacheprovider"]
+
+
+FROM base AS runtime
+ARG WITH_COMPILE=0
+# hadolint ignore=DL3008
+RUN if [ "$WITH_COMPILE" = 1 ]; then \
+      apt-get update \
+   && apt-get install --no-install-recommends --yes gcc libc6-dev python3-dev \
+   && rm -rf /var/lib/apt/lists/*; \
+    fi
+# Directories to mount things at; as /tmp they are anybody's, for users that the image does not know.
+RUN groupadd --gid 10001 dali-pipes \
+ && useradd --uid 10001 --gid 10001 --create-home dali-pipes \
+ && install -d -m 1777 /cache /data /runs
+COPY --from=build /opt/venv /opt/venv
+WORKDIR /opt/dali-pipes
+COPY examples examples
+COPY deploy/entrypoint.sh deploy/
+COPY deploy/slurm/node.sh deploy/slurm/
+ENV PYTHONUNBUFFERED=1 \
+    PYTHONDONTWRITEBYTECODE=1 \
+    NVIDIA_VISIBLE_DEVICES=all \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility
+ARG VERSION=0.1.0
+ARG REVISION=unknown
+LABEL org.opencontainers.image.title="dali-pipes" \
+      org.opencontainers.image.description="WebDataset shards in AIStore, read and decoded by DALI in an order that a seed fixes" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="$VERSION" \
+      org.opencontainers.image.revision="$REVISION"
+# A number, so that Kubernetes can tell that it is not root (runAsNonRoot).
+USER 10001:10001
+# A job, not a server: it is healthy while it runs, and says by its exit code how it went.
+HEALTHCHECK NONE
+ENTRYPOINT ["/usr/bin/tini", "--", "/opt/dali-pipes/deploy/entrypoint.sh"]
+CMD ["dali-pipes", "--help"]

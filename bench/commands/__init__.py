@@ -1,0 +1,1 @@
+"""The commands of ``dali-pipes bench``, one a file, each with its options; what several share is in `options`."""

@@ -1,0 +1,34 @@
+"""``bench smoke``: is any loader's output wrong?"""
+
+import click
+
+from bench.commands.options import words
+
+__all__ = ["smoke"]
+
+
+@click.command()
+@click.option("--loaders", default=None, help="Comma separated.  [default: every one of the registry]")
+def smoke(*, loaders: str | None) -> int:
+    """Try every loader that is installed, in every mode, on 22 photos that are made for it; exit 1 if one fails.
+
+    Each is held against Pillow and torchvision, from files and from a bucket, and makes a warm turn in one process and
+    a cold one in two. Writes to a temporary directory only.
+    """
+    import tempfile
+    from pathlib import Path
+
+    from bench.environment import check_extras
+
+    check_extras()
+    from bench.loaders import LoaderSpec
+    from bench.smoke import format_trials, run_smoke
+
+    specs = None if loaders is None else [LoaderSpec.parse(word) for word in words(loaders)]
+    trials = []
+    with tempfile.TemporaryDirectory(prefix="dali-pipes-smoke-") as directory:
+        for trial in run_smoke(Path(directory), loaders=specs):
+            click.echo(f"{trial.loader}, {trial.mode}: {trial.outcome} ({trial.elapsed_s:.1f} s)", err=True)
+            trials.append(trial)
+    click.echo(format_trials(trials))
+    return int(any(trial.outcome == "failed" for trial in trials))

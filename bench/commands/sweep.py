@@ -1,0 +1,36 @@
+"""``bench sweep``: the same loaders under many settings, interleaved as in one run."""
+
+from typing import TYPE_CHECKING
+
+import click
+
+from bench.commands.run import TimingArguments, time_loaders, timing_options
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+__all__ = ["sweep"]
+
+
+@click.command()
+@click.option(
+    "--over",
+    required=True,
+    multiple=True,
+    metavar="NAME=VALUE,...",
+    help="What to vary: threads, ranks, batch-size, crop, photo-side, shards, latency-ms, compute-ms or cache. Given "
+    "several times: every combination.",
+)
+@timing_options
+def sweep(over: tuple[str, ...], **arguments: "Unpack[TimingArguments]") -> None:
+    """Time loaders as `bench run` does, under every setting that --over names, in turns.
+
+    \b
+    dali-pipes bench sweep --shards ais://pets/shuffled- --over latency-ms=0,20,100
+    dali-pipes bench sweep --shards pets/ --over ranks=1,2,4 --over cache=cold,warm
+    dali-pipes bench sweep --shards pets/ --samples 20000 --over shards=10,100,1000,10000
+
+    Reads the shards. Writes the files that --json and -o name, and under --work what is packed anew, served or
+    converted, until the end.
+    """
+    time_loaders(arguments, over=over)

@@ -1,0 +1,256 @@
+"""The shards that were named to those that each setting reads: packed anew, put on a server, seen through a gateway."""
+
+import os
+import tempfile
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from bench.gateway import Gateway, check_upstream
+from bench.loaders import Prepared, prepare_loader
+from bench.object_server import ObjectServer
+from bench.repeat import repeat_shards
+from bench.settings import Setting
+from prep.index import index_shards
+from prep.info import IndexedSet
+from prep.manifest import LABEL_COMPONENT
+from prep.store import AisStore, LocalStore
+from prep.urls import ShardSet, resolve_shards
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["DataFacts", "DataSets", "OpenedData"]
+
+BUCKET = "dali-pipes-bench"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataFacts:
+    """What a data set is, for a record, and for telling whether two records are of the same."""
+
+    num_samples: int
+    num_shards: int
+    shard_bytes: int
+    needed_bytes: int
+    """Of the components that a sample is made of: photo, mask, label."""
+    digest: str
+    """Of the manifest: the same shards have the same, wherever they lie."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields by name."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenedData:
+    """What a setting's loaders are given."""
+
+    shards: ShardSet
+    """As they lie, for comparing outputs."""
+    endpoint: str | None
+    """Where loaders read them: the gateway, where there is one; ``None`` for local shards."""
+    facts: DataFacts
+    counters: Path | None
+    """Of the gateway."""
+
+    def urls_of_rank(self, rank: int, num_ranks: int) -> tuple[str, ...]:
+        """Every ``num_ranks``-th shard, from the ``rank``-th on: no loader deals out samples, all take shards."""
+        return tuple(self.shards.store.locate(name) for name in self.shards.names[rank::num_ranks])
+
+    def shards_of_rank(self, rank: int, num_ranks: int) -> ShardSet:
+        """The same, as loaders take them."""
+        return resolve_shards(list(self.urls_of_rank(rank, num_ranks)), endpoint=self.endpoint)
+
+
+class DataSets:
+    """All data sets of one run; a context manager that gives back servers, gateways and what was written.
+
+    Args:
+        shards: As they were named.
+        photo: Component that holds the photo.
+        mask: Component that holds the mask.
+        num_samples: The samples over and over, so many of them; ``None``: as they are.
+        direct: No gateway before a cluster: nothing is counted there.
+        directory: Where what is packed anew is written, and served from; it needs room for it.
+    """
+
+    def __init__(
+        self,
+        shards: ShardSet,
+        *,
+        photo: str,
+        mask: str,
+        num_samples: int | None = None,
+        direct: bool = False,
+        directory: Path | None = None,
+    ) -> None:
+        self._shards = shards
+        self._photo, self._mask = photo, mask
+        self._num_samples = num_samples
+        self._direct = direct
+        self._directory = directory
+        self._stack = ExitStack()
+        self._sets: dict[tuple[object, ...], tuple[ShardSet, DataFacts]] = {}
+        self._gateways: dict[tuple[str, float], Gateway] = {}
+        self._server: ObjectServer | None = None
+        self._prepared: dict[tuple[object, ...], Prepared | None] = {}
+
+    def check(self, settings: "Sequence[Setting]") -> None:
+        """Refuse settings that no data set can be made for, before any is made.
+
+        Raises:
+            ValueError: If a latency is to be added without a gateway, or to a cluster that none can stand before; or
+                ranks are more than the shards.
+        """
+        store = self._shards.store
+        for setting in settings:
+            if setting.latency_ms is not None and self._direct:
+                raise ValueError("--direct and a latency exclude each other: it is the gateway that adds it")
+            num_shards = setting.shards or len(self._shards.names)
+            if num_shards < setting.ranks:
+                raise ValueError(
+                    f"each rank needs a shard, got ranks={setting.ranks} with {num_shards} shards; pack the samples "
+                    f"into more: --num-shards {setting.ranks}"
+                )
+            if self._num_samples is not None and self._num_samples < num_shards:
+                raise ValueError(f"{num_shards} shards need as many samples, got --samples {self._num_samples}")
+        if isinstance(store, AisStore) and not self._direct:
+            check_upstream(store.endpoint)
+
+    def open(self, setting: Setting) -> OpenedData:
+        """The data set of one setting; made at its first use.
+
+        Raises:
+            DataError: If a shard cannot be read.
+            ValueError: If there are fewer samples than shards.
+        """
+        shards, facts = self._made(setting)
+        if not isinstance(shards.store, AisStore) or self._direct:
+            endpoint = shards.store.endpoint if isinstance(shards.store, AisStore) else None
+            return OpenedData(shards=shards, endpoint=endpoint, facts=facts, counters=None)
+        upstream, latency_s = shards.store.endpoint, (setting.latency_ms or 0.0) / 1000
+        if (upstream, latency_s) not in self._gateways:
+            self._gateways[upstream, latency_s] = self._stack.enter_context(Gateway(upstream, latency_s=latency_s))
+        gateway = self._gateways[upstream, latency_s]
+        return OpenedData(shards=shards, endpoint=gateway.endpoint, facts=facts, counters=gateway.counters)
+
+    def prepared(self, loader: str, setting: Setting) -> list[Prepared | None]:
+        """What the loader had made of each rank's shards; once a data set, and read from where they lie.
+
+        Raises:
+            PipesError: If the loader cannot be opened here.
+        """
+        shards, _ = self._made(setting)
+        made = []
+        for rank in range(setting.ranks):
+            key = (loader, self._key(setting), rank, setting.ranks)
+            if key not in self._prepared:
+                part = ShardSet(store=shards.store, names=shards.names[rank :: setting.ranks])
+                self._prepared[key] = prepare_loader(loader, part, directory=self._folder())
+            made.append(self._prepared[key])
+        return made
+
+    def drop_pages(self, setting: Setting, prepared: "Sequence[Prepared | None]") -> None:
+        """Have the kernel forget what it holds of the files that a cold turn will read, as far as a user may ask.
+
+        Files in shared memory have no other place, and those of a cluster are its own: both stay.
+        """
+        shards, _ = self._made(setting)
+        paths = [Path(one.url) for one in prepared if one is not None]
+        if isinstance(shards.store, LocalStore):
+            paths += [Path(shards.store.locate(name)) for name in shards.names]
+        for path in paths:
+            for file in [path] if path.is_file() else sorted(path.rglob("*")):
+                if file.is_file():
+                    _drop_pages(file)
+
+    @property
+    def bystanders(self) -> set[int]:
+        """The processes that serve, whose CPU is no loader's."""
+        return {gateway.pid for gateway in self._gateways.values()} | ({self._server.pid} if self._server else set())
+
+    def close(self) -> None:
+        """End servers and delete what was written. Can be called twice."""
+        self._stack.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _is_served(self, setting: Setting) -> bool:
+        """Whether loaders read it from a bucket."""
+        return isinstance(self._shards.store, AisStore) or setting.latency_ms is not None
+
+    def _key(self, setting: Setting) -> tuple[object, ...]:
+        return (*setting.data, self._is_served(setting))
+
+    def _made(self, setting: Setting) -> tuple[ShardSet, DataFacts]:
+        key = self._key(setting)
+        if key not in self._sets:
+            shards = self._make(setting)
+            self._sets[key] = shards, _facts(shards, components=(self._photo, self._mask, LABEL_COMPONENT))
+        return self._sets[key]
+
+    def _make(self, setting: Setting) -> ShardSet:
+        shards = self._shards
+        is_anew = setting.data != (None, None) or self._num_samples is not None
+        if is_anew:
+            shards = repeat_shards(
+                shards,
+                directory=self._folder(),
+                num_samples=self._num_samples,
+                num_shards=setting.shards,
+                photo_side=setting.photo_side,
+                photo=self._photo,
+                mask=self._mask,
+            )
+        if self._is_served(setting) and isinstance(shards.store, LocalStore):
+            shards = self._served(shards)
+        if is_anew or shards is not self._shards:
+            index_shards(shards)
+        return shards
+
+    def _served(self, shards: ShardSet) -> ShardSet:
+        """A copy of local shards in a bucket of a server of our own."""
+        if self._server is None:
+            self._server = self._stack.enter_context(ObjectServer(self._folder()))
+        store = AisStore(self._server.endpoint, f"{BUCKET}-{len(self._sets)}")
+        store.create()
+        for name in shards.names:
+            store.upload(name, Path(shards.store.locate(name)))
+        return ShardSet(store=store, names=shards.names)
+
+    def _folder(self) -> Path:
+        """A new empty directory, which goes in the end."""
+        directory = tempfile.TemporaryDirectory(prefix="dali-pipes-bench-", dir=self._directory)
+        return Path(self._stack.enter_context(directory))
+
+
+def _facts(shards: ShardSet, *, components: "Sequence[str]") -> DataFacts:
+    found = IndexedSet(shards)
+    needed = sum(
+        int(index.sizes[component].sum())
+        for _, index in found.each()
+        for component in components
+        if component in index.sizes
+    )
+    return DataFacts(
+        num_samples=found.manifest.num_samples,
+        num_shards=len(shards.names),
+        shard_bytes=found.manifest.total_bytes,
+        needed_bytes=needed,
+        digest=found.manifest.digest,
+    )
+
+
+def _drop_pages(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())  # a page that is not written yet cannot be dropped
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

@@ -1,0 +1,259 @@
+"""Before anything is timed on a GPU: does the whole path run there, and how far are its pixels from the CPU's.
+
+No bound is set here. What two decoders differ by is measured, as a distribution, and whoever states a tolerance takes
+it from there.
+"""
+
+import math
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from nvidia.dali import fn, types
+from nvidia.dali.pipeline import Pipeline
+
+import dali_pipes as dp
+from bench.gpu_cases import Workload
+from prep.errors import PipesError
+
+__all__ = [
+    "Decode",
+    "OutputError",
+    "check_path",
+    "describe",
+    "differences",
+    "graph_differences",
+    "measure_parity",
+]
+
+UInt8s = npt.NDArray[np.uint8]
+Int64s = npt.NDArray[np.int64]
+# Shares of all values that differ by at most so much are told for these.
+_QUANTILES = (0.5, 0.9, 0.99, 0.999, 0.9999)
+_BATCH = 32
+
+
+class OutputError(PipesError):
+    """A loader gave something that its shards do not hold, or on another device."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decode:
+    """One way to make pixels of a JPEG."""
+
+    device: Literal["mixed", "cpu"]
+    hw_decoder_load: float = 0.65
+    fancy_upsampling: bool = False
+    fast_idct: bool = False
+    window: bool = False
+    """The middle of the photo, half its height and width, decoded alone."""
+
+    def arguments(self) -> dict[str, Any]:
+        """For `fn.decoders.image`, or for ``image_slice`` where only a window is decoded."""
+        arguments: dict[str, Any] = {
+            "device": self.device,
+            "output_type": types.RGB,
+            "hw_decoder_load": self.hw_decoder_load,
+            "jpeg_fancy_upsampling": self.fancy_upsampling,
+            "use_fast_idct": self.fast_idct,
+            "adjust_orientation": False,
+        }
+        if self.window:
+            arguments |= {"rel_start": [0.25, 0.25], "rel_shape": [0.5, 0.5], "axes": (0, 1)}
+        return arguments
+
+
+def differences(photos: Sequence[bytes], left: Decode, right: Decode) -> tuple[Int64s, list[int]]:
+    """How far apart two ways are.
+
+    Args:
+        photos: JPEG files.
+        left: One way.
+        right: The other.
+
+    Returns:
+        How many values (of a pixel and a channel) differ by 0, 1, ... 255: int64 [256]; and the largest difference of
+        each photo.
+
+    Raises:
+        OutputError: If they do not even agree on a photo's size.
+    """
+    counts = np.zeros(256, np.int64)
+    largest = []
+    pairs = zip(_decoded(photos, left), _decoded(photos, right), strict=True)
+    for number, (one, other) in enumerate(pairs):
+        if one.shape != other.shape:
+            raise OutputError(f"photo {number}: {left} gives {list(one.shape)}, {right} gives {list(other.shape)}")
+        apart = np.abs(one.astype(np.int16) - other)
+        counts += np.bincount(apart.ravel(), minlength=256)
+        largest.append(int(apart.max(initial=0)))
+    return counts, largest
+
+
+def _decoded(photos: Sequence[bytes], decode: Decode) -> Iterable[UInt8s]:
+    batches = iter([photos[start : start + _BATCH] for start in range(0, len(photos), _BATCH)])
+    device_id = torch.cuda.current_device() if decode.device == "mixed" else None
+    pipeline = Pipeline(batch_size=_BATCH, num_threads=4, device_id=device_id, prefetch_queue_depth=1)
+    with pipeline:
+        encoded = fn.external_source(
+            source=lambda: [np.frombuffer(data, np.uint8) for data in next(batches)],
+            batch=True,
+            dtype=types.UINT8,
+            ndim=1,
+        )
+        decoder = fn.decoders.image_slice if decode.window else fn.decoders.image
+        pipeline.set_outputs(decoder(encoded, **decode.arguments()))
+    pipeline.build()
+    for _ in range(math.ceil(len(photos) / _BATCH)):
+        (outputs,) = pipeline.run()
+        pixels = outputs.as_cpu() if device_id is not None else outputs
+        for number in range(len(pixels)):
+            yield np.asarray(pixels[number])
+
+
+def describe(counts: Int64s, largest: Sequence[int]) -> dict[str, Any]:
+    """A distribution of differences, in grey levels of 255.
+
+    >>> describe(np.array([6, 3, 1] + [0] * 253), [2, 1])["quantiles"]
+    {'0.5': 0, '0.9': 1, '0.99': 2, '0.999': 2, '0.9999': 2}
+    """
+    total = int(counts.sum())
+    cumulated = np.cumsum(counts)
+    levels = np.arange(256)
+    return {
+        "num_values": total,
+        "equal_share": float(counts[0]) / total,
+        "mean": float((counts * levels).sum()) / total,
+        "max": int(np.flatnonzero(counts).max(initial=0)),
+        # The smallest difference that so many values do not exceed.
+        "quantiles": {f"{share}": int(np.searchsorted(cumulated, share * total - 1e-9)) for share in _QUANTILES},
+        "counts": counts[: int(np.flatnonzero(counts).max(initial=0)) + 1].tolist(),
+        "photo_max": {"median": float(np.median(largest)), "max": max(largest)},
+    }
+
+
+def measure_parity(workload: Workload, *, device: Literal["gpu", "cpu"]) -> dict[str, Any]:
+    """The GPU's decoders against the CPU's, over the stored photos.
+
+    On the CPU there is nothing to compare with: the record says so, and holds the CPU's slow against its fast inverse
+    transform, which shows that the comparison works, and is no statement on a GPU.
+    """
+    photos = workload.stored.photos
+    reference = Decode(device="cpu")
+    if device == "cpu":
+        counts, largest = differences(photos, reference, Decode(device="cpu", fast_idct=True))
+        return {
+            "measured": False,
+            "reason": "parity of 'mixed' with 'cpu' needs a CUDA device, and torch finds none",
+            "num_photos": len(photos),
+            "cpu_fast_idct": describe(counts, largest),
+            "cpu_graph_twice": graph_differences(workload, "cpu", "cpu"),
+        }
+    ways = {
+        "hybrid": Decode(device="mixed", hw_decoder_load=0.0),
+        "engines": Decode(device="mixed", hw_decoder_load=1.0),
+        "default": Decode(device="mixed"),
+        "default, fancy upsampling": Decode(device="mixed", fancy_upsampling=True),
+    }
+    found: dict[str, Any] = {}
+    for name, way in ways.items():
+        found[name] = describe(*differences(photos, reference, way))
+    found["default, window"] = describe(
+        *differences(photos, Decode(device="cpu", window=True), Decode(device="mixed", window=True))
+    )
+    return {
+        "measured": True,
+        "num_photos": len(photos),
+        "against": "cpu",
+        "differences": found,
+        "graphs": graph_differences(workload, "cpu", "gpu"),
+    }
+
+
+def graph_differences(workload: Workload, left: str, right: str) -> dict[str, dict[str, float]]:
+    """How far a graph's outputs on one device are from those on another, over an epoch.
+
+    Returns:
+        ``GRAPH.OUTPUT`` -> share of equal values, mean and largest difference, in the output's own unit: a normalised
+        photo's standard deviations, a mask's ids.
+
+    Raises:
+        OutputError: If the two do not even give the same samples.
+    """
+    graphs = {"classification_eval": dp.classification_eval(photo=workload.photo)}
+    if workload.stored.masks:
+        graphs["segmentation"] = dp.segmentation(photo=workload.photo, mask=workload.mask)
+    found: dict[str, dict[str, float]] = {}
+    for name, graph in graphs.items():
+        with _loader(workload, graph, left) as one, _loader(workload, graph, right) as other:
+            sums: dict[str, tuple[int, int, float, float]] = {}
+            for (these,), (those,) in zip(one, other, strict=True):
+                if these.pop("key") != those.pop("key"):
+                    raise OutputError(f"graph '{name}': {left} and {right} give different samples")
+                for output, values in these.items():
+                    apart = (values.cpu().double() - those[output].cpu().double()).abs()
+                    total, equal, summed, largest = sums.get(output, (0, 0, 0.0, 0.0))
+                    sums[output] = (
+                        total + apart.numel(),
+                        equal + int((apart == 0).sum()),
+                        summed + float(apart.sum()),
+                        max(largest, float(apart.max())),
+                    )
+        for output, (total, equal, summed, largest) in sums.items():
+            found[f"{name}.{output}"] = {"equal_share": equal / total, "mean": summed / total, "max": largest}
+    return found
+
+
+def _loader(workload: Workload, graph: Any, device: str) -> Any:
+    return workload.open_loader(graph, device=device, batch_size=_BATCH, shuffle=False, with_keys=True)
+
+
+def check_path(
+    workload: Workload, *, device: Literal["gpu", "cpu"], num_threads: int, batch_size: int
+) -> dict[str, Any]:
+    """An epoch of each graph through a real loader: every key once, on the device, finite; or what went wrong.
+
+    Raises:
+        OutputError: If a batch is not what its shards hold.
+    """
+    graphs = {
+        "segmentation": dp.segmentation(photo=workload.photo, mask=workload.mask),
+        "classification_train": dp.classification_train(photo=workload.photo),
+        "classification_eval": dp.classification_eval(photo=workload.photo, dtype="float16"),
+    }
+    report: dict[str, Any] = {}
+    for name, graph in graphs.items():
+        if name == "segmentation" and not workload.stored.masks:
+            continue
+        started = time.perf_counter()
+        keys: list[str] = []
+        with workload.open_loader(
+            graph, device=device, batch_size=batch_size, num_threads=num_threads, with_keys=True
+        ) as loader:
+            expected = loader.num_samples
+            for (batch,) in loader:
+                keys += batch["key"]
+                _check_batch(name, batch, device=device)
+        if len(keys) != expected or len(set(keys)) != len(keys):
+            raise OutputError(
+                f"graph '{name}': expected {expected} keys, each once; found {len(keys)}, {len(set(keys))} of them new"
+            )
+        report[name] = {"num_samples": len(keys), "epoch_s": round(time.perf_counter() - started, 3)}
+    return report
+
+
+def _check_batch(name: str, batch: dict[str, Any], *, device: str) -> None:
+    expected = "cuda" if device == "gpu" else "cpu"
+    for output, values in batch.items():
+        if output == "key":
+            continue
+        if values.device.type != expected:
+            raise OutputError(f"graph '{name}', output '{output}': expected on {expected}, found on {values.device}")
+        if len(values) != len(batch["key"]):
+            raise OutputError(f"graph '{name}', output '{output}': {len(values)} rows for {len(batch['key'])} keys")
+        if values.is_floating_point() and not bool(torch.isfinite(values).all()):
+            raise OutputError(f"graph '{name}', output '{output}': not all values are finite")

@@ -1,0 +1,234 @@
+"""A GPU under load, to what it says of itself: use of its engines, bytes that crossed to it, its JPEG engines.
+
+NVML and nvJPEG are called through ctypes: the driver brings the one, DALI the other, and no package is needed for five
+functions. Where there is no driver, all of it is absent, and says so once, as a reason.
+"""
+
+import contextlib
+import ctypes
+import ctypes.util
+import json
+import statistics
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+__all__ = ["Nvml", "Utilisation", "copied_bytes", "count_jpeg_engines", "measure_copies", "sampling"]
+
+# How often the GPU is asked: its own figures are means of a sixth of a second to a second.
+SAMPLE_S = 0.1
+_SUCCESS = 0
+_PCIE_RX = 1
+"""NVML's number for bytes that come to the GPU."""
+_WHOLE_GPU_PROFILE = 4
+"""NVML's number of the MIG profile that is a whole GPU: seven slices."""
+
+
+class _Utilization(ctypes.Structure):
+    _fields_ = [("gpu", ctypes.c_uint), ("memory", ctypes.c_uint)]
+
+
+class _GpuInstanceProfileInfo(ctypes.Structure):
+    _fields_ = [
+        (name, ctypes.c_uint)
+        for name in (
+            "id",
+            "isP2pSupported",
+            "sliceCount",
+            "instanceCount",
+            "multiprocessorCount",
+            "copyEngineCount",
+            "decoderCount",
+            "encoderCount",
+            "jpegCount",
+            "ofaCount",
+        )
+    ] + [("memorySizeMB", ctypes.c_ulonglong)]
+
+
+class Nvml:
+    """NVIDIA's management library, asked about one GPU; a context manager.
+
+    Args:
+        uuid: The GPU's, as CUDA has it: the two libraries number GPUs differently.
+
+    Raises:
+        OSError: If the library is not there, or refuses; the text says what it said.
+    """
+
+    def __init__(self, uuid: str) -> None:
+        name = ctypes.util.find_library("nvidia-ml") or "libnvidia-ml.so.1"
+        self._library = ctypes.CDLL(name)
+        self._check(self._library.nvmlInit_v2(), "nvmlInit")
+        self._is_open = True
+        self._device = ctypes.c_void_p()
+        self._check(
+            self._library.nvmlDeviceGetHandleByUUID(
+                f"GPU-{uuid.removeprefix('GPU-')}".encode(), ctypes.byref(self._device)
+            ),
+            "nvmlDeviceGetHandleByUUID",
+        )
+
+    def sample(self) -> dict[str, float]:
+        """What it can say now: ``gpu``, ``memory``, ``jpeg``, ``decoder`` in percent, ``rx_mib_per_s``."""
+        found: dict[str, float] = {}
+        used = _Utilization()
+        if self._library.nvmlDeviceGetUtilizationRates(self._device, ctypes.byref(used)) == _SUCCESS:
+            found |= {"gpu": float(used.gpu), "memory": float(used.memory)}
+        for name, function in (("jpeg", "nvmlDeviceGetJpgUtilization"), ("decoder", "nvmlDeviceGetDecoderUtilization")):
+            percent, period = ctypes.c_uint(), ctypes.c_uint()
+            # Older drivers have no such function.
+            ask = getattr(self._library, function, None)
+            if ask is not None and ask(self._device, ctypes.byref(percent), ctypes.byref(period)) == _SUCCESS:
+                found[name] = float(percent.value)
+        kib_per_s = ctypes.c_uint()
+        asked = self._library.nvmlDeviceGetPcieThroughput(self._device, _PCIE_RX, ctypes.byref(kib_per_s))
+        if asked == _SUCCESS:
+            found["rx_mib_per_s"] = kib_per_s.value / 1024
+        return found
+
+    def driver_version(self) -> str:
+        """Of the driver, as text."""
+        text = ctypes.create_string_buffer(96)
+        self._check(self._library.nvmlSystemGetDriverVersion(text, len(text)), "nvmlSystemGetDriverVersion")
+        return text.value.decode()
+
+    def num_jpeg_engines(self) -> int | None:
+        """As its largest MIG instance would have them; ``None`` where NVML does not say, as with MIG off at times."""
+        info = _GpuInstanceProfileInfo()
+        code = self._library.nvmlDeviceGetGpuInstanceProfileInfo(self._device, _WHOLE_GPU_PROFILE, ctypes.byref(info))
+        return int(info.jpegCount) if code == _SUCCESS else None
+
+    def close(self) -> None:
+        """Let go of it. Can be called twice."""
+        if self._is_open:
+            self._is_open = False
+            self._library.nvmlShutdown()
+
+    def __enter__(self) -> "Nvml":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @staticmethod
+    def _check(code: int, function: str) -> None:
+        if code != _SUCCESS:
+            raise OSError(f"NVML: {function} failed with code {code}")
+
+
+def count_jpeg_engines() -> tuple[int, int]:
+    """JPEG engines of the current GPU and cores of each, as nvJPEG counts them.
+
+    Raises:
+        OSError: If nvJPEG is not there, or there is no GPU.
+    """
+    library = _nvjpeg()
+    handle = ctypes.c_void_p()
+    code = library.nvjpegCreateSimple(ctypes.byref(handle))
+    if code != _SUCCESS:
+        raise OSError(f"nvJPEG: nvjpegCreateSimple failed with code {code}")
+    try:
+        engines, cores = ctypes.c_uint(), ctypes.c_uint()
+        code = library.nvjpegGetHardwareDecoderInfo(handle, ctypes.byref(engines), ctypes.byref(cores))
+        if code != _SUCCESS:
+            raise OSError(f"nvJPEG: nvjpegGetHardwareDecoderInfo failed with code {code}")
+        return engines.value, cores.value
+    finally:
+        library.nvjpegDestroy(handle)
+
+
+def _nvjpeg() -> ctypes.CDLL:
+    """DALI's own, from its package."""
+    import nvidia
+
+    for root in nvidia.__path__:
+        for path in sorted((Path(root) / "nvjpeg" / "lib").glob("libnvjpeg.so.*")):
+            return ctypes.CDLL(str(path))
+    return ctypes.CDLL(ctypes.util.find_library("nvjpeg") or "libnvjpeg.so.12")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Utilisation:
+    """Means over a run."""
+
+    num_samples: int
+    means: Mapping[str, float]
+    """By `Nvml.sample`'s names."""
+    maxima: Mapping[str, float]
+
+    @classmethod
+    def of(cls, samples: Sequence[Mapping[str, float]]) -> "Utilisation":
+        """Of what was sampled.
+
+        >>> Utilisation.of([{"gpu": 50.0}, {"gpu": 70.0, "jpeg": 4.0}]).means
+        {'gpu': 60.0, 'jpeg': 4.0}
+        """
+        names = sorted({name for sample in samples for name in sample})
+        values = {name: [sample[name] for sample in samples if name in sample] for name in names}
+        return cls(
+            num_samples=len(samples),
+            means={name: round(statistics.fmean(of), 2) for name, of in values.items()},
+            maxima={name: max(of) for name, of in values.items()},
+        )
+
+
+@contextlib.contextmanager
+def sampling(sample: Callable[[], Mapping[str, float]] | None) -> Iterator[list[Mapping[str, float]]]:
+    """What ``sample`` gives, ten times a second meanwhile; an empty list where it is ``None``."""
+    samples: list[Mapping[str, float]] = []
+    if sample is None:
+        yield samples
+        return
+    stopped = threading.Event()
+
+    def work() -> None:
+        while not stopped.wait(SAMPLE_S):
+            samples.append(sample())
+
+    thread = threading.Thread(target=work, name="bench-gpu-sample", daemon=True)
+    thread.start()
+    try:
+        yield samples
+    finally:
+        stopped.set()
+        thread.join()
+
+
+def measure_copies(run: Callable[[], None]) -> dict[str, int] | None:
+    """Bytes copied to the GPU by what ``run`` does, by kind of host memory; ``None`` where CUPTI gives nothing.
+
+    By `torch.profiler`, which sees all copies of the process, DALI's too. It slows what it watches: time apart.
+    """
+    import torch
+
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        run()
+        torch.cuda.synchronize()
+    with tempfile.TemporaryDirectory(prefix="dali-pipes-bench-") as directory:
+        path = Path(directory) / "trace.json"
+        profiler.export_chrome_trace(str(path))
+        found = copied_bytes(json.loads(path.read_text()))
+    return found or None
+
+
+def copied_bytes(trace: Mapping[str, Any]) -> dict[str, int]:
+    """Of a trace of `torch.profiler`: bytes copied from the host to a GPU, by where they lay.
+
+    >>> copied_bytes({"traceEvents": [{"name": "Memcpy HtoD (Pinned -> Device)", "args": {"bytes": 4096}}]})
+    {'pinned': 4096}
+    """
+    found: dict[str, int] = {}
+    for event in trace.get("traceEvents", ()):
+        name = str(event.get("name", ""))
+        if not name.startswith("Memcpy HtoD"):
+            continue
+        place = name.partition("(")[2].partition(" ->")[0].lower() or "unknown"
+        found[place] = found.get(place, 0) + int(event.get("args", {}).get("bytes", 0))
+    return found

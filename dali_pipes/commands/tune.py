@@ -1,0 +1,254 @@
+"""``dali-pipes tune``: batches of the given shards, decoded under one setting after another, to a tuning file.
+
+One setting is varied at a time, from the one that is worth most: threads, then the share of the JPEG engines, then the
+batches decoded ahead. What is timed is the decode half alone, fed from memory: the other settings of a loader (cache,
+fetchers) belong to the store and the disk, and `dali-pipes profile` says when these are the limit.
+"""
+
+import contextlib
+import itertools
+import json
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dali_pipes.commands.job import Job, job_options
+from prep.cli import json_option
+from prep.progress import bar
+
+if TYPE_CHECKING:
+    from dali_pipes.graph.decode import DecodeHalf, Fed
+    from dali_pipes.tuning import Settings, Tuning
+
+__all__ = [
+    "HW_DECODER_LOADS",
+    "PREFETCH_DEPTHS",
+    "pick",
+    "samples_per_s",
+    "search",
+    "thread_counts",
+    "tune",
+    "tune_job",
+]
+
+# 0.12 is what DALI's own benchmark runs with on a Hopper machine with 70 threads, 0.65 DALI's default.
+HW_DECODER_LOADS = (0.0, 0.12, 0.25, 0.4, 0.5, 0.65, 0.8, 0.9, 1.0)
+# Not 1, though nothing is faster where nobody trains: it hides no step and no batch that takes longer than the others.
+PREFETCH_DEPTHS = (2, 3, 4)
+# A setting that costs more (threads, memory) must be better by this much: runs of half a second differ by as much.
+WORTH = 0.03
+# Each candidate is timed so often, taking turns, and its median counts.
+NUM_ROUNDS = 3
+# Batches kept in memory to decode, over and over.
+NUM_BATCHES = 8
+# Not timed: the first batches allocate.
+NUM_WARM_UP = 2
+
+Rate = Callable[["Settings", float], float]
+
+
+def thread_counts(cores: int) -> list[int]:
+    """Numbers of decoding threads to try: powers of two, three quarters, all.
+
+    >>> thread_counts(16), thread_counts(2)
+    ([1, 2, 4, 8, 12, 16], [1, 2])
+    """
+    powers = [1 << power for power in range(cores.bit_length()) if 1 << power <= cores]
+    return sorted({*powers, *([3 * cores // 4] if cores >= 8 else []), cores})
+
+
+def pick(rates: Mapping[Any, float], *, worth: float = WORTH) -> Any:
+    """The first setting, in their order, than which none is better by more than ``worth``.
+
+    >>> pick({1: 100.0, 2: 190.0, 4: 250.0, 8: 252.0})
+    4
+    """
+    best = max(rates.values())
+    return next(setting for setting, rate in rates.items() if rate * (1 + worth) >= best)
+
+
+def search(
+    rate: Rate, *, cores: int, on_gpu: bool, budget_s: float, show: bool = True
+) -> "tuple[Settings, dict[str, dict[Any, float]]]":
+    """Settings to decode with, and the rates that they were chosen by.
+
+    Args:
+        rate: Gives the samples/s of settings, timed for so many seconds.
+        cores: That this process may use.
+        on_gpu: Whether the JPEG engines' share is to be found, too.
+        budget_s: Seconds for all of it. When they are over, what is not timed yet keeps its default.
+        show: Draw a bar.
+
+    Returns:
+        The settings; for ``num_threads``, ``hw_decoder_load`` and ``prefetch_queue_depth`` a rate each candidate, where
+        it was timed.
+    """
+    from dataclasses import replace
+
+    from dali_pipes.tuning import PREFETCH_QUEUE_DEPTH, Settings
+
+    deadline = time.monotonic() + budget_s
+    candidates: dict[str, Sequence[Any]] = {"num_threads": thread_counts(cores)}
+    if on_gpu:
+        candidates["hw_decoder_load"] = HW_DECODER_LOADS
+    candidates["prefetch_queue_depth"] = PREFETCH_DEPTHS
+    num_runs = NUM_ROUNDS * sum(len(values) for values in candidates.values())
+    # Half of the time goes into making pipelines and their first batches.
+    run_s = 0.5 * budget_s / num_runs
+    found = Settings(num_threads=cores, prefetch_queue_depth=PREFETCH_QUEUE_DEPTH)
+    timed: dict[str, dict[Any, float]] = {}
+    with bar(what="tune", total=num_runs, unit="run", shown=show) as drawn:
+        for name, values in candidates.items():
+            runs: dict[Any, list[float]] = {value: [] for value in values}
+            for _ in range(NUM_ROUNDS):
+                for value in values:
+                    if time.monotonic() < deadline:
+                        runs[value].append(rate(replace(found, **{name: value}), run_s))
+                    drawn.update(1)
+            if not all(runs.values()):
+                break
+            timed[name] = {value: statistics.median(rates) for value, rates in runs.items()}
+            found = replace(found, **{name: _chosen(name, timed[name])})
+    return found, timed
+
+
+def _chosen(name: str, rates: Mapping[Any, float]) -> Any:
+    # Fewer threads and batches ahead are worth something in themselves; of the engines' shares none costs more.
+    return max(rates, key=lambda value: rates[value]) if name == "hw_decoder_load" else pick(rates)
+
+
+def samples_per_s(half: "DecodeHalf", batches: "Sequence[Fed]", *, seconds: float) -> float:
+    """How fast a decode half is on these batches, over and over, with its queue full as a loader keeps it."""
+    half.feed = itertools.cycle(batches).__next__
+    for _ in range(half.prefetch_queue_depth):
+        half.schedule()
+    started, num_samples, num_batches = 0.0, 0, 0
+    while True:
+        fed, _ = half.take()
+        half.schedule()
+        num_batches += 1
+        if num_batches == NUM_WARM_UP:
+            _wait(half)
+            started = time.perf_counter()
+        elif num_batches > NUM_WARM_UP:
+            num_samples += len(fed.batch)
+            # However short the time: what one batch takes is no rate.
+            if time.perf_counter() - started >= seconds and num_batches >= 2 * NUM_WARM_UP:
+                break
+    _wait(half)
+    elapsed = time.perf_counter() - started
+    half.drain()
+    return num_samples / elapsed
+
+
+def _wait(half: "DecodeHalf") -> None:
+    if half.device_id is not None:
+        import torch
+
+        torch.cuda.synchronize(half.device_id)
+
+
+def tune_job(job: Job, *, cores: int, budget_s: float, show: bool = True) -> "Tuning":
+    """Find the settings for a job on this machine.
+
+    Args:
+        job: Its shards, graph and batch size.
+        cores: Cores for this process: those of the machine, shared among its ranks.
+        budget_s: Seconds for the search, after the first batches have come.
+        show: Draw a bar.
+    """
+    from dataclasses import replace
+
+    from dali_pipes.tuning import Machine, Tuning
+
+    with job.open(shuffle=True, show_progress=show) as loader:
+        decode = loader._decode
+        batches: list[Fed] = []
+        for _ in range(min(NUM_BATCHES, len(loader))):
+            next(loader)
+            fed = loader._repair._decoded  # kept there until the next one comes
+            assert fed is not None, "a batch was delivered"
+            batches.append(fed)
+        # The last one may be short.
+        batches = [fed for fed in batches if len(fed.batch) == job.batch_size] or batches
+
+        def rate(settings: "Settings", seconds: float) -> float:
+            twin = decode.twin(
+                num_threads=settings.num_threads,
+                prefetch_queue_depth=settings.prefetch_queue_depth,
+                hw_decoder_load=settings.hw_decoder_load,
+            )
+            with contextlib.closing(twin):
+                return samples_per_s(twin, batches, seconds=seconds)
+
+        settings, timed = search(rate, cores=cores, on_gpu=decode.device_id is not None, budget_s=budget_s, show=show)
+        measured = {
+            "job": job.to_json(),
+            "cores": cores,
+            "samples_per_s": {
+                name: {str(value): round(rate, 1) for value, rate in rates.items()} for name, rates in timed.items()
+            },
+        }
+        machine = replace(Machine.here(decode.device_id), cores=cores)
+        return Tuning(machine=machine, settings=settings, measured=measured)
+
+
+@click.command(short_help="Find the threads and the share of the JPEG engines for this machine.")
+@job_options
+@click.option(
+    "-o",
+    "--output",
+    default=Path("tuning.json"),
+    show_default=True,
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The tuning file; loaders take it as tuning=, or by DALI_PIPES_TUNING.",
+)
+@click.option(
+    "--ranks",
+    default=1,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Ranks that will share this machine's cores; the file holds for as many.",
+)
+@click.option(
+    "--seconds",
+    default=90.0,
+    show_default=True,
+    type=click.FloatRange(min=0.1),
+    help="For the search; staging the first shards comes on top.",
+)
+@json_option
+def tune(*, output: Path, ranks: int, seconds: float, as_json: bool, **options: Any) -> None:
+    """Decode batches of the shards at URL (ais://bucket/prefix, a glob of local tars, or a directory) with varying
+    threads, prefetch and, on a GPU, share of the JPEG engines.
+
+    Reads the first shards into the cache; writes the tuning file. Run it while nothing else runs: what others use of
+    the cores is taken for the machine's. The settings change how fast batches come, never which.
+    """
+    if output.exists() and not output.is_file():
+        raise ValueError(f"-o '{output}': expected a file")
+    if not output.resolve().parent.is_dir():
+        raise ValueError(f"-o '{output}': no such directory '{output.parent}'")
+    from dali_pipes.ranks import cores_of_rank
+
+    cores = max(1, cores_of_rank() // ranks)
+    found = tune_job(Job(**options), cores=cores, budget_s=seconds, show=not as_json)
+    found.write(output)
+    if as_json:
+        from dataclasses import asdict
+
+        click.echo(json.dumps({**asdict(found), "output": str(output)}))
+        return
+    for name, rates in found.measured["samples_per_s"].items():
+        chosen = str(getattr(found.settings, name))
+        figures = ", ".join(f"{value}{'*' if value == chosen else ''}: {rate:.0f}" for value, rate in rates.items())
+        click.echo(f"{name}  (samples/s)  {figures}")
+    kept = found.settings
+    share = "" if kept.hw_decoder_load is None else f", hw_decoder_load {kept.hw_decoder_load}"
+    click.echo(
+        f"wrote '{output}': num_threads {kept.num_threads}, prefetch_queue_depth {kept.prefetch_queue_depth}{share}"
+    )

@@ -1,0 +1,50 @@
+"""The group's table of commands is what there is, and costs nothing to show."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+import bench.commands
+from bench.cli import _COMMANDS
+from bench.cli import bench as bench_command
+
+FILES = sorted(path.stem for path in Path(bench.commands.__file__).parent.glob("*.py"))
+
+
+def test_every_command_has_a_file_and_a_line() -> None:
+    """No file is forgotten in the table, and no line is without its file."""
+    assert sorted(_COMMANDS) == [name for name in FILES if name not in ("__init__", "options")]
+
+
+@pytest.mark.parametrize("name", sorted(_COMMANDS))
+def test_help_of_a_command_names_its_options(name: str) -> None:
+    """Each is loaded by its name, says what it does, and what each option is for."""
+    command = bench_command.get_command(click.Context(bench_command), name)
+    assert command is not None
+    assert command.name == name
+    assert command.help
+    done = CliRunner().invoke(bench_command, [name, "--help"], catch_exceptions=False)
+    assert done.exit_code == 0
+    told = [option.name for option in command.params if isinstance(option, click.Option) and not option.help]
+    assert told in ([], ["device"]), "what is named says what it is; a choice of devices says it itself"
+
+
+def test_unknown_command_is_refused() -> None:
+    """As misuse."""
+    assert CliRunner().invoke(bench_command, ["tabel"]).exit_code == 2
+
+
+def test_help_imports_no_library() -> None:
+    """The list of commands is there at once: neither torch nor DALI, nor a command's own module."""
+    code = (
+        "import sys; from bench.cli import bench; "
+        "bench.main(['--help'], standalone_mode=False); "
+        "print([m for m in ('torch', 'nvidia.dali', 'numpy', 'bench.commands') if m in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert "sweep" in done.stdout
+    assert done.stderr.strip().endswith("[]")

@@ -1,0 +1,147 @@
+"""What is known of loaders before one is opened: what is missing, what a group stands for, what is made for them."""
+
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from bench.loaders import (
+    GROUPS,
+    LOADERS,
+    LoaderEntry,
+    LoaderOptions,
+    LoaderSpec,
+    Prepared,
+    available_loaders,
+    num_rows,
+    open_loader,
+    prepare_loader,
+    select_loaders,
+)
+from prep.errors import PipesError
+from prep.urls import ShardSet
+
+HERE = ("dali", "memory", "webloader", "webloader-tutorial", "dali-s3", "dali-external", "imagefolder", "synthetic")
+"""What the extra ``bench`` is enough for."""
+
+
+def test_registry_loaders_of_the_bench_extra_are_all_here(bucket: ShardSet) -> None:
+    """A bucket's shards can be read by all of them."""
+    reasons = available_loaders(bucket)
+    assert [name for name in HERE if reasons[name] is not None] == []
+
+
+@pytest.mark.parametrize("name", [name for name, entry in LOADERS.items() if entry.requires])
+def test_registry_missing_package_is_named_with_its_extra(
+    name: str, shards: ShardSet, options: LoaderOptions, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Whether or not it is installed here, and before the loader's module is imported."""
+    entry = LOADERS[name]
+    # Python's own way to say that there is no such package.
+    monkeypatch.setitem(sys.modules, entry.requires[0].partition(".")[0], None)
+    for package in entry.requires:
+        monkeypatch.setitem(sys.modules, package, None)
+    pattern = rf"loader '{name}' needs the package '{entry.requires[0]}', .* 'dali-pipes\[{entry.extra or 'bench'}\]'"
+    with pytest.raises(PipesError, match=pattern):
+        open_loader(name, shards, options=options)
+    with pytest.raises(PipesError, match=pattern):
+        prepare_loader(name, shards, directory=tmp_path)
+    with pytest.raises(PipesError, match=pattern):
+        select_loaders([name])
+
+
+def test_registry_package_that_is_nowhere_is_missing(monkeypatch: pytest.MonkeyPatch, shards: ShardSet) -> None:
+    """Named alone that is an error; in a group a line, and the others come."""
+    entry = LoaderEntry(module="bench.loaders.none", extra="peers", requires=("no_such_package.of_that_name",))
+    monkeypatch.setitem(LOADERS, "absent", entry)
+    missing = (
+        "loader 'absent' needs the package 'no_such_package.of_that_name', which is not installed; "
+        "pip install 'dali-pipes[peers]'"
+    )
+    assert available_loaders()["absent"] == missing
+    with pytest.raises(PipesError, match="needs the package 'no_such_package"):
+        select_loaders(["dali", "absent"])
+    selected = select_loaders(["all"], shards=shards)
+    assert f"skipped: {missing}" in selected.skipped
+    assert "skipped: loader 'dali-s3' reads shards in a bucket, got" in "\n".join(selected.skipped)
+    assert {"absent", "dali-s3"}.isdisjoint(spec.name for spec in selected.specs)
+
+
+def test_select_loaders_group_has_each_decoder_and_nothing_twice(bucket: ShardSet) -> None:
+    """What was named first comes first, and is not repeated by a group after it."""
+    chosen = select_loaders(["webloader:turbo", "python-decode"], shards=bucket).specs
+    assert chosen[0] == LoaderSpec(name="webloader", decode="turbo")
+    assert len(set(chosen)) == len(chosen)
+    assert {str(spec) for spec in chosen} >= {"webloader:pil", "webloader-tutorial:pil", "imagefolder:turbo"}
+    assert "dali" not in {spec.name for spec in chosen}
+
+
+@pytest.mark.parametrize(
+    ("group", "within", "without"),
+    [
+        ("all", {"dali", "synthetic", "webloader:pil"}, set[str]()),
+        ("peers", {"dali-s3", "imagefolder:pil"}, {"dali", "memory", "synthetic"}),
+        ("dali-decode", {"dali", "memory", "dali-s3", "dali-external"}, {"synthetic", "webloader:pil"}),
+        ("python-decode", {"webloader:turbo"}, {"dali", "synthetic"}),
+    ],
+)
+def test_select_loaders_groups(bucket: ShardSet, group: str, within: set[str], without: set[str]) -> None:
+    """A group is what its name says."""
+    chosen = {str(spec) for spec in select_loaders([group], shards=bucket).specs}
+    assert within <= chosen
+    assert without.isdisjoint(chosen)
+    assert group in GROUPS
+
+
+def test_select_loaders_twice_is_refused() -> None:
+    """As a table would have two rows of one name."""
+    with pytest.raises(ValueError, match="loaders must not repeat, got 'dali' twice"):
+        select_loaders(["dali", "memory", "dali"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"gives": frozenset({"key", "boxes"})}, "gives must be of image, key, label, normalised, trimap, got boxes"),
+        ({"gives": frozenset({"image"})}, "gives must hold 'key', by which outputs are compared, got image"),
+        ({"decodes": ("opencv",)}, "decodes must be of pil, turbo, got opencv"),
+    ],
+)
+def test_loader_entry_of_unknown_parts_is_refused(arguments: dict[str, object], message: str) -> None:
+    """A typing error in the registry is found when it is imported."""
+    with pytest.raises(ValueError, match=message):
+        LoaderEntry(module="bench.loaders.none", **arguments)  # type: ignore[arg-type]
+
+
+def test_open_loader_of_a_bucket_refuses_a_directory(shards: ShardSet, options: LoaderOptions) -> None:
+    """DALI's S3 client reads no files."""
+    with pytest.raises(PipesError, match=rf"loader 'dali-s3' reads shards in a bucket, got '{shards.url}'"):
+        open_loader("dali-s3", shards, options=options)
+
+
+def test_prepare_loader_that_reads_shards_makes_nothing(shards: ShardSet, tmp_path: Path) -> None:
+    """Most do."""
+    assert prepare_loader("webloader", shards, directory=tmp_path) is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_open_loader_reads_what_was_prepared(shards: ShardSet, options: LoaderOptions, tmp_path: Path) -> None:
+    """And leaves it there: a conversion is paid once, not for each opening."""
+    prepared = prepare_loader("imagefolder", shards, directory=tmp_path)
+    assert prepared is not None
+    (tmp_path / "image.jpg" / "4" / "animals" / "pet_003.jpg").unlink()
+    for _ in range(2):
+        with open_loader("imagefolder", shards, options=options, prepared=prepared) as loader:
+            assert sum(num_rows(batch) for batch in loader.epoch()) == 21
+    assert (tmp_path / "trimap.png" / "4" / "animals" / "pet_003.png").exists()
+
+
+def test_prepared_of_counts_all_files(tmp_path: Path) -> None:
+    """Bytes at every depth, and the seconds since the start."""
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "one").write_bytes(b"123")
+    (tmp_path / "a" / "b" / "two").write_bytes(b"4567")
+    prepared = Prepared.of(tmp_path, started=time.perf_counter() - 5)
+    assert (prepared.url, prepared.num_bytes) == (str(tmp_path), 7)
+    assert prepared.wall_s >= 5

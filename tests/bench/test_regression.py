@@ -1,0 +1,156 @@
+"""`bench compare`: what became worse is found and named, what is not comparable refused."""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from bench.cli import bench as bench_command
+from bench.regression import compare_runs, format_verdict
+
+from .records import SEVEN, record, report
+
+BEFORE = report(record("dali", 900, 2.5, decode="dali"), record("webloader", 300, 7.5))
+
+
+def changed(samples_per_s: float, cpu_ms: float) -> dict[str, Any]:
+    """A later run in which only dali is another."""
+    return report(record("dali", samples_per_s, cpu_ms, decode="dali"), record("webloader", 300, 7.5))
+
+
+@pytest.mark.parametrize(
+    ("samples_per_s", "cpu_ms", "worse"),
+    [
+        (900, 2.5, []),  # the same
+        (600, 2.5, ["samples_per_s"]),  # more is better: fewer is worse
+        (1500, 2.5, []),  # faster
+        (900, 5.0, ["cpu_ms_per_sample"]),  # less is better
+        (900, 1.0, []),
+        (600, 5.0, ["samples_per_s", "cpu_ms_per_sample"]),
+        (880, 2.55, []),  # 2 %: within the threshold, and within the interval
+    ],
+)
+def test_regression_is_what_is_worse_beyond_the_interval(samples_per_s: float, cpu_ms: float, worse: list[str]) -> None:
+    """By figure, in its own direction."""
+    verdict = compare_runs(BEFORE, changed(samples_per_s, cpu_ms))
+    assert [change.figure for change in verdict.regressions] == worse
+    assert all(change.record["loader"] == "dali" for change in verdict.regressions)
+
+
+def test_threshold_is_what_is_not_called_worse() -> None:
+    """3 % slower in every one of many steady turns: sure, and small."""
+    steady = (1.0, 1.001, 0.999, 1.0005, 0.9995, 1.002, 0.998)
+    before = report(record("dali", 900, 2.5, turns=steady))
+    after = report(record("dali", 873, 2.5, turns=steady))
+    assert compare_runs(before, after).changes[0].outcome == "within the threshold"
+    assert compare_runs(before, after, threshold=0.01).changes[0].outcome == "worse"
+    assert compare_runs(after, before, threshold=0.01).changes[0].outcome == "better"
+
+
+def test_a_machine_that_did_not_change_is_rarely_called_worse() -> None:
+    """Of 400 pairs of runs that differ by chance only, no more than the interval allows, one in forty."""
+    draw = np.random.default_rng(0)
+
+    def taken() -> dict[str, Any]:
+        return report(record("dali", 900, 2.5, turns=tuple((1 + draw.exponential(0.2, 7)).tolist())))
+
+    worse = sum(
+        bool(compare_runs(taken(), taken(), figures=["samples_per_s"], threshold=0.0).regressions) for _ in range(400)
+    )
+    assert worse / 400 <= 0.025 + 0.02
+
+
+def test_too_few_repeats_say_so() -> None:
+    """Three and three: no interval, no verdict."""
+    few = report(record("dali", 900, 2.5, turns=SEVEN[:3]))
+    slower = report(record("dali", 300, 2.5, turns=SEVEN[:3]))
+    verdict = compare_runs(few, slower)
+    assert {change.outcome for change in verdict.changes} == {"too few repeats"}
+    assert not verdict.regressions
+
+
+def _without(what: str, value: object) -> dict[str, Any]:
+    other = copy.deepcopy(BEFORE)
+    place, _, name = what.rpartition("/")
+    node: Any = other
+    for part in filter(None, place.split("/")):
+        node = node[int(part) if part.isdecimal() else part]
+    node[name] = value
+    return other
+
+
+@pytest.mark.parametrize(
+    ("what", "value", "message"),
+    [
+        ("environment/cpu/model", "Grace", "CPU model was 'AMD EPYC', is 'Grace'"),
+        ("environment/cpu/cores_available", 64, "CPU cores available was '2', is '64'"),
+        ("environment/memory_gib", 512.0, "memory in GiB was '24', is '512'"),
+        ("environment/gpus", ["H200"], "GPUs was none, is H200"),
+        ("data/0/digest", "e" * 64, "data was 22 samples dddddddddddd, is 22 samples eeeeeeeeeeee"),
+        ("options/seed", 8, "seed was '7', is '8'"),
+        ("options/source", "AIStore", "source was 'local files', is 'AIStore'"),
+        ("options/epochs", 2, "epochs was '1', is '2'"),
+        ("version", 0, "one of them was taken before turns had processes of their own"),
+    ],
+)
+def test_runs_that_are_not_comparable_are_refused(what: str, value: object, message: str) -> None:
+    """Saying what differs; unless one insists."""
+    other = _without(what, value)
+    with pytest.raises(ValueError, match=f"the runs are not comparable: {message}.*--anyway"):
+        compare_runs(BEFORE, other)
+    assert compare_runs(BEFORE, other, anyway=True).changes
+
+
+def test_versions_and_commits_may_differ() -> None:
+    """They are what one compares."""
+    other = _without("environment/commit", "fedcba")
+    other["environment"]["versions"] = {"torch": "3.0"}
+    other["options"]["repeats"] = 9
+    assert not compare_runs(BEFORE, other).regressions
+
+
+def test_what_is_in_one_run_only_is_said() -> None:
+    """A loader that was not timed before, and one that is not any more; nothing in common is an error."""
+    later = report(record("dali", 900, 2.5, decode="dali"), record("spdl", 300, 7.5))
+    verdict = compare_runs(BEFORE, later)
+    assert verdict.only_before == ("webloader (pil) (threads 2, ranks 1, batch 64, cache warm, compute ms 40)",)
+    assert verdict.only_after == ("spdl (pil) (threads 2, ranks 1, batch 64, cache warm, compute ms 40)",)
+    with pytest.raises(ValueError, match="no loader was timed under the same setting in both runs"):
+        compare_runs(BEFORE, report(record("spdl", 300, 7.5)))
+
+
+def test_verdict_names_loader_figure_and_interval() -> None:
+    """What is worse first, and a line for each."""
+    text = format_verdict(compare_runs(BEFORE, changed(600, 2.5)))
+    lines = text.splitlines()
+    assert lines[2].startswith("dali")
+    assert lines[2].endswith("worse")
+    assert "worse: dali (threads 2, ranks 1, batch 64, cache warm, compute ms 40): samples/s is 0.67 [0.6" in text
+    assert "(more is better)" in text
+    assert format_verdict(compare_runs(BEFORE, BEFORE)).endswith("nothing is worse")
+
+
+def test_command_tells_by_its_exit_code(tmp_path: Path) -> None:
+    """0 nothing is worse, 1 something is; bad arguments are refused."""
+    paths = {"before": BEFORE, "after": changed(600, 2.5)}
+    for name, run in paths.items():
+        (tmp_path / name).write_text(json.dumps(run))
+    before, after = (str(tmp_path / name) for name in paths)
+
+    def compare(*arguments: str) -> int:
+        done = CliRunner().invoke(bench_command, ["compare", *arguments], catch_exceptions=False, standalone_mode=False)
+        return int(done.return_value)
+
+    assert compare(before, before) == 0
+    assert compare(before, after) == 1
+    assert compare(after, before) == 0
+    assert compare(before, after, "--figures", "cpu_ms_per_sample") == 0
+    assert compare(before, after, "--threshold", "0.6") == 0
+    with pytest.raises(ValueError, match=r"--figures must be of samples_per_s, .*, got 'speed'"):
+        compare(before, after, "--figures", "speed")
+    with pytest.raises(ValueError, match="--threshold must be at least 0, got -1"):
+        compare(before, after, "--threshold", "-1")

@@ -1,0 +1,64 @@
+"""`bench smoke` passes what is right and fails what is wrong; CI runs it over every loader that is installed."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import bench.run
+from bench.cli import bench as bench_command
+from bench.loaders import Batch, Loader, LoaderSpec, open_loader
+from bench.smoke import MODES, format_trials, run_smoke
+
+
+@pytest.mark.slow
+def test_smoke_of_every_loader() -> None:
+    """All that are installed, in all modes: none fails."""
+    done = CliRunner().invoke(bench_command, ["smoke"], catch_exceptions=False, standalone_mode=False)
+    assert done.return_value == 0, done.stdout
+
+
+def test_smoke_of_ours_in_every_mode(tmp_path: Path) -> None:
+    """Files and bucket, warm and cold, one process and two."""
+    trials = list(run_smoke(tmp_path, loaders=[LoaderSpec(name="dali")]))
+    assert [(trial.mode, trial.outcome, trial.reason) for trial in trials] == [
+        (mode, "ok", "22 samples, all parts") for mode in MODES
+    ]
+    assert format_trials(trials).endswith("2 ok")
+
+
+def test_smoke_fails_a_loader_whose_output_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One label of one sample; the reason names loader and key, and the next loader is tried."""
+
+    @contextlib.contextmanager
+    def wrong(name: str, shards: Any, **keywords: Any) -> Iterator[Loader]:
+        with open_loader(name, shards, **keywords) as loader:
+            epoch = loader.epoch
+
+            def changed() -> Iterator[Batch]:
+                for batch in epoch():
+                    batch["label"][-1] += 1
+                    yield batch
+
+            loader.epoch = changed  # type: ignore[method-assign]
+            yield loader
+
+    monkeypatch.setattr(bench.run, "open_loader", wrong)
+    trials = list(run_smoke(tmp_path, loaders=[LoaderSpec(name="memory")]))
+    assert [trial.outcome for trial in trials] == ["failed", "failed"]
+    assert "loader 'memory', key 'pets/" in trials[0].reason
+    assert "label differs" in trials[0].reason
+
+
+def test_smoke_skips_what_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the extra that brings it; a skipped loader is no failure."""
+    monkeypatch.setattr(
+        "bench.smoke.available_loaders", lambda: {"webloader": "loader 'webloader' needs the package 'x'"}
+    )
+    trials = list(run_smoke(tmp_path, loaders=[LoaderSpec(name="webloader")]))
+    assert {(trial.outcome, trial.reason) for trial in trials} == {
+        ("skipped", "loader 'webloader' needs the package 'x'")
+    }

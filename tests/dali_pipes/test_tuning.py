@@ -1,0 +1,261 @@
+"""Tuning files: what they hold, for whom they hold, and how they are found."""
+
+import dataclasses
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dali_pipes as dp
+from dali_pipes.cli import main
+from dali_pipes.commands.tune import HW_DECODER_LOADS, search
+from dali_pipes.errors import DataError
+from dali_pipes.graph.decode import DecodeHalf
+from dali_pipes.tuning import TUNING_VARIABLE, Machine, Settings, Tuning, choose_settings
+
+HERE = Machine.here(None)
+TUNED = Tuning(machine=HERE, settings=Settings(num_threads=3, prefetch_queue_depth=4), measured={"samples": 7})
+
+
+@pytest.fixture(autouse=True)
+def _no_file_by_accident(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(TUNING_VARIABLE, raising=False)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A tuning file of this machine."""
+    TUNED.write(tmp_path / "tuning.json")
+    return tmp_path / "tuning.json"
+
+
+def test_what_is_written_is_read(path: Path) -> None:
+    """All of it, and it is JSON for others to read."""
+    assert Tuning.read(path) == TUNED
+    assert json.loads(path.read_text())["format"] == "dali-pipes tuning 1"
+
+
+def test_what_was_asked_for_comes_first(path: Path) -> None:
+    """Then the file, then the defaults."""
+    assert choose_settings(path, device_id=None) == TUNED.settings
+    asked = choose_settings(path, device_id=None, num_threads=1, hw_decoder_load=0.25)
+    assert asked == Settings(num_threads=1, prefetch_queue_depth=4, hw_decoder_load=0.25)
+    assert choose_settings(None, device_id=None) == Settings(num_threads=HERE.cores, prefetch_queue_depth=2)
+
+
+def test_environment_names_a_file_where_no_argument_does(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An argument is stronger."""
+    monkeypatch.setenv(TUNING_VARIABLE, str(path))
+    assert choose_settings(None, device_id=None) == TUNED.settings
+    other = dataclasses.replace(TUNED, settings=Settings(num_threads=5, prefetch_queue_depth=1))
+    other.write(tmp_path / "other.json")
+    assert choose_settings(tmp_path / "other.json", device_id=None) == other.settings
+
+
+def test_another_machine_s_file_is_told_once_and_not_used(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """What differs is in the text; a job's every loader must not repeat it."""
+    other = dataclasses.replace(TUNED, machine=dataclasses.replace(HERE, cores=HERE.cores + 126))
+    other.write(path)
+    with caplog.at_level(logging.INFO, logger="dali_pipes.tuning"):
+        found = [choose_settings(path, device_id=None) for _ in range(3)]
+    assert found == [Settings(num_threads=HERE.cores, prefetch_queue_depth=2)] * 3
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert f"another machine's (cores {HERE.cores + 126}, here {HERE.cores}) and is not used" in record.message
+
+
+def test_a_gpu_s_file_is_left_alone_by_a_loader_on_the_cpu(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A validation on the CPU beside a training on the GPU is no reason to warn."""
+    dataclasses.replace(TUNED, machine=dataclasses.replace(HERE, gpu="NVIDIA H100")).write(path)
+    assert choose_settings(path, device_id=None).num_threads == HERE.cores
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "cannot be read: No such file or directory; make it: dali-pipes tune"),
+        ("{", "is no JSON"),
+        ("[]", "expected format 'dali-pipes tuning 1', found None"),
+        ('{"format": "dali-pipes tuning 2"}', "found 'dali-pipes tuning 2'"),
+        ('{"format": "dali-pipes tuning 1", "machine": {"cpu": "x"}}', "is broken: .*missing"),
+        (
+            '{"format": "dali-pipes tuning 1", "machine": {"cpu": "x", "cores": 2, "gpu": null},'
+            ' "settings": {"num_threads": 0, "prefetch_queue_depth": 2}}',
+            "is broken: num_threads must be positive, got 0",
+        ),
+    ],
+)
+def test_a_file_that_is_none_is_an_error(text: str | None, message: str, tmp_path: Path) -> None:
+    """Whoever names a file wants its settings: none is silently passed over."""
+    path = tmp_path / "tuning.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(DataError, match=message):
+        choose_settings(path, device_id=None)
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"num_threads": 0}, "num_threads must be positive"),
+        ({"prefetch_queue_depth": 0}, "prefetch_queue_depth must be positive"),
+        ({"hw_decoder_load": 1.5}, r"hw_decoder_load must be in \[0, 1\], got 1.5"),
+    ],
+)
+def test_settings_out_of_range_are_refused(asked: dict[str, float], message: str) -> None:
+    """With the argument's name."""
+    with pytest.raises(ValueError, match=message):
+        choose_settings(None, device_id=None, **asked)  # type: ignore[arg-type]
+
+
+def test_search_finds_the_best_of_each_in_turn() -> None:
+    """Threads first, at the default share; what costs more must be worth it; of the shares the fastest."""
+
+    def rate(settings: Settings, seconds: float) -> float:
+        threads = {1: 100, 2: 190, 4: 300, 8: 304, 12: 305, 16: 306}[settings.num_threads]
+        share = 0.65 if settings.hw_decoder_load is None else settings.hw_decoder_load
+        return threads * (1 - abs(share - 0.4)) * {2: 1.0, 3: 1.01, 4: 1.02}[settings.prefetch_queue_depth]
+
+    found, timed = search(rate, cores=16, on_gpu=True, budget_s=60, show=False)
+    assert found == Settings(num_threads=4, prefetch_queue_depth=2, hw_decoder_load=0.4)
+    assert list(timed) == ["num_threads", "hw_decoder_load", "prefetch_queue_depth"]
+    assert list(timed["hw_decoder_load"]) == list(HW_DECODER_LOADS)
+
+
+def test_search_on_the_cpu_has_no_share_and_keeps_defaults_when_time_is_over() -> None:
+    """Two minutes are two minutes: what was not timed is as it was."""
+    found, timed = search(lambda settings, seconds: 1.0, cores=4, on_gpu=False, budget_s=60, show=False)
+    assert found == Settings(num_threads=1, prefetch_queue_depth=2)
+    assert list(timed) == ["num_threads", "prefetch_queue_depth"]
+    found, timed = search(lambda settings, seconds: 1.0, cores=4, on_gpu=False, budget_s=0, show=False)
+    assert found == Settings(num_threads=4, prefetch_queue_depth=2)
+    assert timed == {}
+
+
+def test_tune_command_writes_what_loaders_take(
+    small_shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On real shards: a file of this machine, whose settings are among those that were tried."""
+    path = tmp_path / "tuning.json"
+    arguments = ["tune", str(small_shards), "--crop", "24", "--batch-size", "6", "--device", "cpu"]
+    assert main([*arguments, "--seconds", "1", "-o", str(path)]) == 0
+    assert f"wrote '{path}': num_threads " in capsys.readouterr().out
+    tuning = Tuning.read(path)
+    assert tuning.machine == HERE
+    assert tuning.settings.hw_decoder_load is None
+    assert str(tuning.settings.num_threads) in tuning.measured["samples_per_s"]["num_threads"]
+    assert choose_settings(path, device_id=None) == tuning.settings
+
+
+def test_tune_for_several_ranks_is_for_as_many(small_shards: Path, tmp_path: Path) -> None:
+    """Each has a share of the cores, by which its loader finds out that the file is for it, and another's that it is
+    not.
+    """
+    path = tmp_path / "tuning.json"
+    arguments = ["tune", str(small_shards), "--crop", "24", "--batch-size", "6", "--device", "cpu", "--seconds", "0.5"]
+    assert main([*arguments, "--ranks", "1000", "-o", str(path)]) == 0
+    tuning = Tuning.read(path)
+    assert (tuning.machine.cores, tuning.settings.num_threads) == (1, 1)
+
+
+def test_tune_refuses_what_it_could_not_write(small_shards: Path, tmp_path: Path) -> None:
+    """Before the minutes that it takes."""
+    assert main(["tune", str(small_shards), "-o", str(tmp_path / "no" / "tuning.json")]) == 2
+
+
+def test_share_of_the_engines_reaches_all_decoders_that_do_not_say(small_shards: Path) -> None:
+    """Also in a user's own graph; what a graph says itself stays."""
+    from nvidia.dali import fn, types
+
+    def graph(components: dp.Components, random: dp.Random) -> dict[str, object]:
+        own = fn.decoders.image(components["image.jpg"], device=components.device, hw_decoder_load=0.9)
+        other = fn.decoders.image(components["trimap.png"], device=components.device, output_type=types.GRAY)
+        return {"own": fn.resize(own, size=(8, 8)), "other": fn.resize(other, size=(8, 8))}
+
+    with dp.loader(small_shards, graph, batch_size=6, device="cpu", show_progress=False) as loader:
+        (before,) = next(loader)
+        fed = loader._decode.scheduled[0]
+        twin = loader._decode.twin(hw_decoder_load=0.3)
+        shares = [
+            float(line.partition(":")[2])
+            for operator in twin.pipeline._ops
+            for line in str(operator.spec).splitlines()
+            if "hw_decoder_load" in line and "_origin" not in line
+        ]
+        twin.run(fed)
+        twin.close()
+    assert sorted(shares) == pytest.approx([0.3, 0.9])
+    assert before["own"].shape == (6, 8, 8, 3)
+
+
+def test_a_decode_half_for_a_gpu_is_defined_without_one(small_shards: Path) -> None:
+    """As it is made there: decoders are mixed and have the share. Only running it wants the driver."""
+    with dp.loader(small_shards, dp.segmentation(crop=24), batch_size=6, device="cpu", show_progress=False) as loader:
+        next(loader)  # the first shard is there, from which arrays' kinds are learnt
+        half = DecodeHalf(
+            dp.segmentation(crop=24),
+            samples=loader._samples,
+            batch_size=6,
+            device_id=0,
+            num_threads=1,
+            prefetch_queue_depth=1,
+            hw_decoder_load=0.25,
+            only_decoders=True,
+        )
+        decoders = [str(operator.spec) for operator in half.pipeline._ops if "decoders__" in str(operator.spec)]
+        half.close()
+    assert len(decoders) == half.num_decoders == 2
+    assert all("device: mixed" in spec and "hw_decoder_load: 0.25" in spec for spec in decoders)
+
+
+def test_share_of_the_engines_out_of_range_is_refused(small_shards: Path) -> None:
+    """Before a pipeline is made of it."""
+    with (
+        dp.loader(small_shards, dp.segmentation(crop=24), batch_size=6, device="cpu", show_progress=False) as loader,
+        pytest.raises(ValueError, match=r"hw_decoder_load must be in \[0, 1\], got -0.1"),
+    ):
+        DecodeHalf(
+            dp.segmentation(crop=24),
+            samples=loader._samples,
+            batch_size=6,
+            device_id=None,
+            num_threads=1,
+            prefetch_queue_depth=1,
+            hw_decoder_load=-0.1,
+        )
+
+
+def test_loader_decodes_as_the_file_says(path: Path, small_shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By argument or environment; what is asked for comes first. The batches are the same."""
+
+    def settings_of(**arguments: Any) -> tuple[int, int, list[str]]:
+        shared: dict[str, Any] = {"batch_size": 6, "device": "cpu", "with_keys": True, "show_progress": False}
+        with dp.loader(small_shards, dp.segmentation(crop=24), **shared, **arguments) as loader:
+            keys = [key for (batch,) in loader for key in batch["key"]]
+            return loader._decode.num_threads, loader._decode.prefetch_queue_depth, keys
+
+    threads, depth, keys = settings_of()
+    assert (threads, depth) == (HERE.cores, 2)
+    assert settings_of(tuning=path) == (3, 4, keys)
+    assert settings_of(tuning=str(path), num_threads=1) == (1, 4, keys)
+    monkeypatch.setenv(TUNING_VARIABLE, str(path))
+    assert settings_of(prefetch_queue_depth=1) == (3, 1, keys)
+    with pytest.raises(DataError, match=r"tuning file 'none\.json' cannot be read"):
+        settings_of(tuning="none.json")
+
+
+@pytest.mark.gpu
+def test_tune_on_a_gpu_finds_a_share_of_the_engines(gpu: None, small_shards: Path, tmp_path: Path) -> None:
+    """The file is the GPU's, and only loaders on it use it."""
+    path = tmp_path / "tuning.json"
+    arguments = ["tune", str(small_shards), "--crop", "24", "--batch-size", "6", "--device", "gpu"]
+    assert main([*arguments, "--seconds", "60", "-o", str(path)]) == 0
+    tuning = Tuning.read(path)
+    assert tuning.machine == Machine.here(0)
+    assert tuning.settings.hw_decoder_load in HW_DECODER_LOADS
+    assert choose_settings(path, device_id=None).hw_decoder_load is None

@@ -1,0 +1,138 @@
+"""The composed cluster and its jobs: what would break clients without breaking the cluster; the jobs run, no Docker."""
+
+import json
+import re
+import shutil
+import subprocess
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from dali_pipes.cli import main as dali_pipes_main
+from tests.deploy.commands import parse_dali_pipes, parse_training, shell_commands
+from tests.deploy.dockerfile import ROOT, read_stages
+
+COMPOSE = ROOT / "deploy" / "compose.yaml"
+JOBS = ("prep", "train", "train-gpu", "bench")
+NODES = ("proxy", "target")
+
+
+def compose(**variables: str) -> dict[str, Any]:
+    """The file as ``docker compose`` reads it: ``${NAME:-default}`` filled in, anchors merged."""
+    text = re.sub(r"\$\{(\w+):-([^}]*)\}", lambda match: variables.get(match[1]) or match[2], COMPOSE.read_text())
+    assert "${" not in text
+    parsed: dict[str, Any] = yaml.safe_load(text)
+    return parsed
+
+
+def test_compose_file_is_valid() -> None:
+    """By the Compose specification's schema, which check-jsonschema brings along."""
+    schema = json.loads(
+        resources.files("check_jsonschema.builtin_schemas.vendor").joinpath("compose-spec.json").read_text()
+    )
+    jsonschema.validate(compose(), schema)
+    with pytest.raises(jsonschema.ValidationError, match="restrat"):
+        jsonschema.validate(compose() | {"services": {"a": {"image": "b", "restrat": "no"}}}, schema)
+
+
+def test_compose_itself_takes_the_file() -> None:
+    """With all profiles, where the client has the plug-in; no daemon is asked."""
+    docker = shutil.which("docker")
+    if docker is None or subprocess.run([docker, "compose", "version"], capture_output=True, check=False).returncode:
+        pytest.skip("no docker compose")
+    words = [docker, "compose", "-f", str(COMPOSE), "--profile", "*", "config", "--format", "json"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert set(json.loads(done.stdout)["services"]) == {*NODES, *JOBS}
+
+
+@pytest.mark.parametrize(("variables", "host"), [({}, "127.0.0.1"), ({"AIS_HOST": "192.0.2.7"}, "192.0.2.7")])
+def test_compose_redirects_lead_to_published_ports(variables: dict[str, str], host: str) -> None:
+    """A node is published on the address and port by which it names itself to clients; jobs start at the proxy's."""
+    services = compose(**variables)["services"]
+    for name in NODES:
+        _, port = services[name]["command"]
+        assert services[name]["environment"]["HOSTNAME_LIST"] == host
+        assert services[name]["ports"] == [f"{host}:{port}:{port}"]
+    for name in JOBS:
+        assert services[name]["environment"]["AIS_ENDPOINT"] == f"http://{host}:{services['proxy']['command'][1]}"
+        # Anywhere else 127.0.0.1, to which the proxy sends them, is the container itself.
+        assert services[name]["network_mode"] == "host"
+
+
+def test_compose_nodes_find_each_other() -> None:
+    """Each is known by its service's name, where the other looks for it; both run one image, whose version is fixed."""
+    services = compose()["services"]
+    for name in NODES:
+        service = services[name]
+        assert service["command"][0] == service["hostname"] == name
+        assert service["environment"]["HOSTNAME_LIST_INTRA_CONTROL"] == name
+        assert service["environment"]["HOSTNAME_LIST_INTRA_DATA"] == name
+        assert service["environment"]["AIS_PRIMARY_URL"] == f"http://proxy:{services['proxy']['command'][1]}"
+        assert re.fullmatch(r"aistorage/cluster-minimal:v\d+\.\d+", service["image"])
+    assert len({services[name]["image"] for name in NODES}) == 1
+    assert compose(AIS_IMAGE="mine:1")["services"]["target"]["image"] == "mine:1"
+
+
+def test_compose_waits_for_a_cluster_that_is_ready() -> None:
+    """``--wait`` returns when the proxy knows the target, and what the target stores outlives its container."""
+    file = compose()
+    target = file["services"]["target"]
+    assert target["healthcheck"]["test"][-1] == f"{target['environment']['AIS_PRIMARY_URL']}/v1/health?prr=true"
+    assert target["depends_on"] == {"proxy": {"condition": "service_healthy"}}
+    volume, path = target["volumes"][0].split(":")
+    assert volume in file["volumes"]
+    assert re.fullmatch(r"/ais/\w+", path)  # where the image's entry point looks for disks
+
+
+def test_compose_starts_no_job_unasked_and_none_before_its_data() -> None:
+    """``up`` alone is the cluster, as before; each job has a profile, which brings what it depends on."""
+    services = compose()["services"]
+    assert [name for name, service in services.items() if "profiles" not in service] == list(NODES)
+    assert services["prep"]["depends_on"] == {"target": {"condition": "service_healthy"}}
+    for name in JOBS[1:]:
+        assert services[name]["depends_on"] == {"prep": {"condition": "service_completed_successfully"}}
+        assert set(services[name]["profiles"]) <= set(services["prep"]["profiles"])
+
+
+def test_compose_jobs_have_the_image_its_arguments_and_volumes() -> None:
+    """An extra that is not built in, or a directory that is not the image's, would be found late."""
+    file = compose()
+    _, stages = read_stages(ROOT / "Dockerfile")
+    made = next(text for text in stages["runtime"].texts("RUN") if "install -d -m 1777" in text)
+    for name in JOBS:
+        service = file["services"][name]
+        assert (COMPOSE.parent / service["build"]["context"]).resolve() == ROOT
+        assert set(service["build"]["args"]) <= {text.partition("=")[0] for text in stages["build"].texts("ARG")}
+        for mount in service["volumes"]:
+            volume, path = mount.split(":")
+            assert volume in file["volumes"]
+            assert path in made.split()
+        assert service["environment"]["DALI_PIPES_CACHE"] in {mount.split(":")[1] for mount in service["volumes"]}
+    gpu = file["services"]["train-gpu"]
+    assert gpu["environment"]["REQUIRE_GPU"] == "1"
+    assert gpu["deploy"]["resources"]["reservations"]["devices"][0]["capabilities"] == ["gpu"]
+    launcher, options = parse_training(gpu["command"])
+    assert launcher == {"standalone": "", "nproc-per-node": "gpu"}
+    assert options["resume"]
+
+
+def test_compose_prep_does_what_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its commands on the embedded node, fewer photos; the jobs after it read what it wrote."""
+    monkeypatch.setenv("DALI_PIPES_EMBEDDED_DIR", str(tmp_path / "ais"))
+    services = compose()["services"]
+    fewer = {"600": "16", "100": "8"}
+    for words in shell_commands(services["prep"]["command"], tmp_path=tmp_path):
+        assert words[0] == "dali-pipes"
+        assert dali_pipes_main([fewer.get(word, word) for word in words[1:]]) == 0
+    assert "indexed 2 shards, 16 samples" in capsys.readouterr().out
+    read = {name: parse_training(services[name]["command"])[1]["shards"] for name in ("train", "train-gpu")}
+    words = [word.replace("=/runs", f"={tmp_path}") for word in services["bench"]["command"][1:]]
+    assert read == {"train": ["ais://demo/shuffled-"], "train-gpu": ["ais://demo/shuffled-"]}
+    assert parse_dali_pipes(words).params["shards"] == "ais://demo/shuffled-"

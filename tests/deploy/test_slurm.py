@@ -1,0 +1,264 @@
+"""The Slurm scripts as real processes: caches go, states stay, and a job that is put back goes on where it was."""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import make_samples, write_shards
+from tests.deploy.conftest import JOB, SHIMS, Slurm, wait_until, write_program
+from tests.deploy.dockerfile import ROOT
+
+TRAIN = SHIMS / "train.py"
+
+
+@pytest.fixture
+def words(slurm: Slurm) -> list[str | Path]:
+    return [TRAIN, "--out", slurm.runs / "a"]
+
+
+def test_job_runs_a_task_a_node_and_leaves_nothing_on_their_disks(slurm: Slurm, words: list[str | Path]) -> None:
+    """Two nodes: torchrun is told their number, meeting point and ranks, the program its share and the node's cache."""
+    job = slurm.submit(*words, SLURM_JOB_NUM_NODES="2")
+    assert (slurm.end(job), job.returncode) == ("", 0)
+    assert (slurm.steps(0), slurm.steps(1)) == ([0, 1, 2, 3, 4], [0, 1, 2, 3, 4])
+    assert slurm.caches() == []
+    assert slurm.requeued() == []
+    said = slurm.srun_words()
+    assert {"--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--cpus-per-task=2", f"--chdir={ROOT}"} <= set(said)
+    torchrun = said[said.index("torchrun") :]
+    assert torchrun[1:5] == ["--nnodes=2", "--nproc-per-node=1", f"--rdzv-id={JOB}", "--rdzv-backend=c10d"]
+    assert torchrun[5] == "--rdzv-endpoint=127.0.0.1:24711"
+    assert torchrun[-5:] == ["--resume", "--num-slices", "2", "--cache-dir", "{cache}"]
+
+
+def test_time_up_puts_the_job_back_and_it_goes_on(slurm: Slurm, words: list[str | Path]) -> None:
+    """SIGUSR1 to the batch shell: caches removed, state kept, one requeue; then the steps that lack are done."""
+    words += ["--steps", "60"]
+    job = slurm.submit(*words, SLURM_JOB_NUM_NODES="2")
+    wait_until(lambda: min(len(slurm.steps(0)), len(slurm.steps(1))) > 2, process=job)
+    assert slurm.caches() == [f"node0/dali-pipes-job-{JOB}", f"node1/dali-pipes-job-{JOB}"]
+    os.kill(job.pid, signal.SIGUSR1)
+    said = slurm.end(job)
+    assert job.returncode == 0
+    assert f"job {JOB}: the time is up: back into the queue" in said
+    assert slurm.requeued() == [f"requeue {JOB}"]
+    assert slurm.caches() == []
+    done = len(slurm.steps())
+    assert 2 < done < 60
+
+    job = slurm.submit(*words, SLURM_JOB_NUM_NODES="2", SLURM_RESTART_COUNT="1")
+    assert (slurm.end(job), job.returncode) == ("", 0)
+    for node in (0, 1):
+        # A step whose checkpoint was not written when the signal came is done again, and no other.
+        steps = slurm.steps(node)
+        assert list(dict.fromkeys(steps)) == list(range(60))
+        assert len(steps) <= 61
+    assert slurm.requeued() == [f"requeue {JOB}"]
+
+
+def test_preempted_steps_clean_up_and_are_not_put_back_here(slurm: Slurm, words: list[str | Path]) -> None:
+    """Slurm signals every process of the steps and puts the job back itself: a second requeue would be one too many."""
+    job = slurm.submit(*words, "--steps", "500", SLURM_JOB_NUM_NODES="2")
+    wait_until(lambda: min(len(slurm.steps(0)), len(slurm.steps(1))) > 2, process=job)
+    for node in (0, 1):
+        slurm.signal_task(node, signal.SIGTERM)
+    said = slurm.end(job)
+    assert job.returncode == 143
+    assert "the step ended with exit code 143" in said
+    assert (slurm.caches(), slurm.requeued()) == ([], [])
+    assert (slurm.runs / "a" / "0" / "state").read_text() == str(len(slurm.steps()))
+
+
+def test_cancelled_batch_shell_tells_its_step(slurm: Slurm, words: list[str | Path]) -> None:
+    """scancel --full: SIGTERM to the batch shell alone reaches the nodes."""
+    job = slurm.submit(*words, "--steps", "500")
+    wait_until(lambda: len(slurm.steps()) > 2, process=job)
+    os.kill(job.pid, signal.SIGTERM)
+    slurm.end(job)
+    assert job.returncode == 143
+    assert (slurm.caches(), slurm.requeued()) == ([], [])
+
+
+def test_failed_training_fails_the_job_with_its_exit_code(slurm: Slurm, words: list[str | Path]) -> None:
+    """It would fail again: it is not put back, and the cache goes all the same."""
+    job = slurm.submit(*words, "--fail-at", "2")
+    assert "the step ended with exit code 3" in slurm.end(job)
+    assert job.returncode == 3
+    assert (slurm.steps(), slurm.caches(), slurm.requeued()) == ([0, 1], [], [])
+
+
+def test_job_is_put_back_so_often_and_no_more(slurm: Slurm, words: list[str | Path]) -> None:
+    """A job that gets nowhere in its time ends."""
+    job = slurm.submit(*words, "--steps", "500", MAX_REQUEUES="3", SLURM_RESTART_COUNT="3")
+    wait_until(lambda: len(slurm.steps()) > 2, process=job)
+    os.kill(job.pid, signal.SIGUSR1)
+    assert "put back 3 times already (MAX_REQUEUES=3)" in slurm.end(job)
+    assert (job.returncode, slurm.requeued(), slurm.caches()) == (1, [], [])
+
+
+def test_command_that_does_not_end_is_killed_before_slurm_does(slurm: Slurm, words: list[str | Path]) -> None:
+    """A program that ignores SIGTERM has GRACE_S seconds."""
+    job = slurm.submit(*words, "--steps", "5000", "--deaf", GRACE_S="0")
+    wait_until(lambda: len(slurm.steps()) > 2, process=job)
+    os.kill(job.pid, signal.SIGTERM)
+    assert "node node0: the command did not end within 0 s of SIGTERM: killed" in slurm.end(job)
+    assert slurm.caches() == []
+
+
+def test_second_signal_does_not_reach_the_clean_up(slurm: Slurm) -> None:
+    """Slurm signals every process of a task, rm with them, as soon as another node's task has ended."""
+    at_work = slurm.directory / "at-work"
+    write_program(slurm.bin / "rm", f'#!/bin/sh\ntouch {at_work}\nsleep 0.5\nexec /bin/rm "$@"\n')
+    node = slurm.on_node("sh", "-c", "sleep 60")
+    wait_until(lambda: slurm.caches() != [], process=node)
+    os.killpg(node.pid, signal.SIGTERM)
+    wait_until(at_work.exists, process=node)
+    os.killpg(node.pid, signal.SIGTERM)
+    slurm.end(node)
+    assert (node.returncode, slurm.caches()) == (143, [])
+
+
+def test_what_sigkill_left_is_removed_by_the_next_job_on_the_node(slurm: Slurm) -> None:
+    """But not those of jobs that Slurm knows, nor loaders' own, nor any where Slurm does not answer."""
+    left, running, other = (slurm.disks / f"dali-pipes-{name}" for name in ("job-17", "job-18", "1000"))
+    for directory in (left, running, other):
+        directory.mkdir()
+        (directory / "image").write_text("")
+    slurm.queue.write_text("18\n4711\n")
+    look = "import os; print(sorted(os.listdir(os.path.dirname(os.environ['DALI_PIPES_CACHE']))))"
+
+    slurm.queue.rename(slurm.directory / "gone")  # squeue fails
+    node = slurm.on_node("python3", "-c", look)
+    assert node.communicate() == (
+        "['dali-pipes-1000', 'dali-pipes-job-17', 'dali-pipes-job-18', 'dali-pipes-job-4711']\n",
+        "",
+    )
+
+    (slurm.directory / "gone").rename(slurm.queue)
+    node = slurm.on_node("python3", "-c", look)
+    out, said = node.communicate()
+    assert out == "['dali-pipes-1000', 'dali-pipes-job-18', 'dali-pipes-job-4711']\n"
+    assert f"removing {left}, whose job is gone" in said
+    assert slurm.caches() == ["dali-pipes-1000", "dali-pipes-job-18"]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="gives a directory away, which only root can")
+def test_caches_of_others_are_not_touched(slurm: Slurm) -> None:
+    """squeue --me does not know their jobs."""
+    theirs = slurm.disks / "dali-pipes-job-17"
+    theirs.mkdir()
+    os.chown(theirs, 4711, 4711)
+    node = slurm.on_node("true")
+    assert (slurm.end(node), node.returncode) == ("", 0)
+    assert slurm.caches() == ["dali-pipes-job-17"]
+
+
+def test_cache_that_is_to_stay_stays(slurm: Slurm) -> None:
+    """KEEP_CACHE=1: one directory for all jobs, its owner's alone."""
+    for _ in range(2):
+        node = slurm.on_node("sh", "-c", 'date >> "$1/image"; stat -c %a "$1"', "sh", "{cache}", KEEP_CACHE="1")
+        assert node.communicate() == ("700\n", "")
+    assert len((slurm.disks / "dali-pipes-keep" / "image").read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "variables", "code", "said"),
+    [
+        ((), {}, 2, f"job {JOB}: no program was given: sbatch deploy/slurm/train.sbatch PROGRAM.py"),
+        (("a.py",), {"SLURM_JOB_ID": ""}, 1, "is set in a Slurm job; submit this with sbatch"),
+        (("a.py",), {"SLURM_SUBMIT_DIR": "/"}, 2, "there is no deploy/slurm/node.sh in '/', where this was submitted"),
+    ],
+)
+def test_batch_script_says_how_it_is_used(
+    slurm: Slurm, words: tuple[str, ...], variables: dict[str, str], code: int, said: str
+) -> None:
+    job = slurm.submit(*words, **variables)
+    assert said in slurm.end(job)
+    assert job.returncode == code
+
+
+def test_batch_script_without_torchrun_names_the_environment(slurm: Slurm) -> None:
+    """Not after srun has started tasks on all nodes."""
+    (slurm.bin / "torchrun").unlink()
+    job = slurm.submit("a.py", PATH=f"{slurm.bin}:/usr/bin:/bin")
+    assert "there is no torchrun in '/nowhere/bin', nor on PATH; set VENV" in slurm.end(job)
+    assert job.returncode == 2
+    assert not (slurm.directory / "srun.log").exists()
+
+
+def test_options_of_torchrun_go_to_torchrun(slurm: Slurm, words: list[str | Path]) -> None:
+    job = slurm.submit(*words, TORCHRUN_OPTIONS="--numa-binding=exclusive --max-restarts=2")
+    assert (slurm.end(job), job.returncode) == ("", 0)
+    said = slurm.srun_words()
+    assert said[said.index(str(TRAIN)) - 2 : said.index(str(TRAIN))] == ["--numa-binding=exclusive", "--max-restarts=2"]
+
+
+def test_node_refuses_a_disk_that_is_not_there(slurm: Slurm) -> None:
+    """Before the command starts: a cache on another disk would fill that."""
+    node = slurm.on_node("touch", str(slurm.directory / "started"), CACHE_ROOT="/nowhere", SLURMD_NODENAME="dgx7")
+    assert "node dgx7: CACHE_ROOT='/nowhere' is not a directory that" in slurm.end(node)
+    assert node.returncode == 1
+    assert not (slurm.directory / "started").exists()
+
+
+def test_container_variant_asks_pyxis_for_the_image_and_mounts(slurm: Slurm, words: list[str | Path]) -> None:
+    """The same step in a container: scripts by the image's own paths, which the Dockerfile has."""
+    job = slurm.submit(*words, CONTAINER_IMAGE="registry.example#dali-pipes:0.1.0", CONTAINER_MOUNTS="/lustre:/lustre")
+    slurm.end(job)
+    said = slurm.srun_words()
+    options, command = said[: said.index("deploy/slurm/node.sh")], said[said.index("deploy/slurm/node.sh") :]
+    assert "--container-image=registry.example#dali-pipes:0.1.0" in options
+    assert f"--container-mounts={slurm.disks}:{slurm.disks},/lustre:/lustre" in options
+    assert not any(option.startswith("--chdir") for option in options)
+    (workdir,) = [option.partition("=")[2] for option in options if option.startswith("--container-workdir")]
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    assert f"WORKDIR {workdir}\nCOPY examples examples\n" in dockerfile
+    for script in command[:2]:
+        assert f"COPY {script} {Path(script).parent}/\n" in dockerfile
+
+
+@pytest.mark.slow
+def test_real_training_goes_on_after_its_time_was_up(slurm: Slurm) -> None:
+    """The classification example under torchrun on tiny photos: checks, cache, signal, requeue, resume."""
+    samples = make_samples([(40, 44)] * 24, num_classes=37)
+    shards = write_shards(slurm.directory / "shards", samples, per_shard=8)
+    (slurm.bin / "torchrun").unlink()  # the real one
+    words: list[str | Path] = [
+        "examples/classification.py",
+        "--shards",
+        shards,
+        "--out",
+        slurm.runs / "b",
+        "--device",
+        "cpu",
+    ]
+    words += ["--crop", "16", "--width", "8", "--batch-size", "2", "--epochs", "60", "--checkpoint-every", "1"]
+    log = slurm.runs / "b" / "steps.jsonl"
+
+    def num_steps() -> int:
+        return len(log.read_text().splitlines()) if log.exists() else 0
+
+    job = slurm.submit(*words, DALI_PIPES_CHECK="fail", VENV=sys.prefix)
+    wait_until(lambda: num_steps() > 5, process=job)
+    assert slurm.caches() == [
+        f"node0/dali-pipes-job-{JOB}",
+        f"node0/dali-pipes-job-{JOB}/dali-pipes-{os.getuid()}",
+    ]
+    os.kill(job.pid, signal.SIGUSR1)
+    said = slurm.end(job)
+    assert job.returncode == 0, said
+    assert f"cache {slurm.disks}/node0/dali-pipes-job-{JOB}" in said  # doctor looked at it
+    assert (slurm.caches(), slurm.requeued()) == ([], [f"requeue {JOB}"])
+    done = num_steps()
+    assert 5 < done < 720
+
+    words[words.index("--epochs") + 1] = str(done // 12 + 2)
+    job = slurm.submit(*words, SLURM_RESTART_COUNT="1", VENV=sys.prefix)
+    said = slurm.end(job)
+    assert job.returncode == 0, said
+    assert [json.loads(line)["step"] for line in log.read_text().splitlines()] == list(range((done // 12 + 2) * 12))
+    assert slurm.caches() == []

@@ -1,0 +1,145 @@
+"""S3's face of a cluster, as far as DALI's reader asks: on the embedded node, and on a cluster when there is one."""
+
+import email.utils
+import xml.etree.ElementTree as ET
+
+import pytest
+import requests
+from aistore import Client
+from aistore.sdk.bucket import Bucket
+
+from prep.embedded import EmbeddedNode
+
+BODY = b"0123456789"
+
+
+@pytest.fixture
+def stored(bucket: Bucket) -> Bucket:
+    """A bucket with the objects ``a`` and ``dir/b``, ten bytes each."""
+    for name in ("a", "dir/b"):
+        bucket.object(name).get_writer().put_content(BODY)
+    return bucket
+
+
+def ask(bucket: Bucket, method: str, name: str, *, of: str | None = None, **headers: str) -> requests.Response:
+    """The answer; a cluster without the feature S3-Reverse-Proxy redirects a GET, which is followed."""
+    session: requests.Session = bucket.client.session_manager.session
+    url = f"{bucket.client.base_url.removesuffix('/v1')}/s3/{of or bucket.name}/{name}"
+    return session.request(method, url, headers=headers, timeout=10, allow_redirects=True)
+
+
+def code_of(answer: requests.Response) -> str:
+    assert answer.headers["Content-Type"] == "application/xml"
+    return ET.fromstring(answer.content).findtext("Code") or ""
+
+
+@pytest.mark.parametrize("name", ["a", "dir/b"])
+def test_s3_head_tells_size_age_and_checksum(stored: Bucket, name: str) -> None:
+    """What a reader asks first: how long an object is."""
+    answer = ask(stored, "HEAD", name)
+    assert (answer.status_code, answer.headers["Content-Length"], answer.content) == (200, "10", b"")
+    assert answer.headers["Etag"].startswith('"v1-')
+    assert email.utils.parsedate_to_datetime(answer.headers["Last-Modified"]).year >= 2024
+    assert answer.headers["X-Amz-Meta-Ais-Cksum-Type"] == "xxhash2"
+    assert len(answer.headers["X-Amz-Meta-Ais-Cksum-Val"]) == 16
+
+
+@pytest.mark.parametrize(
+    ("wanted", "body", "content_range"),
+    [
+        ("bytes=0-3", b"0123", "bytes 0-3/10"),
+        ("bytes=4-4", b"4", "bytes 4-4/10"),
+        ("bytes=7-", b"789", "bytes 7-9/10"),
+        ("bytes=-2", b"89", "bytes 8-9/10"),
+        ("bytes=8-99", b"89", "bytes 8-9/10"),  # what there is
+    ],
+)
+def test_s3_get_of_a_range_gives_it(stored: Bucket, wanted: str, body: bytes, content_range: str) -> None:
+    """Each component of a sample is one of these."""
+    answer = ask(stored, "GET", "a", Range=wanted)
+    assert (answer.status_code, answer.content, answer.headers["Content-Range"]) == (206, body, content_range)
+    assert (answer.headers["Content-Length"], answer.headers["Accept-Ranges"]) == (str(len(body)), "bytes")
+
+
+def test_s3_get_without_a_range_gives_all(stored: Bucket) -> None:
+    """And the same Etag as HEAD, which another object of the name has not."""
+    answer = ask(stored, "GET", "dir/b")
+    assert (answer.status_code, answer.content) == (200, BODY)
+    assert "Content-Range" not in answer.headers
+    assert answer.headers["Etag"] == ask(stored, "HEAD", "dir/b").headers["Etag"]
+    stored.object("dir/b").get_writer().put_content(b"another")
+    assert ask(stored, "HEAD", "dir/b").headers["Etag"] != answer.headers["Etag"]
+
+
+@pytest.mark.parametrize(
+    ("name", "of", "headers", "status", "code"),
+    [
+        ("none", None, {}, 404, "NoSuchKey"),
+        ("a", "nosuchbucket", {}, 404, "NoSuchBucket"),
+        ("a", None, {"Range": "bytes=10-"}, 416, "ErrRangeNotSatisfiable"),
+        ("a", None, {"Range": "bytes=5-2"}, 416, ""),
+        ("a", None, {"Range": "bytes=a-b"}, 416, ""),
+        ("a", None, {"Range": "octets=1-2"}, 416, ""),
+        ("a", None, {"Range": "bytes=0-1,4-5"}, 416, "ErrUnsupp"),
+    ],
+)
+def test_s3_error_has_a_code_that_clients_know(
+    stored: Bucket, name: str, of: str | None, headers: dict[str, str], status: int, code: str
+) -> None:
+    """In XML, and a HEAD says the same status without it, on a connection that goes on."""
+    answer = ask(stored, "GET", name, of=of, **headers)
+    assert (answer.status_code, code_of(answer)) == (status, code)
+    if code == "ErrRangeNotSatisfiable":
+        assert answer.headers["Content-Range"] == "bytes */10"
+    if not headers:
+        assert (ask(stored, "HEAD", name, of=of).status_code, ask(stored, "HEAD", "a").status_code) == (status, 200)
+
+
+def test_s3_signature_is_not_looked_at(stored: Bucket) -> None:
+    """Any credentials do: DALI's client signs with those that it finds, and it must find some."""
+    signed = {
+        "Authorization": "AWS4-HMAC-SHA256 Credential=none/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, "
+        "Signature=00",
+        "X-Amz-Date": "20260101T000000Z",
+        "X-Amz-Content-Sha256": "UNSIGNED-PAYLOAD",
+    }
+    assert ask(stored, "GET", "a", Range="bytes=2-3", **signed).content == b"23"
+
+
+@pytest.mark.parametrize("client", ["embedded"], indirect=True)
+def test_s3_of_the_embedded_node_answers_itself(client: Client, stored: Bucket) -> None:
+    """As with S3-Reverse-Proxy: DALI's client follows no redirect."""
+    assert client is not None
+    assert ask(stored, "GET", "a", Range="bytes=0-0").history == []
+
+
+@pytest.mark.parametrize("client", ["embedded"], indirect=True)
+@pytest.mark.parametrize(
+    ("method", "name", "status", "code"),
+    [
+        ("GET", "", 501, "ErrUnsupp"),  # a listing
+        ("PUT", "new", 501, "ErrUnsupp"),
+        ("DELETE", "a", 501, "ErrUnsupp"),
+        ("GET", "dir%2f..%2fa", 400, "errInvalidObjName"),
+        ("GET", "%00", 400, "errInvalidObjName"),
+    ],
+)
+def test_s3_of_the_embedded_node_says_what_it_does_not_do(
+    client: Client, stored: Bucket, method: str, name: str, status: int, code: str
+) -> None:
+    """Reads of objects only, by their own names."""
+    assert client is not None
+    answer = ask(stored, method, name)
+    assert (answer.status_code, code_of(answer)) == (status, code)
+    assert ask(stored, "GET", "a").content == BODY
+
+
+def test_s3_head_of_a_bucket_without_checksums_has_none(node: EmbeddedNode) -> None:
+    """Checksums are the bucket's choice."""
+    session = requests.Session()
+    bucket = {"action": "create-bck", "value": {"checksum": {"type": "none"}}}
+    assert session.post(f"{node.endpoint}/v1/buckets/plain", json=bucket, timeout=10).status_code == 200
+    assert session.put(f"{node.endpoint}/v1/objects/plain/a?pid=p", data=BODY, timeout=10).status_code == 200
+    answer = session.head(f"{node.endpoint}/s3/plain/a", timeout=10)
+    assert (answer.status_code, answer.headers["Content-Length"]) == (200, "10")
+    assert "X-Amz-Meta-Ais-Cksum-Type" not in answer.headers
