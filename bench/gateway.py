@@ -381,6 +381,7 @@ def main(argv: list[str] | None = None) -> int:
     print(f"http://{routes.to(urlsplit(options.upstream).netloc)}", flush=True)  # what this command is run for
     with contextlib.suppress(KeyboardInterrupt):
         end_with_owner(options.owner)
+    options.counters.unlink(missing_ok=True)  # the owner may have been killed
     return 0
 
 

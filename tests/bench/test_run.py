@@ -361,8 +361,8 @@ def test_turn_that_takes_too_long_is_ended(shards: ShardSet, options: LoaderOpti
     """A loader that hangs does not hang what times it."""
     run_turn([job(shards, options, "memory")])  # the fork server has its libraries by now
     slow = job(shards, options, "memory", compute_ms=59_000.0, cache="cold")
-    with pytest.raises(PipesError, match=r"rank 0 of loader 'memory' took more than 5 s to come to 'drawn'"):
-        run_turn([slow], timeout_s=5.0)
+    with pytest.raises(PipesError, match=r"rank 0 of loader 'memory' took more than 3 s to come to 'drawn'"):
+        run_turn([slow], timeout_s=3.0)
 
 
 @pytest.mark.parametrize(
