@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from bench.loaders import LOADERS
+from bench.loaders import LOADERS, available_loaders
 from bench.processes import ProcessTree, shared_memory_bytes
 from prep.errors import PipesError
 
@@ -65,7 +65,9 @@ class Turn:
 def rank_context() -> ForkServerContext:
     """The server that ranks are forked from, running; workers that loaders start by a fork server come from it too."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(PRELOAD))
+    # Workers that peers start are forked from it, too, and then import nothing either.
+    installed = [LOADERS[name].module for name, missing in available_loaders().items() if missing is None]
+    context.set_forkserver_preload([*PRELOAD, *installed])
     forkserver.ensure_running()
     return context
 

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 __all__ = ["RunOptions", "check_counts", "check_specs", "compare_outputs", "run_benchmark", "turn_jobs"]
 
-_delivered = delivered
 """As `bench.tfrecord` knows it."""
 
 DEFAULT_BASELINE = "webloader"

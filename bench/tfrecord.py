@@ -25,7 +25,7 @@ from bench.loaders.tfrecord import ReaderFiles, open_loader, open_reader, write_
 from bench.loaders.workers import endpoint_of, shard_urls
 from bench.processes import ProcessTree
 from bench.report import Spread
-from bench.run import _delivered
+from bench.turn import delivered
 from bench.tables import format_rows
 from bench.warm import touch_memory
 from dali_pipes.cache.room import file_system
@@ -296,12 +296,12 @@ def _read_turn(name: str, made: _Made, options: TfrecordOptions, tree: ProcessTr
 
 def _decode_turn(name: str, made: _Made, options: TfrecordOptions, tree: ProcessTree) -> _Turn:
     with _open(name, made, options.loaders) as loader:
-        for _ in _delivered(loader):
+        for _ in delivered(loader):
             pass
         num_samples = 0
         cpu_start, start = tree.cpu_s(), perf_counter()
         for _ in range(options.epochs):
-            num_samples += sum(len(batch["key"]) for batch in _delivered(loader))
+            num_samples += sum(len(batch["key"]) for batch in delivered(loader))
         return _Turn(num_samples, perf_counter() - start, tree.cpu_s() - cpu_start)
 
 
