@@ -22,7 +22,7 @@ from bench.ranks import Turn, rank_context, run_turn
 from bench.record import RUN_FORMAT, VERSION, shown_command
 from bench.report import summarise
 from bench.settings import Setting
-from bench.turn import TurnJob, delivered
+from bench.turn import TurnJob
 from prep.progress import bar
 
 if TYPE_CHECKING:
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from prep.urls import ShardSet
 
 __all__ = ["RunOptions", "check_counts", "check_specs", "compare_outputs", "run_benchmark", "turn_jobs"]
-
-"""As `bench.tfrecord` knows it."""
 
 DEFAULT_BASELINE = "webloader"
 """The loader that ratios are to, where it was timed; else the first."""

@@ -25,8 +25,8 @@ from bench.loaders.tfrecord import ReaderFiles, open_loader, open_reader, write_
 from bench.loaders.workers import endpoint_of, shard_urls
 from bench.processes import ProcessTree
 from bench.report import Spread
-from bench.turn import delivered
 from bench.tables import format_rows
+from bench.turn import delivered
 from bench.warm import touch_memory
 from dali_pipes.cache.room import file_system
 from prep.cli import format_bytes
