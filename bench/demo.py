@@ -73,8 +73,8 @@ def demo(*, out: Path, samples: int, seed: int, as_json: bool, endpoint: str | N
     from bench.environment import check_extras
 
     check_extras()
-    from bench.processes import child_pids
-    from bench.record import write_record
+    from bench.reports.record import write_record
+    from bench.timing.processes import child_pids
     from prep.endpoint import cluster
     from prep.store import AisStore
 
@@ -293,7 +293,7 @@ def _compare_and_time(shards: "ShardSet", *, seed: int, bystanders: set[int]) ->
 
 
 def _summary(report: dict[str, Any], out: Path) -> str:
-    from bench.report import format_table
+    from bench.reports.report import format_table
 
     records = report["records"]
     outputs = [record["outputs"] for record in records]

@@ -1,9 +1,9 @@
 """Shards and loader names in, a record out: compare first, then time, repeats of all loaders and settings interleaved.
 
 A turn opens one loader under one setting in fresh processes, draws a first epoch, in a warm turn those that count, and
-closes it (`bench.turn`, `bench.ranks`). Nothing of one loader is alive while another is timed: no thread, no worker, no
-prefetched batch. A round is one turn of everything; rounds follow each other, so that a drift of the machine meets all
-alike, and ratios to the baseline are taken round by round.
+closes it (`bench.timing.turn`, `bench.timing.ranks`). Nothing of one loader is alive while another is timed: no thread,
+no worker, no prefetched batch. A round is one turn of everything; rounds follow each other, so that a drift of the
+machine meets all alike, and ratios to the baseline are taken round by round.
 """
 
 import os
@@ -13,20 +13,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.compare import Comparison, OutputError, Reference, compare_epoch, tolerance_of
-from bench.data import DataFacts, DataSets
 from bench.environment import describe_environment
-from bench.figures import figures_of
 from bench.loaders import LOADERS, LoaderOptions, LoaderSpec, Prepared, open_loader
 from bench.loaders.workers import endpoint_of
-from bench.ranks import Turn, rank_context, run_turn
-from bench.record import RUN_FORMAT, VERSION, shown_command
-from bench.report import summarise
-from bench.settings import Setting
-from bench.turn import TurnJob
+from bench.reports.figures import figures_of
+from bench.reports.record import RUN_FORMAT, VERSION, shown_command
+from bench.reports.report import summarise
+from bench.timing.data import DataFacts, DataSets
+from bench.timing.ranks import Turn, rank_context, run_turn
+from bench.timing.settings import Setting
+from bench.timing.turn import TurnJob
 from prep.progress import bar
 
 if TYPE_CHECKING:
-    from bench.turn import Drawn, Spent
+    from bench.timing.turn import Drawn, Spent
     from prep.urls import ShardSet
 
 __all__ = ["RunOptions", "check_counts", "check_specs", "compare_outputs", "run_benchmark", "turn_jobs"]

@@ -16,13 +16,13 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from bench.data import DataSets
-from bench.figures import figures_of
 from bench.loaders import LOADERS, LoaderOptions, LoaderSpec, available_loaders
-from bench.ranks import rank_context, run_turn
+from bench.reports.figures import figures_of
+from bench.reports.tables import format_rows
 from bench.run import check_counts, compare_outputs, turn_jobs
-from bench.settings import Setting
-from bench.tables import format_rows
+from bench.timing.data import DataSets
+from bench.timing.ranks import rank_context, run_turn
+from bench.timing.settings import Setting
 from prep.errors import PipesError
 from prep.index import index_shards
 from prep.store import LocalStore

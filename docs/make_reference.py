@@ -41,22 +41,20 @@ def python_page() -> str:
 
 def command_page() -> str:
     """``--help`` of every command, as Markdown."""
-    parts = [HEAD.format(source="`--help`", title="Commands")]
-    for path, command in _commands(cli, ("dali-pipes",)):
-        info = path[-1] if len(path) == 1 else " ".join(path)
-        with click.Context(command, info_name=info, terminal_width=WIDTH, max_content_width=WIDTH) as context:
-            parts.append(f"## {' '.join(path)}\n\n```\n{command.get_help(context)}\n```\n")
-    return "\n".join(parts)
+    settings: dict[str, Any] = {**cli.context_settings, "terminal_width": WIDTH, "max_content_width": WIDTH}
+    top = click.Context(cli, info_name="dali-pipes", **settings)
+    texts = (f"## {context.command_path}\n\n```\n{context.get_help()}\n```\n" for context in _commands(top))
+    return "\n".join([HEAD.format(source="`--help`", title="Commands"), *texts])
 
 
-def _commands(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], click.Command]]:
-    yield path, command
-    if isinstance(command, click.Group):
-        context = click.Context(command, info_name=path[-1])
-        for name in command.list_commands(context):
-            found = command.get_command(context, name)
+def _commands(context: click.Context) -> Iterator[click.Context]:
+    """A command's context and, depth first, those of the commands below it; made as click makes them when it runs."""
+    yield context
+    if isinstance(context.command, click.Group):
+        for name in context.command.list_commands(context):
+            found = context.command.get_command(context, name)
             if found is not None and not found.hidden:
-                yield from _commands(found, (*path, name))
+                yield from _commands(click.Context(found, info_name=name, parent=context, **found.context_settings))
 
 
 # What griffe has for a name is an object or an alias of one, with the same attributes.

@@ -41,7 +41,7 @@ import dali_pipes as dp
 from bench.environment import describe_environment
 from bench.loaders import LoaderOptions
 from bench.loaders.workers import WorkerEpochs, endpoint_of, opener_for_workers, shard_urls, worker_context
-from bench.record import check_target, write_record
+from bench.reports.record import check_target, write_record
 from bench.transforms import IMAGENET_MEAN as MEAN
 from bench.transforms import IMAGENET_STD as STD
 from bench.transforms import SampleDecoder, label_of, mask_transform

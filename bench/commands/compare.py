@@ -32,8 +32,8 @@ def compare(*, before: Path, after: Path, threshold: float, figures: str | None,
     Exit 0: nothing did. 1: something did, its 95 % interval wholly on the worse side. 2: the runs are not comparable.
     A 95 % interval of two runs takes 4 repeats of each; of 7 it is narrow enough for most ends.
     """
-    from bench.record import read_run
-    from bench.regression import JUDGED, compare_runs, format_verdict
+    from bench.reports.record import read_run
+    from bench.reports.regression import JUDGED, compare_runs, format_verdict
 
     verdict = compare_runs(
         read_run(before),

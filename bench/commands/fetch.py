@@ -41,8 +41,8 @@ def fetch(
     from bench.environment import check_extras
 
     check_extras()
-    from bench.fetch import CLIENT_NAMES, FetchOptions, format_fetch, run_fetch
-    from bench.fetch_client import find_curl
+    from bench.scenarios.fetch import CLIENT_NAMES, FetchOptions, format_fetch, run_fetch
+    from bench.scenarios.fetch_client import find_curl
 
     chosen = words(clients) if clients is not None else list(CLIENT_NAMES)
     if clients is None and find_curl() is None:

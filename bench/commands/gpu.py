@@ -18,8 +18,8 @@ from bench.commands.options import (
 )
 
 if TYPE_CHECKING:
-    from bench.gpu import GpuOptions
-    from bench.gpu_cases import Workload
+    from bench.gpu.cases import Workload
+    from bench.gpu.run import GpuOptions
 
 __all__ = ["gpu"]
 
@@ -146,9 +146,9 @@ def gpu(
         raise ValueError("--all needs -o DIR, and goes with neither --scenarios nor --json")
     if output is not None and not everything:
         raise ValueError("-o goes with --all; pass --json FILE for one scenario")
-    from bench.gpu import SCENARIOS, run_scenario
-    from bench.gpu_report import format_markdown, format_scenario
-    from bench.record import stamped, write_record, write_text
+    from bench.gpu.report import format_markdown, format_scenario
+    from bench.gpu.run import SCENARIOS, run_scenario
+    from bench.reports.record import stamped, write_record, write_text
 
     wanted = list(SCENARIOS) if everything else words(scenarios or "rn50")
     if unknown := [name for name in wanted if name not in SCENARIOS]:
@@ -193,7 +193,7 @@ def _options(
 ) -> "GpuOptions":
     import torch
 
-    from bench.gpu import GpuOptions, default_sweeps
+    from bench.gpu.run import GpuOptions, default_sweeps
     from bench.loaders import available_cores
 
     if device == "gpu" and not torch.cuda.is_available():
@@ -218,8 +218,8 @@ def _opened_workload(
     """Photos and shards, and the processes that were started to serve them."""
     import tempfile
 
-    from bench.gpu_cases import Workload
-    from bench.gpu_photos import draw_shards
+    from bench.gpu.cases import Workload
+    from bench.gpu.photos import draw_shards
 
     with contextlib.ExitStack() as stack:
         memory = Path("/dev/shm")  # noqa: S108 (a directory of our own is made there)

@@ -117,7 +117,7 @@ def combined(options: list[Decorator[Any]]) -> Decorator[Any]:
 
 def _check_target(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
     """Refuse a file that could not be written before anything is timed."""
-    from bench.record import check_target
+    from bench.reports.record import check_target
 
     if path is not None and str(path) != "-":
         check_target(path, option=parameter.opts[0])
@@ -143,7 +143,7 @@ def tell(kind: str, report: Mapping[str, Any], text: str, json_path: Path | None
         text: For people.
         json_path: Where to; ``None``: nowhere.
     """
-    from bench.record import stamped, write_record
+    from bench.reports.record import stamped, write_record
 
     click.echo(text)
     if json_path is not None:
@@ -173,7 +173,7 @@ def opened_shards(
     shards: str, *, endpoint: str | None, embedded_dir: Path | None
 ) -> "Iterator[tuple[ShardSet, set[int]]]":
     """The shards, and the processes that were started to serve them: the embedded node's, for as long as needed."""
-    from bench.processes import child_pids
+    from bench.timing.processes import child_pids
     from prep.endpoint import cluster
     from prep.urls import is_remote, resolve_shards
 

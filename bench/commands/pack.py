@@ -43,7 +43,7 @@ def pack(
     from bench.environment import check_extras
 
     check_extras()
-    from bench.pack import PackOptions, format_pack, run_pack
+    from bench.scenarios.pack import PackOptions, format_pack, run_pack
 
     options = PackOptions(
         pets=pets,

@@ -40,9 +40,9 @@ def report(
 
     Reads the records. Writes the files that are named.
     """
-    from bench.documents import page_parts, terminal_text, update_document
-    from bench.page import html_page, markdown_page
-    from bench.record import write_text
+    from bench.reports.documents import page_parts, terminal_text, update_document
+    from bench.reports.page import html_page, markdown_page
+    from bench.reports.record import write_text
 
     if check and document is None:
         raise ValueError("--check goes with --update DOCUMENT")

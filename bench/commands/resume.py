@@ -62,7 +62,7 @@ def resume(
 
     check_extras()
     from bench.loaders import available_cores
-    from bench.resume import ResumeOptions, format_resume, run_resume
+    from bench.scenarios.resume import ResumeOptions, format_resume, run_resume
 
     options = ResumeOptions(
         repeats=repeats,

@@ -146,14 +146,14 @@ def time_loaders(arguments: TimingArguments, *, over: Sequence[str]) -> None:
 
     Args:
         arguments: Of the command.
-        over: Axes, as `bench.settings.sweep` takes them.
+        over: Axes, as `bench.timing.settings.sweep` takes them.
     """
     from bench.environment import check_extras
 
     check_extras()
     from bench.loaders import LoaderOptions, LoaderSpec, select_loaders
     from bench.run import RunOptions, check_specs, run_benchmark
-    from bench.settings import Setting, sweep
+    from bench.timing.settings import Setting, sweep
 
     given = arguments
     settings = sweep(
@@ -202,11 +202,11 @@ def time_loaders(arguments: TimingArguments, *, over: Sequence[str]) -> None:
 
 
 def _tell(report: dict[str, Any], given: TimingArguments) -> None:
-    from bench.report import format_table, notes_of
+    from bench.reports.report import format_table, notes_of
 
     tell("run", report, "\n".join([format_table(report), "", *notes_of(report)]), given["json_path"])
     if given["html_path"] is not None:
-        from bench.page import html_page
-        from bench.record import write_text
+        from bench.reports.page import html_page
+        from bench.reports.record import write_text
 
         write_text(html_page([(given["html_path"].stem, report)]), given["html_path"])

@@ -23,7 +23,7 @@ def scale(*, num_shards: str, window_shards: str, repeats: int, json_path: Path 
     from bench.environment import check_extras
 
     check_extras()
-    from bench.scale import ScaleOptions, format_scale, run_scale
+    from bench.scenarios.scale import ScaleOptions, format_scale, run_scale
 
     options = ScaleOptions(
         num_shards=numbers("--num-shards", num_shards, kind=int),

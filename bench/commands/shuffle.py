@@ -26,7 +26,7 @@ def shuffle(
     from bench.environment import check_extras
 
     check_extras()
-    from bench.shuffle_quality import ShuffleOptions, format_shuffle, run_shuffle
+    from bench.scenarios.shuffle_quality import ShuffleOptions, format_shuffle, run_shuffle
 
     options = ShuffleOptions(
         num_samples=samples, num_shards=num_shards, num_classes=classes, batch_size=batch_size, seeds=seeds

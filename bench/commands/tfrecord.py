@@ -60,7 +60,7 @@ def tfrecord(
 
     check_extras()
     from bench.loaders import LoaderOptions, available_cores
-    from bench.tfrecord import TfrecordOptions, format_tfrecord, run_tfrecord
+    from bench.scenarios.tfrecord import TfrecordOptions, format_tfrecord, run_tfrecord
 
     options = TfrecordOptions(
         loaders=LoaderOptions(

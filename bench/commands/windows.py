@@ -78,7 +78,7 @@ def windows(
 
     check_extras()
     from bench.loaders import available_cores
-    from bench.windows import WindowsOptions, format_windows, run_windows
+    from bench.scenarios.windows import WindowsOptions, format_windows, run_windows
 
     options = WindowsOptions(
         samples=samples,

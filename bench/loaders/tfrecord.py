@@ -3,7 +3,7 @@
 One pipeline: reader, decoders, crop (`plain_dali`). Samples come in the order of the files, the same in each epoch:
 nothing is shuffled.
 
-Not in the registry of loaders: what these read must be made first, see `bench.tfrecord`.
+Not in the registry of loaders: what these read must be made first, see `bench.scenarios.tfrecord`.
 """
 
 import contextlib

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from bench.loaders import LoaderOptions
-from bench.ranks import rank_context
+from bench.timing.ranks import rank_context
 from prep import embedded
 from prep.index import index_shards
 from prep.store import AisStore

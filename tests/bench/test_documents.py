@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from bench.cli import bench as bench_command
-from bench.documents import STOP, update_document
+from bench.reports.documents import STOP, update_document
 from prep.errors import DataError
 
 from .records import record, report

@@ -12,10 +12,10 @@ import xxhash
 from click.testing import CliRunner
 
 from bench.cli import bench as bench_command
-from bench.fetch import PREFIX, FetchOptions, _take_turn, format_fetch, run_fetch
-from bench.fetch_client import CLIENTS, ClientTask, find_curl
-from bench.object_server import ObjectServer
-from bench.warm import touch_memory
+from bench.scenarios.fetch import PREFIX, FetchOptions, _take_turn, format_fetch, run_fetch
+from bench.scenarios.fetch_client import CLIENTS, ClientTask, find_curl
+from bench.scenarios.warm import touch_memory
+from bench.timing.object_server import ObjectServer
 from prep.errors import DataError, PipesError
 from prep.store import AisStore
 

@@ -2,14 +2,14 @@
 
 import pytest
 
-from bench.data import DataFacts
-from bench.figures import FIGURES, figures_of, percentile
-from bench.gateway import Traffic
 from bench.loaders import LoaderOptions
-from bench.ranks import Turn
-from bench.settings import Setting, sweep
-from bench.step import open_step
-from bench.turn import Drawn, RankTurn, Spent
+from bench.reports.figures import FIGURES, figures_of, percentile
+from bench.timing.data import DataFacts
+from bench.timing.gateway import Traffic
+from bench.timing.ranks import Turn
+from bench.timing.settings import Setting, sweep
+from bench.timing.step import open_step
+from bench.timing.turn import Drawn, RankTurn, Spent
 
 FACTS = DataFacts(num_samples=30, num_shards=2, shard_bytes=3 << 20, needed_bytes=2000, digest="d")
 FIRST = Spent(cpu_s=9.0, traffic=Traffic(num_bytes=2200, num_requests=4, num_connections=1))
@@ -144,7 +144,7 @@ def test_sweep_makes_every_combination() -> None:
 def test_step_on_a_cpu_sleeps_for_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
     """It leaves the cores to those who decode; half a batch is half a step; none is none."""
     slept: list[float] = []
-    monkeypatch.setattr("bench.step.time.sleep", slept.append)
+    monkeypatch.setattr("bench.timing.step.time.sleep", slept.append)
     open_step(0.02, device="cpu")(0.5)
     open_step(0.0, device="cpu")(1.0)
     assert slept == [0.01]

@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 
-import bench.gateway
-from bench.gateway import Gateway, _Counters, _Listener, _Routes, read_traffic
-from bench.object_server import ObjectServer
+import bench.timing.gateway
+from bench.timing.gateway import Gateway, _Counters, _Listener, _Routes, read_traffic
+from bench.timing.object_server import ObjectServer
 from prep.errors import StoreError
 from prep.store import AisStore
 
@@ -101,7 +101,7 @@ def test_each_request_waits_once_and_a_new_connection_once_more(
 ) -> None:
     """What is slept is the round trip, for the handshake and for each of the requests."""
     slept: list[float] = []
-    monkeypatch.setattr(bench.gateway.time, "sleep", slept.append)
+    monkeypatch.setattr(bench.timing.gateway.time, "sleep", slept.append)
     listener = _started(server.endpoint, tmp_path, latency_s=0.02)
     connection = http.client.HTTPConnection(listener.netloc)
     ask(connection, "/v1/health")
@@ -258,6 +258,6 @@ def test_bad_arguments_are_refused_first(endpoint: str, latency_s: float, messag
 
 def test_gateway_that_cannot_start_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its program is not there."""
-    monkeypatch.setattr(bench.gateway, "module_command", lambda *words: ["false"])
+    monkeypatch.setattr(bench.timing.gateway, "module_command", lambda *words: ["false"])
     with pytest.raises(StoreError, match=r"the gateway to 'http://127.0.0.1:1' did not start, exit status 1"):
         Gateway("http://127.0.0.1:1")

@@ -17,12 +17,12 @@ from PIL import Image
 
 import dali_pipes as dp
 from bench.commands.gpu import gpu as gpu_command
-from bench.gpu import SCENARIOS, GpuOptions, base_setting, default_sweeps, plan_points, run_scenario
-from bench.gpu_cases import CASES, Case, Setting, Workload
-from bench.gpu_checks import Decode, OutputError, describe, differences
-from bench.gpu_devices import Nvml, Utilisation, copied_bytes, count_jpeg_engines, sampling
-from bench.gpu_photos import draw_shards, photo_header, read_photos, reencode
-from bench.gpu_report import format_markdown, format_scenario
+from bench.gpu.cases import CASES, Case, Setting, Workload
+from bench.gpu.checks import Decode, OutputError, describe, differences
+from bench.gpu.devices import Nvml, Utilisation, copied_bytes, count_jpeg_engines, sampling
+from bench.gpu.photos import draw_shards, photo_header, read_photos, reencode
+from bench.gpu.report import format_markdown, format_scenario
+from bench.gpu.run import SCENARIOS, GpuOptions, base_setting, default_sweeps, plan_points, run_scenario
 from prep.errors import DataError
 from prep.urls import ShardSet, resolve_shards
 from tests.conftest import Sample, make_samples, photo_bytes, write_shards
@@ -87,7 +87,7 @@ def test_two_ways_to_a_window_give_the_same_pixels(workload: Workload) -> None:
     """Or the comparison of their speed would be of two things."""
     from nvidia.dali import fn
 
-    from bench.gpu_cases import _pipeline, _whole_then_window, _window_only
+    from bench.gpu.cases import _pipeline, _whole_then_window, _window_only
 
     given = []
     for define in (_whole_then_window, _window_only):
@@ -202,9 +202,9 @@ def test_parity_without_a_gpu_says_so(workload: Workload) -> None:
 
 def test_graphs_on_two_devices_are_compared_value_by_value(workload: Workload) -> None:
     """What differs is counted: here, for want of a second device, with pixels that one of them was given wrong."""
-    from bench import gpu_checks
+    from bench.gpu import checks
 
-    opened = gpu_checks._loader
+    opened = checks._loader
 
     def loader(workload: Workload, graph: Any, device: str) -> Any:
         if device == "other":
@@ -212,8 +212,8 @@ def test_graphs_on_two_devices_are_compared_value_by_value(workload: Workload) -
         return opened(workload, graph, "cpu")
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(gpu_checks, "_loader", loader)
-        found = gpu_checks.graph_differences(workload, "cpu", "other")
+        patched.setattr(checks, "_loader", loader)
+        found = checks.graph_differences(workload, "cpu", "other")
     assert found["segmentation.image"]["max"] == pytest.approx(0.5)
     assert found["segmentation.image"]["equal_share"] == 0
     assert found["segmentation.trimap"]["equal_share"] == 1
@@ -226,7 +226,7 @@ def _brighter(graph: Any, components: dp.Components, random: dp.Random) -> dict[
 
 def test_loaders_read_the_first_shards_only(shards: ShardSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A session must not wait for a data set to be staged; one shard it reads, however large."""
-    monkeypatch.setattr("bench.gpu_cases.LOADER_BYTES", 1)
+    monkeypatch.setattr("bench.gpu.cases.LOADER_BYTES", 1)
     workload = Workload(shards, photo="image.jpg", mask="trimap.png", num_photos=10, directory=tmp_path, is_drawn=True)
     assert len(workload.stored.photos) == 10
     check = run_scenario("path", workload, options=OPTIONS, show=False)["check"]
@@ -316,7 +316,7 @@ def test_a_gpu_that_is_not_there_is_an_error() -> None:
 
 def test_sampling_asks_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """And its means are of those samples that have the figure."""
-    monkeypatch.setattr("bench.gpu_devices.SAMPLE_S", 0.001)
+    monkeypatch.setattr("bench.gpu.devices.SAMPLE_S", 0.001)
     figures: Iterator[dict[str, float]] = iter([{"gpu": 10.0}, {"gpu": 30.0, "jpeg": 4.0}, *[{}] * 10_000])
     with sampling(lambda: next(figures)) as samples:
         while len(samples) < 3:

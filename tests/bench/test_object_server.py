@@ -10,8 +10,8 @@ import psutil
 import pytest
 import xxhash
 
-import bench.object_server
-from bench.object_server import ObjectServer
+import bench.timing.object_server
+from bench.timing.object_server import ObjectServer
 from prep.embedded.server import NodeServer
 from prep.embedded.storage import Storage
 from prep.errors import StoreError
@@ -69,9 +69,9 @@ def test_get_redirects_to_the_target_and_keeps_the_connection(server: ObjectServ
 def test_latency_is_slept_before_each_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The proxy's answer and the target's each wait once, on a connection that is kept, too."""
     slept: list[float] = []
-    monkeypatch.setattr(bench.object_server.time, "sleep", slept.append)
+    monkeypatch.setattr(bench.timing.object_server.time, "sleep", slept.append)
     with Storage(tmp_path) as storage, NodeServer(storage, port=0) as node:
-        node.RequestHandlerClass = bench.object_server._slowed(node.RequestHandlerClass, 0.02)  # type: ignore[arg-type]
+        node.RequestHandlerClass = bench.timing.object_server._slowed(node.RequestHandlerClass, 0.02)  # type: ignore[arg-type]
         thread = threading.Thread(target=node.serve_forever, daemon=True)
         thread.start()
         storage.create_bucket("b")

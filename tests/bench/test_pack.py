@@ -8,9 +8,9 @@ import pytest
 from click.testing import CliRunner
 
 from bench.cli import bench as bench_command
-from bench.fetch_client import find_curl
-from bench.object_server import ObjectServer
-from bench.pack import PACKER_NAMES, PREFIX, PackOptions, _take_turn, format_pack, run_pack
+from bench.scenarios.fetch_client import find_curl
+from bench.scenarios.pack import PACKER_NAMES, PREFIX, PackOptions, _take_turn, format_pack, run_pack
+from bench.timing.object_server import ObjectServer
 from prep.errors import PipesError
 from prep.store import AisStore
 from tests.prep.conftest import write_pets

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.page import html_page, markdown_page
-from bench.plots import WIDTH, Line, Point, Row, line_plot, row_plot, ticks
+from bench.reports.page import html_page, markdown_page
+from bench.reports.plots import WIDTH, Line, Point, Row, line_plot, row_plot, ticks
 
 from .records import record, report
 

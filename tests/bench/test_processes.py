@@ -8,7 +8,7 @@ import time
 import psutil
 
 from bench.loaders.workers import worker_context
-from bench.processes import ProcessTree, child_pids, shared_memory_bytes
+from bench.timing.processes import ProcessTree, child_pids, shared_memory_bytes
 
 BURNT_S = 0.3
 # The kernel adds up whole ticks of 10 ms, for user and system time of each process.

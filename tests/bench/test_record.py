@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.record import read_run, shown_command, stamped, write_record
-from bench.report import format_table, values_of
+from bench.reports.record import read_run, shown_command, stamped, write_record
+from bench.reports.report import format_table, values_of
 from prep.errors import DataError
 
 from .records import record, report

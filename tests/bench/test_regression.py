@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from bench.cli import bench as bench_command
-from bench.regression import compare_runs, format_verdict
+from bench.reports.regression import compare_runs, format_verdict
 
 from .records import SEVEN, record, report
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from bench.figures import FIGURES
-from bench.report import (
+from bench.reports.figures import FIGURES
+from bench.reports.report import (
     Spread,
     baseline_of,
     conditions_of,

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from bench import resume
 from bench.cli import bench as bench_command
-from bench.resume import BUCKET, SCENARIOS, HeldBack, ResumeOptions, format_resume, named_shards, run_resume
+from bench.scenarios import resume
+from bench.scenarios.resume import BUCKET, SCENARIOS, HeldBack, ResumeOptions, format_resume, named_shards, run_resume
 from prep.errors import DataError
 from prep.index import index_shards
 from prep.manifest import index_name

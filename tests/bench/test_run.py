@@ -16,18 +16,18 @@ from click.testing import CliRunner
 from PIL import Image
 
 import bench.loaders
-import bench.ranks
+import bench.timing.ranks
 from bench.cli import bench as bench_command
 from bench.compare import OutputError
 from bench.loaders import ALL_PARTS, Batch, Loader, LoaderOptions, LoaderSpec, open_loader
 from bench.loaders.workers import worker_context
-from bench.processes import ProcessTree
-from bench.ranks import Turn, run_turn
-from bench.record import check_target, write_record
-from bench.repeat import repeat_shards
+from bench.reports.record import check_target, write_record
 from bench.run import RunOptions, run_benchmark
-from bench.settings import Setting
-from bench.turn import Drawn, RankTurn, Spent, TurnJob, time_rank
+from bench.timing.processes import ProcessTree
+from bench.timing.ranks import Turn, run_turn
+from bench.timing.repeat import repeat_shards
+from bench.timing.settings import Setting
+from bench.timing.turn import Drawn, RankTurn, Spent, TurnJob, time_rank
 from prep.errors import PipesError, StoreError
 from prep.index import index_shards
 from prep.urls import ShardSet
@@ -311,7 +311,7 @@ def test_turn_counts_workers_that_live_for_one_epoch(
     def burning(name: str, shards: ShardSet, *, options: LoaderOptions, prepared: object) -> Iterator[Loader]:
         yield _Burning()
 
-    monkeypatch.setattr("bench.turn.open_loader", burning)
+    monkeypatch.setattr("bench.timing.turn.open_loader", burning)
     places: list[str] = []
     timed = time_rank(job(shards, options, "webloader"), meet=places.append, tree=ProcessTree())
     assert timed.first_spent is not None
@@ -351,8 +351,8 @@ def test_turn_whose_rank_is_killed_says_so(
         ranks[1].process.kill()
         real(ranks, place, timeout_s)
 
-    real = bench.ranks._meet
-    monkeypatch.setattr("bench.ranks._meet", killed)
+    real = bench.timing.ranks._meet
+    monkeypatch.setattr("bench.timing.ranks._meet", killed)
     with pytest.raises(PipesError, match=r"rank 1 of loader 'memory' ended with exit status -9"):
         run_turn([job(shards, options, "memory", ranks=2)] * 2)
 

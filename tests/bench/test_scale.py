@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from bench.cli import bench as bench_command
-from bench.scale import ScaleOptions, _measure_apart, format_scale, measure, simulated_manifest
+from bench.scenarios.scale import ScaleOptions, _measure_apart, format_scale, measure, simulated_manifest
 from prep.errors import PipesError
 from prep.manifest import Manifest
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.shuffle_quality import ShuffleOptions, run_shuffle, total_variation
+from bench.scenarios.shuffle_quality import ShuffleOptions, run_shuffle, total_variation
 from dali_pipes.cli import main
 
 

@@ -13,7 +13,7 @@ from bench.cli import bench as bench_command
 from bench.compare import OutputError, Reference, compare_epoch, tolerance_of
 from bench.loaders import Batch, Loader, LoaderOptions
 from bench.loaders.tfrecord import ReaderFiles, open_loader, open_reader, webdataset_index, write_webdataset_indexes
-from bench.tfrecord import READER_NAMES, WRITER_NAMES, TfrecordOptions, format_tfrecord, run_tfrecord
+from bench.scenarios.tfrecord import READER_NAMES, WRITER_NAMES, TfrecordOptions, format_tfrecord, run_tfrecord
 from prep.errors import DataError
 from prep.export import export_tfrecords
 from prep.index import index_shards
@@ -77,7 +77,7 @@ def test_tfrecord_writes_a_record_for_each_reader_and_writer(
     arguments += ["--json", str(out)]
     if source == "bucket":
         arguments += ["--endpoint", found.store.endpoint]  # type: ignore[attr-defined]
-    monkeypatch.setattr("bench.tfrecord.READ_S", 0.01)
+    monkeypatch.setattr("bench.scenarios.tfrecord.READ_S", 0.01)
     done = CliRunner().invoke(bench_command, arguments, catch_exceptions=False)
     assert done.exit_code == 0
     report = json.loads(out.read_text())
@@ -121,8 +121,8 @@ def test_tfrecord_reader_that_differs_is_named_and_nothing_is_timed(
         with open_loader(files, options=options) as loader:
             yield Wrong(loader)
 
-    monkeypatch.setattr("bench.tfrecord.open_loader", wrong)
-    monkeypatch.setattr("bench.tfrecord._read_turn", lambda *_: pytest.fail("timed"))
+    monkeypatch.setattr("bench.scenarios.tfrecord.open_loader", wrong)
+    monkeypatch.setattr("bench.scenarios.tfrecord._read_turn", lambda *_: pytest.fail("timed"))
     with pytest.raises(OutputError, match=r"loader 'tar, readers.webdataset'.*label"):
         run_tfrecord(TfrecordOptions(loaders=options, repeats=1, cache=tmp_path), shards)
     assert list(tmp_path.iterdir()) == []

@@ -13,8 +13,8 @@ import pytest
 from click.testing import CliRunner
 
 from bench.cli import bench as bench_command
-from bench.scale import simulated_manifest
-from bench.windows import CacheWatch, WindowsOptions, _read_source, fitting_window, repeated_source
+from bench.scenarios.scale import simulated_manifest
+from bench.scenarios.windows import CacheWatch, WindowsOptions, _read_source, fitting_window, repeated_source
 from dali_pipes.cache.extents import extent_starts
 from dali_pipes.order.plan import cut_windows
 from prep.errors import DataError

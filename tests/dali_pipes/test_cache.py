@@ -34,14 +34,20 @@ PAGE = 4096
 KEY, OTHER = "a" * 32, "b" * 32
 
 
+@pytest.fixture
+def shared_memory() -> Iterator[Path]:
+    """Where a file's blocks are its data's: on a disk a file in many pieces has blocks that list them."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="dali-pipes-test-") as name:
+        yield Path(name)
+
+
 @pytest.fixture(params=["/dev/shm", "disk"])
 def directory(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
     """Shared memory, and a disk."""
     if request.param == "disk":
         yield tmp_path
     else:
-        with tempfile.TemporaryDirectory(dir=request.param, prefix="dali-pipes-test-") as name:
-            yield Path(name)
+        yield request.getfixturevalue("shared_memory")
 
 
 class Member:
@@ -509,16 +515,18 @@ CHANGES: dict[str, Callable[[Member, Member], object]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_kill_at_any_line_leaves_a_sound_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str) -> None:
+def test_a_kill_at_any_line_leaves_a_sound_cache(
+    shared_memory: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
     """The files are copied as they are at each line of a change: the state that a SIGKILL there leaves.
 
     Of each copy: no shard is ready that is not whole, no block is there that nobody counts, no more than allowed, and
     another job gets all its shards.
     """
-    (tmp_path / "live").mkdir()
+    (shared_memory / "live").mkdir()
     copies: list[Path] = []
-    one, two = prepare(tmp_path / "live")
-    root = cache_root(tmp_path / "live")
+    one, two = prepare(shared_memory / "live")
+    root = cache_root(shared_memory / "live")
     package = str(Path(dali_pipes.cache.cache.__file__).parent)
     errors: list[BaseException] = []
     before: list[object] = [None]
@@ -528,7 +536,7 @@ def test_a_kill_at_any_line_leaves_a_sound_cache(tmp_path: Path, monkeypatch: py
             return None
         if event == "line" and (now := contents(root)) != before[0]:
             before[0] = now
-            copies.append(tmp_path / f"copy-{len(copies)}")
+            copies.append(shared_memory / f"copy-{len(copies)}")
             copy_sparse(root, copies[-1] / root.name)
         return trace
 

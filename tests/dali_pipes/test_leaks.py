@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import dali_pipes as dp
-from bench.processes import child_pids
+from bench.timing.processes import child_pids
 from dali_pipes.cache.cache import Cache
 from prep import embedded
 from prep.index import index_shards

@@ -1,8 +1,8 @@
 """Figures to pictures: SVG with axes, units and intervals, small enough to lie inside a page; no library is needed.
 
 Two kinds: a row a loader, for one setting, with every repeat as a dot; and a line a loader, over what was swept. Both
-begin at zero, so that twice as long is twice as much. Colours are the page's (`bench.page`), by number, so that a page
-can be read on light and dark; a line's marker differs too, for eyes and printers to which colours are alike.
+begin at zero, so that twice as long is twice as much. Colours are the page's (`bench.reports.page`), by number, so that
+a page can be read on light and dark; a line's marker differs too, for eyes and printers to which colours are alike.
 """
 
 import math

@@ -17,7 +17,7 @@ from nvidia.dali import fn, types
 from nvidia.dali.pipeline import Pipeline
 
 import dali_pipes as dp
-from bench.gpu_cases import Workload
+from bench.gpu.cases import Workload
 from prep.errors import PipesError
 
 __all__ = [

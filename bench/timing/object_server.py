@@ -47,7 +47,7 @@ class ObjectServer:
     def __init__(self, directory: Path, *, latency_s: float = 0.0) -> None:
         arguments = ["--dir", str(directory), "--latency-s", repr(latency_s), "--owner", str(os.getpid())]
         process = subprocess.Popen(  # noqa: S603 (our own interpreter and arguments)
-            module_command("bench.object_server", *arguments),
+            module_command("bench.timing.object_server", *arguments),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=module_environment(),
@@ -91,14 +91,14 @@ def module_command(module: str, *arguments: str) -> list[str]:
 
 def module_environment() -> dict[str, str]:
     """Its environment: our packages are found, installed or not."""
-    root = str(Path(__file__).resolve().parent.parent)
+    root = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), root)))
     return os.environ | {"PYTHONPATH": path}
 
 
 def main(argv: list[str] | None = None) -> int:
     """Serve until the owner goes; print the endpoint first."""
-    parser = argparse.ArgumentParser(prog="python -m bench.object_server", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.timing.object_server", description=__doc__)
     parser.add_argument("--dir", type=Path, required=True, help="the folder that holds buckets and objects")
     parser.add_argument("--latency-s", type=float, default=0.0, help="slept before each answer")
     parser.add_argument("--owner", type=int, required=True, help="process whose end is ours")

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from bench.figures import FIGURES
-from bench.intervals import median_interval
-from bench.plots import Line, Point, Row, line_plot, row_plot
-from bench.report import (
+from bench.reports.figures import FIGURES
+from bench.reports.intervals import median_interval
+from bench.reports.plots import Line, Point, Row, line_plot, row_plot
+from bench.reports.report import (
     SETTING_TITLES,
     conditions_of,
     conversions_of,
@@ -95,8 +95,8 @@ def html_page(runs: Sequence[tuple[str, Report]], texts: Sequence[tuple[str, str
 
 def markdown_page(runs: Sequence[tuple[str, Report]], texts: Sequence[tuple[str, str]] = ()) -> str:
     """The same as Markdown, without the plots."""
-    from bench.report import format_table
-    from bench.tables import format_rows
+    from bench.reports.report import format_table
+    from bench.reports.tables import format_rows
 
     parts = ["# Loaders, measured"]
     for title, report in runs:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bench.tables import format_rows
+from bench.reports.tables import format_rows
 
 __all__ = ["format_markdown", "format_scenario"]
 

@@ -23,11 +23,11 @@ from bench.environment import describe_environment
 from bench.loaders import Loader, LoaderOptions
 from bench.loaders.tfrecord import ReaderFiles, open_loader, open_reader, write_webdataset_indexes
 from bench.loaders.workers import endpoint_of, shard_urls
-from bench.processes import ProcessTree
-from bench.report import Spread
-from bench.tables import format_rows
-from bench.turn import delivered
-from bench.warm import touch_memory
+from bench.reports.report import Spread
+from bench.reports.tables import format_rows
+from bench.scenarios.warm import touch_memory
+from bench.timing.processes import ProcessTree
+from bench.timing.turn import delivered
 from dali_pipes.cache.room import file_system
 from prep.cli import format_bytes
 from prep.errors import DataError

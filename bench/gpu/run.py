@@ -17,11 +17,11 @@ import numpy as np
 import torch
 
 from bench.environment import describe_environment
-from bench.gpu_cases import CASES, Case, Setting, Workload
-from bench.gpu_checks import check_path, measure_parity
-from bench.gpu_devices import Nvml, Utilisation, count_jpeg_engines, measure_copies, sampling
+from bench.gpu.cases import CASES, Case, Setting, Workload
+from bench.gpu.checks import check_path, measure_parity
+from bench.gpu.devices import Nvml, Utilisation, count_jpeg_engines, measure_copies, sampling
 from bench.loaders import available_cores
-from bench.processes import ProcessTree
+from bench.timing.processes import ProcessTree
 from prep.progress import bar
 
 __all__ = ["SCENARIOS", "GpuOptions", "Point", "base_setting", "plan_points", "run_scenario"]

@@ -1,19 +1,20 @@
 """Two runs to a verdict: what is worse than before, by how much, how surely; or why the two cannot be compared.
 
-The runs have nothing in common but what they measured, so repeats are not paired (`bench.intervals.unpaired_ratio`). A
-figure has regressed if it is worse by more than a threshold and its interval lies wholly on the worse side. The
-threshold is for what no interval knows: a machine that is another one today. Each figure of each loader is judged
-alone, at 95 %; of many that did not change, one in forty looks worse, and the threshold keeps most of these quiet.
+The runs have nothing in common but what they measured, so repeats are not paired
+(`bench.reports.intervals.unpaired_ratio`). A figure has regressed if it is worse by more than a threshold and its
+interval lies wholly on the worse side. The threshold is for what no interval knows: a machine that is another one
+today. Each figure of each loader is judged alone, at 95 %; of many that did not change, one in forty looks worse, and
+the threshold keeps most of these quiet.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from bench.figures import FIGURES
-from bench.intervals import Interval, unpaired_ratio
-from bench.report import SETTING_TITLES, format_interval, format_setting, label_of, setting_names, values_of
-from bench.tables import format_rows
+from bench.reports.figures import FIGURES
+from bench.reports.intervals import Interval, unpaired_ratio
+from bench.reports.report import SETTING_TITLES, format_interval, format_setting, label_of, setting_names, values_of
+from bench.reports.tables import format_rows
 
 __all__ = ["JUDGED", "Change", "Verdict", "compare_runs", "differences_of", "format_verdict"]
 

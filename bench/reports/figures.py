@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from bench.data import DataFacts
-    from bench.ranks import Turn
-    from bench.settings import Setting
-    from bench.turn import Drawn, Spent
+    from bench.timing.data import DataFacts
+    from bench.timing.ranks import Turn
+    from bench.timing.settings import Setting
+    from bench.timing.turn import Drawn, Spent
 
 __all__ = ["FIGURES", "Figure", "figures_of", "percentile"]
 

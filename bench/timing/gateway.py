@@ -31,7 +31,7 @@ from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit, urlunsplit
 
-from bench.object_server import module_command, module_environment
+from bench.timing.object_server import module_command, module_environment
 from prep.embedded import EmbeddedNode
 from prep.embedded.process import end_with_owner
 from prep.errors import StoreError
@@ -94,7 +94,7 @@ class Gateway:
         self.counters = Path(file.name)
         arguments = ["--upstream", endpoint, "--latency-s", repr(latency_s), "--counters", str(self.counters)]
         process = subprocess.Popen(  # noqa: S603 (our own interpreter and arguments)
-            module_command("bench.gateway", *arguments, "--owner", str(os.getpid())),
+            module_command("bench.timing.gateway", *arguments, "--owner", str(os.getpid())),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=module_environment(),
@@ -371,7 +371,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 def main(argv: list[str] | None = None) -> int:
     """Serve until the owner goes; print the endpoint first."""
-    parser = argparse.ArgumentParser(prog="python -m bench.gateway", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.timing.gateway", description=__doc__)
     parser.add_argument("--upstream", required=True, help="the cluster behind, http://HOST:PORT")
     parser.add_argument("--latency-s", type=float, default=0.0, help="added to each request and each new connection")
     parser.add_argument("--counters", type=Path, required=True, help="the file that holds the counts")

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.figures import FIGURES
-from bench.record import FORMAT, RUN_FORMAT, read_record, read_run, write_text
-from bench.report import format_table, notes_of
+from bench.reports.figures import FIGURES
+from bench.reports.record import FORMAT, RUN_FORMAT, read_record, read_run, write_text
+from bench.reports.report import format_table, notes_of
 from prep.errors import DataError
 
 __all__ = ["START", "STOP", "Updated", "page_parts", "terminal_text", "update_document"]
@@ -20,13 +20,13 @@ _START = re.compile(r"^[ \t]*<!-- bench report (?P<words>[^\n]+?) -->[ \t]*$", r
 _STOP = re.compile(rf"^[ \t]*{re.escape(STOP)}[ \t]*$", re.MULTILINE)
 
 _FORMATTERS = {
-    "fetch": ("bench.fetch", "format_fetch"),
-    "pack": ("bench.pack", "format_pack"),
-    "resume": ("bench.resume", "format_resume"),
-    "scale": ("bench.scale", "format_scale"),
-    "shuffle": ("bench.shuffle_quality", "format_shuffle"),
-    "tfrecord": ("bench.tfrecord", "format_tfrecord"),
-    "windows": ("bench.windows", "format_windows"),
+    "fetch": ("bench.scenarios.fetch", "format_fetch"),
+    "pack": ("bench.scenarios.pack", "format_pack"),
+    "resume": ("bench.scenarios.resume", "format_resume"),
+    "scale": ("bench.scenarios.scale", "format_scale"),
+    "shuffle": ("bench.scenarios.shuffle_quality", "format_shuffle"),
+    "tfrecord": ("bench.scenarios.tfrecord", "format_tfrecord"),
+    "windows": ("bench.scenarios.windows", "format_windows"),
 }
 """Benchmarks that are no runs of loaders: which function makes a record's table."""
 

@@ -1,9 +1,9 @@
 """Time bulk fetching: our transport, the SDK's ``read_all()`` and the program curl, from one server, taking turns.
 
-Every turn is a process of its own (`bench.fetch_client`). The server is a process too, and shares the machine's cores
-with each client, so what it spends is measured beside; `drain`, a client that has the kernel drop the bytes, shows how
-fast it is when the client costs nearly nothing. Ours verifies each checksum and stores into an image, curl stores into
-files and verifies nothing, the SDK does neither.
+Every turn is a process of its own (`bench.scenarios.fetch_client`). The server is a process too, and shares the
+machine's cores with each client, so what it spends is measured beside; `drain`, a client that has the kernel drop the
+bytes, shows how fast it is when the client costs nearly nothing. Ours verifies each checksum and stores into an image,
+curl stores into files and verifies nothing, the SDK does neither.
 """
 
 import contextlib
@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from bench.environment import describe_environment
-from bench.fetch_client import ClientTask, Cost, find_curl
-from bench.object_server import ObjectServer, module_command, module_environment
-from bench.report import Spread
-from bench.tables import format_rows
+from bench.reports.report import Spread
+from bench.reports.tables import format_rows
+from bench.scenarios.fetch_client import ClientTask, Cost, find_curl
+from bench.timing.object_server import ObjectServer, module_command, module_environment
 from dali_pipes.cache.room import file_system
 from prep.cli import format_bytes
 from prep.errors import PipesError
@@ -174,7 +174,7 @@ def _objects(endpoint: str, options: FetchOptions) -> Iterator[tuple[list[str], 
 def _take_turn(task: ClientTask, server: ObjectServer | None) -> _Turn:
     before = server.cpu_s() if server is not None else 0.0
     done = subprocess.run(  # noqa: S603 (our own interpreter and module)
-        module_command("bench.fetch_client"),
+        module_command("bench.scenarios.fetch_client"),
         input=json.dumps(asdict(task)),
         env=module_environment(),
         check=False,

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from bench.object_server import module_command, module_environment
-from bench.tables import format_rows
+from bench.reports.tables import format_rows
+from bench.timing.object_server import module_command, module_environment
 from prep.errors import PipesError
 from prep.manifest import Manifest
 from prep.progress import bar
@@ -231,7 +231,7 @@ def _manifest_path(folder: str, num_shards: int) -> Path:
 
 def _measure_apart(path: Path, window_shards: int) -> dict[str, Any]:
     done = subprocess.run(  # noqa: S603 (our own interpreter and module)
-        module_command("bench.scale", str(path), "--window-shards", str(window_shards)),
+        module_command("bench.scenarios.scale", str(path), "--window-shards", str(window_shards)),
         env=module_environment(),
         check=False,
         capture_output=True,
@@ -276,7 +276,7 @@ def _status_bytes(name: str) -> int:
 
 def main(argv: list[str] | None = None) -> int:
     """Measure one manifest in this process; JSON to stdout."""
-    parser = argparse.ArgumentParser(prog="python -m bench.scale", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.scenarios.scale", description=__doc__)
     parser.add_argument("manifest", type=Path)
     parser.add_argument("--window-shards", type=int, required=True)
     options = parser.parse_args(argv)

@@ -24,11 +24,11 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from bench.loaders import LOADERS, available_loaders
-from bench.processes import ProcessTree, shared_memory_bytes
+from bench.timing.processes import ProcessTree, shared_memory_bytes
 from prep.errors import PipesError
 
 if TYPE_CHECKING:
-    from bench.turn import RankTurn, TurnJob
+    from bench.timing.turn import RankTurn, TurnJob
 
 __all__ = ["Turn", "rank_context", "run_turn"]
 
@@ -41,7 +41,7 @@ PRELOAD = (
     "dali_pipes.opening",
     "dali_pipes.graph.pipelines",
     "bench.transforms",
-    "bench.turn",
+    "bench.timing.turn",
 )
 WATCH_S = 1.0
 """Between two looks at memory, in epochs that are not timed: a look takes 50 ms a process, from one of the cores."""
@@ -206,7 +206,7 @@ def _run_rank(
     try:
         _import_libraries(job.spec.name)
         _take_device(job.options.device, rank)
-        from bench.turn import time_rank
+        from bench.timing.turn import time_rank
 
         def meet(place: str) -> None:
             pipe.send((place, None))

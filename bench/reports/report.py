@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from bench.figures import FIGURES, Figure
-from bench.intervals import MIN_REPEATS, Interval, median_interval, paired_ratio
 from bench.loaders import ALL_PARTS
-from bench.tables import format_rows
+from bench.reports.figures import FIGURES, Figure
+from bench.reports.intervals import MIN_REPEATS, Interval, median_interval, paired_ratio
+from bench.reports.tables import format_rows
 
 __all__ = [
     "BRIEF",

@@ -20,7 +20,7 @@ from nvidia.dali import fn, tensors, types
 from nvidia.dali.pipeline import Pipeline
 
 import dali_pipes as dp
-from bench.gpu_photos import Photos, read_photos, reencode, write_files, write_lines
+from bench.gpu.photos import Photos, read_photos, reencode, write_files, write_lines
 from bench.loaders.workers import endpoint_of, shard_urls
 from dali_pipes.graph.decode import decoders_behind, set_hw_decoder_load
 from dali_pipes.graph.seam import Components, Graph, ListOutput, Random

@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from bench.loaders import Device, available_cores
-from bench.object_server import ObjectServer
-from bench.processes import ProcessTree
-from bench.report import Spread
-from bench.tables import format_rows
+from bench.reports.report import Spread
+from bench.reports.tables import format_rows
+from bench.timing.object_server import ObjectServer
+from bench.timing.processes import ProcessTree
 from dali_pipes.cache.extents import EXTENT_ALIGNMENT, extent_starts
 from dali_pipes.cache.placement import extent_alignment
 from dali_pipes.cache.room import file_system

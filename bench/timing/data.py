@@ -8,11 +8,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from bench.gateway import Gateway, check_upstream
 from bench.loaders import Prepared, prepare_loader
-from bench.object_server import ObjectServer
-from bench.repeat import repeat_shards
-from bench.settings import Setting
+from bench.timing.gateway import Gateway, check_upstream
+from bench.timing.object_server import ObjectServer
+from bench.timing.repeat import repeat_shards
+from bench.timing.settings import Setting
 from prep.index import index_shards
 from prep.info import IndexedSet
 from prep.manifest import LABEL_COMPONENT

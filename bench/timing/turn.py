@@ -1,7 +1,7 @@
 """Open a loader, draw its epochs as a training does, close it: one rank's part of one turn, with a clock at every step.
 
 What is timed is what a training step would see: a batch is there when it lies on the step's device and a value of each
-of its parts was read. All ranks begin an epoch together; who they are and where they run is `bench.ranks`'s.
+of its parts was read. All ranks begin an epoch together; who they are and where they run is `bench.timing.ranks`'s.
 """
 
 import time
@@ -12,12 +12,12 @@ from typing import cast
 
 import torch
 
-from bench.gateway import Traffic, read_traffic
 from bench.loaders import Batch, Loader, LoaderOptions, LoaderSpec, Prepared, num_rows, open_loader
 from bench.loaders.devices import delivery_device
-from bench.processes import ProcessTree
-from bench.settings import Setting
-from bench.step import Step, open_step
+from bench.timing.gateway import Traffic, read_traffic
+from bench.timing.processes import ProcessTree
+from bench.timing.settings import Setting
+from bench.timing.step import Step, open_step
 from prep.urls import resolve_shards
 
 __all__ = ["Drawn", "RankTurn", "Spent", "TurnJob", "delivered", "draw_epoch", "time_rank"]

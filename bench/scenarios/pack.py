@@ -19,11 +19,11 @@ from time import perf_counter
 from typing import Any
 
 from bench.environment import describe_environment
-from bench.fetch_client import find_curl
-from bench.object_server import ObjectServer, module_command, module_environment
-from bench.report import Spread
-from bench.tables import format_rows
-from bench.warm import touch_memory
+from bench.reports.report import Spread
+from bench.reports.tables import format_rows
+from bench.scenarios.fetch_client import find_curl
+from bench.scenarios.warm import touch_memory
+from bench.timing.object_server import ObjectServer, module_command, module_environment
 from dali_pipes.cache.room import file_system
 from prep.cli import format_bytes
 from prep.errors import DataError, PipesError

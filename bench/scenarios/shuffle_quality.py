@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bench.tables import format_rows
+from bench.reports.tables import format_rows
 from prep.index import index_shards
 from prep.manifest import Manifest
 from prep.progress import progress

@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 
 import xxhash
 
-from bench.warm import touch_memory
+from bench.scenarios.warm import touch_memory
 from dali_pipes.cache.extents import Extent, extent_starts
 from dali_pipes.fetch.transport import Connection, ObjectFetcher
 from prep.errors import DataError, PipesError

@@ -26,9 +26,9 @@ from urllib.parse import unquote
 import numpy as np
 
 from bench.loaders import Device, available_cores
-from bench.report import Spread
-from bench.tables import format_rows
-from bench.windows import MAX_SHARD_BYTES
+from bench.reports.report import Spread
+from bench.reports.tables import format_rows
+from bench.scenarios.windows import MAX_SHARD_BYTES
 from dali_pipes.cache.room import file_system
 from prep.embedded.server import NodeServer
 from prep.embedded.storage import Storage
@@ -311,7 +311,7 @@ def _take_cold(options: ResumeOptions, cold: _Cold, where: Where, cache_dir: Pat
 
 def _pack(shards: "ShardSet", endpoint: str, held: HeldBack, folder: Path, options: ResumeOptions) -> _Cold:
     """The samples of the shards in more shards, in a bucket of the server; and which of them first batches name."""
-    from bench.windows import _read_source
+    from bench.scenarios.windows import _read_source
     from prep.index import index_shards
     from prep.pack import pack
     from prep.store import AisStore

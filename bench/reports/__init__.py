@@ -1,0 +1,1 @@
+"""Records of runs to tables, pages and verdicts."""
