@@ -7,6 +7,7 @@ machine meets all alike, and ratios to the baseline are taken round by round.
 """
 
 import os
+import random
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -141,7 +142,10 @@ def run_benchmark(
             "source": source,
         },
         "data": [one.to_json() for one in known],
-        "baseline": str(baseline),
+        # With the decoder that it was given: webloader:turbo may stand before it.
+        "baseline": str(replace(baseline, decode=baseline.apply(options).decode))
+        if LOADERS[baseline.name].decodes
+        else str(baseline),
         "records": records,
     }
     for record, summary in zip(records, summarise(report), strict=True):
@@ -223,8 +227,11 @@ def _time_all(
     for spec, setting in turns:
         data.prepared(spec.name, setting)  # before the first clock: conversion takes the cores
     with bar(what="time loaders", total=run.repeats * len(turns), unit="turn") as drawn:
-        for _ in range(run.repeats):
-            for (spec, setting), results in turns.items():
+        for number in range(run.repeats):
+            # Another order each round: who comes after the loader that leaves most behind is not always the same one.
+            order = random.Random(f"{options.seed} {number}").sample(list(turns), len(turns))
+            for spec, setting in order:
+                results = turns[spec, setting]
                 if setting.cache == "cold":
                     data.drop_pages(setting, data.prepared(spec.name, setting))
                 jobs = turn_jobs(data, spec, setting, options=options, epochs=run.epochs)

@@ -29,15 +29,20 @@ __all__ = ["compare"]
 def compare(*, before: Path, after: Path, threshold: float, figures: str | None, anyway: bool) -> int:
     """Compare two records of `bench run` or `bench sweep`; say what became worse, by how much, how surely.
 
-    Exit 0: nothing did. 1: something did, its 95 % interval wholly on the worse side. 2: the runs are not comparable.
+    Exit 0: nothing did, as far as the repeats tell. 1: something did, its 95 % interval wholly on the worse side.
+    2: the runs cannot be read or compared.
     A 95 % interval of two runs takes 4 repeats of each; of 7 it is narrow enough for most ends.
     """
     from bench.reports.record import read_run
     from bench.reports.regression import JUDGED, compare_runs, format_verdict
+    from prep.errors import DataError
 
+    try:
+        runs = read_run(before), read_run(after)
+    except DataError as exc:
+        raise ValueError(str(exc)) from exc  # exit 1 is for what became worse
     verdict = compare_runs(
-        read_run(before),
-        read_run(after),
+        *runs,
         figures=JUDGED if figures is None else words(figures),
         threshold=threshold,
         anyway=anyway,

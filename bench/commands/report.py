@@ -48,6 +48,9 @@ def report(
         raise ValueError("--check goes with --update DOCUMENT")
     if not records and document is None:
         raise ValueError("name at least one record, or a document: --update DOCUMENT")
+    for target in (html_path, markdown_path):
+        if target is not None and target.resolve() in {record.resolve() for record in records}:
+            raise ValueError(f"'{target}' is one of the records; name another file to write")
     runs, texts = page_parts(records)
     if html_path is not None:
         write_text(html_page(runs, texts), html_path)

@@ -156,6 +156,8 @@ def time_loaders(arguments: TimingArguments, *, over: Sequence[str]) -> None:
     from bench.timing.settings import Setting, sweep
 
     given = arguments
+    if given["json_path"] is not None and given["json_path"] == given["html_path"]:
+        raise ValueError(f"--json and --output name the same file, '{given['json_path']}'")
     settings = sweep(
         Setting(
             threads=given["num_threads"],

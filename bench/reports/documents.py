@@ -119,7 +119,8 @@ def _table(record: Path, figures: Sequence[str], *, where: Path) -> str:
         raise DataError(f"'{where}': a figure must be one of {', '.join(FIGURES)}, got '{unknown[0]}'")
     kind, report = _read(record)
     if kind == "run":
-        return format_table(report, markdown=True, figures=figures or None)
+        notes = "\n".join(f"* {note.removeprefix('* ')}" for note in notes_of(report))
+        return f"{format_table(report, markdown=True, figures=figures or None)}\n\n{notes}"
     return f"```\n{_text(kind, report, record)}\n```"
 
 

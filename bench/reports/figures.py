@@ -98,15 +98,15 @@ FIGURES: Mapping[str, Figure] = {
         unit="MiB",
         better="low",
         digits=0,
-        about="The most resident memory of all processes, seen once a second and at the first epoch's end, shared "
-        "pages counted once; libraries are in it.",
+        about="The most resident memory of all processes, seen once a second in the first epoch and when all are "
+        "over, shared pages counted once; libraries are in it. Images in /dev/shm are not: see there.",
     ),
     "loader_memory_mib": Figure(
         title="loader memory",
         unit="MiB",
         better="low",
         digits=0,
-        about="How much of it came after the libraries were loaded and before the first epoch's end.",
+        about="How much of it came after the libraries were loaded. Images in /dev/shm are not in it: see there.",
     ),
     "memory_mib_per_sample": Figure(
         title="memory/sample",

@@ -211,6 +211,8 @@ def _checked(report: dict[str, Any], path: Path) -> dict[str, Any]:
             raise ValueError("no repeats")
         if not (isinstance(report["environment"], dict) and isinstance(report["options"], dict)):
             raise TypeError("environment and options are not objects")
+        if not all(isinstance(data["num_samples"], int) for data in report["data"]):
+            raise TypeError("num_samples is no number")
     except (LookupError, TypeError, AttributeError, ValueError) as exc:
         raise DataError(
             f"'{path}': expected a file that `bench run --json` wrote ({type(exc).__name__}: {exc})"

@@ -7,6 +7,8 @@ today. Each figure of each loader is judged alone, at 95 %; of many that did not
 the threshold keeps most of these quiet.
 """
 
+import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -23,7 +25,7 @@ JUDGED = ("samples_per_s", "cpu_ms_per_sample", "time_to_first_batch_s", "loader
 
 THRESHOLD = 0.05
 
-Outcome = Literal["worse", "better", "equal", "within the threshold", "too few repeats"]
+Outcome = Literal["worse", "better", "equal", "within the threshold", "not told apart", "too few repeats"]
 Report = Mapping[str, Any]
 Record = Mapping[str, Any]
 
@@ -54,6 +56,11 @@ class Verdict:
     def regressions(self) -> tuple[Change, ...]:
         """What became worse."""
         return tuple(change for change in self.changes if change.outcome == "worse")
+
+    @property
+    def undecided(self) -> tuple[Change, ...]:
+        """What may be worse by more than the threshold, as far as the repeats tell."""
+        return tuple(change for change in self.changes if change.outcome in ("not told apart", "too few repeats"))
 
 
 def compare_runs(
@@ -156,15 +163,28 @@ def format_verdict(verdict: Verdict) -> str:
         if names:
             lines.append(f"only {what}: {'; '.join(names)}")
     if not verdict.regressions:
-        lines.append("nothing is worse")
+        lines.append("nothing is known to be worse" if verdict.undecided else "nothing is worse")
+    if verdict.undecided:
+        lines.append(
+            f"undecided: {len(verdict.undecided)} of {len(verdict.changes)} figures; take more repeats, on a machine "
+            "that does nothing else"
+        )
     return "\n".join(lines)
 
 
 def _change(before: Record, after: Record, figure: str, *, threshold: float) -> Change | None:
     first, second = values_of(before, figure), values_of(after, figure)
-    ratio = unpaired_ratio(second, first) if first and second else None
-    if ratio is None:
+    if not first or not second:
         return None
+    ratio = unpaired_ratio(second, first)
+    if ratio is None:
+        # A figure may be nothing: what a warm cache fetches. Nothing before and something after has no ratio.
+        middles = statistics.median(first), statistics.median(second)
+        if middles[0] == middles[1]:
+            ratio = Interval(median=1.0, low=1.0, high=1.0)
+        else:
+            at = math.inf if middles[1] > middles[0] else 0.0
+            ratio = Interval(median=at, low=at, high=at)
     return Change(
         record=after,
         figure=figure,
@@ -179,9 +199,10 @@ def _outcome(ratio: Interval, *, more_is_better: bool, threshold: float) -> Outc
     if ratio.low is None or ratio.high is None:
         return "too few repeats"
     if ratio.holds(1.0):
-        return "equal"
+        worst = 1 / ratio.low if more_is_better and ratio.low > 0 else ratio.high
+        return "equal" if worst <= 1 + threshold else "not told apart"
     is_worse = (ratio.median < 1) == more_is_better
-    if max(ratio.median, 1 / ratio.median) <= 1 + threshold:
+    if 1 / (1 + threshold) <= ratio.median <= 1 + threshold:
         return "within the threshold"
     return "worse" if is_worse else "better"
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from bench.loaders import ALL_PARTS
+from bench.loaders import ALL_PARTS, LOADERS
 from bench.reports.figures import FIGURES, Figure
 from bench.reports.intervals import MIN_REPEATS, Interval, median_interval, paired_ratio
 from bench.reports.tables import format_rows
@@ -41,12 +41,16 @@ BRIEF = (
     "wait_share",
     "accelerator_utilisation",
     "loader_memory_mib",
+    "shared_memory_mib",
     "fetched_ratio",
 )
 """The figures of a table that fits a terminal, where they were measured."""
 
 RATIOS = ("samples_per_s", "cpu_ms_per_sample")
 """Those that are put beside the baseline's."""
+
+EQUAL_WITHIN = 0.05
+"""Two loaders are called equal if the whole interval of their ratio is so near to 1: one that is wide shows nothing."""
 
 PART_TITLES = {
     "image": "photos",
@@ -104,9 +108,8 @@ def baseline_of(report: Report, record: Record) -> Record:
     """The record that this one's ratios are to: the baseline's under the same setting."""
     alike = [other for other in report["records"] if other["setting"] == record["setting"]]
     name = report.get("baseline")
-    return next(
-        (other for other in alike if name in (other["loader"], f"{other['loader']}:{other['decode']}")), alike[0]
-    )
+    exact = [other for other in alike if name == f"{other['loader']}:{other['decode']}"]
+    return next(iter([*exact, *(other for other in alike if name == other["loader"]), *alike]))
 
 
 def ratio_of(report: Report, record: Record, figure: str) -> Interval | None:
@@ -192,7 +195,7 @@ def notes_of(report: Report) -> list[str]:
     if repeats >= MIN_REPEATS:
         notes = [
             f"Medians of {repeats} interleaved repeats, in brackets their 95 % intervals; ratios are taken turn by "
-            'turn, "equal" where 1 is within the interval.'
+            f'turn: "equal" where all of the interval is within {EQUAL_WITHIN:.0%} of 1, "?" where it holds 1 and more.'
         ]
     else:
         notes = [
@@ -207,7 +210,24 @@ def notes_of(report: Report) -> list[str]:
             note = f"* {record['loader']} gives {what}: that is neither compared nor part of what is timed."
             if note not in notes:
                 notes.append(note)
+    is_counted = any(values_of(record, "fetched_ratio") for record in records)
+    converted = sorted({record["loader"] for record in records if _is_converted(record)})
+    if converted and is_counted:
+        notes.append(
+            f"{', '.join(converted)}: read what was made of the shards before, from a disk of this machine; no request "
+            "of theirs is delayed, no byte counted."
+        )
+    is_warm = any(record["loader"] == "dali" and record["setting"].get("cache") == "warm" for record in records)
+    if is_counted and is_warm:
+        notes.append("In a warm turn dali has its shards on this machine already; others fetch them in each epoch.")
+    for name, wall_s, mib in conversions_of(report)[1:]:
+        notes.append(f"{name}: made of the shards in {wall_s} s, {mib} MiB.")
     return notes
+
+
+def _is_converted(record: Record) -> bool:
+    entry = LOADERS.get(record["loader"])
+    return entry is not None and entry.source == ("converted",)
 
 
 def conversions_of(report: Report) -> list[list[str]]:
@@ -280,8 +300,9 @@ def _ratio_cell(report: Report, record: Record, figure: str) -> str:
         return f"{ratio.median:.2f}"
     if ratio.low is None or ratio.high is None:
         return f"{ratio.median:.2f}"
-    equal = " equal" if ratio.holds(1.0) else ""
-    return f"{ratio.median:.2f} [{ratio.low:.2f}-{ratio.high:.2f}]{equal}"
+    within = ratio.low >= 1 / (1 + EQUAL_WITHIN) and ratio.high <= 1 + EQUAL_WITHIN
+    said = "" if not ratio.holds(1.0) else " equal" if within else " ?"
+    return f"{ratio.median:.2f} [{ratio.low:.2f}-{ratio.high:.2f}]{said}"
 
 
 def _heading(figure: Figure) -> str:

@@ -57,7 +57,7 @@ class Turn:
     start_mib: float
     """Of all processes before the loader was made, shared pages divided among them."""
     peak_mib: float
-    """The most that was seen in the first epoch, once a second, and at its end; of a cold turn at its end only."""
+    """The most that was seen in the first epoch, once a second, and when all epochs are over; cold: then only."""
     shared_memory_mib: float
     """How much fuller ``/dev/shm`` was at most: images, batches on their way from workers."""
 
@@ -100,13 +100,14 @@ def run_turn(jobs: Sequence["TurnJob"], *, bystanders: Collection[int] = (), tim
                 break
         _meet(ranks, "drawn", timeout_s)
         _go(ranks)
+        # Nothing is looked at between epochs: a loader that is ahead of them would decode meanwhile, off the clock.
+        for place in ("steady", "end") if is_warm else ():
+            _meet(ranks, place, timeout_s)
+            _go(ranks)
         # What was spent is known by then, and the loader is open.
-        _meet(ranks, "steady" if is_warm else "close", timeout_s)
+        _meet(ranks, "close", timeout_s)
         peak, peak_shared = max(peak, tree.pss_bytes()), max(peak_shared, shared_memory_bytes())
         _go(ranks)
-        if is_warm:
-            _meet(ranks, "end", timeout_s)
-            _go(ranks)
         _meet(ranks, "done", timeout_s)
         return Turn(
             ranks=tuple(rank.result for rank in ranks),

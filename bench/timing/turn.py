@@ -82,8 +82,8 @@ def time_rank(job: TurnJob, *, meet: Callable[[str], None], tree: ProcessTree | 
     Args:
         job: What to do.
         meet: Returns when all ranks have come to the place that it is told: ``open``, before the loader is made;
-            ``drawn``, after the first epoch; then ``steady`` and ``end``, before and after the timed epochs, or in a
-            cold turn ``close``.
+            ``drawn``, after the first epoch; in a warm turn ``steady`` and ``end``, before and after the timed epochs;
+            and ``close``, before the loader is closed.
         tree: For the rank that measures what all of them spend; ``None`` for the others.
     """
     shards = resolve_shards(list(job.urls), endpoint=job.endpoint)
@@ -96,14 +96,13 @@ def time_rank(job: TurnJob, *, meet: Callable[[str], None], tree: ProcessTree | 
         meet("drawn")
         first_spent = _since(before, _spent(job, tree))
         steady = steady_spent = None
-        if job.setting.cache == "cold":
-            meet("close")
-        else:
+        if job.setting.cache == "warm":
             meet("steady")
             before = _spent(job, tree)
             steady = _joined([draw_epoch(loader, step, batch_size=options.batch_size) for _ in range(job.epochs)])
             meet("end")
             steady_spent = _since(before, _spent(job, tree))
+        meet("close")
         return RankTurn(
             first=first,
             steady=steady,

@@ -48,6 +48,11 @@ class Slurm:
             f'echo "$@" >> {directory}/scontrol.log\n',
         )
         write_program(self.bin / "squeue", f"#!/bin/sh\nexec cat {self.queue}\n")
+        write_program(
+            self.bin / "scancel",
+            f'#!/bin/sh\n[ "$*" = "--signal=TERM {JOB}" ] || exit 1\n'
+            f'for file in {directory}/task*.pid; do kill -TERM "-$(cat "$file")"; done\n',
+        )
         # Without the options that are torchrun's own: the program is the first word that is no option.
         write_program(
             self.bin / "torchrun",

@@ -28,8 +28,9 @@ def main() -> int:
             if task.poll() is None:
                 os.killpg(task.pid, number)
 
-    for number in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, pass_on)
+    # As slurm's src/srun/libsrun/srun_job.c, _srun_signal_mgr: TERM and HUP kill the tasks, USR1 goes to them.
+    signal.signal(signal.SIGTERM, lambda number, frame: pass_on(signal.SIGKILL, frame))
+    signal.signal(signal.SIGUSR1, pass_on)
     for node in range(int(named["nodes"])):
         disk = Path(os.environ["CACHE_ROOT"]) / f"node{node}"
         disk.mkdir(exist_ok=True)
