@@ -87,10 +87,11 @@ WORKDIR /opt/dali-pipes
 COPY examples examples
 COPY deploy/entrypoint.sh deploy/
 COPY deploy/slurm/node.sh deploy/slurm/
+# video: nvJPEG loads libnvcuvid for the JPEG engines, and decodes without them, and without a word, where it is not there.
 ENV PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \
     NVIDIA_VISIBLE_DEVICES=all \
-    NVIDIA_DRIVER_CAPABILITIES=compute,utility
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility,video
 ARG VERSION=0.1.0
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="dali-pipes" \

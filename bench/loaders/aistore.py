@@ -22,12 +22,8 @@ from torch.utils.data import DataLoader, IterableDataset
 from bench.loaders import Loader, LoaderOptions
 from bench.loaders._samples import encoded_samples
 from bench.loaders.workers import (
-    PREFETCH_FACTOR,
     WorkerEpochs,
-    check_shared_memory,
-    num_batches_shared,
-    opener_for_workers,
-    worker_context,
+    worker_settings,
 )
 from bench.transforms import SampleDecoder, TensorSample
 from prep.store import AisStore, ais_client
@@ -49,17 +45,11 @@ def open_loader(shards: "ShardSet", *, options: LoaderOptions) -> Iterator[Loade
     store = shards.store
     assert isinstance(store, AisStore), "the registry opens it for shards in a bucket"
     num_workers = min(options.num_threads, len(shards.names))
-    check_shared_memory(num_batches_shared(num_workers) * options.batch_size, options=options)
     device = delivery_device(options.device)
     loader: DataLoader[TensorSample] = DataLoader(
         _Samples(store, shards.names, options),
         batch_size=options.batch_size,
-        num_workers=num_workers,
-        multiprocessing_context=worker_context(),
-        worker_init_fn=opener_for_workers(shards),  # and ends with this process
-        persistent_workers=True,
-        prefetch_factor=PREFETCH_FACTOR,
-        pin_memory=device == "cuda",
+        **worker_settings(shards, options=options, num_workers=num_workers, device=device),
     )
     epochs = WorkerEpochs(loader, data_loader=loader, num_workers=num_workers, decode=options.decode, device=device)
     try:

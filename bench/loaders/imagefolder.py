@@ -21,12 +21,8 @@ from torchvision.datasets import ImageFolder
 from bench.loaders import Loader, LoaderOptions, Prepared
 from bench.loaders._samples import KEY, EncodedSample, encoded_samples
 from bench.loaders.workers import (
-    PREFETCH_FACTOR,
     WorkerEpochs,
-    check_shared_memory,
-    num_batches_shared,
-    opener_for_workers,
-    worker_context,
+    worker_settings,
 )
 from bench.transforms import SampleDecoder, TensorSample, label_of
 from prep.errors import DataError
@@ -74,19 +70,13 @@ def open_loader(shards: "ShardSet", *, options: LoaderOptions, prepared: Prepare
     from bench.loaders.devices import delivery_device
 
     num_workers = options.num_threads
-    check_shared_memory(num_batches_shared(num_workers) * options.batch_size, options=options)
     device = delivery_device(options.device)
     loader: DataLoader[TensorSample] = DataLoader(
         PhotosWithMasks(Path(prepared.url), options),
         batch_size=options.batch_size,
         shuffle=True,
         generator=torch.Generator().manual_seed(options.seed),
-        num_workers=num_workers,
-        multiprocessing_context=worker_context(),
-        worker_init_fn=opener_for_workers(shards),  # and ends with this process
-        persistent_workers=True,
-        prefetch_factor=PREFETCH_FACTOR,
-        pin_memory=device == "cuda",
+        **worker_settings(shards, options=options, num_workers=num_workers, device=device),
     )
     epochs = WorkerEpochs(loader, data_loader=loader, num_workers=num_workers, decode=options.decode, device=device)
     try:

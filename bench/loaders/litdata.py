@@ -22,14 +22,10 @@ from litdata import StreamingDataLoader, StreamingDataset
 
 from bench.loaders import Loader, LoaderOptions, Prepared, available_cores
 from bench.loaders.workers import (
-    PREFETCH_FACTOR,
     WorkerEpochs,
-    check_shared_memory,
     endpoint_of,
-    num_batches_shared,
-    opener_for_workers,
     shard_urls,
-    worker_context,
+    worker_settings,
 )
 from bench.transforms import SampleDecoder
 from prep.errors import PipesError
@@ -73,17 +69,11 @@ def open_loader(shards: "ShardSet", *, options: LoaderOptions, prepared: Prepare
     """The data set in worker processes; every sample exactly once an epoch."""
     from bench.loaders.devices import delivery_device
 
-    check_shared_memory(num_batches_shared(options.num_threads) * options.batch_size, options=options)
     device = delivery_device(options.device)
     loader = StreamingDataLoader(
         _Samples(Path(prepared.url), options),
         batch_size=options.batch_size,
-        num_workers=options.num_threads,
-        multiprocessing_context=worker_context(),
-        worker_init_fn=opener_for_workers(shards),  # and ends with this process
-        persistent_workers=True,
-        prefetch_factor=PREFETCH_FACTOR,
-        pin_memory=device == "cuda",
+        **worker_settings(shards, options=options, num_workers=options.num_threads, device=device),
     )
     num_workers: int = loader.num_workers  # fewer than asked for where memory is short
     epochs = WorkerEpochs(loader, data_loader=loader, num_workers=num_workers, decode=options.decode, device=device)

@@ -24,12 +24,8 @@ from streaming.base.constant import BARRIER_FILELOCK, CACHE_FILELOCK, SHM_TO_CLE
 from bench.loaders import Loader, LoaderOptions, Prepared
 from bench.loaders._samples import KEY, checked_fields, encoded_samples
 from bench.loaders.workers import (
-    PREFETCH_FACTOR,
     WorkerEpochs,
-    check_shared_memory,
-    num_batches_shared,
-    opener_for_workers,
-    worker_context,
+    worker_settings,
 )
 from bench.transforms import SampleDecoder, TensorSample
 
@@ -69,7 +65,6 @@ def open_loader(shards: "ShardSet", *, options: LoaderOptions, prepared: Prepare
     from bench.loaders.devices import delivery_device
 
     num_workers = options.num_threads
-    check_shared_memory(num_batches_shared(num_workers) * options.batch_size, options=options)
     device = delivery_device(options.device)
     with _alone():
         dataset = _Samples(Path(prepared.url), options)
@@ -77,12 +72,7 @@ def open_loader(shards: "ShardSet", *, options: LoaderOptions, prepared: Prepare
         loader = StreamingDataLoader(
             dataset,
             batch_size=options.batch_size,
-            num_workers=num_workers,
-            multiprocessing_context=worker_context(),
-            worker_init_fn=opener_for_workers(shards),  # and ends with this process
-            persistent_workers=True,
-            prefetch_factor=PREFETCH_FACTOR,
-            pin_memory=device == "cuda",
+            **worker_settings(shards, options=options, num_workers=num_workers, device=device),
         )
         epochs = WorkerEpochs(loader, data_loader=loader, num_workers=num_workers, decode=options.decode, device=device)
         try:

@@ -14,13 +14,9 @@ from torch.utils.data import default_collate
 
 from bench.loaders import Loader, LoaderOptions
 from bench.loaders.workers import (
-    PREFETCH_FACTOR,
     WorkerEpochs,
-    check_shared_memory,
-    num_batches_shared,
-    opener_for_workers,
     shard_urls,
-    worker_context,
+    worker_settings,
 )
 from bench.transforms import SampleDecoder
 
@@ -40,7 +36,6 @@ def open_loader(shards: "ShardSet", *, options: LoaderOptions) -> Iterator[Loade
     from bench.loaders.devices import delivery_device
 
     num_workers = min(options.num_threads, len(shards.names))
-    check_shared_memory(num_batches_shared(num_workers) * options.batch_size, options=options)
     device = delivery_device(options.device)
     dataset = (
         webdataset.WebDataset(
@@ -58,12 +53,7 @@ def open_loader(shards: "ShardSet", *, options: LoaderOptions) -> Iterator[Loade
     loader = webdataset.WebLoader(
         dataset,
         batch_size=None,
-        num_workers=num_workers,
-        multiprocessing_context=worker_context(),
-        worker_init_fn=opener_for_workers(shards),
-        persistent_workers=True,
-        prefetch_factor=PREFETCH_FACTOR,
-        pin_memory=device == "cuda",
+        **worker_settings(shards, options=options, num_workers=num_workers, device=device),
     )
     epochs = WorkerEpochs(
         loader, data_loader=loader.pipeline[0], num_workers=num_workers, decode=options.decode, device=device

@@ -39,6 +39,7 @@ __all__ = [
     "sample_bytes",
     "shard_urls",
     "worker_context",
+    "worker_settings",
 ]
 
 STREAM_BUFFER_BYTES = 1 << 20  # one read of the connection; tarfile asks for 10 KiB at a time
@@ -159,6 +160,23 @@ def check_shared_memory(num_samples: int, *, options: LoaderOptions) -> None:
             f"{needed >> 20} MiB, and {SHARED_MEMORY} has {free >> 20} MiB free; lower --batch-size, or give the "
             "container more: docker run --shm-size=2g"
         )
+
+
+def worker_settings(shards: "ShardSet", *, options: LoaderOptions, num_workers: int, device: str) -> dict[str, Any]:
+    """How every loader that is a torch ``DataLoader`` runs its workers: kept for all epochs, forked from one server.
+
+    Raises:
+        PipesError: If the batches in flight do not fit shared memory.
+    """
+    check_shared_memory(num_batches_shared(num_workers) * options.batch_size, options=options)
+    return {
+        "num_workers": num_workers,
+        "multiprocessing_context": worker_context(),
+        "worker_init_fn": opener_for_workers(shards),  # and ends with this process
+        "persistent_workers": True,
+        "prefetch_factor": PREFETCH_FACTOR,
+        "pin_memory": device == "cuda",
+    }
 
 
 def fitting_batch_size(options: LoaderOptions, *, num_shards: int) -> int:

@@ -34,6 +34,8 @@ def prepared(
     temporary, home = tmp_path_factory.mktemp("temporary"), tmp_path_factory.mktemp("home")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", str(temporary))
+        # torch's own, made where the process's first import of its compiler falls: of no loader's making.
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(temporary.parent / "torchinductor"))
         patch.setenv("HOME", str(home))
         patch.setattr(tempfile, "tempdir", None)
         found = prepare_loader(name, shards, directory=tmp_path_factory.mktemp(name))
