@@ -13,10 +13,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.compare import Comparison, OutputError, Reference, compare_epoch, tolerance_of
 from bench.environment import describe_environment
 from bench.loaders import LOADERS, LoaderOptions, LoaderSpec, Prepared, open_loader
 from bench.loaders.workers import endpoint_of
+from bench.outputs import Comparison, OutputError, Reference, compare_epoch, tolerance_of
 from bench.reports.figures import figures_of
 from bench.reports.record import RUN_FORMAT, VERSION, shown_command
 from bench.reports.report import summarise

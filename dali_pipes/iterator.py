@@ -235,9 +235,11 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
         if self._with_keys:
             delivered["key"] = batch.keys
         if self._with_valid:
-            valid = torch.arange(len(batch)) < batch.num_valid
-            valid[list(batch.substituted)] = False
-            delivered["valid"] = valid.to(self._decode.torch_device)
+            # Made on the device: a copy from ordinary memory would wait for all that the stream has still to do.
+            valid = torch.arange(len(batch), device=self._decode.torch_device) < batch.num_valid
+            if batch.substituted:
+                valid[list(batch.substituted)] = False
+            delivered["valid"] = valid
         self.num_valid, self.substituted = batch.num_valid, batch.substituted
         self.num_substituted += len(batch.substituted)
         self._delivered, self._interrupted = self._delivered + 1, False

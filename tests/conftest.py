@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import signal
 import tarfile
 from collections.abc import Iterable, Sequence
@@ -119,6 +120,13 @@ def _no_cluster_by_accident(request: pytest.FixtureRequest, monkeypatch: pytest.
     """Only tests marked ``aistore`` see a cluster that the environment names."""
     if "aistore" not in request.keywords:
         monkeypatch.delenv("AIS_ENDPOINT", raising=False)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Tests say what the CPU gives, on a machine with a GPU, too, but for those of ``-m gpu``; processes inherit it."""
+    wants_gpu = re.search(r"(?<!not )\bgpu\b", config.getoption("markexpr")) is not None
+    if not wants_gpu and os.environ.get("REQUIRE_GPU") != "1":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 @pytest.fixture(scope="session")

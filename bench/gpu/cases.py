@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from nvidia.dali import fn, tensors, types
+from nvidia.dali import backend, fn, tensors, types
 from nvidia.dali.pipeline import Pipeline
 
 import dali_pipes as dp
@@ -198,6 +198,9 @@ def _running(pipeline: Pipeline, setting: Setting, host_bytes: float | None) -> 
         yield Running(step, host_bytes)
     finally:
         held.clear()
+        if setting.device == "gpu":
+            # One point may have taken half of the GPU's memory; DALI's pool would keep it from all that follow.
+            backend.ReleaseUnusedMemory()
 
 
 def _recipe(define: Callable[[Any, Setting], Any]) -> Callable[[Workload, Setting], Any]:

@@ -17,7 +17,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-__all__ = ["Nvml", "Utilisation", "copied_bytes", "count_jpeg_engines", "measure_copies", "sampling"]
+__all__ = [
+    "Nvml",
+    "Utilisation",
+    "copied_bytes",
+    "count_jpeg_engines",
+    "has_video_library",
+    "measure_copies",
+    "sampling",
+]
 
 # How often the GPU is asked: its own figures are means of a sixth of a second to a second.
 SAMPLE_S = 0.1
@@ -149,9 +157,23 @@ def _nvjpeg() -> ctypes.CDLL:
     import nvidia
 
     for root in nvidia.__path__:
-        for path in sorted((Path(root) / "nvjpeg" / "lib").glob("libnvjpeg.so.*")):
-            return ctypes.CDLL(str(path))
-    return ctypes.CDLL(ctypes.util.find_library("nvjpeg") or "libnvjpeg.so.12")
+        # CUDA 12's wheels have a directory for each library, CUDA 13's one for all.
+        for place in ("nvjpeg/lib", "cu*/lib"):
+            for path in sorted(Path(root).glob(f"{place}/libnvjpeg.so.*")):
+                return ctypes.CDLL(str(path))
+    return ctypes.CDLL(ctypes.util.find_library("nvjpeg") or "libnvjpeg.so.13")
+
+
+def has_video_library() -> bool:
+    """Whether the driver's libnvcuvid is there, through which nvJPEG reaches the JPEG engines.
+
+    A container has it if it was started with the driver capability ``video``.
+    """
+    try:
+        ctypes.CDLL("libnvcuvid.so.1")
+    except OSError:
+        return False
+    return True
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -51,6 +51,8 @@ def _machine(reports: Sequence[Mapping[str, Any]]) -> list[str]:
     else:
         engines = gpu["jpeg_engines_nvjpeg"] or gpu.get("jpeg_engines_nvml")
         lines.append(f"{gpu['name']}, driver {gpu.get('driver', 'unknown')}, {engines or 'unknown'} JPEG engines.")
+        if not gpu.get("video_library", True):
+            lines.append("libnvcuvid is not there: the JPEG engines were not used (driver capability `video`).")
     photos = reports[0]["options"]["photos"]
     kind = "drawn, no photographs" if photos["drawn"] else "as stored in the shards"
     lines.append(

@@ -19,7 +19,7 @@ import torch
 from bench.environment import describe_environment
 from bench.gpu.cases import CASES, Case, Setting, Workload
 from bench.gpu.checks import check_path, measure_parity
-from bench.gpu.devices import Nvml, Utilisation, count_jpeg_engines, measure_copies, sampling
+from bench.gpu.devices import Nvml, Utilisation, count_jpeg_engines, has_video_library, measure_copies, sampling
 from bench.loaders import available_cores
 from bench.timing.processes import ProcessTree
 from prep.progress import bar
@@ -348,14 +348,19 @@ def _open_nvml(device: str) -> tuple[Nvml | None, str | None]:
 def _describe_gpu(nvml: Nvml | None, why_not: str | None, device: str) -> dict[str, Any] | None:
     if device == "cpu":
         return None
-    found: dict[str, Any] = {"name": torch.cuda.get_device_name(), "nvml": why_not or "read"}
+    found: dict[str, Any] = {
+        "name": torch.cuda.get_device_name(),
+        "nvml": why_not or "read",
+        # Without it the JPEG engines are not used, and nothing says so.
+        "video_library": has_video_library(),
+    }
     if nvml is not None:
         with contextlib.suppress(OSError):
             found["driver"] = nvml.driver_version()
         found["jpeg_engines_nvml"] = nvml.num_jpeg_engines()
     try:
         found["jpeg_engines_nvjpeg"], found["cores_per_jpeg_engine"] = count_jpeg_engines()
-    except OSError as exc:
+    except (AttributeError, OSError) as exc:  # an older nvJPEG, or none: what was timed must not be lost for it
         found["jpeg_engines_nvjpeg"], found["nvjpeg"] = None, str(exc)
     return found
 

@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
 
-import bench.loaders.tfrecord
+import bench.loaders.dali_readers
 from bench.loaders import Loader, LoaderOptions, Prepared
-from bench.loaders.tfrecord import ReaderFiles
+from bench.loaders.dali_readers import ReaderFiles
 from bench.loaders.workers import endpoint_of
 from prep.errors import DataError, PipesError, StoreError
 
@@ -89,7 +89,7 @@ def open_loader(shards: "ShardSet", *, options: LoaderOptions, prepared: Prepare
         index_paths=[_index_path(Path(prepared.url), row) for row in range(len(shards.names))],
         prefetch_queue_depth=READER_PREFETCH,
     )
-    with _environment(url), bench.loaders.tfrecord.open_loader(files, options=options) as loader:
+    with _environment(url), bench.loaders.dali_readers.open_loader(files, options=options) as loader:
         yield loader
 
 

@@ -2,9 +2,9 @@
 
 Written: `prep export tfrecord`, and `prep pack tars` with its index, of the same shards into one directory. Read and
 decoded: by our loader from tars, by `fn.readers.webdataset` from the same tars and by `fn.readers.tfrecord` from the
-TFRecord files, the last two in plain pipelines (`bench.loaders.tfrecord`). All three give what Pillow and torchvision
-make of the shards, sample for sample, before anything is timed. Ours comes in a shuffled order, from bytes whose
-checksums it has taken; the plain readers come in the order of the files and check nothing.
+TFRecord files, the last two in plain pipelines (`bench.loaders.dali_readers`). All three give what Pillow and
+torchvision make of the shards, sample for sample, before anything is timed. Ours comes in a shuffled order, from bytes
+whose checksums it has taken; the plain readers come in the order of the files and check nothing.
 """
 
 import contextlib
@@ -18,11 +18,11 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import bench.loaders.dali
-from bench.compare import Comparison, Reference, compare_epoch, tolerance_of
 from bench.environment import describe_environment
 from bench.loaders import Loader, LoaderOptions
-from bench.loaders.tfrecord import ReaderFiles, open_loader, open_reader, write_webdataset_indexes
+from bench.loaders.dali_readers import ReaderFiles, open_loader, open_reader, write_webdataset_indexes
 from bench.loaders.workers import endpoint_of, shard_urls
+from bench.outputs import Comparison, Reference, compare_epoch, tolerance_of
 from bench.reports.report import Spread
 from bench.reports.tables import format_rows
 from bench.scenarios.warm import touch_memory

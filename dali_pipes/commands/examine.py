@@ -152,6 +152,20 @@ def _gpu() -> Iterator[Finding]:
         builds=builds,
         is_cpu_torch=not torch_cuda and _version("torch") is not None,
     )
+    if devices:
+        yield _jpeg_engines()
+
+
+def _jpeg_engines() -> Finding:
+    """Whether nvJPEG can reach the GPU's JPEG engines: by a library of the driver that containers may lack."""
+    try:
+        ctypes.CDLL("libnvcuvid.so.1")
+    except OSError:
+        advice = (
+            "in a container: NVIDIA_DRIVER_CAPABILITIES=compute,utility,video; decoding works without, on CUDA and CPU"
+        )
+        return Finding(name="JPEG engines", status="warn", found="out of reach: no libnvcuvid.so.1", advice=advice)
+    return Finding(name="JPEG engines", status="ok", found="within reach, where the GPU has any")
 
 
 def gpu_fit(

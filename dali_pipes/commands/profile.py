@@ -196,6 +196,7 @@ def profile_loader(
         compute_s: What a step takes after each batch: a training's, slept.
     """
     kept: list[Fed] = []
+    loader._decode.waits_on_host = True  # or nobody would be seen to wait for a GPU
     taken = [_epoch(loader, recorder, compute_s=compute_s, kept=kept) for _ in range(epochs)]
     share = _decode_share(loader, kept)
     return [_split(profile, share) for profile in taken]
@@ -236,6 +237,8 @@ def _epoch(loader: "Loader", recorder: "Recorder", *, compute_s: float, kept: "l
         )
 
     threads = loader._decode.num_threads
+    if loader._decode.device_id is not None:
+        threads *= 1 + loader._decode.num_decoders  # each decoder for a GPU has as many of its own
     busy_s, queued_s = (
         sum(max(0.0, now[kind] - dali.get(thread, (0.0, 0.0))[kind]) for thread, now in _dali_threads().items())
         for kind in (0, 1)

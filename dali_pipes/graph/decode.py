@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from nvidia.dali import types
+from nvidia.dali.data_node import DataNode
 from nvidia.dali.pipeline import Pipeline
 from nvidia.dali.types import PipelineAPIType
 
@@ -111,6 +113,8 @@ class DecodeHalf:
         self._example = samples.example() if example is None else example
         self._device_id, self._hw_decoder_load, self._only_decoders = device_id, hw_decoder_load, only_decoders
         self.prefetch_queue_depth = prefetch_queue_depth
+        self.waits_on_host = False
+        """Whether `take` comes back only when a GPU has made the outputs: for who asks how long that takes."""
         self._settings: dict[str, Any] = {
             "batch_size": batch_size,
             "num_threads": num_threads,
@@ -157,7 +161,7 @@ class DecodeHalf:
                 set_hw_decoder_load(decoders, self._hw_decoder_load)
             if self._only_decoders:
                 nodes = [node for decoder in decoders for node in decoder.outputs] or nodes
-            self.pipeline.set_outputs(*(nodes if self._device_id is None else [node.gpu() for node in nodes]))
+            self.pipeline.set_outputs(*(nodes if self._device_id is None else [_on_gpu(node) for node in nodes]))
         refuse_any_data(self.pipeline)
         self.random_operators = random_operators(self.pipeline)
         """DALI's own random operators in the graph, by name: what they draw does not belong to the sample."""
@@ -278,6 +282,8 @@ class DecodeHalf:
     def take(self) -> tuple[Fed, dict[str, Any]]:
         """The oldest batch in flight, waited for, and its outputs by name: DALI tensors on the graph's device, lists.
 
+        On a GPU they belong to the current stream of torch, see Note [whose stream]; the host need not have waited.
+
         Raises:
             StopIteration: If none is in flight.
             RuntimeError: If DALI could not decode it; it is then the oldest in `scheduled`, and DALI goes on with the
@@ -286,7 +292,7 @@ class DecodeHalf:
         """
         with self._iterator_scope():
             with stages.waiting("hand-over"):
-                outputs = self.pipeline.share_outputs()
+                outputs = self.pipeline.share_outputs(self._consumer_stream())
             fed = self.scheduled.popleft()
             tensors: dict[str, Any] = {}
             tensor_lists = iter(outputs)
@@ -371,6 +377,18 @@ class DecodeHalf:
         self.feed = lambda: None
         self.pipeline = None
 
+    # Note [whose stream]: an output's memory goes back to DALI's pool when the last tensor of it is dropped, in the
+    # order of the stream that the output is bound to. Bound to none, it is written again at once, while kernels that
+    # were launched before and have not run yet still read it: a step is launched long before it runs. Bound to the
+    # stream that the step is launched on, it is free when that stream has come so far.
+    def _consumer_stream(self) -> Any:
+        """The stream that outputs are bound to; ``None`` on the CPU, and where the host is to wait for them."""
+        if self._device_id is None or self.waits_on_host:
+            return None
+        import torch
+
+        return torch.cuda.current_stream(self._device_id)
+
     def _iterator_scope(self) -> AbstractContextManager[None]:
         # DALIGenericIterator claims its pipelines for itself when it is made, and DALI refuses other callers than
         # iterators from then on; this half is driven by such an iterator, and says so.
@@ -389,6 +407,14 @@ class DecodeHalf:
             for waiting, queue in self._waiting.items():
                 queue.append(values[waiting])
         return self._waiting[name].popleft()
+
+
+def _on_gpu(output: Any) -> Any:
+    """A graph's output there; what is no node is a constant, as DALI takes it on the CPU."""
+    if isinstance(output, DataNode):
+        return output.gpu()
+    value = output.value if isinstance(output, types.ScalarConstant) else output
+    return types.Constant(value, device="cpu").gpu()
 
 
 def decoders_behind(nodes: Sequence[Any]) -> list[Any]:

@@ -12,9 +12,9 @@ from typing import Any
 import psutil
 import pytest
 
-from bench.compare import Reference, compare_epoch, tolerance_of
 from bench.loaders import LOADERS, Batch, LoaderOptions, LoaderSpec, available_loaders, open_loader
 from bench.loaders.workers import fitting_batch_size
+from bench.outputs import Reference, compare_epoch, tolerance_of
 from prep.errors import PipesError
 from prep.urls import ShardSet
 

@@ -18,9 +18,9 @@ from PIL import Image
 import bench.loaders
 import bench.timing.ranks
 from bench.cli import bench as bench_command
-from bench.compare import OutputError
 from bench.loaders import ALL_PARTS, Batch, Loader, LoaderOptions, LoaderSpec, open_loader
 from bench.loaders.workers import worker_context
+from bench.outputs import OutputError
 from bench.reports.record import check_target, write_record
 from bench.run import RunOptions, run_benchmark
 from bench.timing.processes import ProcessTree

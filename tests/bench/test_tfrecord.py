@@ -10,9 +10,9 @@ import pytest
 from click.testing import CliRunner
 
 from bench.cli import bench as bench_command
-from bench.compare import OutputError, Reference, compare_epoch, tolerance_of
 from bench.loaders import Batch, Loader, LoaderOptions
-from bench.loaders.tfrecord import ReaderFiles, open_loader, open_reader, webdataset_index, write_webdataset_indexes
+from bench.loaders.dali_readers import ReaderFiles, open_loader, open_reader, webdataset_index, write_webdataset_indexes
+from bench.outputs import OutputError, Reference, compare_epoch, tolerance_of
 from bench.scenarios.tfrecord import READER_NAMES, WRITER_NAMES, TfrecordOptions, format_tfrecord, run_tfrecord
 from prep.errors import DataError
 from prep.export import export_tfrecords

@@ -11,8 +11,8 @@ import pytest
 import torch
 from PIL import Image
 
-from bench.compare import SAME_PIXELS, OutputError, Reference, Tolerance, assert_images_close, compare_epoch
 from bench.loaders import ALL_PARTS, Batch, LoaderOptions
+from bench.outputs import SAME_PIXELS, OutputError, Reference, Tolerance, assert_images_close, compare_epoch
 from bench.transforms import IMAGENET_MEAN, IMAGENET_STD, SampleDecoder
 from prep.errors import DataError
 from prep.urls import ShardSet, resolve_shards

@@ -67,8 +67,10 @@ TURBO = Tolerance(max_abs=1e-6, mean_abs=1e-6)
 (JPEG 4:4:4 and 4:2:0, progressive, one RGBA PNG) and on JPEGs of all subsamplings, gray and CMYK. Both carry
 libjpeg-turbo and both use its accurate transform and smooth upsampling; a wheel built otherwise would fail here."""
 
-GPU = Tolerance(max_abs=1.0, mean_abs=0.035)
-"""Not measured: nvJPEG rounds and upsamples chroma in its own way. Two levels on average, more at a coloured edge."""
+GPU = Tolerance(max_abs=4.8, mean_abs=0.07)
+"""Not measured, and so wide: nvJPEG repeats chroma where the CPU's decoder interpolates it, which is a level or two on
+average and can be a hundred at the edge of two colours; any value is let through, four levels on average are not.
+``bench gpu --scenarios parity`` measures what should stand here."""
 
 
 def tolerance_of(*, decode: str, device: str) -> Tolerance:
