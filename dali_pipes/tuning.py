@@ -1,7 +1,10 @@
 """A tuning file: what ``dali-pipes tune`` found out about a machine, to the settings that a loader decodes with.
 
 A file holds for the machine that it was made on: another processor, number of cores or GPU, and it is not used. What a
-caller asks for comes first, and no setting is an input of the order: with a file or without, batches are the same.
+caller asks for comes first, and no setting is an input of the order: with a file or without, batches hold the same
+samples, and on the CPU the same pixels. On a GPU the JPEG engines and CUDA kernels may round a photo differently
+(``bench gpu --scenarios parity`` says by how much), and which of them decodes it depends on ``hw_decoder_load`` and on
+its place in the batch.
 """
 
 import json

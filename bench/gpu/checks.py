@@ -6,7 +6,7 @@ it from there.
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -169,15 +169,23 @@ def measure_parity(workload: Workload, *, device: Literal["gpu", "cpu"]) -> dict
     )
     graphs = graph_differences(workload, "cpu", "gpu")
     report = {"measured": True, "num_photos": len(photos), "against": "cpu", "differences": found, "graphs": graphs}
-    # Ids and class ids are no pixels: nothing rounds them.
+    if (error := unequal_ids(graphs)) is not None:
+        report["error"] = error
+    return report
+
+
+def unequal_ids(graphs: Mapping[str, Mapping[str, float]]) -> str | None:
+    """What is wrong with a graph's masks and labels, by `graph_differences`: ids are no pixels, nothing rounds them.
+
+    >>> unequal_ids({"segmentation.image": {"equal_share": 0.4}, "segmentation.trimap": {"equal_share": 0.99}})
+    'masks and labels must be equal on both devices, differ in segmentation.trimap (1.00% of the values)'
+    """
     wrong = [
         f"{name} ({1 - apart['equal_share']:.2%} of the values)"
         for name, apart in graphs.items()
         if name.endswith((".trimap", ".label")) and apart["equal_share"] < 1
     ]
-    if wrong:
-        report["error"] = f"masks and labels must be equal on both devices, differ in {', '.join(wrong)}"
-    return report
+    return f"masks and labels must be equal on both devices, differ in {', '.join(wrong)}" if wrong else None
 
 
 def graph_differences(workload: Workload, left: str, right: str) -> dict[str, dict[str, float]]:

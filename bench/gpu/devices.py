@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any
 
 __all__ = [
+    "SETTLED_S",
     "Nvml",
     "Utilisation",
     "copied_bytes",
@@ -29,6 +30,8 @@ __all__ = [
 
 # How often the GPU is asked: its own figures are means of a sixth of a second to a second.
 SAMPLE_S = 0.1
+SETTLED_S = 1.0
+"""After which nothing of what ran before is in these means."""
 _SUCCESS = 0
 _PCIE_RX = 1
 """NVML's number for bytes that come to the GPU."""
@@ -74,12 +77,13 @@ class Nvml:
         self._check(self._library.nvmlInit_v2(), "nvmlInit")
         self._is_open = True
         self._device = ctypes.c_void_p()
-        self._check(
-            self._library.nvmlDeviceGetHandleByUUID(
-                f"GPU-{uuid.removeprefix('GPU-')}".encode(), ctypes.byref(self._device)
-            ),
-            "nvmlDeviceGetHandleByUUID",
-        )
+        bare = uuid.removeprefix("GPU-").removeprefix("MIG-")
+        # CUDA does not say which of the two a device is.
+        ask = self._library.nvmlDeviceGetHandleByUUID
+        code = ask(f"GPU-{bare}".encode(), ctypes.byref(self._device))
+        if code != _SUCCESS:
+            code = ask(f"MIG-{bare}".encode(), ctypes.byref(self._device))
+        self._check(code, "nvmlDeviceGetHandleByUUID")
 
     def sample(self) -> dict[str, float]:
         """What it can say now: ``gpu``, ``memory``, ``jpeg``, ``decoder`` in percent, ``rx_mib_per_s``."""
@@ -202,8 +206,10 @@ class Utilisation:
 
 
 @contextlib.contextmanager
-def sampling(sample: Callable[[], Mapping[str, float]] | None) -> Iterator[list[Mapping[str, float]]]:
-    """What ``sample`` gives, ten times a second meanwhile; an empty list where it is ``None``."""
+def sampling(
+    sample: Callable[[], Mapping[str, float]] | None, *, after_s: float = 0.0
+) -> Iterator[list[Mapping[str, float]]]:
+    """What ``sample`` gives, ten times a second from ``after_s`` on; an empty list where it is ``None``."""
     samples: list[Mapping[str, float]] = []
     if sample is None:
         yield samples
@@ -211,6 +217,7 @@ def sampling(sample: Callable[[], Mapping[str, float]] | None) -> Iterator[list[
     stopped = threading.Event()
 
     def work() -> None:
+        stopped.wait(after_s)
         while not stopped.wait(SAMPLE_S):
             samples.append(sample())
 

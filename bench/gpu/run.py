@@ -19,7 +19,15 @@ import torch
 from bench.environment import describe_environment
 from bench.gpu.cases import CASES, Case, Setting, Workload
 from bench.gpu.checks import check_path, measure_parity
-from bench.gpu.devices import Nvml, Utilisation, count_jpeg_engines, has_video_library, measure_copies, sampling
+from bench.gpu.devices import (
+    SETTLED_S,
+    Nvml,
+    Utilisation,
+    count_jpeg_engines,
+    has_video_library,
+    measure_copies,
+    sampling,
+)
 from bench.loaders import available_cores
 from bench.timing.processes import ProcessTree
 from prep.progress import bar
@@ -267,7 +275,8 @@ def _time(
         batch_s: list[float] = []
         num_samples = 0
         cpu_start, start = tree.cpu_s(), time.perf_counter()
-        with sampling(None if nvml is None else nvml.sample) as samples:
+        after_s = SETTLED_S if seconds > SETTLED_S else 0.0
+        with sampling(None if nvml is None else nvml.sample, after_s=after_s) as samples:
             before = start
             while before - start < seconds or not batch_s:
                 num_samples += running.step()

@@ -49,8 +49,9 @@ def segmentation(
     Outputs:
         image: ``dtype`` [B, 3, crop, crop] (``layout="CHW"``) or [B, crop, crop, 3]: ``(pixel / 255 - mean) / std``,
         pixels
-            outside the photo being 0 before that, within 1e-6 of torchvision's
-            ``CenterCrop(crop) -> ToTensor -> Normalize``. With ``dtype="uint8"`` the pixels as they are.
+            outside the photo being 0 before that, on the CPU within 1e-6 of torchvision's
+            ``CenterCrop(crop) -> ToTensor -> Normalize``; on a GPU nvJPEG decodes, whose pixels are others by some grey
+            levels. With ``dtype="uint8"`` the pixels as they are.
         trimap: uint8 [B, 1, crop, crop] or [B, crop, crop, 1]: the mask's values, 0 outside it.
         label: int64 [B].
 

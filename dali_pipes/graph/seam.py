@@ -303,7 +303,8 @@ class Random:
 
     Each call opens a stream of its own, named by its kind and number; pass ``stream=`` to keep it when calls are added.
     A stream is a function of ``(seed, epoch, ordinal, occurrence, stream)``: another batch size, another number of
-    ranks or a resumed run sees the same numbers.
+    ranks or a resumed run sees the same numbers. (Pixels to the last bit are another matter on a GPU, see
+    `dali_pipes.tuning`.)
     """
 
     def __init__(self, components: Components) -> None:

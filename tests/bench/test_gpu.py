@@ -327,6 +327,9 @@ def test_sampling_asks_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     with sampling(None) as nothing:
         pass
     assert nothing == []
+    with sampling(lambda: {"gpu": 1.0}, after_s=60) as unsettled:
+        time.sleep(0.05)
+    assert unsettled == []
 
 
 def test_copied_bytes_tells_pinned_from_pageable() -> None:
@@ -356,6 +359,9 @@ def test_report_of_a_gpu_shows_its_engines_and_what_crossed(workload: Workload) 
     text = format_markdown([report])
     assert "NVIDIA H100, driver 580.1, 7 JPEG engines." in text
     assert "| 61% | 97% | 3.0 measured |" in text
+    assert "libnvcuvid" not in text
+    report["gpu"]["video_library"] = False
+    assert "the JPEG engines were not used (driver capability `video`)" in format_markdown([report])
 
 
 @pytest.mark.gpu

@@ -1,0 +1,127 @@
+"""What of a batch lies on which device, and on whose stream."""
+
+import ctypes
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from nvidia.dali import fn, types
+from nvidia.dali.pipeline import Pipeline
+
+import dali_pipes as dp
+from bench.gpu.devices import _nvjpeg, has_video_library
+from bench.gpu.photos import draw_shards
+from dali_pipes.commands.examine import _jpeg_engines
+from dali_pipes.graph.decode import _on_gpu
+from dali_pipes.graph.seam import Components, Random
+
+BATCH = 32
+NUM_PHOTOS = 16 * BATCH
+# About a tenth of a second of a GPU: longer than a batch of these photos takes to decode.
+SLEEP_CYCLES = 200_000_000
+
+
+def with_a_number(components: Components, random: Random) -> dict[str, Any]:
+    """Outputs that are nodes and one that is none, as DALI's graphs may have."""
+    del random
+    photo = fn.decoders.image(components["image.jpg"], device=components.device)
+    return {"image": fn.resize(photo, size=(8, 8)), "two": 2, "three": types.Constant(3)}
+
+
+def test_an_output_that_is_no_node_goes_to_the_gpu_as_a_constant() -> None:
+    """As DALI takes it on the CPU."""
+    with Pipeline(batch_size=1, num_threads=1, device_id=0):
+        node = fn.random.uniform()
+        assert [_on_gpu(output).device for output in (node, 2, types.Constant(3))] == ["gpu"] * 3
+
+
+def test_a_number_among_the_outputs_on_the_cpu(small_shards: Path) -> None:
+    """One value a sample."""
+    with dp.loader(small_shards, with_a_number, batch_size=4, device="cpu", show_progress=False) as loader:
+        ((batch,), *_) = loader
+    assert (batch["two"].tolist(), batch["three"].tolist()) == ([2] * 4, [3] * 4)
+
+
+def test_tests_of_the_cpu_do_not_see_a_gpu(pytestconfig: pytest.Config) -> None:
+    """Or ``device="auto"`` would have them hold nvJPEG's pixels against Pillow's."""
+    if "gpu" in pytestconfig.getoption("markexpr") or torch.cuda.is_available():
+        pytest.skip("GPUs were asked for")
+    program = "import torch; raise SystemExit(torch.cuda.device_count())"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_nvjpeg_is_found_where_the_wheels_of_cuda_13_have_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One directory for all of its libraries; CUDA 12's have one for each."""
+    import nvidia
+
+    (found,) = [line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "libm.so" in line][:1]
+    for number, place in enumerate(("cu13/lib/libnvjpeg.so.13", "nvjpeg/lib/libnvjpeg.so.12")):
+        root = tmp_path / str(number) / "nvidia"
+        (root / place).parent.mkdir(parents=True)
+        (root / place).symlink_to(found)
+        monkeypatch.setattr(nvidia, "__path__", [str(root)])
+        assert _nvjpeg()._name == str(root / place)
+
+
+def test_doctor_says_when_the_jpeg_engines_are_out_of_reach() -> None:
+    """DALI says nothing: it decodes without them."""
+    finding = _jpeg_engines()
+    if has_video_library():
+        assert (finding.status, finding.found) == ("ok", "within reach, where the GPU has any")
+    else:
+        assert (finding.status, finding.found) == ("warn", "out of reach: no libnvcuvid.so.1")
+        assert "NVIDIA_DRIVER_CAPABILITIES=compute,utility,video" in finding.advice
+        with pytest.raises(OSError, match=r"libnvcuvid\.so\.1"):
+            ctypes.CDLL("libnvcuvid.so.1")
+
+
+@pytest.mark.gpu
+def test_a_number_among_the_outputs_on_a_gpu(gpu: None, small_shards: Path) -> None:
+    with dp.loader(small_shards, with_a_number, batch_size=4, device="gpu", show_progress=False) as loader:
+        ((batch,), *_) = loader
+    assert {name: values.device.type for name, values in batch.items()} == dict.fromkeys(batch, "cuda")
+    assert (batch["two"].tolist(), batch["three"].tolist()) == ([2] * 4, [3] * 4)
+
+
+@pytest.mark.gpu
+def test_a_batch_is_taken_without_waiting_for_the_gpu(gpu: None, small_shards: Path) -> None:
+    """Nor is `valid`: a copy from ordinary memory would hold the host up until the step before has run."""
+    graph = dp.classification_eval(crop=8, resize=8)
+    with dp.loader(
+        small_shards, graph, batch_size=4, device="gpu", with_valid=True, on_error="substitute", show_progress=False
+    ) as loader:
+        batches = iter(loader)
+        next(batches)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            (batch,) = next(batches)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert batch["valid"].device.type == "cuda"
+
+
+@pytest.mark.gpu
+def test_a_batch_keeps_its_values_until_the_kernels_that_read_it_have_run(gpu: None, tmp_path: Path) -> None:
+    """The stream is held up, so that the host runs ahead and drops batches whose kernels have not begun."""
+    shards = draw_shards(tmp_path, num=NUM_PHOTOS)
+
+    def sums(*, is_held_up: bool) -> list[float]:
+        # hw_decoder_load=0: which photo goes to the engines depends on nothing but its place, but keep one decoder.
+        with dp.loader(
+            shards.store.locate(""), dp.segmentation(), batch_size=BATCH, device="gpu", shuffle=False,
+            hw_decoder_load=0.0, show_progress=False,
+        ) as loader:  # fmt: skip
+            found = []
+            for (batch,) in loader:
+                if is_held_up:
+                    torch.cuda._sleep(SLEEP_CYCLES)
+                found.append(batch["image"].double().sum())
+                del batch
+                if not is_held_up:
+                    torch.cuda.synchronize()
+            return [float(value) for value in found]
+
+    assert sums(is_held_up=True) == sums(is_held_up=False)
