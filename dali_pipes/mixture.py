@@ -11,9 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from dali_pipes.cache.extents import Extent
 from dali_pipes.errors import DataError
-from dali_pipes.fetch.stager import Fetcher
+from dali_pipes.fetch.stager import Fetcher, Wanted
 from prep.etl.source import etl_of
 from prep.manifest import UNSIZED, Manifest, Texts, pack_texts
 from prep.store import Store
@@ -97,18 +96,15 @@ class MixtureFetcher:
         self._fetchers: dict[tuple[str, str], Fetcher] = {}
         """By the store's URL and the ETL."""
 
-    def fetch(
-        self, name: str, extent: Extent, *, checksum: int, stopped: Callable[[], bool], num_connections: int = 1
-    ) -> bool:
-        """See `dali_pipes.fetch.stager.Fetcher`."""
-        set_, object_name = split_set(name)
+    def fetch(self, wanted: Sequence[Wanted], *, stopped: Callable[[], bool], num_connections: int = 1) -> bool:
+        """See `dali_pipes.fetch.stager.Fetcher`; the objects are of one set."""
+        (set_,) = {split_set(one.name)[0] for one in wanted}
         store = self._stores[set_]
         which = (store.url, etl_of(store))
         if which not in self._fetchers:
             self._fetchers[which] = self._open_fetcher(store)
-        return self._fetchers[which].fetch(
-            object_name, extent, checksum=checksum, stopped=stopped, num_connections=num_connections
-        )
+        own = [one._replace(name=split_set(one.name)[1]) for one in wanted]
+        return self._fetchers[which].fetch(own, stopped=stopped, num_connections=num_connections)
 
     def close(self) -> None:
         """Close all that were opened. Can be called twice."""

@@ -109,10 +109,11 @@ def find_manifest(shards: ShardSet) -> Manifest | None:
         DataError: If what is there is no manifest of this version, or that of shards that are read otherwise.
     """
     name = manifest_name(shards.prefix)
-    if shards.store.size(name) is None:
+    data = shards.store.find(name)
+    if data is None:
         return None
     where = shards.store.locate(name)
-    manifest = Manifest.from_bytes(shards.store.read(name), where=where)
+    manifest = Manifest.from_bytes(data, where=where)
     if manifest.etl != etl_of(shards.store):
         raise DataError(
             f"manifest '{where}' is of shards {_how_read(manifest.etl)}, expected one of shards "
@@ -128,9 +129,8 @@ def find_columns(shards: ShardSet, manifest: Manifest) -> SampleColumns | None:
         DataError: If what is there is no column file of this version, or that of another manifest.
     """
     name = columns_name(shards.prefix)
-    if shards.store.size(name) is None:
-        return None
-    return SampleColumns.from_bytes(shards.store.read(name), manifest=manifest, where=shards.store.locate(name))
+    data = shards.store.find(name)
+    return None if data is None else SampleColumns.from_bytes(data, manifest=manifest, where=shards.store.locate(name))
 
 
 def _index_each(
@@ -228,10 +228,11 @@ def index_shard(
 def read_class_table(store: Store, prefix: str) -> dict[int, str] | None:
     """The class table that `pack` left beside the shards, ``None`` where there is none."""
     name = classes_name(prefix)
-    if store.size(name) is None:
+    data = store.find(name)
+    if data is None:
         return None
     try:
-        return {int(label): str(text) for label, text in json.loads(store.read(name)).items()}
+        return {int(label): str(text) for label, text in json.loads(data).items()}
     except (ValueError, AttributeError) as exc:
         raise DataError(f'class table \'{store.locate(name)}\': expected {{"1": "name", ...}} ({exc})') from exc
 

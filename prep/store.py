@@ -84,6 +84,9 @@ class Store(Protocol):
     def read(self, name: str) -> bytes:
         """All bytes of a (small) object."""
 
+    def find(self, name: str) -> bytes | None:
+        """All bytes of a (small) object, ``None`` where there is none: one request, where `size` and `read` are two."""
+
     def read_range(self, name: str, *, start: int, size: int) -> bytes:
         """The object's bytes ``[start, start + size)``; fewer where it ends before."""
 
@@ -132,6 +135,9 @@ class LocalStore:
     def read(self, name: str) -> bytes:
         with self.open(name) as stream:
             return stream.read()
+
+    def find(self, name: str) -> bytes | None:
+        return self.read(name) if (self.directory / name).is_file() else None
 
     def read_range(self, name: str, *, start: int, size: int) -> bytes:
         with self.open(name) as stream:
@@ -235,9 +241,23 @@ class AisStore:
 
     def read(self, name: str) -> bytes:
         with self.asking(self.locate(name)):
-            # Small: silence for long says that nobody is there, where no cloud has to be asked first.
-            bucket = self._bucket if self.scheme == "ais" else self._bulk
-            return cast("bytes", bucket.object(name).get_reader().read_all())
+            return self._read(name)
+
+    def _read(self, name: str) -> bytes:
+        # Small: silence for long says that nobody is there, where no cloud has to be asked first.
+        bucket = self._bucket if self.scheme == "ais" else self._bulk
+        return cast("bytes", bucket.object(name).get_reader().read_all())
+
+    def find(self, name: str) -> bytes | None:
+        from aistore.sdk.errors import AISError
+
+        with self.asking(self.locate(name)):
+            try:
+                return self._read(name)
+            except AISError as exc:
+                if exc.status_code == 404:
+                    return None
+                raise
 
     def read_range(self, name: str, *, start: int, size: int) -> bytes:
         if not size:

@@ -26,6 +26,7 @@ import xxhash
 
 from bench.scenarios.warm import touch_memory
 from dali_pipes.cache.extents import Extent, extent_starts
+from dali_pipes.fetch.stager import Wanted
 from dali_pipes.fetch.transport import Connection, ObjectFetcher
 from prep.errors import DataError, PipesError
 from prep.store import ais_client
@@ -90,7 +91,7 @@ def fetch_ours(task: ClientTask) -> Cost:
                 for number in _taken(numbers):
                     # As the image does: the room is there before the bytes are.
                     os.posix_fallocate(image.fileno(), int(starts[number]), int(starts[number + 1] - starts[number]))
-                    fetcher.fetch(task.names[number], extents[number], checksum=task.checksums[number])
+                    fetcher.fetch([Wanted(task.names[number], extents[number], task.checksums[number])])
 
         cost = _timed(lambda: _in_threads(work, task.connections), warmed_bytes=task.total_bytes)
         stored = os.fstat(image.fileno()).st_blocks * 512

@@ -2,12 +2,12 @@
 
 import errno
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from dali_pipes.cache.extents import READ_BYTES, Extent
 from dali_pipes.errors import CacheError
-from dali_pipes.fetch.stager import Fetcher
+from dali_pipes.fetch.stager import Fetcher, Wanted
 from prep.errors import DataError, StoreError
 from prep.manifest import checksum as checksum_of
 
@@ -26,16 +26,17 @@ class LocalFetcher:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
-    def fetch(
-        self, name: str, extent: Extent, *, checksum: int, stopped: Callable[[], bool], num_connections: int = 1
-    ) -> bool:
-        """Copy a file into its extent and check it.
+    def fetch(self, wanted: Sequence[Wanted], *, stopped: Callable[[], bool], num_connections: int = 1) -> bool:
+        """Copy files into their extents, one after the other, and check them.
 
         Raises:
             CacheError: If there is no room.
             DataError: If size or checksum are not the manifest's.
-            StoreError: If the file cannot be read.
+            StoreError: If a file cannot be read.
         """
+        return all(self._copy(*one, stopped) for one in wanted)
+
+    def _copy(self, name: str, extent: Extent, checksum: int, stopped: Callable[[], bool]) -> bool:
         where = str(self._directory / name)
         try:
             source = os.open(where, os.O_RDONLY | os.O_CLOEXEC)
@@ -104,17 +105,18 @@ class WithIndexes:
     def __init__(self, shards: Fetcher, indexes: Mapping[str, bytes]) -> None:
         self._shards, self._indexes = shards, indexes
 
-    def fetch(
-        self, name: str, extent: Extent, *, checksum: int, stopped: Callable[[], bool], num_connections: int = 1
-    ) -> bool:
+    def fetch(self, wanted: Sequence[Wanted], *, stopped: Callable[[], bool], num_connections: int = 1) -> bool:
         """See `dali_pipes.fetch.stager.Fetcher`."""
-        data = self._indexes.get(name)
-        if data is None:
-            return self._shards.fetch(name, extent, checksum=checksum, stopped=stopped, num_connections=num_connections)
-        assert len(data) == extent.size
-        assert checksum_of(data) == checksum
-        extent.write(data, 0)
-        return True
+        stored = []
+        for one in wanted:
+            data = self._indexes.get(one.name)
+            if data is None:
+                stored.append(one)
+                continue
+            assert len(data) == one.extent.size
+            assert checksum_of(data) == one.checksum
+            one.extent.write(data, 0)
+        return self._shards.fetch(stored, stopped=stopped, num_connections=num_connections)
 
     def close(self) -> None:
         """Close the fetcher of the shards."""

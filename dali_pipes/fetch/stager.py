@@ -18,7 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from dali_pipes import stages
 from dali_pipes.cache.cache import Take
@@ -28,7 +28,7 @@ from dali_pipes.cache.locks import shielded
 from dali_pipes.errors import CacheError
 from prep.manifest import Manifest, index_name
 
-__all__ = ["Fetcher", "Stager", "in_fetcher"]
+__all__ = ["Fetcher", "Stager", "Wanted", "in_fetcher"]
 
 _log = logging.getLogger(__name__)
 
@@ -47,13 +47,28 @@ FULL_AFTER_S = 0.5
 TELL_AFTER_S = 30.0
 
 
+class Wanted(NamedTuple):
+    """An object, and where it is to lie."""
+
+    name: str
+    """In its store."""
+    extent: Extent
+    """Its size is the object's."""
+    checksum: int
+    """XXH64, from the manifest."""
+
+
 class Fetcher(Protocol):
     """Brings objects of one store into extents; belongs to one thread."""
 
-    def fetch(
-        self, name: str, extent: Extent, *, checksum: int, stopped: Callable[[], bool], num_connections: int = 1
-    ) -> bool:
-        """Whether the object lies in its extent, whole and checked; ``False`` only if ``stopped``."""
+    def fetch(self, wanted: Sequence[Wanted], *, stopped: Callable[[], bool], num_connections: int = 1) -> bool:
+        """Whether the objects, a shard and its index, lie in their extents, whole and checked.
+
+        Args:
+            wanted: In the order in which to begin; a fetcher that waits for answers waits for all of them together.
+            stopped: Asked at least every 100 ms; ``True`` gives up, and then, and only then, the answer is ``False``.
+            num_connections: For each of them; how many it takes is the fetcher's to say.
+        """
 
     def close(self) -> None:
         """Close its connections. Can be called twice."""
@@ -539,28 +554,20 @@ class Stager:
     def _fetch(self, shard: int, fetcher: Fetcher) -> bool:
         name = self._manifest.names[shard]
         self._image.reserve_blocks(shard, name=self._locate(name))
-        objects = [
-            (name, self._image.shard_extent(shard), int(self._manifest.checksums[shard])),
-            (index_name(name), self._image.index_extent(shard), int(self._manifest.index_checksums[shard])),
+        wanted = [
+            Wanted(name, self._image.shard_extent(shard), int(self._manifest.checksums[shard])),
+            Wanted(index_name(name), self._image.index_extent(shard), int(self._manifest.index_checksums[shard])),
         ]
-        for object_name, extent, checksum in objects:
-            with self._changed:
-                # Idle threads lend their connections where fewer shards are wanted than there are threads.
-                num_wanted = max(len(self._lacking), len(self._coming))
-                connections = max(1, self._num_fetchers // max(1, num_wanted))
-            with stages.busy("fetch"):
-                is_whole = fetcher.fetch(
-                    object_name,
-                    extent,
-                    checksum=checksum,
-                    stopped=lambda: self._is_left_off(shard),
-                    num_connections=connections,
-                )
-            if not is_whole:
-                return False
         with self._changed:
-            self.fetched_bytes += sum(extent.size for _, extent, _ in objects)
-        return True
+            # Idle threads lend their connections where fewer shards are wanted than there are threads.
+            num_wanted = max(len(self._lacking), len(self._coming))
+            connections = max(1, self._num_fetchers // max(1, num_wanted))
+        with stages.busy("fetch"):
+            is_whole = fetcher.fetch(wanted, stopped=lambda: self._is_left_off(shard), num_connections=connections)
+        if is_whole:
+            with self._changed:
+                self.fetched_bytes += sum(one.extent.size for one in wanted)
+        return is_whole
 
     def _is_left_off(self, shard: int) -> bool:
         """Whether to stop fetching it: because all is over, or because it can wait and an urgent one has no thread.

@@ -8,7 +8,7 @@ it may be one; when it cannot be, the transform gives other bytes than when it w
 
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import BinaryIO, cast
 
@@ -16,7 +16,7 @@ from dali_pipes.cache.extents import Extent
 from dali_pipes.errors import DataError, StoreError
 from dali_pipes.fetch.connections import Connection
 from dali_pipes.fetch.http1 import Answer
-from dali_pipes.fetch.stager import Fetcher
+from dali_pipes.fetch.stager import Fetcher, Wanted
 from dali_pipes.fetch.transport import ObjectFetcher, RetryPolicy, _FaultError, _Object, _Part, _reason
 from prep.etl.cluster import how_to_start, is_unknown_etl, no_etl
 from prep.etl.source import TransformedStore
@@ -44,10 +44,8 @@ class TransformedFetcher:
             connection, bucket, provider=provider, etl=store.etl, retry=retry or RetryPolicy(silence_s=SILENCE_S)
         )
 
-    def fetch(
-        self, name: str, extent: Extent, *, checksum: int, stopped: Callable[[], bool], num_connections: int = 1
-    ) -> bool:
-        """See `dali_pipes.fetch.stager.Fetcher`.
+    def fetch(self, wanted: Sequence[Wanted], *, stopped: Callable[[], bool], num_connections: int = 1) -> bool:
+        """See `dali_pipes.fetch.stager.Fetcher`; what describes the shards comes after them.
 
         Raises:
             CacheError: If its bytes cannot be stored.
@@ -56,10 +54,15 @@ class TransformedFetcher:
             NoEtlError: If the cluster has no ETL.
             StoreError: If it cannot be had: the ETL fails on it, or does not run, also not after some seconds.
         """
-        fetcher = self._shards if self._store.is_shard(name) else self._described
-        return fetcher.fetch(
-            self._store.stored_name(name), extent, checksum=checksum, stopped=stopped, num_connections=num_connections
-        )
+        for fetcher, are_shards in ((self._shards, True), (self._described, False)):
+            stored = [
+                one._replace(name=self._store.stored_name(one.name))
+                for one in wanted
+                if self._store.is_shard(one.name) == are_shards
+            ]
+            if not fetcher.fetch(stored, stopped=stopped, num_connections=num_connections):
+                return False
+        return True
 
     def close(self) -> None:
         """Close all connections. Can be called twice."""
@@ -183,7 +186,7 @@ class WholeShards:
             file = cast("BinaryIO", tempfile.TemporaryFile())  # noqa: SIM115 (closed by _forget)
             try:
                 extent = Extent(file.fileno(), 0, shard_bytes)
-                self._fetcher.fetch(name, extent, checksum=checksum, stopped=lambda: False)
+                self._fetcher.fetch([Wanted(name, extent, checksum)], stopped=lambda: False)
             except BaseException:
                 file.close()
                 raise

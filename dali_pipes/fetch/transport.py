@@ -11,7 +11,7 @@ import os
 import random
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -23,6 +23,7 @@ from dali_pipes.cache.extents import Extent
 from dali_pipes.errors import CacheError, DataError, StoreError
 from dali_pipes.fetch.connections import Connection, Lines, host_of, is_token_for
 from dali_pipes.fetch.http1 import NOW, Answer, Body, Line, Loop, Pipe, ProtocolError, Steps, Wait
+from dali_pipes.fetch.stager import Wanted
 from prep.checksums import CHECKSUM_TYPES, DEFAULT_CHECKSUM_TYPE, NO_CHECKSUM_TYPE, Checksum, new_checksum
 from prep.store import PROVIDERS, answer_text
 
@@ -79,8 +80,9 @@ class _FaultError(Exception):
 class _NoRangesError(Exception):
     """The object must be read in one piece."""
 
-    def __init__(self, cause: str, *, is_lasting: bool = False) -> None:
+    def __init__(self, item: "_Object", cause: str, *, is_lasting: bool = False) -> None:
         super().__init__(cause)
+        self.where = item.where
         self.is_lasting = is_lasting
         """The same is to be expected of the bucket's other objects."""
 
@@ -184,46 +186,46 @@ class ObjectFetcher:
 
     def fetch(
         self,
-        name: str,
-        extent: Extent,
+        wanted: Sequence[Wanted],
         *,
-        checksum: int,
         stopped: Callable[[], bool] = lambda: False,
         num_connections: int = 1,
     ) -> bool:
-        """GET an object into its extent.
+        """GET objects into their extents, all at the same time: a shard's index does not wait for the shard.
 
         Args:
-            name: The object's, in the bucket.
-            extent: Where it is to lie; its size is the object's.
-            checksum: XXH64, from the manifest.
+            wanted: Objects of the bucket.
             stopped: Asked at least every 100 ms, whatever is waited for; ``True`` gives up.
-            num_connections: For this one object; as many as have ``RANGE_BYTES`` or more to read.
+            num_connections: For each object; as many as have ``RANGE_BYTES`` or more to read.
 
         Returns:
-            Whether the object is whole and verified; ``False`` only if ``stopped``.
+            Whether all are whole and verified; ``False`` only if ``stopped``.
 
         Raises:
-            CacheError: If its bytes cannot be stored.
-            DataError: If the object is not what the manifest says.
-            StoreError: If it cannot be had.
+            CacheError: If bytes cannot be stored.
+            DataError: If an object is not what the manifest says.
+            StoreError: If one cannot be had.
         """
-        num_parts = min(num_connections, extent.size // RANGE_BYTES) if self._reads_ranges else 1
-        is_lasting = False
-        if num_parts > 1:
-            loop = Loop()
-            loop.start(self._fetch_parts(self._object(name, extent, checksum), num_parts, loop))
-            try:
-                return loop.run(stopped)
-            except _NoRangesError as exc:
-                _log.info("'%s/%s': %s; reading it in one piece", self._url, name, exc)
-                is_lasting = exc.is_lasting
-        loop = Loop()
-        loop.start(self._fetch_part(self._object(name, extent, checksum), _Part(0, extent.size, is_range=False)))
-        is_whole = loop.run(stopped)
+        try:
+            return self._fetch(wanted, stopped, num_connections if self._reads_ranges else 1)
+        except _NoRangesError as exc:
+            _log.info("'%s': %s; reading in one piece", exc.where, exc)
+            is_lasting = exc.is_lasting
+        is_whole = self._fetch(wanted, stopped, 1)
         if is_whole and is_lasting:
             self._reads_ranges = False
         return is_whole
+
+    def _fetch(self, wanted: Sequence[Wanted], stopped: Callable[[], bool], num_connections: int) -> bool:
+        loop = Loop()
+        for name, extent, checksum in wanted:
+            item = self._object(name, extent, checksum)
+            num_parts = min(num_connections, extent.size // RANGE_BYTES)
+            if num_parts > 1:
+                loop.start(self._fetch_parts(item, num_parts, loop))
+            else:
+                loop.start(self._fetch_part(item, _Part(0, extent.size, is_range=False)))
+        return loop.run(stopped)
 
     def _object(self, name: str, extent: Extent, checksum: int) -> _Object:
         return _Object(name, f"{self._url}/{name}", extent, checksum)
@@ -409,9 +411,9 @@ class ObjectFetcher:
             raise self._replaced(item, value)
         if part.is_range:
             if is_whole:
-                raise _NoRangesError("the server does not send ranges", is_lasting=True)
+                raise _NoRangesError(item, "the server does not send ranges", is_lasting=True)
             if is_other or item.version not in (None, version):
-                raise _NoRangesError("a range reports another version or checksum", is_lasting=is_other)
+                raise _NoRangesError(item, "a range reports another version or checksum", is_lasting=is_other)
         elif is_whole:
             # Also where a range was asked for: all of it comes again.
             part.restart()
@@ -491,9 +493,9 @@ class ObjectFetcher:
             _update(hashes, item.extent.read(position, BLOCK_BYTES))
             yield NOW
         if hashes[0].hexdigest() != f"{item.checksum:016x}":
-            raise _NoRangesError("its ranges do not make up the manifest's checksum")
+            raise _NoRangesError(item, "its ranges do not make up the manifest's checksum")
         if cause := self._differs(item, hashes):
-            raise _NoRangesError(cause)
+            raise _NoRangesError(item, cause)
 
     def _check_digests(self, item: _Object, part: _Part) -> None:
         """Hold what came against AIStore's checksum and the manifest's."""

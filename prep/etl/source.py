@@ -65,6 +65,11 @@ class TransformedStore:
         with self.open(name) as stream:
             return stream.read()
 
+    def find(self, name: str) -> bytes | None:
+        """As the store's; not of a shard, which is found when it is transformed."""
+        assert not self.is_shard(name), "a shard is asked for, not looked for"
+        return self.stored.find(self.stored_name(name))
+
     def read_range(self, name: str, *, start: int, size: int) -> bytes:
         """As the store's; of a shard all that comes before is read, too, and thrown away."""
         if not self.is_shard(name):

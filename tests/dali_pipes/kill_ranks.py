@@ -15,7 +15,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -27,10 +27,10 @@ from nvidia.dali import fn, types
 import dali_pipes as dp
 import dali_pipes.staging
 from dali_pipes.cache.cache import Cache
-from dali_pipes.cache.extents import Extent
 from dali_pipes.cache.files import cache_root
 from dali_pipes.cache.table import State, StateTable
 from dali_pipes.fetch.local import LocalFetcher
+from dali_pipes.fetch.stager import Wanted
 from dali_pipes.order.plan import Plan
 from tests.conftest import Sample, make_samples, write_shards
 
@@ -70,13 +70,14 @@ def expected(sample: Sample) -> dict[str, int]:
 class HaltingFetcher(LocalFetcher):
     """Writes half of an object, pauses, and writes the whole."""
 
-    def fetch(
-        self, name: str, extent: Extent, *, checksum: int, stopped: Callable[[], bool], num_connections: int = 1
-    ) -> bool:
-        data = (self._directory / name).read_bytes()
-        extent.write(data[: len(data) // 2], 0)
-        time.sleep(PAUSE_S)
-        return super().fetch(name, extent, checksum=checksum, stopped=stopped)
+    def fetch(self, wanted: Sequence[Wanted], *, stopped: Callable[[], bool], num_connections: int = 1) -> bool:
+        for one in wanted:
+            data = (self._directory / one.name).read_bytes()
+            one.extent.write(data[: len(data) // 2], 0)
+            time.sleep(PAUSE_S)
+            if not super().fetch([one], stopped=stopped):
+                return False
+        return True
 
 
 def open_loader(shards: Path, cache_dir: Path, *, rank: int, cache_bytes: int, window: int) -> dp.Loader:

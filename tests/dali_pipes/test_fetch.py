@@ -6,20 +6,20 @@ import random
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from dali_pipes.cache.cache import Take
-from dali_pipes.cache.extents import Extent, extent_starts
+from dali_pipes.cache.extents import extent_starts
 from dali_pipes.cache.files import cache_root
 from dali_pipes.cache.image import Image
 from dali_pipes.cache.room import Room
 from dali_pipes.errors import CacheError
 from dali_pipes.fetch.local import LocalFetcher
-from dali_pipes.fetch.stager import NUM_ASKED, Fetcher, Stager
+from dali_pipes.fetch.stager import NUM_ASKED, Fetcher, Stager, Wanted
 from dali_pipes.staging import Indexed
 from prep.errors import StoreError
 from prep.manifest import Manifest, index_name
@@ -55,17 +55,15 @@ class StoreFetcher(LocalFetcher):
         super().__init__(store.directory)
         self._store = store
 
-    def fetch(
-        self, name: str, extent: Extent, *, checksum: int, stopped: Callable[[], bool], num_connections: int = 1
-    ) -> bool:
-        if name.endswith(".tar"):
-            self._store.fetched.append(name)
-            while not self._store.may_go_on.wait(0.01) or name in self._store.held_back:
-                if stopped():
-                    return False
-            if name in self._store.broken:
-                raise StoreError(f"'{name}' cannot be had")
-        return super().fetch(name, extent, checksum=checksum, stopped=stopped, num_connections=num_connections)
+    def fetch(self, wanted: Sequence[Wanted], *, stopped: Callable[[], bool], num_connections: int = 1) -> bool:
+        name = wanted[0].name
+        self._store.fetched.append(name)
+        while not self._store.may_go_on.wait(0.01) or name in self._store.held_back:
+            if stopped():
+                return False
+        if name in self._store.broken:
+            raise StoreError(f"'{name}' cannot be had")
+        return super().fetch(wanted, stopped=stopped, num_connections=num_connections)
 
     def close(self) -> None:
         self._store.num_open -= 1
@@ -306,7 +304,7 @@ class CountingImage(Image):
 class Nothing:
     """Fetches nothing: what is there is right."""
 
-    def fetch(self, name: str, extent: Extent, **_: object) -> bool:
+    def fetch(self, wanted: Sequence[Wanted], **_: object) -> bool:
         return True
 
     def close(self) -> None:

@@ -34,11 +34,12 @@ from dali_pipes.staging import Indexed, open_image, open_stager
 from prep.urls import resolve_shards
 
 class HaltingFetcher(LocalFetcher):
-    def fetch(self, name, extent, **options):
-        data = (self._directory / name).read_bytes()
-        extent.write(data[: len(data) // 2], 0)
-        time.sleep(float(sys.argv[4]))
-        return super().fetch(name, extent, **options)
+    def fetch(self, wanted, **options):
+        for name, extent, _ in wanted:
+            data = (self._directory / name).read_bytes()
+            extent.write(data[: len(data) // 2], 0)
+            time.sleep(float(sys.argv[4]))
+        return super().fetch(wanted, **options)
 
 dali_pipes.staging.LocalFetcher = HaltingFetcher
 indexed = Indexed(resolve_shards(Path(sys.argv[1]), endpoint=None))
@@ -107,6 +108,9 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def cache_dir(tmp_path: Path) -> Path:
     (tmp_path / "cache").mkdir()
     return tmp_path / "cache"
+
+
+FILE_SYSTEM_BLOCK = 4096
 
 
 def blocks(cache_dir: Path) -> int:
@@ -206,7 +210,8 @@ def test_job_that_was_killed_is_gone_on_with(shards: Path, cache_dir: Path) -> N
         table.close()
     assert num_half > 0
     job = Job(shards, cache_dir)
-    assert blocks(cache_dir) == job.image.extent_bytes[is_ready].sum()  # the halves were punched
+    # The halves were punched, of more than a block each; ext4 takes one of its own for a file in more than four pieces.
+    assert blocks(cache_dir) - job.image.extent_bytes[is_ready].sum() in (0, FILE_SYSTEM_BLOCK)
     job.stager.need(job.all)
     job.check(*job.all)
     assert job.stager.fetched_bytes == sum(job.object_bytes(shard) for shard in job.all if not is_ready[shard])

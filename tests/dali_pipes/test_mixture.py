@@ -11,7 +11,7 @@ import pytest
 
 from dali_pipes.cache.extents import Extent
 from dali_pipes.errors import DataError, StoreError
-from dali_pipes.fetch.stager import Fetcher
+from dali_pipes.fetch.stager import Fetcher, Wanted
 from dali_pipes.mixture import Mixture, MixtureFetcher, NamedSets, check_class_tables, join_manifests, split_set
 from dali_pipes.reader.samples import Samples
 from dali_pipes.staging import Indexed, fetcher_of, find_shards
@@ -225,7 +225,7 @@ def test_sets_that_share_a_store_share_a_fetcher(pets: Path, texts: Path, tmp_pa
         for set_, path in (("c", pets), ("a", pets), ("c", pets), ("b", texts)):
             data = (path / "s-000001.tar").read_bytes()
             extent = Extent(image.fileno(), 0, len(data))
-            assert fetcher.fetch(f"{set_}/s-000001.tar", extent, checksum=checksum(data), stopped=lambda: False)
+            assert fetcher.fetch([Wanted(f"{set_}/s-000001.tar", extent, checksum(data))], stopped=lambda: False)
             assert extent.read() == data
     assert opened == [str(pets), str(texts)]
     fetcher.close()

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from dali_pipes.errors import CacheError, DataError
+from dali_pipes.fetch.stager import Wanted
 from dali_pipes.staging import Indexed, fetcher_of, open_image, open_stager
 from prep.manifest import ShardIndex, columns_name, index_name
 from prep.urls import resolve_shards
@@ -144,8 +145,8 @@ def test_fetcher_of_a_directory_stops(shards: Path, tmp_path: Path) -> None:
         checksum = int(indexed.manifest.checksums[0])
         fetcher = fetcher_of(indexed.shards.store)
         name, extent = indexed.manifest.names[0], image.shard_extent(0)
-        assert not fetcher.fetch(name, extent, checksum=checksum, stopped=lambda: True)
-        assert fetcher.fetch(name, extent, checksum=checksum, stopped=lambda: False)
+        assert not fetcher.fetch([Wanted(name, extent, checksum)], stopped=lambda: True)
+        assert fetcher.fetch([Wanted(name, extent, checksum)], stopped=lambda: False)
         assert extent.checksum() == checksum
     finally:
         image.close()

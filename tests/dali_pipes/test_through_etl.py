@@ -21,6 +21,7 @@ from dali_pipes.cli import main
 from dali_pipes.errors import DataError, PipesError, StoreError
 from dali_pipes.fetch import transformed
 from dali_pipes.fetch.connections import Connection
+from dali_pipes.fetch.stager import Wanted
 from dali_pipes.fetch.transformed import TransformedFetcher
 from dali_pipes.fetch.transport import RetryPolicy
 from dali_pipes.mixture import MixtureFetcher, join_manifests
@@ -198,7 +199,7 @@ def test_sets_of_one_bucket_have_fetchers_of_their_own_where_they_are_read_other
         for row in (0, 3):
             place = Place(int(whole.shard_bytes[row]))
             name, taken = whole.names[row], int(whole.checksums[row])
-            assert fetcher.fetch(name, place.extent, checksum=taken, stopped=lambda: False)
+            assert fetcher.fetch([Wanted(name, place.extent, taken)], stopped=lambda: False)
 
 
 def test_neighbours_of_bad_samples_come_through_the_etl(bucket: AisStore, tmp_path: Path) -> None:
@@ -348,7 +349,7 @@ def fetch_first(store: AisStore, made: Manifest, *, etl: str, **retry: int) -> N
         retry=RetryPolicy(base_s=0.005, cap_s=0.02, **retry),
     )
     with contextlib.closing(fetcher):
-        assert fetcher.fetch(made.names[0], place.extent, checksum=int(made.checksums[0]), stopped=lambda: False)
+        assert fetcher.fetch([Wanted(made.names[0], place.extent, int(made.checksums[0]))], stopped=lambda: False)
 
 
 # --- a transfer that breaks, as AIStore ends it: with 200 said, an error's text in the body, and no sign of it --------
@@ -377,7 +378,7 @@ def through(bodies: list[bytes], *, lengths: bool = False, size: int = len(DATA)
         with contextlib.closing(fetcher):
             # As many connections as it may have: there are no ranges for them.
             assert fetcher.fetch(
-                "x.tar", place.extent, checksum=checksum(DATA), stopped=lambda: False, num_connections=4
+                [Wanted("x.tar", place.extent, checksum(DATA))], stopped=lambda: False, num_connections=4
             )
         return place, server.ranges
 

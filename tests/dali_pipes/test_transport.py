@@ -27,6 +27,7 @@ import xxhash
 from dali_pipes.cache.extents import Extent
 from dali_pipes.errors import DataError, PipesError, StoreError
 from dali_pipes.fetch import transport
+from dali_pipes.fetch.stager import Wanted
 from dali_pipes.fetch.transport import Connection, ObjectFetcher, RetryPolicy, is_token_for
 from prep import embedded
 from prep.embedded import EmbeddedNode
@@ -85,7 +86,7 @@ def fetch_through(proxy: FaultyProxy, store: AisStore, *, num_connections: int =
     """Fetch ``a/x.tar`` and hold every byte against what was written."""
     place = Place()
     with fetching(proxy.endpoint, store.bucket) as fetcher:
-        assert fetcher.fetch("a/x.tar", place.extent, checksum=checksum(DATA), num_connections=num_connections)
+        assert fetcher.fetch([Wanted("a/x.tar", place.extent, checksum(DATA))], num_connections=num_connections)
     assert place.holds(DATA)
 
 
@@ -101,7 +102,7 @@ def fails(
     """The text of the error that a fetch of ``DATA`` must raise."""
     place = place or Place()
     with pytest.raises(error, match=text) as raised:
-        fetcher.fetch(name, place.extent, checksum=checksum(DATA), num_connections=num_connections)
+        fetcher.fetch([Wanted(name, place.extent, checksum(DATA))], num_connections=num_connections)
     return str(raised.value)
 
 
@@ -119,7 +120,7 @@ def test_object_of_any_size_lies_in_its_extent(store: AisStore, size: int) -> No
     store.write("some.bin", DATA[:size])
     place = Place(size)
     with fetching(store.endpoint, store.bucket) as fetcher:
-        assert fetcher.fetch("some.bin", place.extent, checksum=checksum(DATA[:size]))
+        assert fetcher.fetch([Wanted("some.bin", place.extent, checksum(DATA[:size]))])
     assert place.holds(DATA[:size])
 
 
@@ -129,7 +130,7 @@ def test_object_names_are_quoted_as_the_sdk_does(store: AisStore, name: str) -> 
     store.write(name, b"abc")
     place = Place(3)
     with fetching(store.endpoint, store.bucket) as fetcher:
-        assert fetcher.fetch(name, place.extent, checksum=checksum(b"abc"))
+        assert fetcher.fetch([Wanted(name, place.extent, checksum(b"abc"))])
     assert place.holds(b"abc")
 
 
@@ -145,9 +146,33 @@ def test_connections_stay_open_between_objects(store: AisStore) -> None:
         place = Place()
         with fetching(proxy.endpoint, store.bucket) as fetcher:
             for _ in range(5):
-                assert fetcher.fetch("a/x.tar", place.extent, checksum=checksum(DATA))
+                assert fetcher.fetch([Wanted("a/x.tar", place.extent, checksum(DATA))])
         assert proxy.num_connections == {"entry": 1, "target": 1}
         assert proxy.requests == {"entry": 5, "target": 5}
+
+
+def test_objects_that_are_fetched_together_do_not_wait_for_each_other() -> None:
+    """A shard's index, small as it is, would cost another round trip: the server answers neither before both ask."""
+    both = threading.Barrier(2)
+
+    def act(exchange: Exchange) -> None:
+        both.wait(10)
+        exchange.say(200, DATA[:100] if "index" in exchange.path else DATA)
+
+    shard, index = Place(), Place(100)
+    with answering(act) as server, fetching(server.endpoint, "b") as fetcher:
+        wanted = [Wanted("x.tar", shard.extent, checksum(DATA)), Wanted("x.index", index.extent, checksum(DATA[:100]))]
+        assert fetcher.fetch(wanted)
+    assert shard.holds(DATA)
+    assert index.holds(DATA[:100])
+
+
+def test_one_object_that_cannot_be_had_fails_both(store: AisStore) -> None:
+    """And says which one."""
+    place = Place()
+    wanted = [Wanted("a/x.tar", place.extent, checksum(DATA)), Wanted("a/none.index", Place(100).extent, 0)]
+    with fetching(store.endpoint, store.bucket) as fetcher, pytest.raises(StoreError, match=r"a/none\.index"):
+        fetcher.fetch(wanted)
 
 
 def test_connection_closed_while_idle_is_no_fault(store: AisStore, caplog: pytest.LogCaptureFixture) -> None:
@@ -156,7 +181,7 @@ def test_connection_closed_while_idle_is_no_fault(store: AisStore, caplog: pytes
     with faulty(store.endpoint) as proxy, fetching(proxy.endpoint, store.bucket) as fetcher:
         for _ in range(2):
             place = Place()
-            assert fetcher.fetch("a/x.tar", place.extent, checksum=checksum(DATA))
+            assert fetcher.fetch([Wanted("a/x.tar", place.extent, checksum(DATA))])
             assert place.holds(DATA)
             proxy.vanish()
         assert proxy.num_connections == {"entry": 1, "target": 2}
@@ -386,7 +411,7 @@ def test_body_without_a_length_is_counted() -> None:
             place = Place(size)
             outcome = pytest.raises(expected[0], match=expected[1]) if expected else contextlib.nullcontext()
             with outcome:
-                assert fetcher.fetch("x.tar", place.extent, checksum=checksum(sent))
+                assert fetcher.fetch([Wanted("x.tar", place.extent, checksum(sent))])
                 assert place.holds(sent)
             if size < len(sent):
                 assert place.holds(sent[:size])
@@ -415,12 +440,13 @@ import resource, tempfile
 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
 from dali_pipes.errors import CacheError
 from dali_pipes.cache.extents import Extent
+from dali_pipes.fetch.stager import Wanted
 from dali_pipes.fetch.transport import Connection, ObjectFetcher
 with tempfile.TemporaryFile(buffering=0) as file:
     fetcher = ObjectFetcher(Connection(endpoint="{{}}"), "{store.bucket}")
     for _ in range(2):
         try:
-            fetcher.fetch("a/x.tar", Extent(file.fileno(), 0, {len(DATA)}), checksum={checksum(DATA)})
+            fetcher.fetch([Wanted("a/x.tar", Extent(file.fileno(), 0, {len(DATA)}), {checksum(DATA)})])
         except CacheError as exc:
             print(exc, exc.__cause__.__class__.__name__)
     print(file.seek(0, 2))
@@ -449,7 +475,7 @@ def test_stopped_ends_a_silent_wait(store: AisStore, kind: str) -> None:
                 return asked[-1] > deadline
 
             place = Place()
-            assert not fetcher.fetch("a/x.tar", place.extent, checksum=checksum(DATA), stopped=stopped)
+            assert not fetcher.fetch([Wanted("a/x.tar", place.extent, checksum(DATA))], stopped=stopped)
             assert time.monotonic() - deadline < 5
             assert len(asked) >= 3
         proxy.kinds = []
@@ -463,8 +489,8 @@ def test_fetcher_goes_on_after_it_was_stopped(store: AisStore) -> None:
         place = Place()
         is_late = threading.Event()
         threading.Timer(0.1, is_late.set).start()
-        assert not fetcher.fetch("a/x.tar", place.extent, checksum=checksum(DATA), stopped=is_late.is_set)
-        assert fetcher.fetch("a/x.tar", place.extent, checksum=checksum(DATA))
+        assert not fetcher.fetch([Wanted("a/x.tar", place.extent, checksum(DATA))], stopped=is_late.is_set)
+        assert fetcher.fetch([Wanted("a/x.tar", place.extent, checksum(DATA))])
         assert place.holds(DATA)
 
 
@@ -489,7 +515,7 @@ def test_ranges_are_read_in_parallel_from_one_target(store: AisStore) -> None:
         store.write("small.bin", DATA[:999_999])
         with fetching(proxy.endpoint, store.bucket) as fetcher:
             place = Place(999_999)
-            assert fetcher.fetch("small.bin", place.extent, checksum=checksum(DATA[:999_999]), num_connections=4)
+            assert fetcher.fetch([Wanted("small.bin", place.extent, checksum(DATA[:999_999]))], num_connections=4)
         assert ranges_of(proxy)[-1] is None
 
 
@@ -521,7 +547,7 @@ def test_ranges_with_checksums_of_their_own_are_given_up(store: AisStore) -> Non
     with faulty(store.endpoint) as proxy, fetching(proxy.endpoint, store.bucket) as fetcher:
         for _ in range(2):
             place = Place()
-            assert fetcher.fetch("a/x.tar", place.extent, checksum=checksum(DATA), num_connections=4)
+            assert fetcher.fetch([Wanted("a/x.tar", place.extent, checksum(DATA))], num_connections=4)
             assert place.holds(DATA)
         assert [wanted is None for wanted in ranges_of(proxy)] == [False, True, True]
         store.write("a/x.tar", OTHER)
@@ -556,7 +582,7 @@ def test_server_without_ranges_is_read_in_one_piece() -> None:
     with answering(lambda exchange: exchange.say(200, DATA)) as server, fetching(server.endpoint, "b") as fetcher:
         for _ in range(2):
             place = Place()
-            assert fetcher.fetch("x.tar", place.extent, checksum=checksum(DATA), num_connections=4)
+            assert fetcher.fetch([Wanted("x.tar", place.extent, checksum(DATA))], num_connections=4)
             assert place.holds(DATA)
         assert [wanted is None for wanted in server.ranges] == [False, True, True]
 
@@ -572,7 +598,7 @@ def test_token_goes_where_the_sdk_sends_it(store: AisStore) -> None:
     with faulty(store.endpoint) as proxy:
         place = Place()
         with ObjectFetcher(Connection(endpoint=proxy.endpoint, token=TOKEN), store.bucket) as fetcher:
-            assert fetcher.fetch("a/x.tar", place.extent, checksum=checksum(DATA))
+            assert fetcher.fetch([Wanted("a/x.tar", place.extent, checksum(DATA))])
         ours = [(seen.is_entry, seen.headers.get("Authorization")) for seen in proxy.seen]
         proxy.seen.clear()
         client = ais_client(proxy.endpoint)
@@ -596,7 +622,7 @@ def test_token_goes_to_a_target_at_the_endpoint() -> None:
     place = Place()
     with answering(exchange_once) as server:
         fetcher = ObjectFetcher(Connection(endpoint=server.endpoint, token=TOKEN), "b")
-        assert fetcher.fetch("x.tar", place.extent, checksum=checksum(DATA))
+        assert fetcher.fetch([Wanted("x.tar", place.extent, checksum(DATA))])
         fetcher.close()
     assert seen == [f"Bearer {TOKEN}"] * 2
 
@@ -644,7 +670,7 @@ def test_token_is_in_no_text(caplog: pytest.LogCaptureFixture) -> None:
             with ObjectFetcher(connection, "b", retry=PROMPT) as fetcher:
                 place = Place()
                 with pytest.raises(PipesError) as raised:
-                    fetcher.fetch("x.tar", place.extent, checksum=0)
+                    fetcher.fetch([Wanted("x.tar", place.extent, 0)])
                 exc: BaseException | None = raised.value
                 while exc:
                     texts += [str(exc), repr(exc)]
@@ -746,7 +772,7 @@ def test_https_with_the_cluster_ca(store: AisStore, tls: Tls) -> None:
         place = Place()
         with ObjectFetcher(Connection(endpoint=proxy.endpoint, ca=tls.ca), store.bucket, retry=PROMPT) as fetcher:
             for _ in range(3):
-                assert fetcher.fetch("a/x.tar", place.extent, checksum=checksum(DATA))
+                assert fetcher.fetch([Wanted("a/x.tar", place.extent, checksum(DATA))])
         assert place.holds(DATA)
         assert proxy.num_connections["entry"] == 1
         assert ranges_of(proxy)[0] is None
@@ -759,7 +785,7 @@ def test_https_in_parallel_ranges(store: AisStore, tls: Tls) -> None:
     with faulty(store.endpoint, context=tls.context) as proxy:
         place = Place()
         with ObjectFetcher(Connection(endpoint=proxy.endpoint, ca=tls.ca), store.bucket) as fetcher:
-            assert fetcher.fetch("a/x.tar", place.extent, checksum=checksum(DATA), num_connections=4)
+            assert fetcher.fetch([Wanted("a/x.tar", place.extent, checksum(DATA))], num_connections=4)
         assert place.holds(DATA)
         assert proxy.requests["target"] == 4
 
@@ -780,7 +806,7 @@ def test_https_skip_verify_trusts_anybody(store: AisStore, tls: Tls) -> None:
     with faulty(store.endpoint, context=tls.context) as proxy:
         place = Place()
         with ObjectFetcher(Connection(endpoint=proxy.endpoint, skip_verify=True), store.bucket) as fetcher:
-            assert fetcher.fetch("a/x.tar", place.extent, checksum=checksum(DATA))
+            assert fetcher.fetch([Wanted("a/x.tar", place.extent, checksum(DATA))])
         assert place.holds(DATA)
 
 
@@ -790,7 +816,7 @@ def test_https_with_a_client_certificate(store: AisStore, tls: Tls) -> None:
         place = Place()
         connection = Connection(endpoint=proxy.endpoint, ca=tls.ca, client_cert=tls.client_cert)
         with ObjectFetcher(connection, store.bucket) as fetcher:
-            assert fetcher.fetch("a/x.tar", place.extent, checksum=checksum(DATA))
+            assert fetcher.fetch([Wanted("a/x.tar", place.extent, checksum(DATA))])
         assert place.holds(DATA)
         with ObjectFetcher(Connection(endpoint=proxy.endpoint, ca=tls.ca), store.bucket, retry=PROMPT) as fetcher:
             fails(fetcher, StoreError, "set AIS_CRT and AIS_CRT_KEY", place=place)
@@ -823,7 +849,7 @@ def test_loopback_is_reached_without_the_environments_proxy(store: AisStore, mon
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     place = Place()
     with fetching(store.endpoint, store.bucket) as fetcher:
-        assert fetcher.fetch("a/x.tar", place.extent, checksum=checksum(DATA))
+        assert fetcher.fetch([Wanted("a/x.tar", place.extent, checksum(DATA))])
 
 
 def test_other_hosts_are_reached_through_the_environments_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -840,7 +866,7 @@ def test_other_hosts_are_reached_through_the_environments_proxy(monkeypatch: pyt
         monkeypatch.setenv("http_proxy", server.endpoint.replace("://", "://u:p%40@"))
         place = Place()
         with fetching("http://ais.invalid:51080", "b") as fetcher:
-            assert fetcher.fetch("x.tar", place.extent, checksum=checksum(DATA))
+            assert fetcher.fetch([Wanted("x.tar", place.extent, checksum(DATA))])
         assert place.holds(DATA)
     assert heads == [("http://ais.invalid:51080/v1/objects/b/x.tar?provider=ais", "Basic dTpwQA==")]
 
@@ -877,7 +903,7 @@ def test_https_goes_through_a_tunnel(store: AisStore, tls: Tls, monkeypatch: pyt
         # The redirect leads to 127.0.0.1, with the certificate of that; the proxy's own name is not checked here.
         connection = Connection(endpoint=f"https://ais.invalid:{port}", skip_verify=True)
         with ObjectFetcher(connection, store.bucket, retry=PROMPT) as fetcher:
-            assert fetcher.fetch("a/x.tar", place.extent, checksum=checksum(DATA))
+            assert fetcher.fetch([Wanted("a/x.tar", place.extent, checksum(DATA))])
         assert place.holds(DATA)
     assert asked[0] == f"CONNECT ais.invalid:{port} HTTP/1.1"
     assert len(asked) == 2

@@ -28,6 +28,7 @@ def test_store_written_object_is_read_back(store: Store) -> None:
     store.write("a/b.bin", b"12345")
     assert store.read("a/b.bin") == b"12345"
     assert store.size("a/b.bin") == 5
+    assert store.find("a/b.bin") == store.read("a/b.bin")
     with store.open("a/b.bin") as stream:
         assert stream.read(2) == b"12"
         assert stream.read() == b"345"
@@ -91,6 +92,7 @@ def test_store_list_gives_names_below_prefix_in_order(store: Store, prefix: str,
 
 def test_store_of_a_missing_object_says_which(store: Store) -> None:
     assert store.size("nope") is None
+    assert store.find("nope") is None
     store.delete("nope")
     with pytest.raises(StoreError, match=f"{re.escape(store.locate('nope'))}"):
         store.read("nope")
@@ -255,7 +257,7 @@ def test_ais_store_at_a_hung_endpoint_is_reported_once(monkeypatch: pytest.Monke
     with _serving(hang) as endpoint:
         store = AisStore(endpoint, "pets")
         asks: list[Callable[[], object]] = [store.exists, store.create]
-        asks += [lambda: store.list(""), lambda: store.size("a"), lambda: store.read("a")]
+        asks += [lambda: store.list(""), lambda: store.size("a"), lambda: store.read("a"), lambda: store.find("a")]
         for ask in asks:
             asked.clear()
             with pytest.raises(StoreError, match=rf"no answer from AIStore at {endpoint} \(Read timed out"):
