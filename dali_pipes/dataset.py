@@ -18,7 +18,9 @@ __all__ = ["LoaderDataset"]
 class LoaderDataset(IterableDataset[dict[str, Any]]):
     """The batches of a loader, as plain dicts. Made by `Loader.as_dataset`.
 
-    Each time it is iterated it gives what is left of the loader's epoch, after the end the next one: see `Loader`.
+    Each time it is iterated it gives what is left of the loader's epoch, after the end the next one: see `Loader`. Of a
+    loader that was opened with ``state=`` that is what is left there; ``load_state_dict`` to the same place costs
+    nothing more.
 
     >>> from torchdata.stateful_dataloader import StatefulDataLoader  # doctest: +SKIP
     >>> batches = StatefulDataLoader(loader.as_dataset(), batch_size=None, num_workers=0)  # doctest: +SKIP

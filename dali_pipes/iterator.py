@@ -73,6 +73,7 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
         selection: Selection,
         set_shards: Sequence[int],
         order: OrderInputs,
+        state: LoaderState | None,
         process: Rank,
         last_batch_policy: LastBatchPolicyName,
         auto_reset: bool,
@@ -120,7 +121,11 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
             prepare_first_batch=False,
         )
         self._global_batch_size = int(self.batch_size * process.world_size)
-        self._begin(self._make_feed(order.epoch), start=0, delivered=0)
+        if state is None:
+            self._begin(self._make_feed(order.epoch), start=0, delivered=0)
+        else:
+            self._tell_random_operators()
+            self._begin_at(state.order.epoch, start=state.delivered)
         # What loops that were written for DALI's iterators look at, and nothing here depends on: of this rank's samples
         # as many as make `len(self)` batches, and the policy, which DALI takes to be FILL where it knows no size.
         self._size = self.num_samples // process.world_size
@@ -295,7 +300,8 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where ``state_dict`` was taken: the next batch begins with the exact next sample; nothing is replayed.
 
-        Batch size and world size may be others than they were.
+        Batch size and world size may be others than they were. In a job that is started again, `dali_pipes.loader`'s
+        ``state=`` does the same before the loader has begun to stage what its first epoch starts with.
 
         Raises:
             StateError: If the state is of other shards or another order; the loader goes on as it was.
@@ -308,12 +314,7 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
             order=self._order,
             num_samples=self._plan(loaded.order.epoch).num_samples,
         )
-        if self._decode.random_operators:
-            _log.warning(
-                "the graph has random operators of DALI's own (%s): pixels after a resume differ from those of an "
-                "unbroken run; draw from the graph's second argument, whose numbers belong to the sample",
-                ", ".join(self._decode.random_operators),
-            )
+        self._tell_random_operators()
         self._start_epoch(loaded.order.epoch, start=loaded.delivered)
 
     def close(self) -> None:
@@ -354,6 +355,14 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
             "buffers of its own; use it directly, or with DataLoader(num_workers=0)"
         )
 
+    def _tell_random_operators(self) -> None:
+        if self._decode.random_operators:
+            _log.warning(
+                "the graph has random operators of DALI's own (%s): pixels after a resume differ from those of an "
+                "unbroken run; draw from the graph's second argument, whose numbers belong to the sample",
+                ", ".join(self._decode.random_operators),
+            )
+
     def _compare_ranks(self) -> None:
         order = dataclasses.replace(self._order, epoch=self.epoch)
         inputs = {
@@ -380,6 +389,8 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
             self._turn_to(epoch, start=start)
 
     def _turn_to(self, epoch: int, *, start: int) -> None:
+        if not self._running and not self._interrupted and (epoch, start) == (self.epoch, self._start):
+            return  # it stands there, and what is staged is what is wanted
         was_interrupted, self._interrupted = self._interrupted, True  # until it has begun
         if was_interrupted:
             self._start_anew()
@@ -387,14 +398,23 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
             if self._running:
                 self._decode.drain()
             self._close_feed()
-        if self._prepared is not None and (start or self._prepared.plan.order.epoch != epoch):
+        self._begin_at(epoch, start=start)
+
+    def _begin_at(self, epoch: int, *, start: int) -> None:
+        num_samples = self._plan(epoch).num_samples if start else 0
+        is_over = start > 0 and not self._num_steps(num_samples - start)
+        # Of an epoch that is over nothing is read, nor staged: what comes next is the start of the one after it.
+        read = (epoch + 1, 0) if is_over else (epoch, start)
+        if self._prepared is not None and (self._prepared.plan.order.epoch, 0) != read:
             self._prepared.close()
             self._prepared = None
-        # Of an epoch that is over nothing is read: its first samples' feed stands for it until the next is started.
-        is_over = start > 0 and not self._num_steps(self._plan(epoch).num_samples - start)
-        feed = self._prepared or self._make_feed(epoch, start=0 if is_over else start)
-        self._begin(feed, start=start, delivered=0)
-        self._prepared = None
+        if is_over:
+            feed = self._make_feed(epoch, start=num_samples)
+            self._prepare(epoch + 1)
+            self._begin(feed, start=start, delivered=0)
+        else:
+            self._begin(self._prepared or self._make_feed(epoch, start=start), start=start, delivered=0)
+            self._prepared = None
 
     def _recover(self) -> None:
         """Go on with the epoch where it was cut short: the next batch is the one after the last that was delivered."""
@@ -491,7 +511,7 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
             return
         if delivered + len(scheduled) >= self._num_batches:
             # All is read; while the last batches are decoded there is time to have the next epoch's reader ready.
-            if (prepared := self._prepare_next()) is not None:
+            if (prepared := self._prepare(self.epoch + 1)) is not None:
                 try:
                     prepared.prepare()
                 except Exception:  # noqa: BLE001 (raised again when that epoch is started)
@@ -499,13 +519,13 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
                     prepared.close()
                     self._prepared = None
         elif self._is_windowed and self._feed.has_staged_all:
-            self._prepare_next()  # its first windows are staged while this epoch's last ones are read
+            self._prepare(self.epoch + 1)  # its first windows are staged while this epoch's last ones are read
 
-    def _prepare_next(self) -> Feed | None:
+    def _prepare(self, epoch: int) -> Feed | None:
         """The next epoch's feed, made if it is not there; ``None`` where that fails, which its start will tell."""
         if self._prepared is None:
             try:
-                self._prepared = self._make_feed(self.epoch + 1)
+                self._prepared = self._make_feed(epoch)
             except Exception:  # noqa: BLE001 (raised again when that epoch is started)
                 _log.debug("the next epoch's feed could not be prepared", exc_info=True)
         return self._prepared

@@ -1,8 +1,11 @@
 """Loaders to a Lightning trainer: arguments of `dali_pipes.loader` in, the trainer's data module out.
 
 Lightning numbers the epochs and keeps the position: its fit loop puts the state of a train loader that has one into
-each checkpoint, and loads it before the first batch. So the data module has no state of its own, and what is handed to
-the trainer is the loader behind a face that starts the epoch which the trainer is in.
+each checkpoint, and loads it before the first batch. What is handed to the trainer is the loader behind a face that
+starts the epoch which the trainer is in.
+
+The fit loop can load a state only into a loader that is open, and has begun to stage epoch 0 by then. So the same state
+is the data module's, too, which the trainer restores before it asks for the loader: it is opened where it goes on.
 
 # Note [whose epoch]: the fit loop asks for its first iterator before it knows that the epoch of a checkpoint was over.
 Which epoch is to be read is therefore looked up when its first batch is wanted, not when the iterator is made.
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["DataModule"]
 
 # What the trainer says, and what it does itself.
-_OF_THE_TRAINER = ("rank", "world_size", "local_rank", "auto_reset")
+_OF_THE_TRAINER = ("rank", "world_size", "local_rank", "auto_reset", "state")
 
 
 def _find_base() -> Any:
@@ -93,6 +96,7 @@ class DataModule(LightningDataModule):
                 name = f"{stage}_dataloader"
                 setattr(self, name, getattr(super(), name))
         self._batches: dict[str, _Batches] = {}
+        self._train_state: Mapping[str, Any] | None = None
 
     @property
     def loaders(self) -> dict[str, "Loader"]:
@@ -117,8 +121,18 @@ class DataModule(LightningDataModule):
         """The batches to predict."""
         return self._open("predict")
 
+    def state_dict(self) -> dict[str, Any]:
+        """The train loader's, by its stage; nothing where there is none. Called for each checkpoint."""
+        batches = self._batches.get("train")
+        return {} if batches is None else {"train": batches.loader.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Open the train loader there. Called when a checkpoint is restored, before any loader is asked for."""
+        self._train_state = state_dict.get("train")
+
     def teardown(self, stage: str) -> None:
         """Close the loaders. The trainer calls it when ``fit``, ``validate``, ``test`` or ``predict`` is over."""
+        self._train_state = None  # of a checkpoint that was tested, say: what is fitted next is another run
         opened, self._batches = self._batches, {}
         for batches in opened.values():
             batches.loader.close()
@@ -144,6 +158,8 @@ class DataModule(LightningDataModule):
                 # The CUDA device: with devices=[2, 3] it is not the process's number.
                 "local_rank": root.index if is_gpu and root.index is not None else trainer.local_rank,
             }
+            if stage == "train":
+                found["state"] = self._train_state
             opened = loader(**(found | self._arguments[stage]))
             self._batches[stage] = (_TrainBatches if stage == "train" else _Batches)(opened, trainer)
         return self._batches[stage]

@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -30,11 +30,13 @@ from dali_pipes.order.plan import (
     LAST_BATCH_POLICIES,
     LastBatchPolicyName,
     OrderInputs,
+    Plan,
     num_slices_read,
     reserved_bytes,
     window_bytes,
 )
 from dali_pipes.order.selection import Selection
+from dali_pipes.order.state import LoaderState
 from dali_pipes.ranks import find_rank
 from dali_pipes.reader.samples import Labels, Missing, Samples
 from dali_pipes.staging import Indexed, find_shards, open_image, open_stager
@@ -64,6 +66,7 @@ def loader(
     shuffle_window: int | Literal["all"] = "all",
     ramp_up: bool = False,
     num_slices: int = 1,
+    state: Mapping[str, Any] | None = None,
     rank: int | None = None,
     world_size: int | None = None,
     local_rank: int | None = None,
@@ -118,6 +121,10 @@ def loader(
             An input of the order.
         num_slices: Nodes that each stage a share of the shards; shorter shares repeat their first samples. An input of
             the order.
+        state: What `Loader.state_dict` gave, of a loader of the same order: the job goes on at the exact next sample,
+            with the batches that `Loader.load_state_dict` would give, and what the first of them names is fetched
+            first; nothing of epoch 0 is. Batch size and world size may be others. ``None``: from the start, so that one
+            line does for both: ``state=checkpoint["loader"] if checkpoint else None``.
         rank: Number of this process among those that share the order. ``None``, with ``world_size``: what
             `torch.distributed` says, else torchrun's, Slurm's or MPI's variables; else this is the only one.
         world_size: How many they are.
@@ -171,6 +178,7 @@ def loader(
         DecodeError: While iterating: if a sample is bad, or too many are.
         DataError: If the shards are not what their index says, or a sample lacks a component that the graph takes; if
             the ETL gives other bytes than when it was indexed; if the tuning file is not there, or is none.
+        StateError: If ``state`` is of other shards or another order, or is none. Nothing has been staged then.
         StoreError: If a shard, the store or the ETL is not there, also while iterating; a `prep.etl.NoEtlError` where
             the cluster can have none.
         CacheError: If two windows do not fit the cache; says how many bytes are needed.
@@ -202,6 +210,11 @@ def loader(
         num_slices=as_integer("num_slices", num_slices),
         epoch_samples=None if epoch_samples is None else as_integer("epoch_samples", epoch_samples),
     )
+    # Refused as soon as it is known to be another's: by its order here, by its shards before the graph is built.
+    resumed = None if state is None else LoaderState.from_dict(state)
+    if resumed is not None:
+        # A mixture's weights count when its data sets are found: one alone has none.
+        _check_state(resumed, order=dataclasses.replace(order, weights=resumed.order.weights))
     if torch.utils.data.get_worker_info() is not None:
         raise WorkerProcessError(
             "a loader cannot be made in a DataLoader worker process: it has threads of its own, and a GPU cannot be "
@@ -229,6 +242,8 @@ def loader(
         resources.callback(indexed.close)
         manifest = indexed.manifest
         order = dataclasses.replace(order, weights=indexed.weights)
+        if resumed is not None:
+            _check_state(resumed, manifest=manifest.digest, order=order)
         if labels == "contiguous":
             indexed.check_classes()
         samples = Samples(
@@ -255,6 +270,17 @@ def loader(
             seed=seed,
         )
         selection = _select(indexed, samples, decode.taken_components, oversample)
+        if resumed is not None:
+            plan = Plan(
+                shard_bytes=manifest.shard_bytes,
+                shard_samples=manifest.samples,
+                order=dataclasses.replace(order, epoch=resumed.order.epoch),
+                set_shards=indexed.set_shards,
+                selection=selection,
+            )
+            resumed.check(
+                manifest=manifest.digest, selection=selection.digest, order=order, num_samples=plan.num_samples
+            )
         _check_memory(order, selection.num_per_lap)
         for component in sorted(decode.inputs.photos):
             samples.check_sized(component)
@@ -312,6 +338,7 @@ def loader(
             selection=selection,
             set_shards=indexed.set_shards,
             order=order,
+            state=resumed,
             process=process,
             last_batch_policy=policy,
             auto_reset=auto_reset,
@@ -322,6 +349,16 @@ def loader(
             show_progress=show_progress and process.rank == 0,
             resources=resources,
         )
+
+
+def _check_state(state: LoaderState, *, order: OrderInputs, manifest: str | None = None) -> None:
+    """Refuse a state by what is known so far."""
+    state.check(
+        manifest=state.manifest if manifest is None else manifest,
+        selection=state.selection,
+        order=order,
+        num_samples=state.delivered,
+    )
 
 
 def _group(indexed: Indexed, order: OrderInputs, selection: Selection) -> int:

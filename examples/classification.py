@@ -76,8 +76,8 @@ def evaluate(model: nn.Module, loader: dp.Loader, process: Process, targets: Ten
 
 def train(
     arguments: Any, process: Process, saved: Mapping[str, Any] | None, loader: dp.Loader, val_loader: dp.Loader | None
-) -> None:
-    """Train to the last epoch, from the checkpoint or from the start."""
+) -> int:
+    """Train to the last epoch, from the checkpoint or from the start: 0; or the signal that said to stop before."""
     targets = targets_of(arguments.task).to(process.device)
     model = Classifier(num_classes=len(TASKS[arguments.task]), width=arguments.width).to(process.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.lr)
@@ -87,7 +87,6 @@ def train(
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         schedule.load_state_dict(saved["schedule"])
-        loader.load_state_dict(saved["loader"])
         step = saved["step"]
     example = torch.zeros(1, 3, arguments.crop, arguments.crop, device=process.device)
     replicated = process.replicate(model, example=example)
@@ -104,23 +103,27 @@ def train(
             save_checkpoint(arguments.out, state)
 
     with StepLog(arguments.out, step=step, is_written=process.rank == 0) as log:
-        while True:
-            batches = iter(loader)  # the rest of an epoch, after a resume; where one has ended, the next
-            if loader.epoch >= arguments.epochs:
-                break
-            for (batch,) in batches:
+        while loader.epoch < arguments.epochs:
+            # After a resume the rest of an epoch, of which only the validation may be left.
+            for (batch,) in loader if loader.num_batches_left else ():
                 process.seed_step(arguments.seed, step)  # for dropout
                 loss = train_step(replicated, optimizer, batch, targets)
                 schedule.step()
                 log.write(step=step, epoch=loader.epoch, loss=process.mean(loss).item())
                 step += 1
-                if step % arguments.checkpoint_every == 0:
+                stop = process.stop_signal()
+                if stop or step % arguments.checkpoint_every == 0:
                     save()
+                if stop:
+                    return stop
             if val_loader is not None:
+                save()  # to validate can take longer than there is after a signal
                 accuracy = evaluate(model, val_loader, process, targets)
                 if process.rank == 0:
                     print(f"epoch {loader.epoch}: {accuracy:.1%} of {val_loader.num_samples} photos right", flush=True)
+            loader.set_epoch(loader.epoch + 1)
         save()
+    return 0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -151,6 +154,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 seed=arguments.seed,
                 num_slices=arguments.num_slices,
                 last_batch_policy="DROP",
+                state=saved["loader"] if saved else None,
                 **options,
             )
         )
@@ -158,8 +162,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.val_shards:
             graph = dp.classification_eval(resize=arguments.crop * 8 // 7, crop=arguments.crop)
             val_loader = stack.enter_context(dp.loader(arguments.val_shards, graph, shuffle=False, **options))
-        train(arguments, process, saved, loader, val_loader)
-    return 0
+        stop = train(arguments, process, saved, loader, val_loader)
+    return 128 + stop if stop else 0
 
 
 if __name__ == "__main__":

@@ -2,14 +2,18 @@
 
 import contextlib
 import os
+import signal
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 __all__ = ["Process", "start_process"]
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+"""What says that the processes will be ended soon: a preemption, the time that is up."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +25,8 @@ class Process:
     device: torch.device
     is_launched: bool
     """Whether torchrun started it, if only by itself: then there is a process group."""
+    told: list[int] = field(default_factory=list)
+    """Those of `STOP_SIGNALS` that came to this process."""
 
     def replicate(self, model: nn.Module, *, example: Tensor) -> nn.Module:
         """The model whose backward pass averages gradients over the ranks; it shares ``model``'s parameters.
@@ -52,6 +58,17 @@ class Process:
         """The mean over all ranks, on every rank."""
         return self.sum(values) / self.world_size
 
+    def stop_signal(self) -> int:
+        """The signal that told any of the ranks to stop, on every rank; 0 while none did.
+
+        For all ranks to ask after the same step: signals reach some earlier than others, or not at all, and a rank that
+        stopped by itself would leave the others waiting for its gradients.
+        """
+        told = torch.tensor(max(self.told, default=0), device=self.device)
+        if self.is_launched:
+            distributed.all_reduce(told, op=distributed.ReduceOp.MAX)
+        return int(told)
+
     def seed_step(self, seed: int, step: int) -> None:
         """Make what torch draws in this step, for dropout say, a function of seed, step and rank.
 
@@ -63,6 +80,8 @@ class Process:
 @contextlib.contextmanager
 def start_process(*, device: str, num_threads: int, seed: int) -> Iterator[Process]:
     """Take this process's place: the GPU that ``LOCAL_RANK`` names, or the CPU, and the process group of torchrun.
+
+    From then on a signal of `STOP_SIGNALS` is noted for `Process.stop_signal`, and ends nothing by itself.
 
     On the CPU a run is reproducible bit for bit: the number of threads is fixed, and an operator that could not give
     the same bits twice is an error.
@@ -87,12 +106,20 @@ def start_process(*, device: str, num_threads: int, seed: int) -> Iterator[Proce
     is_launched = "RANK" in os.environ
     if is_launched:
         distributed.init_process_group("nccl" if is_gpu else "gloo")
-    yield Process(
+    process = Process(
         rank=distributed.get_rank() if is_launched else 0,
         world_size=distributed.get_world_size() if is_launched else 1,
         device=torch.device("cuda", torch.cuda.current_device()) if is_gpu else torch.device("cpu"),
         is_launched=is_launched,
     )
-    # Not after an error: the other ranks are in the middle of a step, and torchrun ends them.
-    if is_launched:
-        distributed.destroy_process_group()
+    before = {number: signal.signal(number, lambda came, _: process.told.append(came)) for number in STOP_SIGNALS}
+    try:
+        yield process
+        # Not after an error: the other ranks are in the middle of a step, and torchrun ends them.
+        if is_launched:
+            # All at once: who started them may end the others when one has ended, and rank 0 writes the checkpoint.
+            distributed.barrier()
+            distributed.destroy_process_group()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

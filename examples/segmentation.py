@@ -25,6 +25,9 @@ Two processes on the CPU, 8 GPUs of a node, 4 such nodes (on each of them, ``--o
 the losses of an unbroken run, bit for bit. Where there is no checkpoint yet it starts, so that one command line does
 for a job that is requeued, and for ``torchrun --max-restarts 3``: there set ``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1``,
 or torch (2.15) meets addresses from before the restart.
+
+SIGTERM or SIGUSR1, to any of the ranks, says that the run will be ended: all finish the same step, rank 0 writes a
+checkpoint, and the exit code is 128 and the signal's number, so that nobody takes the training to be complete.
 """
 
 import contextlib
@@ -100,8 +103,8 @@ def shrunk(batch: Mapping[str, Any], shrink: int) -> tuple[Tensor, Tensor]:
 
 def train(
     arguments: Any, process: Process, saved: Mapping[str, Any] | None, loader: dp.Loader, val_loader: dp.Loader | None
-) -> None:
-    """Train to the last epoch, from the checkpoint or from the start."""
+) -> int:
+    """Train to the last epoch, from the checkpoint or from the start: 0; or the signal that said to stop before."""
     model = UNet(num_classes=len(CLASSES), width=arguments.width).to(process.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.lr)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=arguments.epochs * len(loader))
@@ -110,7 +113,6 @@ def train(
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         schedule.load_state_dict(saved["schedule"])
-        loader.load_state_dict(saved["loader"])
         step = saved["step"]
     size = arguments.crop // arguments.shrink
     replicated = process.replicate(model, example=torch.zeros(1, 3, size, size, device=process.device))
@@ -127,23 +129,27 @@ def train(
             save_checkpoint(arguments.out, state)
 
     with StepLog(arguments.out, step=step, is_written=process.rank == 0) as log:
-        while True:
-            batches = iter(loader)  # the rest of an epoch, after a resume; where one has ended, the next
-            if loader.epoch >= arguments.epochs:
-                break
-            for (batch,) in batches:
+        while loader.epoch < arguments.epochs:
+            # After a resume the rest of an epoch, of which only the validation may be left.
+            for (batch,) in loader if loader.num_batches_left else ():
                 loss = train_step(replicated, optimizer, batch, shrink=arguments.shrink)
                 schedule.step()
                 log.write(step=step, epoch=loader.epoch, loss=process.mean(loss).item())
                 step += 1
-                if step % arguments.checkpoint_every == 0:
+                stop = process.stop_signal()
+                if stop or step % arguments.checkpoint_every == 0:
                     save()
+                if stop:
+                    return stop
             if val_loader is not None:
+                save()  # to validate can take longer than there is after a signal
                 found = evaluate(model, val_loader, process, shrink=arguments.shrink)
                 if process.rank == 0:
                     each = ", ".join(f"{value:.3f} {name}" for name, value in zip(CLASSES, found.tolist(), strict=True))
                     print(f"epoch {loader.epoch}: IoU {each}; mean {found.nanmean().item():.3f}", flush=True)
+            loader.set_epoch(loader.epoch + 1)
         save()
+    return 0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -175,14 +181,15 @@ def main(argv: Sequence[str] | None = None) -> int:
                 seed=arguments.seed,
                 num_slices=arguments.num_slices,
                 last_batch_policy="DROP",
+                state=saved["loader"] if saved else None,
                 **options,
             )
         )
         val_loader = None
         if arguments.val_shards:
             val_loader = stack.enter_context(dp.loader(arguments.val_shards, graph, shuffle=False, **options))
-        train(arguments, process, saved, loader, val_loader)
-    return 0
+        stop = train(arguments, process, saved, loader, val_loader)
+    return 128 + stop if stop else 0
 
 
 if __name__ == "__main__":

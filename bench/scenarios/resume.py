@@ -1,13 +1,14 @@
 """Time a resumed loader's first batch against that of an epoch's start: warm, cold, with all other shards held back.
 
 Warm: every shard is resident. In a loader that is open, `set_epoch` against `load_state_dict` into the middle of the
-same epoch, in turns; and both with the opening of the loader. What was decoded ahead is let end before each turn, since
-both would have to wait for it.
+same epoch, in turns; and with the opening of the loader, which is told where to begin by ``state=``. What was decoded
+ahead is let end before each turn, since both would have to wait for it.
 
 Cold: the cache is empty, and the samples are packed anew into more shards than a batch names, on a server of this
-process. *Held back*: until the first batch was delivered that server answers only for the shards that the batch's index
-lines name. A loader that waited for any other would wait for ever; `PATIENCE_S` later that is said, and the server
-opened.
+process. *Told later*: the loader is opened without a state, has begun to stage its epoch 0, and is then told by
+`load_state_dict`. *Held back*: until the first batch was delivered that server answers only for the shards that the
+batch's index lines name. A loader that waited for any other would wait for ever; `PATIENCE_S` later that is said, and
+the server opened.
 """
 
 import itertools
@@ -55,8 +56,9 @@ Where = Literal["epoch start", "resume"]
 WHERE: tuple[Where, Where] = ("epoch start", "resume")
 SCENARIOS = {
     "warm, loader open": "all shards resident; set_epoch() against load_state_dict()",
-    "warm, with opening": "all shards resident; from before dp.loader()",
-    "cold, with opening": "empty cache",
+    "warm, with opening": "all shards resident; from before dp.loader(), the resumed one's with state=",
+    "cold, with opening": "empty cache; likewise",
+    "cold, told later": "empty cache; load_state_dict() into the loader, which has begun with epoch 0",
     "cold, others held back": "empty cache; the server answers for no shard but those that the first batch names",
 }
 
@@ -144,6 +146,8 @@ class _Cold:
     shuffle_window: int
     named: dict[Where, frozenset[str]]
     """The shards that the first batch names."""
+    state: dict[str, Any]
+    """Of the resume."""
 
     @property
     def urls(self) -> list[str]:
@@ -177,12 +181,14 @@ def run_resume(options: ResumeOptions, shards: "ShardSet") -> dict[str, Any]:
         urls = [shards.store.locate(name) for name in shards.names]
         endpoint = getattr(shards.store, "endpoint", None)
 
-        def open_warm() -> "Loader":
-            return _open(options, urls, endpoint, cache_dir=folder / "warm")
+        def open_warm(state: dict[str, Any] | None = None) -> "Loader":
+            return _open(options, urls, endpoint, cache_dir=folder / "warm", state=state)
 
-        with open_warm() as loader, bar(what="time resumes", total=8 * options.repeats, unit="turn") as drawn:
+        num_turns = len(SCENARIOS) * len(WHERE) * options.repeats
+        with open_warm() as loader, bar(what="time resumes", total=num_turns, unit="turn") as drawn:
             for (batch,) in loader:
                 _touch(batch)
+            state = _state_in(loader, epoch=0)
             for repeat in range(options.repeats):
                 for scenario, where in itertools.product(SCENARIOS, _alternated(repeat)):
                     # What was decoded ahead ends meanwhile, and what was closed.
@@ -190,10 +196,9 @@ def run_resume(options: ResumeOptions, shards: "ShardSet") -> dict[str, Any]:
                     if scenario == "warm, loader open":
                         turn = _take_open(loader, where, epoch=1 + repeat)
                     elif scenario == "warm, with opening":
-                        turn = _take_opening(open_warm, where)
+                        turn = _take_opening(open_warm, where, state)
                     else:
-                        is_held = scenario == "cold, others held back"
-                        turn = _take_cold(options, cold, where, folder / "cold", is_held=is_held)
+                        turn = _take_cold(options, cold, where, folder / "cold", scenario)
                     turns[scenario][where].append(turn)
                     drawn.update(1)
     return {
@@ -234,6 +239,7 @@ def _open(
     cache_dir: Path,
     shuffle_window: int | Literal["all"] = "all",
     with_keys: bool = False,
+    state: dict[str, Any] | None = None,
 ) -> "Loader":
     import dali_pipes as dp
 
@@ -247,17 +253,22 @@ def _open(
         cache_dir=cache_dir,
         shuffle_window=shuffle_window,
         with_keys=with_keys,
+        state=state,
         show_progress=False,
         endpoint=endpoint,
     )
+
+
+def _state_in(loader: "Loader", *, epoch: int) -> dict[str, Any]:
+    """The state in the middle of an epoch."""
+    return loader.state_dict() | {"epoch": epoch, "delivered": _middle(loader.num_samples, loader.batch_size)}
 
 
 def _go_to(loader: "Loader", where: Where, epoch: int) -> None:
     if where == "epoch start":
         loader.set_epoch(epoch)
     else:
-        delivered = _middle(loader.num_samples, loader.batch_size)
-        loader.load_state_dict(loader.state_dict() | {"epoch": epoch, "delivered": delivered})
+        loader.load_state_dict(_state_in(loader, epoch=epoch))
 
 
 def _touch(batch: dict[str, Any]) -> None:
@@ -272,18 +283,19 @@ def _take_open(loader: "Loader", where: Where, *, epoch: int) -> _Turn:
     return _Turn(time.perf_counter() - started)
 
 
-def _take_opening(open_loader: Callable[[], "Loader"], where: Where) -> _Turn:
+def _take_opening(
+    open_loader: Callable[[dict[str, Any] | None], "Loader"], where: Where, state: dict[str, Any]
+) -> _Turn:
     started = time.perf_counter()
-    with open_loader() as loader:
-        if where == "resume":
-            _go_to(loader, where, 0)
+    with open_loader(state if where == "resume" else None) as loader:
         _touch(next(loader)[0])
         return _Turn(time.perf_counter() - started)
 
 
-def _take_cold(options: ResumeOptions, cold: _Cold, where: Where, cache_dir: Path, *, is_held: bool) -> _Turn:
+def _take_cold(options: ResumeOptions, cold: _Cold, where: Where, cache_dir: Path, scenario: str) -> _Turn:
     """On an empty cache, which is removed afterwards."""
-    held = cold.held
+    held, state = cold.held, cold.state if where == "resume" else None
+    is_held, is_told_later = scenario == "cold, others held back", scenario == "cold, told later"
     cache_dir.mkdir()
     try:
         with ExitStack() as stack:
@@ -296,10 +308,15 @@ def _take_cold(options: ResumeOptions, cold: _Cold, where: Where, cache_dir: Pat
                 stack.callback(timer.cancel)
             started = time.perf_counter()
             with _open(
-                options, cold.urls, cold.endpoint, cache_dir=cache_dir, shuffle_window=cold.shuffle_window
+                options,
+                cold.urls,
+                cold.endpoint,
+                cache_dir=cache_dir,
+                shuffle_window=cold.shuffle_window,
+                state=None if is_told_later else state,
             ) as loader:
-                if where == "resume":
-                    _go_to(loader, where, 0)
+                if is_told_later and state is not None:
+                    loader.load_state_dict(state)
                 _touch(next(loader)[0])
                 elapsed_s = time.perf_counter() - started
                 if not is_held:
@@ -343,11 +360,12 @@ def _pack(shards: "ShardSet", endpoint: str, held: HeldBack, folder: Path, optio
     named: dict[Where, frozenset[str]] = {}
     (folder / "named").mkdir()
     with _open(options, urls, endpoint, cache_dir=folder / "named", shuffle_window=window, with_keys=True) as loader:
+        state = _state_in(loader, epoch=0)
         for where in WHERE:
             _go_to(loader, where, 0)
             named[where] = named_shards(manifest, [row_of[key] for key in next(loader)[0]["key"]])
     shutil.rmtree(folder / "named")
-    return _Cold(manifest=manifest, endpoint=endpoint, held=held, shuffle_window=window, named=named)
+    return _Cold(manifest=manifest, endpoint=endpoint, held=held, shuffle_window=window, named=named, state=state)
 
 
 @contextmanager

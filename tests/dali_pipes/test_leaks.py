@@ -113,7 +113,13 @@ def end_resumed(open_loader: Open) -> None:
         next(loader)
         loader.load_state_dict(state)
         next(loader)
-        assert loader.state_dict()["delivered"] == 10
+        state = loader.state_dict()
+        assert state["delivered"] == 10
+    with open_loader(state=state) as loader:
+        next(loader)
+        assert loader.state_dict()["delivered"] == 15
+    with contextlib.suppress(dp.StateError):
+        open_loader(state=state | {"selection": "another"})
 
 
 ENDINGS = [end_early, end_two, end_with, end_dropped, end_in_error, end_resumed]

@@ -296,6 +296,31 @@ def test_loaders_are_closed_when_the_trainer_is_done(small_shards: Path, tmp_pat
     assert len(fit(small_shards, tmp_path, data=data, max_epochs=1).steps) == BATCHES
 
 
+def test_resumed_train_loader_is_opened_where_it_goes_on(
+    small_shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stages nothing of epoch 0's start; a checkpoint that is only tested is not where the next fit begins."""
+    whole = fit(small_shards, tmp_path, callbacks=[every_step(tmp_path)], max_epochs=1)
+    begun: list[tuple[int, int]] = []
+    make_feed = dp.Loader._make_feed
+
+    def recorded(self: dp.Loader, epoch: int, *, start: int = 0) -> Any:
+        if threading.current_thread() is threading.main_thread() and self.batch_size == 5:
+            begun.append((epoch, start))
+        return make_feed(self, epoch, start=start)
+
+    stage = {"shards": str(small_shards), "graph": dp.classification_eval(resize=16, crop=16, photo="image.jpg")}
+    data = make_data(small_shards, val=None, test=stage | {"batch_size": 4})
+    monkeypatch.setattr(dp.Loader, "_make_feed", recorded)
+    resumed = fit(small_shards, tmp_path, ckpt=tmp_path / "step=2.ckpt", data=data, max_epochs=1)
+    assert resumed.steps == whole.steps[2:]
+    assert begun == [(0, 10), (1, 0)]
+    make_trainer(tmp_path).test(resumed, datamodule=data, ckpt_path=tmp_path / "step=2.ckpt", verbose=False)
+    begun.clear()
+    assert fit(small_shards, tmp_path, data=data, max_epochs=1).steps == whole.steps
+    assert begun == [(0, 0), (1, 0)]
+
+
 def test_checkpoint_of_other_data_is_refused(small_shards: Path, tmp_path: Path) -> None:
     """By the loader's own error; the loaders are closed."""
     fit(small_shards, tmp_path, callbacks=[every_step(tmp_path)], max_epochs=1)
@@ -333,6 +358,11 @@ def graph(components: dp.Components, random: dp.Random) -> dict[str, Any]:
         ({"val": {"shards": "a", "graph": graph, "batchsize": 2}}, TypeError, "val: .*unexpected .*'batchsize'"),
         ({"train": {"shards": "a", "graph": graph}, "rank": 1}, ValueError, "train: 'rank' is the trainer's to give"),
         ({"train": {"shards": "a", "graph": graph, "auto_reset": True}}, ValueError, "'auto_reset' is the trainer's"),
+        (
+            {"train": {"shards": "a", "graph": graph}, "state": {}},
+            ValueError,
+            "train: 'state' is the trainer's to give",
+        ),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused(options: dict[str, Any], error: type[Exception], text: str) -> None:

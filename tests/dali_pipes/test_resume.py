@@ -1,17 +1,23 @@
 """Going on where a state was taken: the exact next sample, whatever the batch size, world size or cache are then."""
 
 import json
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from nvidia.dali import fn
 
 import dali_pipes as dp
+from dali_pipes.fetch.local import LocalFetcher
+from dali_pipes.fetch.stager import Wanted
 from tests.conftest import Sample, make_samples, write_shards
 from tests.dali_pipes.raw import check_rows, raw
 
 NUM_SAMPLES = 41
+HALVES = {"even": "[02468]", "odd": "[13579]"}  # of the shards, by their last digit
 
 
 @pytest.fixture(scope="module")
@@ -153,3 +159,167 @@ def test_state_of_another_order_is_refused_and_nothing_is_lost(
     loader.load_state_dict(state)
     assert read_steps([loader], samples) == rest
     close([loader])
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "options"),
+    [
+        ((1, 6), (1, 6), {"shuffle_window": 50_000}),
+        ((3, 2), (2, 3), {"shuffle_window": "all"}),  # ranks and batch size change, the global batch does not
+        ((3, 2), (2, 4), {"shuffle_window": 50_000, "num_slices": 2}),
+        ((1, 6), (2, 2), {"shuffle_window": 50_000, "last_batch_policy": "DROP"}),
+    ],
+)
+@pytest.mark.parametrize("is_mixture", [False, True])
+def test_loader_opened_with_a_state_gives_what_load_state_dict_does(
+    shards: Path, before: tuple[int, int], after: tuple[int, int], options: dict[str, Any], is_mixture: bool
+) -> None:
+    """In mid-epoch and at an epoch's end, on every rank: the rest of the epoch and the next, bit for bit."""
+    source: Any = str(shards)
+    if is_mixture:
+        halves = {half: sorted(map(str, shards.glob(f"s-*{digits}.tar"))) for half, digits in HALVES.items()}
+        source = dp.Mixture(halves, weights={"even": 0.7, "odd": 0.3})
+    graph = dp.classification_train(crop=16, photo="image.jpg")
+    (world_size, batch_size), (new_world_size, new_batch_size) = before, after
+    settings = {"seed": 5, "device": "cpu", "num_threads": 1, "with_keys": True} | options
+
+    def open_rank(rank: int, world_size: int, batch_size: int, state: Any = None) -> Any:
+        return dp.loader(
+            source, graph, batch_size=batch_size, rank=rank, world_size=world_size, state=state, **settings
+        )
+
+    with open_rank(0, world_size, batch_size) as loader:
+        states = []
+        for number, _ in enumerate(loader):
+            if number == 2:
+                states.append(loader.state_dict())
+        states.append(loader.state_dict())
+    for state in states:
+        for rank in range(new_world_size):
+            with (
+                open_rank(rank, new_world_size, new_batch_size, state) as opened,
+                open_rank(rank, new_world_size, new_batch_size) as loaded,
+            ):
+                loaded.load_state_dict(state)
+                assert opened.state_dict() == loaded.state_dict() == state
+                assert (opened.epoch, opened.num_batches_left) == (loaded.epoch, loaded.num_batches_left)
+                # Of an epoch that is over nothing is left: iterating starts the next one.
+                for _ in range(2 if opened.num_batches_left else 1):
+                    for (found,), (expected,) in zip(opened, loaded, strict=True):
+                        assert found["key"] == expected["key"]
+                        assert all(torch.equal(found[name], expected[name]) for name in ("image", "label"))
+
+
+@pytest.mark.parametrize("taken", [4, 7])
+def test_loader_opened_with_a_state_fetches_first_what_its_first_batch_names(
+    shards: Path, samples: list[Sample], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: int
+) -> None:
+    """One shard at a time, in mid-epoch and where the epoch is over: none that only the epoch's start would name."""
+    fetched: list[str] = []
+    fetch = LocalFetcher.fetch
+
+    def recorded(self: LocalFetcher, wanted: Sequence[Wanted], **options: Any) -> bool:
+        fetched.extend(one.name for one in wanted if one.name.endswith(".tar"))
+        return fetch(self, wanted, **options)
+
+    (whole,) = open_ranks(shards, 1, 6)
+    assert len(read_steps([whole], samples, taken)) == taken
+    state = whole.state_dict()
+    assert whole.num_batches_left == 7 - taken
+    (expected,) = read_steps([whole], samples, 1)
+    close([whole])
+    monkeypatch.setattr(LocalFetcher, "fetch", recorded)
+    (loader,) = open_ranks(shards, 1, 6, state=state, cache_dir=tmp_path, num_fetchers=1)
+    named = {f"s-{ordinal // 4:06d}.tar" for ordinal in expected}
+    assert read_steps([loader], samples, 1) == [expected]
+    assert set(fetched[: len(named)]) == named
+    assert len(named) < 11
+    close([loader])
+
+
+def test_loader_that_stands_where_it_is_told_to_go_is_left_alone(shards: Path, samples: list[Sample]) -> None:
+    """Before the first batch: what is staged and opened stays, for the same epoch, the same state, a reset."""
+    (loader,) = open_ranks(shards, 1, 6)
+    feed = loader._feed
+    loader.set_epoch(0)
+    loader.load_state_dict(loader.state_dict())
+    loader.reset()
+    assert loader._feed is feed
+    read_steps([loader], samples, 2)
+    state = loader.state_dict()
+    loader.load_state_dict(state)
+    assert loader._feed is not feed  # it has been read from
+    (resumed,) = open_ranks(shards, 1, 6, state=state)
+    feed = resumed._feed
+    resumed.load_state_dict(state)
+    assert resumed._feed is feed
+    assert read_steps([resumed], samples) == read_steps([loader], samples)
+    resumed.set_epoch(0)
+    assert resumed.state_dict()["delivered"] == 0
+    close([loader, resumed])
+
+
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        ({"seed": 6}, "the state has seed=6, this loader seed=5; pass the state's"),
+        ({"shuffle_window": "all"}, "the state has shuffle_window='all', this loader shuffle_window=50000"),
+        ({"version": 1}, "the state is of version 1, this dali-pipes reads version 2"),
+        ({"kind": "?"}, "expected what state_dict\\(\\) gave, got a dict of kind, version"),
+        ({"delivered": 6.0}, "'delivered' must be int, got 6.0"),
+        ({"num_slices": 2}, "the state has num_slices=2, this loader num_slices=1"),
+    ],
+)
+def test_state_of_another_order_is_refused_before_shards_are_looked_for(
+    shards: Path, tmp_path: Path, changed: dict[str, Any], text: str
+) -> None:
+    """The shards are not there, which nobody comes to say."""
+    (loader,) = open_ranks(shards, 1, 6)
+    state = loader.state_dict() | changed
+    close([loader])
+    with pytest.raises(dp.StateError, match=text):
+        open_ranks(tmp_path / "nowhere", 1, 6, state=state)
+    with pytest.raises(dp.StateError, match="expected what state_dict"):
+        open_ranks(tmp_path / "nowhere", 1, 6, state=[])
+
+
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        ({"manifest": "0" * 64}, "the state is of other shards: its manifest is 000000000000..."),
+        ({"selection": "0" * 64}, "another selection of samples"),
+        ({"weights": [1, 2.5]}, r"the state has weights=\(1.0, 2.5\), this loader weights=None"),
+        ({"delivered": 100}, "the state has 100 samples delivered, an epoch has 41"),
+    ],
+)
+def test_state_of_other_shards_is_refused_before_there_is_an_image(
+    shards: Path, tmp_path: Path, changed: dict[str, Any], text: str
+) -> None:
+    """Nothing is staged, and no thread is left."""
+    (loader,) = open_ranks(shards, 1, 6)
+    state = loader.state_dict()
+    close([loader])
+    with pytest.raises(dp.StateError, match=text):
+        open_ranks(shards, 1, 6, state=state | changed, cache_dir=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("dali-pipes")]
+    (loader,) = open_ranks(shards, 1, 6, state=None)  # as a job's first start says it
+    assert loader.state_dict() == state
+    close([loader])
+
+
+def test_loader_opened_with_a_state_says_that_its_graph_draws_anew(
+    shards: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As `load_state_dict` does: DALI's own random operators go on from elsewhere."""
+
+    def graph(components: dp.Components, random: dp.Random) -> dict[str, Any]:
+        return {"number": fn.random.uniform(), "length": components["image.jpg"].shape()}
+
+    options: dict[str, Any] = {"batch_size": 6, "device": "cpu", "num_threads": 1}
+    with dp.loader(str(shards), graph, **options) as loader:
+        next(loader)
+        state = loader.state_dict()
+    assert "random operators" not in caplog.text
+    with dp.loader(str(shards), graph, state=state, **options):
+        assert "the graph has random operators of DALI's own" in caplog.text

@@ -90,6 +90,25 @@ def test_stateful_dataloader_resumes_at_the_next_batch(
         assert_same(read(batches, NUM_EPOCHS - epoch), expected)
 
 
+@pytest.mark.parametrize("num_batches", [2, 5])
+def test_state_in_a_loader_that_was_opened_with_it_costs_nothing(
+    small_shards: Path, whole: list[list[dict[str, Any]]], num_batches: int
+) -> None:
+    """``state=`` has the loader stand there; torchdata's own state goes to the same place, and says what was over."""
+    with open_loader(small_shards) as loader:
+        batches = wrap(loader)
+        for _ in zip(range(num_batches), batches, strict=False):
+            pass
+        state, of_loader = batches.state_dict(), loader.state_dict()
+    assert of_loader["delivered"] == min(5 * num_batches, 23)
+    with open_loader(small_shards, state=of_loader) as loader:
+        feed = loader._feed
+        batches = wrap(loader)
+        batches.load_state_dict(state)
+        assert loader._feed is feed
+        assert_same(read(batches, NUM_EPOCHS), [whole[0][num_batches:], *whole[1:]])
+
+
 @pytest.mark.parametrize("num_epochs", [1, 2])
 def test_state_between_epochs_goes_on_with_the_next(
     small_shards: Path, tmp_path: Path, whole: list[list[dict[str, Any]]], num_epochs: int

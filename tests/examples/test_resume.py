@@ -8,7 +8,8 @@ import socket
 import subprocess
 import sys
 import time
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future, ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from run_files import CHECKPOINT, STEPS, StepLog, load_checkpoint, save_checkpoi
 from bench.loaders.workers import worker_context
 from tests.examples.conftest import EXAMPLES, NUM_SAMPLES
 from tests.examples.first_step import first_is_as_later
+from tests.examples.one_rank import train_rank
 
 GLOBAL_BATCH_SIZE = 4
 NUM_STEPS = NUM_SAMPLES // GLOBAL_BATCH_SIZE  # of an epoch: 13
@@ -60,13 +62,19 @@ def train(program: str, shards: Path, run: Path, *options: str, num_processes: i
     assert process.wait(timeout=START_WITHIN_S) == 0, (run.parent / f"{run.name}.txt").read_text()
 
 
-def kill_at_step(process: "subprocess.Popen[bytes]", run: Path, step: int) -> None:
-    """SIGKILL for the launcher and all its processes as soon as the run's log has this step."""
+def wait_for_step(run: Path, step: int, *, is_running: Callable[[], bool]) -> None:
+    """Return as soon as the run's log has this step."""
     deadline = time.monotonic() + START_WITHIN_S
     while not (run / STEPS).exists() or (run / STEPS).read_bytes().count(b"\n") <= step:
-        assert process.poll() is None, (run.parent / f"{run.name}.txt").read_text()
+        output = run.parent / f"{run.name}.txt"
+        assert is_running(), output.read_text() if output.exists() else ""
         assert time.monotonic() < deadline
         time.sleep(0.002)
+
+
+def kill_at_step(process: "subprocess.Popen[bytes]", run: Path, step: int) -> None:
+    """SIGKILL for the launcher and all its processes as soon as the run's log has this step."""
+    wait_for_step(run, step, is_running=lambda: process.poll() is None)
     launcher = psutil.Process(process.pid)
     everybody = [launcher, *launcher.children(recursive=True)]
     for each in everybody:
@@ -78,6 +86,21 @@ def kill_at_step(process: "subprocess.Popen[bytes]", run: Path, step: int) -> No
 def whole_lines(run: Path) -> list[dict[str, Any]]:
     """The steps that were logged; a kill may have cut the last line."""
     return [json.loads(line) for line in (run / STEPS).read_text().splitlines(keepends=True) if line.endswith("\n")]
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def assert_same_end(run: Path, expected: Path) -> None:
+    """Every step's loss and all of the last state, bit for bit."""
+    assert whole_lines(run) == whole_lines(expected)
+    last = [flat(torch.load(each / CHECKPOINT, weights_only=True)) for each in (expected, run)]
+    assert last[0].keys() == last[1].keys()
+    for path, value in last[0].items():
+        assert torch.equal(value, last[1][path]) if isinstance(value, torch.Tensor) else value == last[1][path], path
 
 
 def flat(state: Any, where: str = "") -> dict[str, Any]:
@@ -123,18 +146,70 @@ def test_training_killed_and_resumed_has_the_losses_of_the_unbroken_run(
 
     train(program, photo_shards, broken, *options, "--resume", num_processes=num_processes)
     assert before == expected[: len(before)]
-    assert whole_lines(broken) == expected
-    last = [flat(torch.load(run / CHECKPOINT, weights_only=True)) for run in (unbroken, broken)]
-    assert last[0].keys() == last[1].keys()
-    for path, value in last[0].items():
-        assert torch.equal(value, last[1][path]) if isinstance(value, torch.Tensor) else value == last[1][path], path
+    assert_same_end(broken, unbroken)
+
+
+@pytest.mark.usefixtures("torch_settings")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_training_told_to_stop_keeps_its_last_step_and_goes_on(
+    photo_shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], number: signal.Signals
+) -> None:
+    """The checkpoint is of the step that the log ends with, between two that are due; the exit code is the signal's.
+    An epoch that was over is validated after the resume, once.
+    """
+    program = importlib.import_module("classification")
+    unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
+    options = ["--val-shards", str(photo_shards / "s-000005.tar"), "--checkpoint-every", "1000"]
+    assert program.main(arguments_of(photo_shards, unbroken, *options, num_processes=1)) == 0
+    validated = capsys.readouterr().out
+    assert validated.count("photos right") == EPOCHS
+    for last in (0, NUM_STEPS + 4, 2 * NUM_STEPS - 1):
+        handlers = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGUSR1)]
+        with pytest.MonkeyPatch.context() as patch:
+            write = StepLog.write
+
+            def told(self: StepLog, *, last: int = last, write: Any = write, **line: Any) -> None:
+                if line["step"] == last:
+                    os.kill(os.getpid(), number)
+                write(self, **line)
+
+            patch.setattr(StepLog, "write", told)
+            arguments = arguments_of(photo_shards, broken, *options, "--resume", num_processes=1)
+            assert program.main(arguments) == 128 + number
+        assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGUSR1)] == handlers
+        assert len(whole_lines(broken)) == last + 1
+        assert torch.load(broken / CHECKPOINT, weights_only=True)["step"] == last + 1
+    assert program.main(arguments_of(photo_shards, broken, *options, "--resume", num_processes=1)) == 0
+    assert_same_end(broken, unbroken)
+    assert capsys.readouterr().out == validated
+
+
+def test_one_rank_that_is_told_to_stop_stops_all_at_one_step(photo_shards: Path, tmp_path: Path) -> None:
+    """Two ranks, the signal to the one that writes nothing: both end with its code, and lose no step."""
+    unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
+
+    with ProcessPoolExecutor(2, mp_context=worker_context()) as pool:
+
+        def start(run: Path) -> "list[Future[int]]":
+            arguments = arguments_of(photo_shards, run, "--shrink", "2", "--resume", num_processes=2)
+            port = free_port()
+            return [pool.submit(train_rank, "segmentation", arguments, run, rank, 2, port) for rank in range(2)]
+
+        assert [rank.result() for rank in start(unbroken)] == [0, 0]
+        ranks = start(broken)
+        wait_for_step(broken, 5, is_running=lambda: not any(rank.done() for rank in ranks))
+        os.kill(int((broken / "1.pid").read_text()), signal.SIGTERM)
+        assert [rank.result() for rank in ranks] == [128 + signal.SIGTERM] * 2
+        stopped = len(whole_lines(broken))
+        assert 6 <= stopped < EPOCHS * NUM_STEPS
+        assert torch.load(broken / CHECKPOINT, weights_only=True)["step"] == stopped
+        assert [rank.result() for rank in start(broken)] == [0, 0]
+    assert_same_end(broken, unbroken)
 
 
 def test_gradients_of_the_first_step_are_added_up_as_in_any_other() -> None:
     """Four ranks, whose sums depend on their order: a resumed run's first step has the bits of the unbroken run's."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     with ProcessPoolExecutor(4, mp_context=worker_context()) as pool:
         assert list(pool.map(first_is_as_later, range(4), [4] * 4, [port] * 4)) == [True] * 4
 
