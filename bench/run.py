@@ -3,12 +3,16 @@
 A turn opens one loader under one setting in fresh processes, draws a first epoch, in a warm turn those that count, and
 closes it (`bench.timing.turn`, `bench.timing.ranks`). Nothing of one loader is alive while another is timed: no thread,
 no worker, no prefetched batch. A round is one turn of everything; rounds follow each other, so that a drift of the
-machine meets all alike, and ratios to the baseline are taken round by round.
+machine meets all alike, and ratios to the baseline are taken round by round. What ends a run before its last round,
+Ctrl-C or a loader that fails, does not take the rounds before with it.
 """
 
+import contextlib
 import os
 import random
-from collections.abc import Collection, Sequence
+import signal
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,9 +25,11 @@ from bench.reports.figures import figures_of
 from bench.reports.record import RUN_FORMAT, VERSION, shown_command
 from bench.reports.report import summarise
 from bench.timing.data import DataFacts, DataSets
-from bench.timing.ranks import Turn, rank_context, run_turn
-from bench.timing.settings import Setting
+from bench.timing.folders import check_writable
+from bench.timing.ranks import TIMEOUT_S, Turn, rank_context, run_turn
+from bench.timing.settings import Setting, setting_text
 from bench.timing.turn import TurnJob
+from prep.errors import PipesError
 from prep.progress import bar
 
 if TYPE_CHECKING:
@@ -34,6 +40,9 @@ __all__ = ["RunOptions", "check_counts", "check_specs", "compare_outputs", "run_
 
 DEFAULT_BASELINE = "webloader"
 """The loader that ratios are to, where it was timed; else the first."""
+
+BY_SETTING = ("batch_size", "num_threads", "keeps_shards")
+"""Of `LoaderOptions`: what each setting says for itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +63,8 @@ class RunOptions:
     """Where shards that are packed anew, and what loaders convert, are written."""
     bystanders: Collection[int] = field(default=())
     """Processes below this one whose CPU is nobody's, such as an embedded AIS node."""
+    timeout_s: float = TIMEOUT_S
+    """A turn may take, and comparing a loader's outputs; what takes longer ends the run."""
 
     def __post_init__(self) -> None:
         for name in ("repeats", "epochs"):
@@ -61,8 +72,10 @@ class RunOptions:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.num_samples is not None and self.num_samples < 1:
             raise ValueError(f"num_samples must be at least 1, got {self.num_samples}")
-        if self.directory is not None and not self.directory.is_dir():
-            raise ValueError(f"--work '{self.directory}': no such directory; name one with room for the data set")
+        if not self.timeout_s > 0:
+            raise ValueError(f"timeout_s must be more than 0, got {self.timeout_s:g}")
+        if self.directory is not None:
+            check_writable(self.directory)
 
 
 def run_benchmark(
@@ -72,6 +85,7 @@ def run_benchmark(
     options: LoaderOptions,
     settings: Sequence[Setting] = (),
     run: RunOptions | None = None,
+    keep: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
     """Compare, then time.
 
@@ -81,16 +95,20 @@ def run_benchmark(
         options: What they share.
         settings: What each of them is timed under; none: once, as ``options`` say, from a warm cache.
         run: How often and how long; the defaults where ``None``.
+        keep: Given the record of the whole rounds, at least one, if something ends the run before its last; what ended
+            it is raised then.
 
     Returns:
         The record of a run, ready for JSON: ``{"format", "version", "command", "environment", "options", "data",
-        "baseline", "records": [one a loader and setting]}``; each of the last with ``repeats``, every turn as it was
-        measured, and ``summary``, medians and intervals.
+        "baseline", "complete", "num_rounds", "stopped", "records": [one a loader and setting]}``; each of the last with
+        ``repeats``, every turn as it was measured, and ``summary``, medians and intervals. Of a run that is not
+        ``complete`` there are ``num_rounds`` of ``options``' ``repeats``, and ``stopped`` says in which turn it ended.
 
     Raises:
         OutputError: If a loader does not yield what the shards hold; nothing is timed then.
-        PipesError: If a loader cannot be opened, or one of its processes ends early.
-        ValueError: If there is no loader, one twice, no baseline among them, or a setting that the shards do not allow.
+        PipesError: If a loader cannot be opened, one of its processes ends early, or a turn takes too long.
+        ValueError: If there is no loader, one twice, no baseline among them, a setting that the shards do not allow, or
+            no room for what is to be written.
     """
     run = run or RunOptions()
     settings = list(settings) or [
@@ -106,51 +124,98 @@ def run_benchmark(
         direct=run.direct,
         directory=run.directory,
     ) as data:
-        data.check(settings)
+        data.check(settings, loaders={spec.name for spec in specs})
         rank_context()  # loads libraries while nothing is timed
-        comparisons = compare_outputs(data, specs, settings, options=options)
-        turns = _time_all(data, specs, settings, options=options, run=run)
+        comparisons = compare_outputs(data, specs, settings, options=options, timeout_s=run.timeout_s)
         facts = {setting: data.open(setting).facts for setting in settings}
-        prepared = {(spec, setting): data.prepared(spec.name, setting) for spec in specs for setting in settings}
-    known = list(dict.fromkeys(facts.values()))
-    records = [
-        _record(
-            spec,
-            setting,
-            turns[spec, setting],
-            comparison=comparisons[spec, setting],
-            facts=facts[setting],
-            data=known.index(facts[setting]),
-            prepared=prepared[spec, setting],
-        )
-        for setting in settings
-        for spec in specs
-    ]
+        # Before the first clock: conversion takes the cores.
+        prepared = {(spec, setting): data.prepared(spec.name, setting) for setting in settings for spec in specs}
+        rounds = _Rounds([(spec, setting) for setting in settings for spec in specs], wanted=run.repeats)
+
+        def record() -> dict[str, Any]:
+            known = list(dict.fromkeys(facts.values()))
+            records = [
+                _record(
+                    spec,
+                    setting,
+                    rounds.whole(spec, setting),
+                    comparison=comparisons[spec, setting],
+                    facts=facts[setting],
+                    data=known.index(facts[setting]),
+                    prepared=prepared[spec, setting],
+                )
+                for spec, setting in rounds.turns
+            ]
+            found = {
+                **_header(specs, options=options, run=run, is_local=endpoint_of(shards) is None),
+                "data": [one.to_json() for one in known],
+                "complete": rounds.is_complete,
+                "num_rounds": rounds.num_whole,
+                "stopped": None if rounds.is_complete else rounds.at,
+                "records": records,
+            }
+            found["environment"]["load_at_start"] = load_at_start
+            for row, summary in zip(records, summarise(found), strict=True):
+                row["summary"] = summary
+            return found
+
+        try:
+            _time_all(data, rounds, options=options, run=run)
+            return record()
+        except BaseException:
+            if rounds.num_whole and keep is not None:
+                keep(record())
+            raise
+
+
+class _Rounds:
+    """The turns of each loader and setting so far, and where the next one belongs."""
+
+    def __init__(self, places: Sequence[tuple[LoaderSpec, Setting]], *, wanted: int) -> None:
+        self.turns: dict[tuple[LoaderSpec, Setting], list[Turn]] = {place: [] for place in places}
+        self.wanted = wanted
+        self.at = ""
+        """The turn that is being made."""
+
+    def begin(self, number: int, spec: LoaderSpec, setting: Setting) -> None:
+        self.at = f"round {number + 1} of {self.wanted}, loader '{spec}' ({setting_text(setting.to_json())})"
+
+    @property
+    def num_whole(self) -> int:
+        """Rounds in which all had their turn."""
+        return min(len(turns) for turns in self.turns.values())
+
+    @property
+    def is_complete(self) -> bool:
+        return self.num_whole == self.wanted
+
+    def whole(self, spec: LoaderSpec, setting: Setting) -> list[Turn]:
+        """The turns of whole rounds: ratios are taken within a round."""
+        return self.turns[spec, setting][: self.num_whole]
+
+
+def _header(specs: Sequence[LoaderSpec], *, options: LoaderOptions, run: RunOptions, is_local: bool) -> dict[str, Any]:
+    """What a record says of the run as a whole."""
     baseline = run.baseline or next((spec for spec in specs if spec.name == DEFAULT_BASELINE), specs[0])
-    source = "local files" if endpoint_of(shards) is None else "AIStore"
-    report = {
+    return {
         "format": RUN_FORMAT,
         "version": VERSION,
         "command": shown_command(),
-        "environment": {**describe_environment(), "load_at_start": load_at_start},
+        "environment": describe_environment(),
         "options": {
-            **{name: value for name, value in asdict(options).items() if name not in ("batch_size", "num_threads")},
+            **{name: value for name, value in asdict(options).items() if name not in BY_SETTING},
             "loaders": [str(spec) for spec in specs],
             "repeats": run.repeats,
             "epochs": run.epochs,
             "direct": run.direct,
-            "source": source,
+            "timeout_s": run.timeout_s,
+            "source": "local files" if is_local else "AIStore",
         },
-        "data": [one.to_json() for one in known],
         # With the decoder that it was given: webloader:turbo may stand before it.
         "baseline": str(replace(baseline, decode=baseline.apply(options).decode))
         if LOADERS[baseline.name].decodes
         else str(baseline),
-        "records": records,
     }
-    for record, summary in zip(records, summarise(report), strict=True):
-        record["summary"] = summary
-    return report
 
 
 def check_specs(specs: Sequence[LoaderSpec], baseline: LoaderSpec | None, *, is_served: bool = False) -> None:
@@ -176,11 +241,20 @@ def check_specs(specs: Sequence[LoaderSpec], baseline: LoaderSpec | None, *, is_
 
 
 def compare_outputs(
-    data: DataSets, specs: Sequence[LoaderSpec], settings: Sequence[Setting], *, options: LoaderOptions
+    data: DataSets,
+    specs: Sequence[LoaderSpec],
+    settings: Sequence[Setting],
+    *,
+    options: LoaderOptions,
+    timeout_s: float,
 ) -> dict[tuple[LoaderSpec, Setting], Comparison]:
     """What each loader gives of each data set and crop, held against Pillow and torchvision; other things alike.
 
     A setting's threads, batches, ranks and latency do not change what a sample becomes.
+
+    Raises:
+        OutputError: If a loader does not yield what the shards hold.
+        PipesError: If one takes longer than ``timeout_s``, or cannot be opened.
     """
     compared: dict[tuple[object, ...], Comparison] = {}
     found: dict[tuple[LoaderSpec, Setting], Comparison] = {}
@@ -193,9 +267,33 @@ def compare_outputs(
             with Reference.open(shards, options=shared) as reference:
                 for spec in missing:
                     (prepared,) = data.prepared(spec.name, whole)
-                    compared[spec, *kind] = _compare(spec, shards, reference, options=shared, prepared=prepared)
+                    with _limited(timeout_s, what=f"loader '{spec}' ({setting_text(whole.to_json())})"):
+                        compared[spec, *kind] = _compare(spec, shards, reference, options=shared, prepared=prepared)
         found |= {(spec, setting): compared[spec, *kind] for spec in specs}
     return found
+
+
+@contextlib.contextmanager
+def _limited(timeout_s: float, *, what: str) -> Iterator[None]:
+    """End what hangs in this process, as Ctrl-C would; only the main thread can be interrupted."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def late(signum: int, frame: object) -> None:
+        raise PipesError(
+            f"{what} hangs, or needs longer: its outputs were not compared in {timeout_s:g} s; give it more with "
+            "--timeout-s, or leave the loader out"
+        )
+
+    previous = signal.signal(signal.SIGALRM, late)
+    # Again after as long: closing it may hang, too.
+    earlier = signal.setitimer(signal.ITIMER_REAL, timeout_s, timeout_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *earlier)
+        signal.signal(signal.SIGALRM, previous)
 
 
 def _compare(
@@ -213,32 +311,22 @@ def _compare(
         )
 
 
-def _time_all(
-    data: DataSets,
-    specs: Sequence[LoaderSpec],
-    settings: Sequence[Setting],
-    *,
-    options: LoaderOptions,
-    run: RunOptions,
-) -> dict[tuple[LoaderSpec, Setting], list[Turn]]:
-    turns: dict[tuple[LoaderSpec, Setting], list[Turn]] = {
-        (spec, setting): [] for setting in settings for spec in specs
-    }
-    for spec, setting in turns:
-        data.prepared(spec.name, setting)  # before the first clock: conversion takes the cores
-    with bar(what="time loaders", total=run.repeats * len(turns), unit="turn") as drawn:
+def _time_all(data: DataSets, rounds: _Rounds, *, options: LoaderOptions, run: RunOptions) -> None:
+    with bar(what="time loaders", total=run.repeats * len(rounds.turns), unit="turn") as drawn:
         for number in range(run.repeats):
             # Another order each round: who comes after the loader that leaves most behind is not always the same one.
-            order = random.Random(f"{options.seed} {number}").sample(list(turns), len(turns))
+            order = random.Random(f"{options.seed} {number}").sample(list(rounds.turns), len(rounds.turns))
             for spec, setting in order:
-                results = turns[spec, setting]
+                rounds.begin(number, spec, setting)
                 if setting.cache == "cold":
                     data.drop_pages(setting, data.prepared(spec.name, setting))
                 jobs = turn_jobs(data, spec, setting, options=options, epochs=run.epochs)
-                results.append(run_turn(jobs, bystanders={*run.bystanders, *data.bystanders}))
-                check_counts(spec, results[-1], data.open(setting).facts)
+                # Memory is not touched before (`bench.scenarios.warm`): turns follow each other sooner than a host
+                # takes pages back, and neither CPU-ms a sample nor samples/s were seen to change with it.
+                turn = run_turn(jobs, bystanders={*run.bystanders, *data.bystanders}, timeout_s=run.timeout_s)
+                check_counts(spec, turn, data.open(setting).facts)
+                rounds.turns[spec, setting].append(turn)
                 drawn.update(1)
-    return turns
 
 
 def turn_jobs(

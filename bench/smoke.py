@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from bench.loaders import LOADERS, LoaderOptions, LoaderSpec, available_loaders
+from bench.loaders import GROUPS, LOADERS, LoaderOptions, LoaderSpec, available_loaders
 from bench.reports.figures import figures_of
 from bench.reports.tables import format_rows
 from bench.run import check_counts, compare_outputs, turn_jobs
@@ -28,7 +28,7 @@ from prep.index import index_shards
 from prep.store import LocalStore
 from prep.urls import ShardSet
 
-__all__ = ["MODES", "Trial", "format_trials", "make_shards", "run_smoke"]
+__all__ = ["MODES", "Trial", "format_trials", "make_shards", "named_loaders", "run_smoke"]
 
 NUM_SAMPLES, NUM_SHARDS = 22, 4
 CROP = 48
@@ -57,6 +57,25 @@ class Trial:
     reason: str
     """Why, in one line; of one that is ok what was seen."""
     elapsed_s: float
+
+
+def named_loaders(texts: Sequence[str]) -> list[LoaderSpec]:
+    """From names, ``NAME:DECODE`` and groups to loaders, none twice.
+
+    A loader of a group takes one decoder with files and another with the bucket, and is there if it is not installed:
+    a trial says that it is skipped.
+
+    Raises:
+        ValueError: If there is no such loader, group or decoder.
+
+    >>> [str(spec) for spec in named_loaders(["dali-decode", "dali", "spdl:turbo"])]
+    ['dali', 'memory', 'dali-s3', 'dali-external', 'spdl:turbo']
+    """
+    found: list[LoaderSpec] = []
+    for text in texts:
+        named = [LoaderSpec(name=name) for name in filter(GROUPS[text], LOADERS)] if text in GROUPS else []
+        found += named or [LoaderSpec.parse(text)]
+    return list(dict.fromkeys(found))
 
 
 def run_smoke(directory: Path, *, loaders: Sequence[LoaderSpec] | None = None) -> Iterator[Trial]:
@@ -140,7 +159,7 @@ def _with_decoder(spec: LoaderSpec, mode: int) -> LoaderSpec:
 
 def _try(data: DataSets, spec: LoaderSpec, setting: Setting, *, options: LoaderOptions) -> str:
     """Compare and make a turn; what was seen, in words."""
-    comparison = compare_outputs(data, [spec], [setting], options=options)[spec, setting]
+    comparison = compare_outputs(data, [spec], [setting], options=options, timeout_s=TURN_S)[spec, setting]
     jobs = turn_jobs(data, spec, setting, options=options, epochs=1)
     turn = run_turn(jobs, bystanders=data.bystanders, timeout_s=TURN_S)
     facts = data.open(setting).facts

@@ -1,22 +1,29 @@
-"""Encoded components to tensors, as a PyTorch user writes it: the baseline's work, and the reference for all."""
+"""Encoded components to tensors, as a PyTorch user writes it: `SampleDecoder`, the reference for all, one sample at a
+time; `BatchDecoder`, what the peers that decode in Python do, whole batches in less time.
+
+All of them decode the whole photo and cut the window out of it: neither Pillow nor torchvision decodes a part.
+"""
 
 import io
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
+from torch.utils.data import get_worker_info
 from torchvision import transforms
 from torchvision.io import ImageReadMode, decode_image
 
-from bench.loaders import LoaderOptions
+from bench.loaders import Batch, LoaderOptions
 from prep.errors import DataError
 
 __all__ = [
     "IMAGENET_MEAN",
     "IMAGENET_STD",
+    "BatchDecoder",
     "SampleDecoder",
     "TensorSample",
     "label_of",
@@ -73,71 +80,117 @@ def label_of(data: bytes, *, key: str) -> int:
 
 
 class SampleDecoder:
-    """A callable from WebDataset's sample, a dict of bytes, to a `TensorSample`; can be pickled."""
+    """A callable from WebDataset's sample, a dict of bytes, to a `TensorSample`, by Pillow; can be pickled."""
 
     def __init__(self, options: LoaderOptions) -> None:
-        self._photo = options.photo
-        self._mask = options.mask
-        if options.decode == "turbo":
-            self._decode_photo: Callable[[bytes], Tensor] = _TurboPhoto(options.crop)
-            self._decode_mask: Callable[[bytes], Tensor] = _TurboMask(options.crop)
-        else:
-            self._decode_photo = _PilPhoto(options.crop)
-            self._decode_mask = _PilMask(options.crop)
+        self._photo, self._mask = options.photo, options.mask
+        self._photo_transform = photo_transform(options.crop)
+        self._mask_transform = mask_transform(options.crop)
 
     def __call__(self, sample: Mapping[str, Any]) -> TensorSample:
-        key: str = sample["__key__"]
-        missing = [name for name in (self._photo, self._mask, "cls") if name not in sample]
-        if missing:
-            found = ", ".join(sorted(name for name in sample if not name.startswith("__")))
-            raise DataError(f"key '{key}': no component '{missing[0]}' (found: {found})")
+        photo, mask, label, key = _components(sample, photo=self._photo, mask=self._mask)
         return {
-            "image": self._decode_photo(sample[self._photo]),
-            "trimap": self._decode_mask(sample[self._mask]),
-            "label": label_of(sample["cls"], key=key),
+            "image": _transformed(photo, "RGB", self._photo_transform),
+            "trimap": _transformed(mask, "L", self._mask_transform),
+            "label": label,
             "key": key,
         }
 
 
-class _PilPhoto:
-    def __init__(self, crop: int) -> None:
-        self._transform = photo_transform(crop)
+class BatchDecoder:
+    """A callable from encoded samples, each a dict of bytes as WebDataset has it, to a whole `Batch`; can be pickled.
 
-    def __call__(self, data: bytes) -> Tensor:
-        with Image.open(io.BytesIO(data)) as image:
-            # convert() copies what is RGB already, a tenth of the time, which nobody need pay.
-            return self._transform(image if image.mode == "RGB" else image.convert("RGB"))
+    A photo's window goes from the decoder into its row of the batch and is normalised there: no tensor a sample, and
+    nothing to stack. In a ``DataLoader``'s worker the batch lies in shared memory from the start, as what
+    ``default_collate`` makes does. The arithmetic is ``ToTensor`` and ``Normalize``'s in one step, (x - 255 mean) /
+    (255 std) as x / (255 std) - mean / std: a photo differs by rounding, 4.8e-7 at most.
+
+    Args:
+        options: For the components' names, the crop and the decoder.
+    """
+
+    def __init__(self, options: LoaderOptions) -> None:
+        self._photo, self._mask, self._crop = options.photo, options.mask, options.crop
+        self._put = _put_turbo if options.decode == "turbo" else _put_pil
+        std = torch.tensor(IMAGENET_STD, dtype=torch.float64)[:, None, None]
+        mean = torch.tensor(IMAGENET_MEAN, dtype=torch.float64)[:, None, None]
+        self._scale, self._shift = (1 / (255 * std)).float(), (mean / std).float()
+
+    def __call__(self, samples: Sequence[Mapping[str, Any]]) -> Batch:
+        """The batch of ``samples``, in their order.
+
+        Raises:
+            DataError: If a sample lacks a component, or its label is no number.
+        """
+        images = _new_tensor((len(samples), 3, self._crop, self._crop), torch.float32)
+        trimaps = _new_tensor((len(samples), 1, self._crop, self._crop), torch.uint8)
+        labels, keys = [], []
+        for image, trimap, sample in zip(images, trimaps, samples, strict=True):
+            photo, mask, label, key = _components(sample, photo=self._photo, mask=self._mask)
+            self._put(photo, image)
+            image.mul_(self._scale).sub_(self._shift)
+            self._put(mask, trimap)
+            labels.append(label)
+            keys.append(key)
+        return {"image": images, "trimap": trimaps, "label": torch.tensor(labels, dtype=torch.int64), "key": keys}
 
 
-class _PilMask:
-    def __init__(self, crop: int) -> None:
-        self._transform = mask_transform(crop)
-
-    def __call__(self, data: bytes) -> Tensor:
-        with Image.open(io.BytesIO(data)) as image:
-            return self._transform(image if image.mode == "L" else image.convert("L"))
-
-
-class _TurboPhoto:
-    def __init__(self, crop: int) -> None:
-        self._transform: Callable[[Tensor], Tensor] = transforms.Compose(
-            [
-                transforms.CenterCrop(crop),
-                transforms.ConvertImageDtype(torch.float32),
-                transforms.Normalize(IMAGENET_MEAN, IMAGENET_STD, inplace=True),
-            ]
-        )
-
-    def __call__(self, data: bytes) -> Tensor:
-        return self._transform(decode_image(_as_tensor(data), mode=ImageReadMode.RGB))
+def _components(sample: Mapping[str, Any], *, photo: str, mask: str) -> tuple[bytes, bytes, int, str]:
+    key: str = sample["__key__"]
+    missing = [name for name in (photo, mask, "cls") if name not in sample]
+    if missing:
+        found = ", ".join(sorted(name for name in sample if not name.startswith("__")))
+        raise DataError(f"key '{key}': no component '{missing[0]}' (found: {found})")
+    return sample[photo], sample[mask], label_of(sample["cls"], key=key), key
 
 
-class _TurboMask:
-    def __init__(self, crop: int) -> None:
-        self._transform: Callable[[Tensor], Tensor] = transforms.CenterCrop(crop)
+def _transformed(data: bytes, mode: str, transform: Callable[[Image.Image], Tensor]) -> Tensor:
+    with Image.open(io.BytesIO(data)) as image:
+        # convert() copies what is RGB already, a tenth of the time, which nobody need pay.
+        return transform(image if image.mode == mode else image.convert(mode))
 
-    def __call__(self, data: bytes) -> Tensor:
-        return self._transform(decode_image(_as_tensor(data), mode=ImageReadMode.GRAY))
+
+def _put_pil(data: bytes, row: Tensor) -> None:
+    """Decode into the centre of ``row``, [channels, crop, crop], of any dtype; levels stay as they are."""
+    with Image.open(io.BytesIO(data)) as image:
+        mode = "RGB" if len(row) == 3 else "L"
+        photo = image if image.mode == mode else image.convert(mode)
+        (left, width), (top, height), place = _centre(photo.width, photo.height, row)
+        pixels = np.asarray(photo.crop((left, top, left + width, top + height)))
+    place.numpy()[...] = pixels.reshape(height, width, len(row)).transpose(2, 0, 1)
+
+
+def _put_turbo(data: bytes, row: Tensor) -> None:
+    """As `_put_pil`."""
+    photo = decode_image(_as_tensor(data), mode=ImageReadMode.RGB if len(row) == 3 else ImageReadMode.GRAY)
+    (left, width), (top, height), place = _centre(photo.shape[2], photo.shape[1], row)
+    place.copy_(photo[:, top : top + height, left : left + width])
+
+
+def _centre(width: int, height: int, row: Tensor) -> tuple[tuple[int, int], tuple[int, int], Tensor]:
+    """What ``CenterCrop`` takes of a photo, start and size along x and y, and where in ``row`` that goes.
+
+    A smaller photo is padded with zeros, the odd one after it.
+    """
+    crop = row.shape[-1]
+    if width < crop or height < crop:
+        row.zero_()
+    taken, places = [], []
+    for side in (width, height):
+        size = min(side, crop)
+        pad = (crop - size) // 2
+        taken.append((round((side - size) / 2), size))
+        places.append(slice(pad, pad + size))
+    return taken[0], taken[1], row[:, places[1], places[0]]
+
+
+def _new_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """A tensor to be filled; in a worker in shared memory, so that it is not copied there when it is handed over."""
+    if get_worker_info() is None:
+        return torch.empty(shape, dtype=dtype)
+    # As torch.utils.data._utils.collate does: share_memory_() of one that is made first would copy it.
+    storage = torch.UntypedStorage._new_shared(math.prod(shape) * dtype.itemsize)  # type: ignore[no-untyped-call]
+    return torch.empty(0, dtype=dtype).set_(storage).view(shape)
 
 
 def _as_tensor(data: bytes) -> Tensor:

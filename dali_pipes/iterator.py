@@ -59,6 +59,10 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
 
     An epoch ends with `StopIteration`. `break` and iterating again goes on with the same epoch, as DALI does; after the
     end, iterating again, or `reset`, starts the next. `reset` in mid-epoch gives the rest of it up.
+
+    On a GPU a batch belongs to the stream that is torch's current one when it is taken: the host need not have waited
+    for it, and its memory is written again when that stream has come past the last use. What another stream reads must
+    be waited for by this one (``current_stream().wait_stream(other)``) before the tensors are dropped.
     """
 
     def __init__(

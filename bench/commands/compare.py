@@ -23,10 +23,24 @@ __all__ = ["compare"]
     "--figures",
     default=None,
     help="Comma separated, as the records call them.  [default: samples_per_s, cpu_ms_per_sample, "
-    "time_to_first_batch_s, loader_memory_mib, fetched_ratio]",
+    "time_to_first_batch_s, loader_memory_mib, shared_memory_mib, fetched_ratio]",
 )
-@click.option("--anyway", is_flag=True, help="Compare runs of other machines, data or options, too.")
-def compare(*, before: Path, after: Path, threshold: float, figures: str | None, anyway: bool) -> int:
+@click.option(
+    "--relative-to",
+    default=None,
+    metavar="LOADER",
+    help="Compare ratios to this loader's figures, round by round within each run, where the machine has a part in "
+    "them: what makes all slower alike, a busier machine, is in none. memory, say.  [default: figures as they are]",
+)
+@click.option(
+    "--anyway",
+    is_flag=True,
+    help="Compare runs of other machines, data or options, too; and of other versions of the record, by what of the "
+    "setting both have.",
+)
+def compare(
+    *, before: Path, after: Path, threshold: float, figures: str | None, relative_to: str | None, anyway: bool
+) -> int:
     """Compare two records of `bench run` or `bench sweep`; say what became worse, by how much, how surely.
 
     Exit 0: nothing did, as far as the repeats tell. 1: something did, its 95 % interval wholly on the worse side.
@@ -45,6 +59,7 @@ def compare(*, before: Path, after: Path, threshold: float, figures: str | None,
         *runs,
         figures=JUDGED if figures is None else words(figures),
         threshold=threshold,
+        relative_to=relative_to,
         anyway=anyway,
     )
     click.echo(format_verdict(verdict))

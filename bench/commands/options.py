@@ -7,16 +7,18 @@ A command names its own beside itself, and these by what they are: ``@loading_op
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 import click
 
 from prep.cli import cluster_options
 
 if TYPE_CHECKING:
+    from bench.loaders import Device
     from prep.urls import ShardSet
 
 __all__ = [
+    "ScenarioArguments",
     "at_least",
     "cache_option",
     "cluster_options",
@@ -27,6 +29,7 @@ __all__ = [
     "opened_shards",
     "photo_options",
     "repeats_option",
+    "scenario_options",
     "shards_option",
     "target_option",
     "tell",
@@ -104,6 +107,42 @@ def cache_option(*, help: str) -> Decorator[Any]:
     )
 
 
+def scenario_options(*, reads: str, repeats: int, turns: str, cache: str) -> Decorator[Any]:
+    """What benchmarks of one part of the path have in common: what is read, how often, how it is opened, and where.
+
+    Args:
+        reads: Help of ``--shards``, before its three forms.
+        repeats: Default of ``--repeats``.
+        turns: Help of ``--repeats``.
+        cache: Help of ``--cache``.
+    """
+    return combined(
+        [
+            shards_option(help=f"{reads}: ais://bucket/prefix, a glob of local tars, or a directory."),
+            repeats_option(repeats, help=turns),
+            loading_options(),
+            cache_option(help=cache),
+            json_option,
+            cluster_options,
+        ]
+    )
+
+
+class ScenarioArguments(TypedDict):
+    """The values of `scenario_options`."""
+
+    shards: str
+    repeats: int
+    batch_size: int
+    num_threads: int | None
+    device: "Device"
+    crop: int
+    cache: Path
+    json_path: Path | None
+    endpoint: str | None
+    embedded_dir: Path | None
+
+
 def combined(options: list[Decorator[Any]]) -> Decorator[Any]:
     """Several options as one decorator, in the order of ``--help``."""
 
@@ -172,12 +211,29 @@ def numbers(option: str, text: str, *, kind: type[int] | type[float] = float) ->
 def opened_shards(
     shards: str, *, endpoint: str | None, embedded_dir: Path | None
 ) -> "Iterator[tuple[ShardSet, set[int]]]":
-    """The shards, and the processes that were started to serve them: the embedded node's, for as long as needed."""
+    """The shards, and the processes that were started to serve them: the embedded node's, for as long as needed.
+
+    Raises:
+        ValueError: If the shards are local, and the command line says where a bucket is; the environment may.
+    """
     from bench.timing.processes import child_pids
     from prep.endpoint import cluster
     from prep.urls import is_remote, resolve_shards
 
+    if not is_remote(shards):
+        _refuse_cluster_options(shards)
     with contextlib.ExitStack() as stack:
         before = child_pids()
         url = stack.enter_context(cluster(endpoint, embedded_dir=embedded_dir)) if is_remote(shards) else None
         yield resolve_shards(shards, endpoint=url), child_pids() - before
+
+
+def _refuse_cluster_options(shards: str) -> None:
+    if (context := click.get_current_context(silent=True)) is None:
+        return
+    for name in ("endpoint", "embedded_dir"):
+        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+            raise ValueError(
+                f"--{name.replace('_', '-')} says where buckets are, and --shards '{shards}' is local; drop it, or "
+                "name a bucket: --shards ais://BUCKET/PREFIX"
+            )

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from bench.commands.options import target_option
+from bench.commands.options import target_option, words
 
 __all__ = ["report"]
 
@@ -13,12 +13,14 @@ __all__ = ["report"]
 @click.argument("records", metavar="[RECORD]...", nargs=-1, type=click.Path(path_type=Path))
 @target_option("-o", "--output", "html_path", help="Write one HTML page that needs nothing else: tables and plots.")
 @target_option("--markdown", "markdown_path", help="Write Markdown, without the plots; - for stdout.")
+@click.option("--baseline", default=None, help="Whom ratios are to.  [default: as in the run]")
+@click.option("--loaders", default=None, help="Comma separated: show these only.  [default: all of the run]")
 @click.option(
     "--update",
-    "document",
-    default=None,
+    "documents",
+    multiple=True,
     type=click.Path(path_type=Path),
-    help="Replace the tables of this document: see below.",
+    help="Replace the tables of this document, see below; may be given several times.",
 )
 @click.option("--check", is_flag=True, help="With --update: write nothing; exit 1 if a table would change.")
 def report(
@@ -26,16 +28,18 @@ def report(
     records: tuple[Path, ...],
     html_path: Path | None,
     markdown_path: Path | None,
-    document: Path | None,
+    baseline: str | None,
+    loaders: str | None,
+    documents: tuple[Path, ...],
     check: bool,
 ) -> int:
     """Show RECORDs, files that commands of `bench` wrote with --json, of this version and earlier ones.
 
     Without an option their tables go to stdout. A document's tables stand between two lines, the first of which says
-    of what, its path being relative to the document, and may choose figures:
+    of what, its path being relative to the document, and may choose baseline, loaders and figures:
 
     \b
-    <!-- bench report results/pets.json samples_per_s cpu_ms_per_sample -->
+    <!-- bench report results/pets.json --baseline dali --loaders dali,memory samples_per_s -->
     <!-- end of bench report -->
 
     Reads the records. Writes the files that are named.
@@ -44,14 +48,16 @@ def report(
     from bench.reports.page import html_page, markdown_page
     from bench.reports.record import write_text
 
-    if check and document is None:
+    if check and not documents:
         raise ValueError("--check goes with --update DOCUMENT")
-    if not records and document is None:
+    if not records and not documents:
         raise ValueError("name at least one record, or a document: --update DOCUMENT")
+    if not records and (baseline or loaders):
+        raise ValueError("--baseline and --loaders are of RECORDs; of a document's tables they stand in its marks")
     for target in (html_path, markdown_path):
         if target is not None and target.resolve() in {record.resolve() for record in records}:
             raise ValueError(f"'{target}' is one of the records; name another file to write")
-    runs, texts = page_parts(records)
+    runs, texts = page_parts(records, baseline=baseline, loaders=None if loaders is None else words(loaders))
     if html_path is not None:
         write_text(html_page(runs, texts), html_path)
         click.echo(f"wrote {html_path}, {len(records)} records", err=True)
@@ -62,11 +68,12 @@ def report(
         else:
             write_text(page, markdown_path)
             click.echo(f"wrote {markdown_path}, {len(records)} records", err=True)
-    if document is not None:
+    would_change = False
+    for document in documents:
         updated = update_document(document, write=not check)
         changed = "as they were" if not updated.changed else "would change" if check else "changed"
         click.echo(f"{document}: {updated.num_tables} tables, {changed}", err=True)
-        return int(check and updated.changed)
-    if html_path is None and markdown_path is None:
+        would_change |= check and updated.changed
+    if records and html_path is None and markdown_path is None:
         click.echo(terminal_text(runs, texts))
-    return 0
+    return int(would_change)

@@ -1,32 +1,24 @@
 """``bench resume``: the first batch after a resume against that of an epoch's start."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from bench.commands.options import (
-    at_least,
-    cache_option,
-    cluster_options,
-    json_option,
-    loading_options,
-    opened_shards,
-    repeats_option,
-    shards_option,
-    tell,
-)
+from bench.commands.options import ScenarioArguments, at_least, opened_shards, scenario_options, tell
 
 if TYPE_CHECKING:
-    from bench.loaders import Device
+    from typing import Unpack
 
 __all__ = ["resume"]
 
 
 @click.command()
-@shards_option(help="What to load: ais://bucket/prefix, a glob of local tars, or a directory.")
-@repeats_option(9, help="Turns of each scenario.")
-@loading_options()
+@scenario_options(
+    reads="What to load",
+    repeats=9,
+    turns="Turns of each scenario.",
+    cache="Where the images lie; the server of the cold turns keeps the samples there too.",
+)
 @click.option(
     "--cold-shards",
     default=40,
@@ -35,28 +27,11 @@ __all__ = ["resume"]
     help="Shards that the samples are packed into for the cold turns.",
 )
 @click.option("--cold-windows", default=5, show_default=True, type=at_least(1), help="Shuffle windows that these make.")
-@cache_option(help="Where the images lie; the server of the cold turns keeps the samples there too.")
-@json_option
-@cluster_options
-def resume(
-    *,
-    shards: str,
-    repeats: int,
-    batch_size: int,
-    num_threads: int | None,
-    device: "Device",
-    crop: int,
-    cold_shards: int,
-    cold_windows: int,
-    cache: Path,
-    json_path: Path | None,
-    endpoint: str | None,
-    embedded_dir: Path | None,
-) -> None:
+def resume(*, cold_shards: int, cold_windows: int, **given: "Unpack[ScenarioArguments]") -> None:
     """Time the first batch after a resume in mid-epoch against that of an epoch's start, warm and cold.
 
-    Reads --shards. The cold turns load a copy of them, from a server that answers, in half of the turns, for no shard
-    but those that the first batch names. Writes nothing but the file that --json names.
+    Reads --shards. The cold turns load a copy of them, from a server that answers, in one of the scenarios, for no
+    shard but those that the first batch names. Writes nothing but the file that --json names.
     """
     from bench.environment import check_extras
 
@@ -65,15 +40,15 @@ def resume(
     from bench.scenarios.resume import ResumeOptions, format_resume, run_resume
 
     options = ResumeOptions(
-        repeats=repeats,
-        batch_size=batch_size,
-        num_threads=num_threads or available_cores(),
-        device=device,
-        crop=crop,
+        repeats=given["repeats"],
+        batch_size=given["batch_size"],
+        num_threads=given["num_threads"] or available_cores(),
+        device=given["device"],
+        crop=given["crop"],
         cold_shards=cold_shards,
         cold_windows=cold_windows,
-        cache=cache,
+        cache=given["cache"],
     )
-    with opened_shards(shards, endpoint=endpoint, embedded_dir=embedded_dir) as (found, _):
+    with opened_shards(given["shards"], endpoint=given["endpoint"], embedded_dir=given["embedded_dir"]) as (found, _):
         report = run_resume(options, found)
-    tell("resume", report, format_resume(report), json_path)
+    tell("resume", report, format_resume(report), given["json_path"])

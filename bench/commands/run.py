@@ -1,6 +1,7 @@
 """``bench run``: loaders on the same shards, compared first, then timed; and what ``bench sweep`` shares with it."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = ["TimingArguments", "run", "time_loaders", "timing_options"]
 
+_TIMEOUT_S = 1800.0
+"""`bench.timing.ranks.TIMEOUT_S`, which ``--help`` shows without loading it."""
 _MILLISECONDS = click.FloatRange(min=0, max=60_000, max_open=True)
 
 timing_options = combined(
@@ -87,6 +90,13 @@ timing_options = combined(
         ),
         photo_options(),
         click.option(
+            "--timeout-s",
+            default=_TIMEOUT_S,
+            show_default=True,
+            type=click.FloatRange(min=0, min_open=True),
+            help="A turn, or the comparison of a loader, that takes longer ends the run and is said to hang.",
+        ),
+        click.option(
             "--work",
             default=None,
             type=click.Path(path_type=Path),
@@ -123,6 +133,7 @@ class TimingArguments(TypedDict):
     photo: str
     mask: str
     seed: int
+    timeout_s: float
     work: Path | None
     html_path: Path | None
     json_path: Path | None
@@ -136,7 +147,7 @@ def run(**arguments: "Unpack[TimingArguments]") -> None:
     """Hold each loader's outputs against Pillow and torchvision, then time them, and print a table.
 
     Reads the shards. Writes the files that --json and -o name, and under --work what is packed anew, served or
-    converted, until the end.
+    converted, until the end. What Ctrl-C, or a loader that fails, leaves of whole rounds is written and told, too.
     """
     time_loaders(arguments, over=())
 
@@ -153,6 +164,7 @@ def time_loaders(arguments: TimingArguments, *, over: Sequence[str]) -> None:
     check_extras()
     from bench.loaders import LoaderOptions, LoaderSpec, select_loaders
     from bench.run import RunOptions, check_specs, run_benchmark
+    from bench.timing.folders import remove_leftovers
     from bench.timing.settings import Setting, sweep
 
     given = arguments
@@ -181,6 +193,15 @@ def time_loaders(arguments: TimingArguments, *, over: Sequence[str]) -> None:
         device=given["device"],
     )
     baseline = None if given["baseline"] is None else LoaderSpec.parse(given["baseline"])
+    how = RunOptions(
+        repeats=given["repeats"],
+        epochs=given["epochs"],
+        baseline=baseline,
+        num_samples=given["samples"],
+        direct=given["direct"],
+        directory=given["work"],
+        timeout_s=given["timeout_s"],
+    )
     named = words(given["loaders"])
     with opened_shards(given["shards"], endpoint=given["endpoint"], embedded_dir=given["embedded_dir"]) as opened:
         found, node = opened
@@ -190,16 +211,26 @@ def time_loaders(arguments: TimingArguments, *, over: Sequence[str]) -> None:
         for line in selection.skipped:
             click.echo(line, err=True)
         check_specs(selection.specs, baseline, is_served=is_served)
-        how = RunOptions(
-            repeats=given["repeats"],
-            epochs=given["epochs"],
-            baseline=baseline,
-            num_samples=given["samples"],
-            direct=given["direct"],
-            directory=given["work"],
-            bystanders=node,
+        if left := remove_leftovers(given["work"]):
+            click.echo(f"removed what runs that were killed had left: {', '.join(map(str, left))}", err=True)
+
+        def keep(report: dict[str, Any]) -> None:
+            _tell(report, given)
+            files = [f"'{path}'" for path in (given["json_path"], given["html_path"]) if path is not None]
+            click.echo(
+                f"stopped in {report['stopped'] or 'its last moment'}; kept: {report['num_rounds']} whole rounds, "
+                f"{'in ' + ' and '.join(files) if files else 'above; --json FILE writes them'}",
+                err=True,
+            )
+
+        report = run_benchmark(
+            found,
+            selection.specs,
+            options=options,
+            settings=settings,
+            run=replace(how, bystanders=node),
+            keep=keep,
         )
-        report = run_benchmark(found, selection.specs, options=options, settings=settings, run=how)
     _tell(report, given)
 
 

@@ -8,7 +8,7 @@ __all__ = ["smoke"]
 
 
 @click.command()
-@click.option("--loaders", default=None, help="Comma separated.  [default: every one of the registry]")
+@click.option("--loaders", default=None, help="Comma separated names, and groups as of bench run.  [default: all]")
 def smoke(*, loaders: str | None) -> int:
     """Try every loader that is installed, in every mode, on 22 photos that are made for it; exit 1 if one fails.
 
@@ -21,10 +21,9 @@ def smoke(*, loaders: str | None) -> int:
     from bench.environment import check_extras
 
     check_extras()
-    from bench.loaders import LoaderSpec
-    from bench.smoke import format_trials, run_smoke
+    from bench.smoke import format_trials, named_loaders, run_smoke
 
-    specs = None if loaders is None else [LoaderSpec.parse(word) for word in words(loaders)]
+    specs = None if loaders is None else named_loaders(words(loaders))
     trials = []
     with tempfile.TemporaryDirectory(prefix="dali-pipes-smoke-") as directory:
         for trial in run_smoke(Path(directory), loaders=specs):

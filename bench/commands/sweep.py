@@ -31,6 +31,6 @@ def sweep(over: tuple[str, ...], **arguments: "Unpack[TimingArguments]") -> None
     dali-pipes bench sweep --shards pets/ --samples 20000 --over shards=10,100,1000,10000
 
     Reads the shards. Writes the files that --json and -o name, and under --work what is packed anew, served or
-    converted, until the end.
+    converted, until the end. What Ctrl-C, or a loader that fails, leaves of whole rounds is written and told, too.
     """
     time_loaders(arguments, over=over)

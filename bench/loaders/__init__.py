@@ -2,7 +2,8 @@
 
 A loader's module has one function, ``open_loader(shards, *, options)``, a context manager that yields a `Loader`. One
 that needs something made of the shards first, an index or a format of its own, has ``prepare(shards, *, directory)``
-too, which returns a `Prepared`, and its ``open_loader`` takes that as ``prepared=``. A module is imported when it is
+too, which returns a `Prepared`, and its ``open_loader`` takes that as ``prepared=``, but where the index lies beside
+the shards already (`LoaderEntry.reads_index_beside`). A module is imported when it is
 used, so that the registry costs nothing and a missing library hurts only its own loader.
 """
 
@@ -85,6 +86,9 @@ class LoaderOptions:
     mask: str = "trimap.png"
     seed: int = 7
     device: Device = "auto"
+    keeps_shards: bool = True
+    """Whether a loader that can, but need not, keep a bucket's shards on this machine does so: for the epochs after the
+    first. One that draws a single epoch has its first batch sooner without."""
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "num_threads", "crop"):
@@ -152,7 +156,7 @@ class Prepared:
     """What a loader had made of the shards before it could read them, and what that took."""
 
     url: str
-    """A directory, or wherever else it is."""
+    """A directory, or wherever else it is; not read where the loader's entry `reads_index_beside`."""
     wall_s: float
     num_bytes: int
     """Of what was made, on disk."""
@@ -189,14 +193,15 @@ def open_loader(
         shards: What it reads.
         options: What all loaders of a run share.
         prepared: What `prepare_loader` gave. Without, a loader that needs it has it made when it is opened, in a
-            temporary directory that goes when it is closed: what is timed should be given it.
+            temporary directory that goes when it is closed: what is timed should be given it. Of no use to one that
+            reads the index beside the shards.
 
     Raises:
         PipesError: If a package is missing, with the extra that brings it, or the loader cannot read such shards.
         ValueError: If there is no such loader.
     """
     module = _import(name, shards)
-    if not hasattr(module, "prepare"):
+    if not hasattr(module, "prepare") or LOADERS[name].reads_index_beside:
         return cast("_LoaderModule", module).open_loader(shards, options=options)
     preparing = cast("_PreparingModule", module)
     if prepared is not None:
@@ -218,7 +223,8 @@ def prepare_loader(name: str, shards: "ShardSet", *, directory: Path) -> Prepare
     Args:
         name: Of `LOADERS`.
         shards: What it is made of.
-        directory: Empty, and the caller's; the loader reads from it as long as it is open.
+        directory: Empty, and the caller's; the loader reads from it as long as it is open. Of a loader that reads the
+            index beside the shards: a copy of that index, which only shows what making it takes.
 
     Raises:
         PipesError: As `open_loader`.
@@ -253,7 +259,8 @@ def select_loaders(texts: Sequence[str], *, shards: "ShardSet | None" = None) ->
 
     Raises:
         PipesError: If a loader that is named cannot be opened.
-        ValueError: If there is no such loader, group or decoder, or one is named twice.
+        ValueError: If there is no such loader, group or decoder, or one is named twice: ``webloader`` is
+            ``webloader:pil``.
     """
     found = available_loaders(shards)
     specs: list[LoaderSpec] = []
@@ -263,8 +270,9 @@ def select_loaders(texts: Sequence[str], *, shards: "ShardSet | None" = None) ->
             spec = LoaderSpec.parse(text)
             if (reason := found[spec.name]) is not None:
                 raise PipesError(reason)
-            if spec in specs:
-                raise ValueError(f"loaders must not repeat, got '{text}' twice")
+            if (twin := _twin(spec, specs)) is not None:
+                same = "twice" if twin == spec else f"and '{twin}', which are one loader"
+                raise ValueError(f"loaders must not repeat, got '{spec}' {same}")
             specs.append(spec)
             continue
         for name in filter(GROUPS[text], LOADERS):
@@ -272,9 +280,18 @@ def select_loaders(texts: Sequence[str], *, shards: "ShardSet | None" = None) ->
                 skipped[name] = f"skipped: {reason}"
                 continue
             for decode in LOADERS[name].decodes or (None,):
-                if (spec := LoaderSpec(name=name, decode=decode)) not in specs:
+                if _twin(spec := LoaderSpec(name=name, decode=decode), specs) is None:
                     specs.append(spec)
     return Selection(specs=tuple(specs), skipped=tuple(skipped.values()))
+
+
+def _twin(spec: LoaderSpec, specs: Sequence[LoaderSpec]) -> LoaderSpec | None:
+    """The one of ``specs`` that is the same loader with the same decoder: one that names none has the default's."""
+
+    def named(one: LoaderSpec) -> tuple[str, str | None]:
+        return one.name, (one.decode or LoaderOptions.decode) if LOADERS[one.name].decodes else None
+
+    return next((one for one in specs if named(one) == named(spec)), None)
 
 
 def _import(name: str, shards: "ShardSet") -> object:

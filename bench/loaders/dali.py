@@ -1,17 +1,21 @@
-"""Shards to batches by ``dali_pipes.loader``, opened as a training script opens it."""
+"""Shards to batches by ``dali_pipes.loader``, opened as a training script opens it.
+
+Its index lies beside the shards; `prepare` shows what making that takes.
+"""
 
 import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from bench.loaders import ALL_PARTS, Batch, Loader, LoaderOptions
+from bench.loaders._indexing import prepare
 from bench.loaders.devices import delivery_device
 from bench.loaders.workers import endpoint_of, shard_urls
 
 if TYPE_CHECKING:
     from prep.urls import ShardSet
 
-__all__ = ["open_loader"]
+__all__ = ["open_loader", "prepare"]
 
 
 @contextlib.contextmanager

@@ -2,15 +2,21 @@
 
 Settings, of DALI 2.4 (user guide, "Parallel External Source", and the arguments of ``fn.external_source``): an iterable
 of batches with ``batch=True, parallel=True``, which DALI runs in one worker process, whatever ``py_num_workers`` says:
-what streams cannot be asked for the n-th sample, as the callables that several workers share are. One is enough: it
-cuts tars, DALI's threads, one a core, decode. ``prefetch_queue_depth`` batches are read ahead into shared memory,
-``bytes_per_sample_hint`` spares growing it, ``spawn`` starts a worker beside a process that has threads or a GPU; what
-it imports, some 0.4 s, is in the time to the first batch and in a cold epoch's CPU.
+what streams cannot be asked for the n-th sample, as the callables that several workers share are. DALI's tutorial
+calls those, the sample mode, the preferred way; a tar that is read front to back, from a bucket over one connection,
+has no n-th sample without an index of it, and that is `dali-s3`'s way. One worker is enough: it cuts tars, DALI's
+threads, one a core, decode. ``prefetch_queue_depth`` batches are read ahead into shared memory,
+``bytes_per_sample_hint`` spares growing it.
+
+The worker is forked ("Parallel External Source - Fork") in a rank that has no CUDA: all its libraries are loaded there,
+and no thread of theirs runs. Beside CUDA, and in a command's own process, which has threads, it is spawned, and imports
+for some 0.4 s.
 
 Shards, not samples, are shuffled, because dSort has shuffled the samples, as in `webloader`.
 """
 
 import contextlib
+import multiprocessing
 import os
 import random
 import tarfile
@@ -50,7 +56,7 @@ def open_loader(shards: "ShardSet", *, options: LoaderOptions) -> Iterator[Loade
 
     device = delivery_device(options.device)
     source = ShardBatches(shard_urls(shards), endpoint=endpoint_of(shards), options=options)
-    pipeline = plain_pipeline(device, options, py_num_workers=1, py_start_method="spawn")
+    pipeline = plain_pipeline(device, options, py_num_workers=1, py_start_method=_start_method(device))
     with pipeline:
         photo, mask, label, key = fn.external_source(
             source=source,
@@ -88,6 +94,11 @@ def open_loader(shards: "ShardSet", *, options: LoaderOptions) -> Iterator[Loade
     finally:
         loader.close()
         del iterator, pipeline
+
+
+def _start_method(device: str) -> str:
+    # A child of multiprocessing's, as ranks are: forked from a server that has started no thread.
+    return "fork" if device == "cpu" and multiprocessing.parent_process() is not None else "spawn"
 
 
 class ShardBatches:

@@ -150,7 +150,7 @@ def _environment(url: str) -> Iterator[None]:
         )
     _endpoint_in_use = url
     before = dict(os.environ)
-    os.environ.update({**{name: os.environ.get(name, value) for name, value in _CREDENTIALS.items()}})
+    os.environ.update({name: os.environ.get(name, value) for name, value in _CREDENTIALS.items()})
     os.environ["AWS_ENDPOINT_URL"] = url
     try:
         yield

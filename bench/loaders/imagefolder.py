@@ -5,14 +5,15 @@ workers, pinned memory; ``torch.utils.data``: ``persistent_workers``, ``prefetch
 all epochs, each with one torch thread (torch's own default in a worker); the sampler shuffles all samples anew each
 epoch, which costs a random read of a small file and gives the best order that there is.
 
-A mask lies in a tree of its own beside the photos', at the same path, and a subclass opens it with its photo.
+A mask lies in a tree of its own beside the photos', at the same path, and a subclass reads it with its photo. Both are
+decoded where the batch is made (``collate_fn``), straight into it in shared memory, the whole photo of each.
 """
 
 import contextlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch.utils.data import DataLoader
@@ -20,11 +21,8 @@ from torchvision.datasets import ImageFolder
 
 from bench.loaders import Loader, LoaderOptions, Prepared
 from bench.loaders._samples import KEY, EncodedSample, encoded_samples
-from bench.loaders.workers import (
-    WorkerEpochs,
-    worker_settings,
-)
-from bench.transforms import SampleDecoder, TensorSample, label_of
+from bench.loaders.workers import WorkerEpochs, worker_settings
+from bench.transforms import BatchDecoder, label_of
 from prep.errors import DataError
 from prep.urls import check_object_name
 
@@ -71,11 +69,12 @@ def open_loader(shards: "ShardSet", *, options: LoaderOptions, prepared: Prepare
 
     num_workers = options.num_threads
     device = delivery_device(options.device)
-    loader: DataLoader[TensorSample] = DataLoader(
+    loader: DataLoader[EncodedSample] = DataLoader(
         PhotosWithMasks(Path(prepared.url), options),
         batch_size=options.batch_size,
         shuffle=True,
         generator=torch.Generator().manual_seed(options.seed),
+        collate_fn=BatchDecoder(options),
         **worker_settings(shards, options=options, num_workers=num_workers, device=device),
     )
     epochs = WorkerEpochs(loader, data_loader=loader, num_workers=num_workers, decode=options.decode, device=device)
@@ -86,7 +85,7 @@ def open_loader(shards: "ShardSet", *, options: LoaderOptions, prepared: Prepare
 
 
 class PhotosWithMasks(ImageFolder):  # type: ignore[misc]  # torchvision has no types
-    """An ``ImageFolder`` whose items are a `TensorSample`: photo, its mask, label and key."""
+    """An ``ImageFolder`` whose items are encoded samples: photo, its mask, label and key."""
 
     def __init__(self, directory: Path, options: LoaderOptions) -> None:
         self._photos, self._masks = directory / options.photo, directory / options.mask
@@ -96,16 +95,14 @@ class PhotosWithMasks(ImageFolder):  # type: ignore[misc]  # torchvision has no 
             if not folder.is_dir():
                 raise DataError(f"no sample has the component '{name}': no folder '{folder}'")
         super().__init__(str(self._photos))
-        self._decode = SampleDecoder(options)
 
-    def __getitem__(self, row: int) -> TensorSample:
+    def __getitem__(self, row: int) -> EncodedSample:
         path, class_row = self.samples[row]
         label = self.classes[class_row]
         place = Path(path).relative_to(self._photos)
-        members: dict[str, Any] = {
-            "__key__": str(place.relative_to(label).with_suffix("")),
+        return {
+            KEY: str(place.relative_to(label).with_suffix("")),
             self._options.photo: Path(path).read_bytes(),
             self._options.mask: (self._masks / place.with_suffix(self._ending)).read_bytes(),
             "cls": label.encode(),
         }
-        return self._decode(members)

@@ -2,9 +2,10 @@
 
 Settings, of litdata 0.2.76 (README): chunks of 64 MB, not compressed ("What chunk_bytes should I use?"); ``shuffle``,
 and ``drop_last`` off, so that every sample comes; one worker a core ("Pause, resume": ``os.cpu_count()``), kept for
-all epochs; decoding as ``transform``. A local directory is mapped in place, not copied into a cache ("POSIX-fast",
-which is on by itself). The photo stays the bytes that it was: LitData's own JPEG field is decoded by torchvision too,
-or by Pillow where there is EXIF, whose orientation it applies and the other loaders do not.
+all epochs; decoding where the batch is made (``collate_fn``), straight into it in shared memory, which its hook for
+single samples (``transform``) cannot, the whole photo of each. A local directory is mapped in place, not copied into a
+cache ("POSIX-fast", which is on by itself). The photo stays the bytes that it was: LitData's own JPEG field is decoded
+by torchvision too, or by Pillow where there is EXIF, whose orientation it applies and the other loaders do not.
 """
 
 import contextlib
@@ -21,13 +22,8 @@ from typing import TYPE_CHECKING, Any
 from litdata import StreamingDataLoader, StreamingDataset
 
 from bench.loaders import Loader, LoaderOptions, Prepared, available_cores
-from bench.loaders.workers import (
-    WorkerEpochs,
-    endpoint_of,
-    shard_urls,
-    worker_settings,
-)
-from bench.transforms import SampleDecoder
+from bench.loaders.workers import WorkerEpochs, endpoint_of, shard_urls, worker_settings
+from bench.transforms import BatchDecoder
 from prep.errors import PipesError
 
 if TYPE_CHECKING:
@@ -73,6 +69,7 @@ def open_loader(shards: "ShardSet", *, options: LoaderOptions, prepared: Prepare
     loader = StreamingDataLoader(
         _Samples(Path(prepared.url), options),
         batch_size=options.batch_size,
+        collate_fn=BatchDecoder(options),
         **worker_settings(shards, options=options, num_workers=options.num_threads, device=device),
     )
     num_workers: int = loader.num_workers  # fewer than asked for where memory is short
@@ -84,7 +81,7 @@ def open_loader(shards: "ShardSet", *, options: LoaderOptions, prepared: Prepare
 
 
 class _Samples(StreamingDataset):  # type: ignore[misc]  # not installed where types are checked
-    """Dicts of bytes, decoded; iterated once an epoch by each worker."""
+    """Encoded samples; iterated once an epoch by each worker."""
 
     def __init__(self, directory: Path, options: LoaderOptions) -> None:
         super().__init__(
@@ -92,7 +89,6 @@ class _Samples(StreamingDataset):  # type: ignore[misc]  # not installed where t
             shuffle=True,
             drop_last=False,
             seed=options.seed,
-            transform=SampleDecoder(options),
         )
         self._begun = 0
 

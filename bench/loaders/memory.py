@@ -2,7 +2,7 @@
 ceiling.
 
 What it leaves out is what `dali` is to hide: the store, the image, the index, the reader. Order, batches and the arrays
-at the seam are those of `dali`, sample for sample.
+at the seam are those of `dali`, sample for sample, and so is the index.
 """
 
 import contextlib
@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bench.loaders import ALL_PARTS, Batch, Loader, LoaderOptions
+from bench.loaders._indexing import prepare
 from bench.loaders.devices import delivery_device
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from dali_pipes.reader.samples import Samples
     from prep.urls import ShardSet
 
-__all__ = ["open_loader"]
+__all__ = ["open_loader", "prepare"]
 
 PREFETCH_QUEUE_DEPTH = 2  # dali_pipes.loader's default
 

@@ -1,7 +1,9 @@
 """Encoded components to batches by DALI's own operators, in plain pipelines as a script has them.
 
-Photo and mask go through the operators of `dali_pipes.segmentation` with the same arguments; their sizes, which the
-shard indexes tell it, are read from the headers in the graph here.
+Nothing is taken of `dali_pipes`. Photo and mask are decoded in the window that the crop wants and no more
+(``fn.decoders.image_slice``), then normalised, or padded, by ``fn.crop_mirror_normalize``. ``fn.decoders.image_crop``
+would take the window by itself, but refuses one that a photo is too small for, and rounds its start otherwise than
+``CenterCrop``, by which outputs are compared; so a photo's size is read from its header here.
 """
 
 import contextlib
@@ -15,7 +17,9 @@ if TYPE_CHECKING:
 
 __all__ = ["PREFETCH_QUEUE_DEPTH", "PlainEpochs", "padded_text", "plain_pipeline", "segmentation_outputs"]
 
-PREFETCH_QUEUE_DEPTH = 2  # dali_pipes.loader's default
+PREFETCH_QUEUE_DEPTH = 2  # DALI's default
+MEAN = (0.485 * 255, 0.456 * 255, 0.406 * 255)  # ImageNet, of levels
+STD = (0.229 * 255, 0.224 * 255, 0.225 * 255)
 
 
 def plain_pipeline(device: str, options: LoaderOptions, **arguments: Any) -> Any:
@@ -34,7 +38,7 @@ def plain_pipeline(device: str, options: LoaderOptions, **arguments: Any) -> Any
 
 
 def segmentation_outputs(photo: Any, mask: Any, options: LoaderOptions, *, device: str) -> tuple[Any, Any]:
-    """`dali_pipes.segmentation`, its arrays computed by operators: image and trimap of encoded photo and mask.
+    """Image and trimap, as a `Batch` has them, of encoded photo and mask.
 
     Args:
         photo: Encoded.
@@ -44,33 +48,35 @@ def segmentation_outputs(photo: Any, mask: Any, options: LoaderOptions, *, devic
     """
     from nvidia.dali import fn, math, types
 
-    from dali_pipes.graph.pipelines import IMAGENET_MEAN, IMAGENET_STD, _normalised
-
-    def window_of(encoded: Any, **normalised: Any) -> Any:
+    def window_of(encoded: Any, output_type: Any) -> Any:
         size = fn.peek_image_shape(encoded, dtype=types.INT32, adjust_orientation=False)[0:2]
-        # As `dali_pipes.graph.pipelines.center_crop_start`: half of what is more, halves to even; padding is half of
-        # what is less, rounded down.
         slack = math.max(size - options.crop, 0)
-        half = slack // 2
-        start = half + (slack & 1) * (half & 1)
-        shape = math.min(size, options.crop)
-        deficit = options.crop - shape
-        position = fn.cast(deficit // 2, dtype=types.FLOAT) / math.max(deficit, 1)
-        pixels = fn.decoders.image_slice(
+        return fn.decoders.image_slice(
             encoded,
-            start,
-            shape,
+            (slack + (slack // 2 & 1)) // 2,  # half of it, halves to even, as Python's round() in CenterCrop
+            math.min(size, options.crop),
             axes=(0, 1),
             device="mixed" if device == "cuda" else "cpu",
-            output_type=types.RGB if normalised["dtype"] == "float32" else types.GRAY,
+            output_type=output_type,
             adjust_orientation=False,
         )
-        return _normalised(pixels, options.crop, position, layout="CHW", **normalised)
 
-    return (
-        window_of(photo, mean=IMAGENET_MEAN, std=IMAGENET_STD, dtype="float32"),
-        window_of(mask, mean=(0,), std=(1,), dtype="uint8"),
+    crop: dict[str, Any] = {
+        "crop": (options.crop, options.crop),
+        "out_of_bounds_policy": "pad",
+        "rounding": "truncate",  # the odd row or column of padding comes last, as in CenterCrop
+        "output_layout": "CHW",
+    }
+    image = fn.crop_mirror_normalize(
+        window_of(photo, types.RGB),
+        mean=MEAN,
+        std=STD,
+        # Padding is not normalised by the operator: what a pixel of 0 becomes.
+        fill_values=[-mean / std for mean, std in zip(MEAN, STD, strict=True)],
+        dtype=types.FLOAT,
+        **crop,
     )
+    return image, fn.crop_mirror_normalize(window_of(mask, types.GRAY), dtype=types.UINT8, **crop)
 
 
 class PlainEpochs:

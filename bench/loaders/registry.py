@@ -32,6 +32,12 @@ class LoaderEntry:
     nor part of what is timed, and a table marks it."""
     source: tuple[Source, ...] = ("ais", "local")
     """What it reads: shards in a bucket, shards in a directory, or what ``prepare`` has made of either."""
+    reads_index_beside: bool = False
+    """It reads the index that ``prep index`` has made, beside the shards; its ``prepare`` makes it again, elsewhere,
+    only to show what that takes, and is not called by opening it."""
+    decodes_window: bool = False
+    """Of a photo it decodes the window that the crop wants, as DALI can; the others decode all of it and cut, which
+    takes the longer the more of it is cut off."""
 
     def __post_init__(self) -> None:
         if unknown := self.gives - ALL_PARTS:
@@ -45,12 +51,12 @@ class LoaderEntry:
 
 
 LOADERS: dict[str, LoaderEntry] = {
-    "dali": LoaderEntry(module="bench.loaders.dali"),
-    "memory": LoaderEntry(module="bench.loaders.memory"),
+    "dali": LoaderEntry(module="bench.loaders.dali", reads_index_beside=True, decodes_window=True),
+    "memory": LoaderEntry(module="bench.loaders.memory", reads_index_beside=True, decodes_window=True),
     "webloader": LoaderEntry(module="bench.loaders.webloader", decodes=DECODES),
     "webloader-tutorial": LoaderEntry(module="bench.loaders.webloader_tutorial", decodes=("pil",)),
-    "dali-s3": LoaderEntry(module="bench.loaders.dali_s3", source=("ais",)),
-    "dali-external": LoaderEntry(module="bench.loaders.dali_external"),
+    "dali-s3": LoaderEntry(module="bench.loaders.dali_s3", source=("ais",), decodes_window=True),
+    "dali-external": LoaderEntry(module="bench.loaders.dali_external", decodes_window=True),
     "imagefolder": LoaderEntry(module="bench.loaders.imagefolder", decodes=DECODES, source=("converted",)),
     "aistore": LoaderEntry(
         module="bench.loaders.aistore",

@@ -8,7 +8,8 @@ has shuffled the samples, as in `webloader`.
 
 SPDL's own decoder is FFmpeg's, which it finds on the machine and does not bring. Its photos are others than Pillow's:
 with FFmpeg 5.1, on 120 pets, by up to 39 of 255 levels and 0.22 on average at the most accurate of three settings, and
-took 3.0 to 3.9 CPU-ms each, where Pillow took 1.8 and torchvision 1.3. So both are decoded as in `webloader`.
+took 3.0 to 3.9 CPU-ms each, where Pillow took 1.8 and torchvision 1.3. So both are decoded as in `webloader`, the whole
+photo of each, straight into the batch, in this process's own memory.
 """
 
 import contextlib
@@ -22,11 +23,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from spdl.io import iter_tarfile
 from spdl.pipeline import PipelineBuilder, PipelineFailure
-from torch.utils.data import default_collate
 
 from bench.loaders import ALL_PARTS, Batch, Loader, LoaderOptions
 from bench.loaders.workers import endpoint_of, open_stream, shard_urls
-from bench.transforms import SampleDecoder
+from bench.transforms import BatchDecoder
 from prep.keys import split_key
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class _SpdlEpochs:
         self._source = _ShuffledShards(shard_urls(shards), seed=options.seed)
         self._endpoint = endpoint_of(shards)
         self._options = options
-        self._decode = SampleDecoder(options)
+        self._decode = BatchDecoder(options)
         self._open = contextlib.ExitStack()
         self._pipeline: Pipeline[Batch] | None = None
         self.decode = options.decode
@@ -128,12 +128,9 @@ class _SpdlEpochs:
         return samples
 
     def _make_batch(self, samples: list[Encoded]) -> Batch:
-        decoded = [
-            self._decode({name: data if name == "__key__" else bytes(data) for name, data in sample.items()})
-            for sample in samples
-        ]
-        batch: Batch = default_collate(decoded)
-        return batch
+        return self._decode(
+            [{name: data if name == "__key__" else bytes(data) for name, data in sample.items()} for sample in samples]
+        )
 
 
 def _stop(pipeline: "Pipeline[Batch]") -> None:

@@ -1,7 +1,8 @@
 """WebDataset as AIStore's tutorial has it: small batches from the workers, shuffled and batched anew in one process.
 
 The design of https://aistore.nvidia.com/blog/2023/06/09/aisio-transforms-with-webdataset-pt-3, with its numbers (16,
-1000) and its defaults; the crop, which the tutorial has the cluster do, is done in the workers.
+1000) and its defaults; the crop, which the tutorial has the cluster do, is done in the workers, a sample at a time, out
+of the whole photo. Nothing is kept of what was fetched.
 """
 
 import contextlib

@@ -5,15 +5,13 @@ import functools
 import io
 import multiprocessing
 import os
-import select
-import threading
-import time
 from collections.abc import Callable
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from bench.loaders import ALL_PARTS, LoaderOptions
+from bench.timing.processes import end_with_main
 from prep.errors import PipesError
 from prep.store import AisStore
 from prep.urls import open_store
@@ -44,7 +42,6 @@ __all__ = [
 
 STREAM_BUFFER_BYTES = 1 << 20  # one read of the connection; tarfile asks for 10 KiB at a time
 PREFETCH_FACTOR = 2  # batches ready a worker, torch's default; 94 MB each at 64 x 3 x 350 x 350
-MAIN_POLL_S = 1.0  # where the kernel has no pidfd
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (where torch puts tensors that processes share)
 
 
@@ -53,7 +50,7 @@ def worker_context() -> ForkServerContext:
 
     A plain fork would copy this process while DALI's or CUDA's threads may hold locks; a spawn would import torch in
     every worker, seconds that are no part of what is timed. The server starts once and ends with this process and its
-    workers: each of them holds the pipe that it waits on, so they must end by themselves (see `_end_with`).
+    workers: each of them holds the pipe that it waits on, so they must end by themselves (see `end_with_main`).
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "torchvision", "webdataset", "aistore", "bench.transforms"])
@@ -90,39 +87,6 @@ def _register_opener(worker: int, *, endpoint: str | None, main_pid: int) -> Non
     if endpoint is not None:
         for scheme in ("ais", "s3", "gs", "az"):
             gopen_schemes[scheme] = functools.partial(_open_object, endpoint=endpoint)
-
-
-def end_with_main(main_pid: int) -> None:
-    """Have this process, a worker, end when the main process does, however that ends."""
-    threading.Thread(target=_end_with, args=(main_pid,), name="end-with-main", daemon=True).start()
-
-
-def _end_with(main_pid: int) -> None:
-    """Wait for the main process, killed ones too, and end this one at once.
-
-    torch's own watchdog looks at the parent process, which here is the fork server, and that outlives its workers.
-    """
-    try:
-        main = os.pidfd_open(main_pid)
-    except ProcessLookupError:
-        pass
-    except (AttributeError, OSError):
-        _poll_until_ended(main_pid)
-    else:
-        waiting = select.poll()
-        waiting.register(main, select.POLLIN)
-        waiting.poll()
-    os._exit(1)
-
-
-def _poll_until_ended(pid: int) -> None:
-    import psutil
-
-    with contextlib.suppress(psutil.NoSuchProcess):
-        process = psutil.Process(pid)
-        # One that nobody has waited for yet is still listed.
-        while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
-            time.sleep(MAIN_POLL_S)
 
 
 def open_stream(url: str, *, endpoint: str | None) -> BinaryIO:

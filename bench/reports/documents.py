@@ -9,12 +9,12 @@ from typing import Any
 
 from bench.reports.figures import FIGURES
 from bench.reports.record import FORMAT, RUN_FORMAT, read_record, read_run, write_text
-from bench.reports.report import format_table, notes_of
+from bench.reports.report import format_table, notes_of, restricted
 from prep.errors import DataError
 
 __all__ = ["START", "STOP", "Updated", "page_parts", "terminal_text", "update_document"]
 
-START = "<!-- bench report RECORD [FIGURE]... -->"
+START = "<!-- bench report RECORD [--baseline LOADER] [--loaders LOADER,...] [FIGURE]... -->"
 STOP = "<!-- end of bench report -->"
 _START = re.compile(r"^[ \t]*<!-- bench report (?P<words>[^\n]+?) -->[ \t]*$", re.MULTILINE)
 _STOP = re.compile(rf"^[ \t]*{re.escape(STOP)}[ \t]*$", re.MULTILINE)
@@ -41,6 +41,9 @@ _SIGNS = {
 }
 """What gives a benchmark's records away that were written before they said it."""
 
+OPTIONS = ("--baseline", "--loaders")
+"""Of a mark, as of the command."""
+
 Run = tuple[str, Mapping[str, Any]]
 Text = tuple[str, str]
 
@@ -53,18 +56,26 @@ class Updated:
     changed: bool
 
 
-def page_parts(paths: Sequence[Path]) -> tuple[list[Run], list[Text]]:
+def page_parts(
+    paths: Sequence[Path], *, baseline: str | None = None, loaders: Sequence[str] | None = None
+) -> tuple[list[Run], list[Text]]:
     """The runs among the records, and the tables of the others, each with the file's name as its title.
+
+    Args:
+        paths: Of the records.
+        baseline: Of the runs, as `bench.reports.report.restricted` takes it.
+        loaders: Likewise.
 
     Raises:
         DataError: If a file is no benchmark's record, or of a version that is not known here.
+        ValueError: If a run has no such loader.
     """
     runs: list[Run] = []
     texts: list[Text] = []
     for path in paths:
         kind, report = _read(path)
         if kind == "run":
-            runs.append((path.stem, report))
+            runs.append((path.stem, _restricted(report, where=path, baseline=baseline, loaders=loaders)))
         else:
             texts.append((path.stem, _text(kind, report, path)))
     return runs, texts
@@ -87,7 +98,8 @@ def update_document(path: Path, *, write: bool = True) -> Updated:
         write: Else only see whether anything would change.
 
     Raises:
-        DataError: If the document or a record cannot be read, a mark lacks its end, or names no figure of a run's.
+        DataError: If the document or a record cannot be read, a mark lacks its end, or names no figure or loader of a
+            run's.
         StoreError: If the document cannot be written.
     """
     try:
@@ -105,8 +117,12 @@ def update_document(path: Path, *, write: bool = True) -> Updated:
         if stop is None or (following is not None and following.start() < stop.start()):
             line = text.count("\n", 0, start.start()) + 1
             raise DataError(f"'{path}', line {line}: the table that begins here has no end; add a line '{STOP}'")
-        name, *figures = start["words"].split()
-        parts += [text[at : start.end()], "\n\n", _table(path.parent / name, figures, where=path), "\n\n"]
+        try:
+            table = _table(start["words"], beside=path)
+        except ValueError as exc:
+            line = text.count("\n", 0, start.start()) + 1
+            raise DataError(f"'{path}', line {line}: {exc}") from exc
+        parts += [text[at : start.end()], "\n\n", table, "\n\n"]
         at = stop.start()
     updated = "".join([*parts, text[at:]])
     if write and updated != text:
@@ -114,14 +130,44 @@ def update_document(path: Path, *, write: bool = True) -> Updated:
     return Updated(num_tables=len(starts), changed=updated != text)
 
 
-def _table(record: Path, figures: Sequence[str], *, where: Path) -> str:
+def _table(words: str, *, beside: Path) -> str:
+    """What goes between a pair of marks, the first of which says ``words``.
+
+    Raises:
+        DataError: If the record cannot be read.
+        ValueError: If the words name no figure or loader of it.
+    """
+    name, *rest = words.split()
+    figures: list[str] = []
+    options: dict[str, str] = {}
+    while rest:
+        word = rest.pop(0)
+        option, mark, value = word.partition("=")
+        if option not in OPTIONS:
+            figures.append(word)
+        elif not mark and not rest:
+            raise ValueError(f"{option} expects a loader, got nothing in '{words}'")
+        else:
+            options[option] = value if mark else rest.pop(0)
     if unknown := [figure for figure in figures if figure not in FIGURES]:
-        raise DataError(f"'{where}': a figure must be one of {', '.join(FIGURES)}, got '{unknown[0]}'")
-    kind, report = _read(record)
-    if kind == "run":
-        notes = "\n".join(f"* {note.removeprefix('* ')}" for note in notes_of(report))
-        return f"{format_table(report, markdown=True, figures=figures or None)}\n\n{notes}"
-    return f"```\n{_text(kind, report, record)}\n```"
+        raise ValueError(f"a figure must be one of {', '.join(FIGURES)}, got '{unknown[0]}'")
+    path = beside.parent / name
+    kind, report = _read(path)
+    if kind != "run":
+        return f"```\n{_text(kind, report, path)}\n```"
+    loaders = options["--loaders"].split(",") if "--loaders" in options else None
+    shown = _restricted(report, where=path, baseline=options.get("--baseline"), loaders=loaders)
+    notes = "\n".join(f"* {note.removeprefix('* ')}" for note in notes_of(shown, figures=figures or None))
+    return f"{format_table(shown, markdown=True, figures=figures or None)}\n\n{notes}"
+
+
+def _restricted(
+    report: Mapping[str, Any], *, where: Path, baseline: str | None, loaders: Sequence[str] | None
+) -> Mapping[str, Any]:
+    try:
+        return restricted(report, baseline=baseline, loaders=loaders)
+    except ValueError as exc:
+        raise ValueError(f"'{where}': {exc}") from exc
 
 
 def _read(path: Path) -> tuple[str, dict[str, Any]]:

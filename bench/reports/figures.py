@@ -30,6 +30,10 @@ class Figure:
     """A sentence for whoever reads the report."""
     scale: float = 1.0
     """From what a record holds to what is shown."""
+    least: float = 0.0
+    """A change smaller than this is none, whatever its ratio: others on the machine make it."""
+    of_the_machine: bool = False
+    """Another machine, or a busier one, gives another figure: seconds and what is made of them."""
 
 
 FIGURES: Mapping[str, Figure] = {
@@ -38,6 +42,7 @@ FIGURES: Mapping[str, Figure] = {
         unit="samples/s",
         better="high",
         digits=0,
+        of_the_machine=True,
         about="Samples of all ranks over the time from the common start to the end of the last rank.",
     ),
     "mib_per_s": Figure(
@@ -45,6 +50,7 @@ FIGURES: Mapping[str, Figure] = {
         unit="MiB/s",
         better="high",
         digits=1,
+        of_the_machine=True,
         about="Bytes of the shards, as they lie, over the same time.",
     ),
     "cpu_ms_per_sample": Figure(
@@ -52,6 +58,7 @@ FIGURES: Mapping[str, Figure] = {
         unit="CPU-ms a sample",
         better="low",
         digits=2,
+        of_the_machine=True,
         about="CPU time, user and system, of all processes that the loader works in; servers are not among them.",
     ),
     "time_to_first_batch_s": Figure(
@@ -59,6 +66,7 @@ FIGURES: Mapping[str, Figure] = {
         unit="s",
         better="low",
         digits=2,
+        of_the_machine=True,
         about="From before the loader is made to its first batch, of the slowest rank; libraries are loaded by then.",
     ),
     "batch_p50_ms": Figure(
@@ -66,6 +74,7 @@ FIGURES: Mapping[str, Figure] = {
         unit="ms",
         better="low",
         digits=1,
+        of_the_machine=True,
         about="From asking for a batch to having it: the median over the batches of all ranks.",
     ),
     "batch_p99_ms": Figure(
@@ -73,9 +82,12 @@ FIGURES: Mapping[str, Figure] = {
         unit="ms",
         better="low",
         digits=1,
+        of_the_machine=True,
         about="The same, 99 of 100 batches take no longer; of fewer than 100 batches it is the longest.",
     ),
-    "batch_max_ms": Figure(title="batch max", unit="ms", better="low", digits=1, about="The same, of the longest."),
+    "batch_max_ms": Figure(
+        title="batch max", unit="ms", better="low", digits=1, of_the_machine=True, about="The same, of the longest."
+    ),
     "wait_share": Figure(
         title="waiting",
         unit="%",
@@ -120,6 +132,7 @@ FIGURES: Mapping[str, Figure] = {
         unit="MiB",
         better="low",
         digits=0,
+        least=4,
         about="How much fuller /dev/shm was at most: images of shards, batches on their way from workers. Of these, "
         "what a process maps is in its memory, too.",
     ),
@@ -143,6 +156,7 @@ FIGURES: Mapping[str, Figure] = {
         unit="s",
         better="low",
         digits=2,
+        of_the_machine=True,
         about="From before the loader is made to the end of its first epoch.",
     ),
 }

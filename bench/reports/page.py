@@ -34,6 +34,7 @@ PLOTTED = (
     "wait_share",
     "accelerator_utilisation",
     "loader_memory_mib",
+    "shared_memory_mib",
     "fetched_ratio",
 )
 FULL = tuple(FIGURES)
@@ -103,7 +104,7 @@ def markdown_page(runs: Sequence[tuple[str, Report]], texts: Sequence[tuple[str,
         parts += [f"## {title}", format_table(report, markdown=True, intervals=True)]
         parts += [note.replace("*", "\\*") for note in notes_of(report)]
         if made := conversions_of(report):
-            parts += ["Made before anything was timed:", format_rows(made, markdown=True)]
+            parts += ["Made first, before anything was timed:", format_rows(made, markdown=True)]
         parts.append("\n".join(f"* {name}: {text}" for name, text in conditions_of(report)))
     for title, text in texts:
         parts += [f"## {title}", f"```\n{text}\n```"]
@@ -119,14 +120,15 @@ def _run(title: str, report: Report) -> list[str]:
     parts.append(f'<p class="soft">{"<br>".join(escape(note) for note in notes_of(report))}</p>')
     rows, num_names = table_rows(report, intervals=False)
     parts.append(_table(rows, num_names))
-    parts.append(
-        '<p class="soft">Plots: a dot a repeat, a band or whisker the 95 % interval, a line or mark the median.</p>'
-    )
+    said = "Plots: a dot a repeat, a band or whisker the 95 % interval, a line or mark the median."
+    if unplotted := list(dict.fromkeys(label_of(record) for record in report["records"] if not _is_plotted(record))):
+        said += f" Not in them, but in the tables: {', '.join(unplotted)}; what comes from no shard is off any scale."
+    parts.append(f'<p class="soft">{escape(said)}</p>')
     parts.append(f'<div class="plots">{"".join(_plots(report))}</div>')
     all_rows, num_names = table_rows(report, figures=FULL)
     parts += ["<h3>All figures</h3>", _table(all_rows, num_names)]
     if made := conversions_of(report):
-        parts += ["<h3>Made of the shards before anything was timed</h3>", _table(made, 1)]
+        parts += ["<h3>Made first, before anything was timed</h3>", _table(made, 1)]
     lines = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in conditions_of(report))
     parts += ["<h3>Measured under</h3>", f"<dl>{lines}</dl>"]
     return parts
@@ -174,14 +176,18 @@ def _plots(report: Report) -> list[str]:
     ]
 
 
+def _is_plotted(record: Record) -> bool:
+    """Of a record of before there were parts, ``gives`` is ``None``: it gives all."""
+    return record.get("gives") is None or bool(record["gives"])
+
+
 def _rows_plot(records: Sequence[Record], name: str, colours: Mapping[str, int]) -> str:
     figure = FIGURES[name]
     rows = []
     for record in records:
-        if not (values := [value * figure.scale for value in values_of(record, name)]):
+        values = [value * figure.scale for value in values_of(record, name)]
+        if not values or not _is_plotted(record):
             continue
-        if not record.get("gives", True):
-            continue  # what comes from no shard is off any scale, and stands in the table
         interval = median_interval(values)
         shown = format_interval(figure, values_of(record, name))
         label = label_of(record)
@@ -204,7 +210,7 @@ def _lines_plot(records: Sequence[Record], name: str, colours: Mapping[str, int]
     lines: dict[str, list[Point]] = {}
     for record in records:
         values = [value * figure.scale for value in values_of(record, name)]
-        if values and record.get("gives", True):
+        if values and _is_plotted(record):
             interval = median_interval(values)
             at = record["setting"].get(axis)
             x = at if isinstance(at, str) else float(at) if at is not None else "as it is"

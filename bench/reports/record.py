@@ -191,6 +191,8 @@ def _record_from_version_0(row: Mapping[str, Any], options: Mapping[str, Any]) -
                     "cpu_ms_per_sample": 1000 * repeat["epoch_cpu_s"] / samples,
                     "time_to_first_batch_s": repeat["time_to_first_batch_s"],
                     "first_epoch_s": repeat["first_epoch_s"],
+                    # Of the command's own process, which had all of the loader in it.
+                    "peak_memory_mib": repeat.get("peak_rss_mib"),
                 }
             }
             for repeat in row["repeats"]

@@ -9,6 +9,7 @@ from bench.loaders import ALL_PARTS, LOADERS
 from bench.reports.figures import FIGURES, Figure
 from bench.reports.intervals import MIN_REPEATS, Interval, median_interval, paired_ratio
 from bench.reports.tables import format_rows
+from bench.timing.settings import SETTING_TITLES, format_setting
 
 __all__ = [
     "BRIEF",
@@ -22,8 +23,11 @@ __all__ = [
     "format_table",
     "is_telling",
     "label_of",
+    "named",
     "notes_of",
     "ratio_of",
+    "restricted",
+    "rounds_of",
     "setting_names",
     "summarise",
     "table_rows",
@@ -52,6 +56,9 @@ RATIOS = ("samples_per_s", "cpu_ms_per_sample")
 EQUAL_WITHIN = 0.05
 """Two loaders are called equal if the whole interval of their ratio is so near to 1: one that is wide shows nothing."""
 
+FETCHES = 0.05
+"""Of the bytes that are needed; less than that is asking whether a shard is still the same."""
+
 PART_TITLES = {
     "image": "photos",
     "trimap": "masks",
@@ -60,17 +67,14 @@ PART_TITLES = {
     "normalised": "normalised photos",
 }
 
-SETTING_TITLES = {
-    "threads": "threads",
-    "ranks": "ranks",
-    "batch_size": "batch",
-    "crop": "crop",
-    "cache": "cache",
-    "compute_ms": "compute ms",
-    "latency_ms": "latency ms",
-    "shards": "shards",
-    "photo_side": "photo side",
+MADE = {
+    "dali": "an index, by one process",
+    "memory": "an index, by one process",
+    "imagefolder": "a file a component, by one process",
+    "litdata": "chunks, by a process a core; starting these is in it",
+    "mosaic": "shards of its own, by one process",
 }
+"""What a loader has made first, and which of what it takes is in the time: loaders have it made in their own ways."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,9 +111,52 @@ def values_of(record: Record, figure: str) -> list[float]:
 def baseline_of(report: Report, record: Record) -> Record:
     """The record that this one's ratios are to: the baseline's under the same setting."""
     alike = [other for other in report["records"] if other["setting"] == record["setting"]]
-    name = report.get("baseline")
-    exact = [other for other in alike if name == f"{other['loader']}:{other['decode']}"]
-    return next(iter([*exact, *(other for other in alike if name == other["loader"]), *alike]))
+    return next(iter([*named(alike, report.get("baseline")), *alike]))
+
+
+def named(records: Sequence[Record], name: str | None) -> list[Record]:
+    """The records of the loader ``name``, or of ``NAME:DECODE``; one that has just this name first."""
+    exact = [record for record in records if name == f"{record['loader']}:{record['decode']}"]
+    return [*exact, *(record for record in records if name == record["loader"])]
+
+
+def restricted(report: Report, *, baseline: str | None = None, loaders: Sequence[str] | None = None) -> Report:
+    """The same run, with ratios to another loader, or with some of the loaders only; nothing is measured anew.
+
+    Args:
+        report: A run's.
+        baseline: Whom ratios are to, ``NAME`` or ``NAME:DECODE``; ``None``: as it is, if it is among the loaders.
+        loaders: Likewise; a name without a decoder takes all of it. ``None``: all.
+
+    Raises:
+        ValueError: If the run has no such loader.
+    """
+    records = report["records"]
+    for name in loaders or ():
+        _check_named(records, name, what="--loaders")
+    if loaders is not None:
+        kept = [id(record) for name in loaders for record in named(records, name)]
+        records = [record for record in records if id(record) in kept]
+    if baseline is not None:
+        _check_named(records, baseline, what="--baseline")
+    return {**report, "records": records, "baseline": baseline or report.get("baseline")}
+
+
+def _check_named(records: Sequence[Record], name: str, *, what: str) -> None:
+    if not named(records, name):
+        there = dict.fromkeys(_spec_of(record) for record in records)
+        raise ValueError(f"{what} must be of {', '.join(there)}, got '{name}'")
+
+
+def _spec_of(record: Record) -> str:
+    return record["loader"] if record["decode"] in ("dali", "none") else f"{record['loader']}:{record['decode']}"
+
+
+def rounds_of(report: Report) -> str | None:
+    """``2 of 7 rounds``, of a run that was stopped; ``None`` of one that was not."""
+    if report.get("complete", True):
+        return None
+    return f"{report.get('num_rounds')} of {report['options'].get('repeats')} rounds"
 
 
 def ratio_of(report: Report, record: Record, figure: str) -> Interval | None:
@@ -188,20 +235,28 @@ def format_table(
     return format_rows(rows, markdown=markdown, left=num_names)
 
 
-def notes_of(report: Report) -> list[str]:
-    """What a reader of the table must know: how many repeats, what the brackets are, what was not compared."""
+def notes_of(report: Report, *, figures: Sequence[str] | None = None) -> list[str]:
+    """What a reader of the table must know: how many repeats, what the brackets are, what was not compared.
+
+    Args:
+        report: A run's.
+        figures: Of the table, as `table_rows` takes them.
+    """
     records = report["records"]
     repeats = min(len(record["repeats"]) for record in records)
+    notes = []
+    if rounds := rounds_of(report):
+        notes.append(f"Stopped after {rounds}, in {report.get('stopped')}.")
     if repeats >= MIN_REPEATS:
-        notes = [
+        notes.append(
             f"Medians of {repeats} interleaved repeats, in brackets their 95 % intervals; ratios are taken turn by "
             f'turn: "equal" where all of the interval is within {EQUAL_WITHIN:.0%} of 1, "?" where it holds 1 and more.'
-        ]
+        )
     else:
-        notes = [
+        notes.append(
             f"Medians of {repeats} interleaved repeats (smallest to largest): too few for a 95 % interval, which takes "
             f"{MIN_REPEATS}."
-        ]
+        )
     for record in records:
         missing = sorted(ALL_PARTS - set(record["gives"])) if record.get("gives") is not None else []
         if missing:
@@ -210,24 +265,58 @@ def notes_of(report: Report) -> list[str]:
             note = f"* {record['loader']} gives {what}: that is neither compared nor part of what is timed."
             if note not in notes:
                 notes.append(note)
-    is_counted = any(values_of(record, "fetched_ratio") for record in records)
-    converted = sorted({record["loader"] for record in records if _is_converted(record)})
-    if converted and is_counted:
-        notes.append(
-            f"{', '.join(converted)}: read what was made of the shards before, from a disk of this machine; no request "
-            "of theirs is delayed, no byte counted."
-        )
-    is_warm = any(record["loader"] == "dali" and record["setting"].get("cache") == "warm" for record in records)
-    if is_counted and is_warm:
-        notes.append("In a warm turn dali has its shards on this machine already; others fetch them in each epoch.")
-    for name, wall_s, mib in conversions_of(report)[1:]:
-        notes.append(f"{name}: made of the shards in {wall_s} s, {mib} MiB.")
+    notes += _notes_of_loaders(report)
+    if "batch_p99_ms" in (figures or BRIEF) and (counts := _few_batches(records)):
+        span = f"{min(counts)}" if len(counts) == 1 else f"{min(counts)} to {max(counts)}"
+        notes.append(f"batch p99: of {span} batches a turn, so it is the longest of them.")
+    if made := conversions_of(report)[1:]:
+        told = [f"{name} ({MADE.get(name, 'a copy')}): {wall_s} s, {mib} MiB" for name, wall_s, mib in made]
+        notes.append(f"made first: {'; '.join(told)}. It is in no figure.")
     return notes
 
 
-def _is_converted(record: Record) -> bool:
-    entry = LOADERS.get(record["loader"])
-    return entry is not None and entry.source == ("converted",)
+def _notes_of_loaders(report: Report) -> list[str]:
+    """How loaders differ in what they read and decode."""
+    records = report["records"]
+    entries = {record["loader"]: LOADERS[record["loader"]] for record in records if record["loader"] in LOADERS}
+    notes = []
+    is_counted = any(values_of(record, "fetched_ratio") for record in records)
+    if converted := sorted(name for name, entry in entries.items() if entry.source == ("converted",)):
+        from_afar = "; no request of theirs is delayed, no byte counted" if is_counted else ""
+        notes.append(
+            f"{', '.join(converted)}: read local copies, which were made of the shards before, from a disk of this "
+            f"machine{from_afar}."
+        )
+    warm = [record for record in records if record["setting"].get("cache") == "warm" and record.get("gives")]
+    fetching = list(dict.fromkeys(record["loader"] for record in warm if _fetches(record) is True))
+    others = dict.fromkeys(record["loader"] for record in warm if _fetches(record) is False)
+    keeping = [name for name in others if name not in (*converted, *fetching)]
+    if fetching and keeping:
+        notes.append(
+            f"In a warm turn {', '.join(keeping)} read what the first epoch left on this machine; "
+            f"{', '.join(fetching)} fetch in each epoch."
+        )
+    windowed = [name for name, entry in entries.items() if entry.decodes_window]
+    if windowed and any(entry.gives and name not in windowed for name, entry in entries.items()):
+        notes.append(f"{', '.join(windowed)}: of a photo, only the window that the crop keeps is decoded.")
+    return notes
+
+
+def _fetches(record: Record) -> bool | None:
+    """Whether its timed epochs fetched what they read; ``None`` where nothing was counted."""
+    values = values_of(record, "fetched_ratio")
+    return statistics.median(values) > FETCHES if values else None
+
+
+def _few_batches(records: Sequence[Record]) -> set[int]:
+    """How many batches the turns had whose 99th percentile is their longest."""
+    counts = {
+        sum(len((rank.get("steady") or rank["first"])["waits_us"].split()) for rank in repeat["ranks"])
+        for record in records
+        for repeat in record["repeats"]
+        if repeat.get("ranks") and repeat["figures"].get("batch_p99_ms") is not None
+    }
+    return {count for count in counts if count < 100}
 
 
 def conversions_of(report: Report) -> list[list[str]]:
@@ -267,7 +356,7 @@ def conditions_of(report: Report) -> list[tuple[str, str]]:
         ("setting", ", ".join(f"{name} {format_setting(value)}" for name, value in fixed.items())),
         (
             "repeats",
-            f"{options.get('repeats')} interleaved, {options.get('epochs')} timed epoch"
+            f"{rounds_of(report) or options.get('repeats')} interleaved, {options.get('epochs')} timed epoch"
             f"{'' if options.get('epochs') == 1 else 's'} each",
         ),
         ("versions", ", ".join(f"{name} {version}" for name, version in environment.get("versions", {}).items())),
@@ -315,11 +404,6 @@ def _number(value: float, figure: Figure) -> str:
     shown = value * figure.scale
     digits = min(figure.digits, 0 if abs(shown) >= 99.95 else 1 if abs(shown) >= 9.995 else figure.digits)
     return f"{shown:.{digits}f}"
-
-
-def format_setting(value: object) -> str:
-    """A setting's value in a table: ``20`` of 20.0, a dash where there is none."""
-    return "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _load(environment: Mapping[str, Any]) -> str:

@@ -1,26 +1,27 @@
 """The shards that were named to those that each setting reads: packed anew, put on a server, seen through a gateway."""
 
 import os
-import tempfile
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from bench.loaders import Prepared, prepare_loader
+from bench.loaders import LOADERS, Prepared, prepare_loader
+from bench.timing.folders import RunFolder, check_room
 from bench.timing.gateway import Gateway, check_upstream
 from bench.timing.object_server import ObjectServer
 from bench.timing.repeat import repeat_shards
 from bench.timing.settings import Setting
-from prep.index import index_shards
+from prep.errors import DataError
+from prep.index import find_manifest, index_shards
 from prep.info import IndexedSet
-from prep.manifest import LABEL_COMPONENT
+from prep.manifest import LABEL_COMPONENT, manifest_name
 from prep.store import AisStore, LocalStore
-from prep.urls import ShardSet, resolve_shards
+from prep.urls import ShardSet
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
 __all__ = ["DataFacts", "DataSets", "OpenedData"]
 
@@ -60,10 +61,6 @@ class OpenedData:
         """Every ``num_ranks``-th shard, from the ``rank``-th on: no loader deals out samples, all take shards."""
         return tuple(self.shards.store.locate(name) for name in self.shards.names[rank::num_ranks])
 
-    def shards_of_rank(self, rank: int, num_ranks: int) -> ShardSet:
-        """The same, as loaders take them."""
-        return resolve_shards(list(self.urls_of_rank(rank, num_ranks)), endpoint=self.endpoint)
-
 
 class DataSets:
     """All data sets of one run; a context manager that gives back servers, gateways and what was written.
@@ -91,19 +88,24 @@ class DataSets:
         self._photo, self._mask = photo, mask
         self._num_samples = num_samples
         self._direct = direct
-        self._directory = directory
         self._stack = ExitStack()
+        # First in, last out: servers have ended when it goes.
+        self._folder = self._stack.enter_context(RunFolder(directory))
         self._sets: dict[tuple[object, ...], tuple[ShardSet, DataFacts]] = {}
         self._gateways: dict[tuple[str, float], Gateway] = {}
         self._server: ObjectServer | None = None
         self._prepared: dict[tuple[object, ...], Prepared | None] = {}
 
-    def check(self, settings: "Sequence[Setting]") -> None:
+    def check(self, settings: "Sequence[Setting]", *, loaders: "Collection[str]" = ()) -> None:
         """Refuse settings that no data set can be made for, before any is made.
 
+        Args:
+            settings: All that will be opened.
+            loaders: All whose conversions will be asked for.
+
         Raises:
-            ValueError: If a latency is to be added without a gateway, or to a cluster that none can stand before; or
-                ranks are more than the shards.
+            ValueError: If a latency is to be added without a gateway, or to a cluster that none can stand before;
+                ranks are more than the shards; or there is no room for the copies of all settings together.
         """
         store = self._shards.store
         for setting in settings:
@@ -119,13 +121,15 @@ class DataSets:
                 raise ValueError(f"{num_shards} shards need as many samples, got --samples {self._num_samples}")
         if isinstance(store, AisStore) and not self._direct:
             check_upstream(store.endpoint)
+        if needed := self._copied_bytes(settings, loaders):
+            check_room(self._folder.parent, needed, what=f"what this run packs, serves and converts of '{store.url}'")
 
     def open(self, setting: Setting) -> OpenedData:
         """The data set of one setting; made at its first use.
 
         Raises:
             DataError: If a shard cannot be read.
-            ValueError: If there are fewer samples than shards.
+            ValueError: If there are fewer samples than shards, or no room for what is packed or served.
         """
         shards, facts = self._made(setting)
         if not isinstance(shards.store, AisStore) or self._direct:
@@ -149,7 +153,7 @@ class DataSets:
             key = (loader, self._key(setting), rank, setting.ranks)
             if key not in self._prepared:
                 part = ShardSet(store=shards.store, names=shards.names[rank :: setting.ranks])
-                self._prepared[key] = prepare_loader(loader, part, directory=self._folder())
+                self._prepared[key] = prepare_loader(loader, part, directory=self._folder.new())
             made.append(self._prepared[key])
         return made
 
@@ -184,6 +188,10 @@ class DataSets:
     ) -> None:
         self.close()
 
+    def _is_anew(self, setting: Setting) -> bool:
+        """Whether samples are packed into other shards than those that were named."""
+        return setting.data != (None, None) or self._num_samples is not None
+
     def _is_served(self, setting: Setting) -> bool:
         """Whether loaders read it from a bucket."""
         return isinstance(self._shards.store, AisStore) or setting.latency_ms is not None
@@ -200,11 +208,11 @@ class DataSets:
 
     def _make(self, setting: Setting) -> ShardSet:
         shards = self._shards
-        is_anew = setting.data != (None, None) or self._num_samples is not None
+        is_anew = self._is_anew(setting)
         if is_anew:
             shards = repeat_shards(
                 shards,
-                directory=self._folder(),
+                directory=self._folder.new(),
                 num_samples=self._num_samples,
                 num_shards=setting.shards,
                 photo_side=setting.photo_side,
@@ -220,17 +228,39 @@ class DataSets:
     def _served(self, shards: ShardSet) -> ShardSet:
         """A copy of local shards in a bucket of a server of our own."""
         if self._server is None:
-            self._server = self._stack.enter_context(ObjectServer(self._folder()))
+            self._server = self._stack.enter_context(ObjectServer(self._folder.new()))
         store = AisStore(self._server.endpoint, f"{BUCKET}-{len(self._sets)}")
         store.create()
         for name in shards.names:
             store.upload(name, Path(shards.store.locate(name)))
         return ShardSet(store=store, names=shards.names)
 
-    def _folder(self) -> Path:
-        """A new empty directory, which goes in the end."""
-        directory = tempfile.TemporaryDirectory(prefix="dali-pipes-bench-", dir=self._directory)
-        return Path(self._stack.enter_context(directory))
+    def _copied_bytes(self, settings: "Sequence[Setting]", loaders: "Collection[str]") -> int:
+        """What lies in the folder in the end, as far as is known before a shard is read: see `repeat_shards`, too.
+
+        Photos of another size, and shards without a manifest, are left out.
+        """
+        where = self._shards.store.locate(manifest_name(self._shards.prefix))
+        try:
+            if (found := find_manifest(self._shards)) is None:
+                return 0
+            manifest = found.select(self._shards.names, where=where)
+        except DataError:
+            return 0  # of other shards; samples that are packed anew need none
+        num_samples = manifest.num_samples if self._num_samples is None else self._num_samples
+        set_bytes = manifest.total_bytes * num_samples // max(1, manifest.num_samples)
+        num_converted = sum(LOADERS[name].source == ("converted",) for name in set(loaders))
+        sized = [setting for setting in settings if setting.photo_side is None]
+        copies = sum(
+            is_anew + (is_served and (is_anew or isinstance(self._shards.store, LocalStore)))
+            for is_anew, is_served in ((self._is_anew(of), self._is_served(of)) for of in self._distinct(sized))
+        )
+        conversions = num_converted * len({(self._key(setting), setting.ranks) for setting in sized})
+        return (copies + conversions) * set_bytes
+
+    def _distinct(self, settings: "Sequence[Setting]") -> "Collection[Setting]":
+        """One of all settings that read the same data set."""
+        return {self._key(setting): setting for setting in settings}.values()
 
 
 def _facts(shards: ShardSet, *, components: "Sequence[str]") -> DataFacts:

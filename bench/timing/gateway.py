@@ -359,8 +359,9 @@ class _Handler(BaseHTTPRequestHandler):
         self._ahead += piece
 
     def _send(self, data: bytes | memoryview) -> None:
-        self.connection.sendall(data)
+        # Before, not after: who has read all of an answer finds all of it counted.
         self.server.routes.counters.add(num_bytes=len(data))
+        self.connection.sendall(data)
 
     def _rewritten(self, location: str) -> str:
         url = urlsplit(location)

@@ -1,14 +1,20 @@
-"""CPU time and memory of a process and of all that it started: what a loader costs, wherever it does its work."""
+"""Processes: what one and all that it started cost, wherever the work is done; and how one ends with another."""
 
+import contextlib
 import os
+import select
+import threading
+import time
 from collections.abc import Collection
 from pathlib import Path
 
 import psutil
 
-__all__ = ["ProcessTree", "child_pids", "shared_memory_bytes"]
+__all__ = ["ProcessTree", "child_pids", "end_with_main", "shared_memory_bytes"]
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (looked at, not written to)
+POLL_S = 1.0
+"""Between two looks at a process, where the kernel has no pidfd."""
 
 
 def child_pids() -> set[int]:
@@ -81,3 +87,33 @@ def shared_memory_bytes() -> int:
     """What all files in ``/dev/shm`` take: batches on their way from workers, images, whatever others have there."""
     status = os.statvfs(SHARED_MEMORY)
     return (status.f_blocks - status.f_bfree) * status.f_frsize
+
+
+def end_with_main(main_pid: int) -> None:
+    """Have this process, a rank or a worker, end at once when the main process does, however that ends.
+
+    The parent of both is the fork server, which outlives them; torch's own watchdog, for one, looks at that.
+    """
+    threading.Thread(target=_exit_after, args=(main_pid,), name="end-with-main", daemon=True).start()
+
+
+def _exit_after(pid: int) -> None:
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        pass
+    except (AttributeError, OSError):
+        _poll_until_ended(pid)
+    else:
+        waiting = select.poll()
+        waiting.register(process, select.POLLIN)
+        waiting.poll()
+    os._exit(1)
+
+
+def _poll_until_ended(pid: int) -> None:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        # One that nobody has waited for yet is still listed.
+        while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+            time.sleep(POLL_S)

@@ -8,11 +8,10 @@ memory and time are in no figure.
 
 import contextlib
 import importlib
+import math
 import multiprocessing
 import os
-import select
 import signal
-import threading
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -21,16 +20,15 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext
 from typing import TYPE_CHECKING, Any
 
-import psutil
-
 from bench.loaders import LOADERS, available_loaders
-from bench.timing.processes import ProcessTree, shared_memory_bytes
+from bench.timing.processes import ProcessTree, end_with_main, shared_memory_bytes
+from bench.timing.settings import setting_text
 from prep.errors import PipesError
 
 if TYPE_CHECKING:
     from bench.timing.turn import RankTurn, TurnJob
 
-__all__ = ["Turn", "rank_context", "run_turn"]
+__all__ = ["TIMEOUT_S", "Turn", "rank_context", "run_turn"]
 
 PRELOAD = (
     "torch",
@@ -43,6 +41,17 @@ PRELOAD = (
     "bench.transforms",
     "bench.timing.turn",
 )
+TIMEOUT_S = 1800.0
+"""Of a turn, unless told otherwise: a hundred times what one takes on the few thousand samples that most runs read."""
+PLACES = {
+    "open": "where it opens the loader",
+    "drawn": "the end of its first epoch",
+    "steady": "the start of the timed epochs",
+    "end": "their end",
+    "close": "where it closes the loader",
+    "done": "its end",
+}
+"""Where ranks wait for each other, in their order, for errors."""
 WATCH_S = 1.0
 """Between two looks at memory, in epochs that are not timed: a look takes 50 ms a process, from one of the cores."""
 END_S = 10.0
@@ -78,37 +87,35 @@ def run_turn(jobs: Sequence["TurnJob"], *, bystanders: Collection[int] = (), tim
     Args:
         jobs: One a rank.
         bystanders: Processes below this one that are no part of it; see `ProcessTree`.
-        timeout_s: How long ranks may take from one meeting to the next; ``None``: as long as they take.
+        timeout_s: How long it may take, from the start of its processes; ``None``: as long as it takes.
 
     Raises:
-        PipesError: If a rank ends before it is through, or takes too long.
+        PipesError: If a rank ends before it is through, or takes too long; names loader and setting.
         Exception: What a rank raised.
     """
     context = rank_context()
+    limit = _Limit(timeout_s)
     tree = ProcessTree(bystanders={*bystanders, os.getpid()})
     with contextlib.ExitStack() as stack:
         ranks = [stack.enter_context(_Rank(context, job, rank, tuple(bystanders))) for rank, job in enumerate(jobs)]
-        _meet(ranks, "open", timeout_s)
+        _meet(ranks, "open", limit)
         start, start_shared = tree.pss_bytes(), shared_memory_bytes()
         peak, peak_shared = start, start_shared
         _go(ranks)
         is_warm = jobs[0].setting.cache == "warm"
-        began = time.monotonic()
-        while is_warm and not _met(ranks, "drawn", timeout_s=WATCH_S):
+        while is_warm and limit.left_s() and not _met(ranks, "drawn", timeout_s=min(WATCH_S, limit.left_s())):
             peak, peak_shared = max(peak, tree.pss_bytes()), max(peak_shared, shared_memory_bytes())
-            if timeout_s is not None and time.monotonic() - began > timeout_s:
-                break
-        _meet(ranks, "drawn", timeout_s)
+        _meet(ranks, "drawn", limit)
         _go(ranks)
         # Nothing is looked at between epochs: a loader that is ahead of them would decode meanwhile, off the clock.
         for place in ("steady", "end") if is_warm else ():
-            _meet(ranks, place, timeout_s)
+            _meet(ranks, place, limit)
             _go(ranks)
         # What was spent is known by then, and the loader is open.
-        _meet(ranks, "close", timeout_s)
+        _meet(ranks, "close", limit)
         peak, peak_shared = max(peak, tree.pss_bytes()), max(peak_shared, shared_memory_bytes())
         _go(ranks)
-        _meet(ranks, "done", timeout_s)
+        _meet(ranks, "done", limit)
         return Turn(
             ranks=tuple(rank.result for rank in ranks),
             start_mib=start / MIB,
@@ -117,11 +124,23 @@ def run_turn(jobs: Sequence["TurnJob"], *, bystanders: Collection[int] = (), tim
         )
 
 
+class _Limit:
+    """How long a turn may take, from now."""
+
+    def __init__(self, timeout_s: float | None) -> None:
+        self.timeout_s = math.inf if timeout_s is None else timeout_s
+        self._ends = time.monotonic() + self.timeout_s
+
+    def left_s(self) -> float:
+        """Infinite where there is none; 0 when it is over."""
+        return max(0.0, self._ends - time.monotonic())
+
+
 class _Rank:
     """A rank's process and the pipe to it; a context manager that ends it."""
 
     def __init__(self, context: ForkServerContext, job: "TurnJob", rank: int, bystanders: tuple[int, ...]) -> None:
-        self.name = f"rank {rank} of loader '{job.spec}'"
+        self.name = f"rank {rank} of loader '{job.spec}' ({setting_text(job.setting.to_json())})"
         self.pipe, theirs = context.Pipe()
         arguments = (theirs, job, rank, os.getpid(), bystanders, _server_state())
         self.process = context.Process(target=_run_rank, args=arguments, name=f"bench-rank-{rank}")
@@ -166,18 +185,21 @@ class _Rank:
         self.pipe.close()
 
 
-def _meet(ranks: Sequence[_Rank], place: str, timeout_s: float | None) -> None:
-    if not _met(ranks, place, timeout_s=timeout_s):
+def _meet(ranks: Sequence[_Rank], place: str, limit: _Limit) -> None:
+    if not _met(ranks, place, timeout_s=limit.left_s()):
         late = next(rank for rank in ranks if rank.at != place)
-        raise PipesError(f"{late.name} took more than {timeout_s:g} s to come to '{place}'")
+        raise PipesError(
+            f"{late.name} hangs, or needs longer: {limit.timeout_s:g} s after the turn began it had not come to "
+            f"'{place}', {PLACES[place]}; give turns more with --timeout-s, or leave the loader out"
+        )
 
 
-def _met(ranks: Sequence[_Rank], place: str, *, timeout_s: float | None) -> bool:
+def _met(ranks: Sequence[_Rank], place: str, *, timeout_s: float) -> bool:
     """Whether all ranks are at ``place``, after so much time at most."""
-    deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+    deadline_s = time.monotonic() + timeout_s
     while away := {rank.pipe: rank for rank in ranks if rank.at != place}:
-        left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
-        heard = wait(list(away), timeout=left_s)
+        left_s = max(0.0, deadline_s - time.monotonic())
+        heard = wait(list(away), timeout=None if math.isinf(left_s) else left_s)
         if not heard:
             return False
         # One that failed is heard before those that only miss it.
@@ -203,7 +225,7 @@ def _run_rank(
     """The process of one rank, from its imports to its last batch."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the command's; it ends us
     _take_server(server_state)
-    threading.Thread(target=_end_with, args=(main_pid,), daemon=True, name="end-with-main").start()
+    end_with_main(main_pid)
     try:
         _import_libraries(job.spec.name)
         _take_device(job.options.device, rank)
@@ -226,7 +248,8 @@ def _run_rank(
 # Note [one fork server]: a process that was forked from the server does not know where it is, and would start one of
 # its own for its workers, seconds of imports, in the time to the first batch. Python has no public way to tell it. So
 # the address is handed on, and the look whether the server still runs, which only its parent may take, is left out;
-# with a Python that keeps these elsewhere a rank starts its own again.
+# with a Python that keeps these elsewhere a rank starts its own again. Python 3.11, 3.12 and 3.13 were seen to have the
+# address; the key came after them.
 _SERVER_FIELDS = ("_forkserver_address", "_forkserver_authkey")
 
 
@@ -270,17 +293,3 @@ def _portable(exc: Exception) -> Exception:
     except Exception:  # noqa: BLE001 (any class may have its own trouble)
         return PipesError(f"{type(exc).__name__}: {exc}")
     return exc
-
-
-def _end_with(main_pid: int) -> None:
-    """End this process when the command's is gone, in whatever way: the fork server outlives it."""
-    try:
-        command = os.pidfd_open(main_pid)
-    except ProcessLookupError:
-        os._exit(1)
-    except (AttributeError, OSError):  # no pidfd in this kernel
-        with contextlib.suppress(psutil.NoSuchProcess):
-            psutil.wait_procs([psutil.Process(main_pid)])
-    else:
-        select.select([command], [], [])
-    os._exit(1)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from PIL import Image
 
+from bench.timing.folders import check_room
 from prep.archive import ArchiveReader
 from prep.errors import DataError
 from prep.progress import progress
@@ -45,7 +46,7 @@ def repeat_shards(
 
     Raises:
         DataError: If there is no sample.
-        ValueError: If there are fewer samples than shards.
+        ValueError: If there are fewer samples than shards, or less room in the directory than they need.
     """
     samples = [sample for name in shards.names for sample in _samples(shards, name)]
     if not samples:
@@ -58,6 +59,10 @@ def repeat_shards(
     if photo_side is not None:
         resized = progress(samples, what=f"photos of {photo_side} pixels", unit="photo")
         samples = [_resized(sample, side=photo_side, photo=photo, mask=mask) for sample in resized]
+    sizes = [sum(_tar_bytes(data) for _, data in sample) for sample in samples]
+    rounds, rest = divmod(num_samples, len(samples))
+    needed = rounds * sum(sizes) + sum(sizes[:rest]) + num_shards * tarfile.RECORDSIZE
+    check_room(directory, needed, what=f"packing {num_samples} samples of '{shards.url}'")
     bounds = [num_samples * shard // num_shards for shard in range(num_shards + 1)]
     names = [f"repeated-{shard:06d}.tar" for shard in range(num_shards)]
     for shard in progress(range(num_shards), what="repeat samples", unit="shard"):
@@ -68,6 +73,11 @@ def repeat_shards(
                     member.size = len(data)
                     archive.addfile(member, io.BytesIO(data))
     return ShardSet(store=LocalStore(directory), names=tuple(names))
+
+
+def _tar_bytes(data: bytes) -> int:
+    """Of a member: a block of header, and the data in whole blocks."""
+    return tarfile.BLOCKSIZE * (1 + -(-len(data) // tarfile.BLOCKSIZE))
 
 
 def _samples(shards: ShardSet, name: str) -> list[list[tuple[str, bytes]]]:

@@ -7,12 +7,25 @@ from typing import Any, Literal, get_args
 
 from bench.loaders import LoaderOptions, available_cores
 
-__all__ = ["AXES", "Cache", "Setting", "parse_axis", "sweep"]
+__all__ = ["AXES", "SETTING_TITLES", "Cache", "Setting", "format_setting", "parse_axis", "setting_text", "sweep"]
 
 Cache = Literal["warm", "cold"]
 
 MAX_RANKS = 64
 MAX_SETTINGS = 1000
+
+SETTING_TITLES: Mapping[str, str] = {
+    "threads": "threads",
+    "ranks": "ranks",
+    "batch_size": "batch",
+    "crop": "crop",
+    "cache": "cache",
+    "compute_ms": "compute ms",
+    "latency_ms": "latency ms",
+    "shards": "shards",
+    "photo_side": "photo side",
+}
+"""A setting's fields, as tables and errors call them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +75,13 @@ class Setting:
 
     def apply(self, options: LoaderOptions) -> LoaderOptions:
         """A run's options with this setting's."""
-        return replace(options, batch_size=self.batch_size, num_threads=self.num_threads, crop=self.crop)
+        return replace(
+            options,
+            batch_size=self.batch_size,
+            num_threads=self.num_threads,
+            crop=self.crop,
+            keeps_shards=self.cache == "warm",
+        )
 
     @property
     def num_threads(self) -> int:
@@ -76,6 +95,24 @@ class Setting:
     def to_json(self) -> dict[str, Any]:
         """The fields by name, the threads as they are."""
         return {field.name: getattr(self, field.name) for field in fields(self)} | {"threads": self.num_threads}
+
+
+def format_setting(value: object) -> str:
+    """A setting's value in a table: ``20`` of 20.0, a dash where there is none."""
+    return "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def setting_text(setting: Mapping[str, Any]) -> str:
+    """A setting, as a record holds it, in words; what it leaves as it is left out.
+
+    >>> setting_text({"threads": 2, "batch_size": 64, "latency_ms": None})
+    'threads 2, batch 64'
+    """
+    return ", ".join(
+        f"{title} {format_setting(setting[name])}"
+        for name, title in SETTING_TITLES.items()
+        if setting.get(name) is not None
+    )
 
 
 AXES: Mapping[str, type] = {

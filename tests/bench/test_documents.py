@@ -84,6 +84,11 @@ def test_check_writes_nothing_and_fails_where_a_table_is_old(document: Path) -> 
             f"<!-- bench report results/run.json speed -->\n{STOP}",
             "a figure must be one of samples_per_s, .*, got 'speed'",
         ),
+        (
+            f"\n\n<!-- bench report results/run.json --baseline spdl -->\n{STOP}",
+            r"line 3: .*run\.json': --baseline must be of dali, webloader:pil, got 'spdl'",
+        ),
+        (f"<!-- bench report results/run.json --loaders -->\n{STOP}", "--loaders expects a loader, got nothing in"),
         (f"<!-- bench report results/none.json -->\n{STOP}", "expected a benchmark's record"),
     ],
 )
@@ -93,6 +98,44 @@ def test_bad_document_is_left_as_it_is(document: Path, text: str, message: str) 
     with pytest.raises(DataError, match=message):
         update_document(document)
     assert document.read_text() == text
+
+
+def test_one_record_makes_several_tables(document: Path) -> None:
+    """A mark names baseline and loaders, in either way that options are written; figures stand beside them."""
+    marks = ("--baseline dali samples_per_s", "--loaders=webloader --baseline=webloader:pil")
+    document.write_text("\n".join(f"<!-- bench report results/run.json {mark} -->\n{STOP}" for mark in marks))
+    update_document(document)
+    first, second, _ = document.read_text().split(STOP)
+    assert " x dali |" in first
+    assert "CPU-ms" not in first
+    assert " x webloader (pil) |" in second
+    assert "| dali " not in second
+
+
+def test_several_documents_are_updated_at_once(document: Path, tmp_path: Path) -> None:
+    """One command for all; with --check one that is old is enough to fail."""
+    other = tmp_path / "other.md"
+    other.write_text(DOCUMENT)
+    update_document(document)
+    both = ["report", "--update", str(document), "--update", str(other)]
+    checked = CliRunner().invoke(bench_command, [*both, "--check"], catch_exceptions=False, standalone_mode=False)
+    assert checked.return_value == 1
+    assert other.read_text() == DOCUMENT
+    CliRunner().invoke(bench_command, both, catch_exceptions=False, standalone_mode=False)
+    assert other.read_text() == document.read_text()
+
+
+def test_report_of_some_loaders_against_another(document: Path) -> None:
+    """The command takes the same; of a document's tables the marks say it, and a loader that is not there is named."""
+    run = str(document.parent / "results" / "run.json")
+    arguments = ["report", run, "--baseline", "dali", "--loaders", "webloader,dali"]
+    shown = CliRunner().invoke(bench_command, arguments, catch_exceptions=False)
+    assert shown.stdout.splitlines()[0].count("x dali") == 2
+    with pytest.raises(ValueError, match=r"run\.json': --baseline must be of dali, webloader:pil, got 'spdl'"):
+        CliRunner().invoke(bench_command, ["report", run, "--baseline", "spdl"], catch_exceptions=False)
+    arguments = ["report", "--update", str(document), "--baseline", "dali"]
+    with pytest.raises(ValueError, match="of a document's tables they stand in its marks"):
+        CliRunner().invoke(bench_command, arguments, catch_exceptions=False)
 
 
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)

@@ -1,11 +1,14 @@
 """The contract of every loader that can be timed."""
 
+import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,7 @@ from bench.loaders import LOADERS, Batch, LoaderOptions, LoaderSpec, available_l
 from bench.loaders.workers import fitting_batch_size
 from bench.outputs import Reference, compare_epoch, tolerance_of
 from prep.errors import PipesError
-from prep.urls import ShardSet
+from prep.urls import ShardSet, resolve_shards
 
 
 @dataclass(frozen=True)
@@ -122,41 +125,80 @@ def test_loader_closed_in_mid_epoch_leaves_no_worker(opened: Opened) -> None:
     assert opened.workers_after == 0
 
 
+def test_dali_external_in_a_rank_forks_its_worker(shards: ShardSet, options: LoaderOptions) -> None:
+    """Not spawned: nothing is imported on the clock. Epochs equal the reference, the worker ends with the loader."""
+    context = multiprocessing.get_context("forkserver")
+    ours, theirs = context.Pipe()
+    rank = context.Process(target=_rank_with_dali_external, args=(shards.store.url, options, theirs))
+    rank.start()
+    theirs.close()
+    try:
+        assert ours.poll(60)
+        assert ours.recv() == ([22, 22], ["forked"], [])
+    finally:
+        rank.kill()
+        rank.join()
+
+
+def _rank_with_dali_external(url: str, options: LoaderOptions, pipe: Connection) -> None:
+    shards = resolve_shards(url, endpoint=None)
+    with Reference.open(shards, options=options) as reference:
+        with open_loader("dali-external", shards, options=options) as loader:
+            tolerance = tolerance_of(decode=loader.decode, device=loader.device)
+            compared = [
+                compare_epoch(loader.epoch(), reference, loader="dali-external", tolerance=tolerance) for _ in range(2)
+            ]
+            held = loader.epoch()
+            next(held)
+            inside = ["forked" if _is_forked(worker) else str(_command(worker)) for worker in _workers()]
+        pipe.send(([found.num_samples for found in compared], inside, _workers()))
+
+
 MAIN = """
-import sys, time
+import multiprocessing, os, sys, time
 import psutil
 from bench.loaders import LoaderOptions, open_loader
 from prep.urls import resolve_shards
 
-options = LoaderOptions(batch_size=2, num_threads=2, crop=8, device="cpu")
-with open_loader(sys.argv[1], resolve_shards(sys.argv[2], endpoint=None), options=options) as loader:
-    epoch = loader.epoch()
-    next(epoch)
-    print(*[child.pid for child in psutil.Process().children(recursive=True)], flush=True)
-    time.sleep(600)
+def run():
+    options = LoaderOptions(batch_size=2, num_threads=2, crop=8, device="cpu")
+    with open_loader(sys.argv[1], resolve_shards(sys.argv[2], endpoint=None), options=options) as loader:
+        epoch = loader.epoch()
+        next(epoch)
+        print(os.getpid(), *[child.pid for child in psutil.Process().children(recursive=True)], flush=True)
+        time.sleep(600)
+
+if sys.argv[3] == "rank":
+    rank = multiprocessing.get_context("fork").Process(target=run)
+    rank.start()
+    rank.join()
+else:
+    run()
 """
 
 
 @pytest.mark.parametrize(
-    ("name", "polls", "num_processes"),
+    ("name", "place", "polls", "num_processes"),
     [
-        ("webloader", False, 3),  # the server and two workers
-        ("webloader", True, 3),
-        ("dali-external", False, 2),  # DALI's worker, and what tracks its shared memory
+        ("webloader", "main", False, 3),  # the server and two workers
+        ("webloader", "main", True, 3),
+        ("dali-external", "main", False, 2),  # DALI's worker, and what tracks its shared memory
+        ("dali-external", "rank", False, 1),  # the worker alone, forked
     ],
 )
 def test_workers_end_with_a_killed_main_process(
-    name: str, polls: bool, num_processes: int, shards: ShardSet, tmp_path: Path
+    name: str, place: str, polls: bool, num_processes: int, shards: ShardSet, tmp_path: Path
 ) -> None:
     """Issue 3: SIGKILL runs no cleaning up, and the workers' parent is the fork server, which waited for them."""
     # Without pidfd, as on an old kernel or in a sandbox: taken out in the main process and, by preload, in the server.
     (tmp_path / "sitecustomize.py").write_text("import os\ndel os.pidfd_open\n" if polls else "")
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(__file__).parents[2]}"}
-    arguments = [sys.executable, "-c", MAIN, name, shards.store.url]
+    arguments = [sys.executable, "-c", MAIN, name, shards.store.url, place]
     with subprocess.Popen(arguments, env=environment, stdout=subprocess.PIPE, text=True) as main:
         assert main.stdout is not None
         try:
-            below = [psutil.Process(int(pid)) for pid in main.stdout.readline().split()]
+            killed, *below = [psutil.Process(int(pid)) for pid in main.stdout.readline().split()]
+            killed.send_signal(signal.SIGKILL)
         finally:
             main.kill()
         assert len(below) >= num_processes
@@ -253,11 +295,18 @@ def test_loader_options_out_of_range_are_refused(change: dict[str, object], mess
 
 
 def _workers() -> list[psutil.Process]:
-    """Worker processes: what the fork server started and has not ended, and what DALI did."""
+    """Worker processes: what the fork server started and has not ended, and what DALI did, in either way."""
     children = psutil.Process().children()
     below = [grandchild for child in children for grandchild in child.children()]
-    spawned = [child for child in children if any("spawn_main" in word for word in _command(child))]
-    return [process for process in (*below, *spawned) if _is_running(process)]
+    of_dali = [
+        child for child in children if _is_forked(child) or any("spawn_main" in word for word in _command(child))
+    ]
+    return [process for process in (*below, *of_dali) if _is_running(process)]
+
+
+def _is_forked(child: psutil.Process) -> bool:
+    """It has run nothing else: its command line is still ours."""
+    return bool(_command(child) == psutil.Process().cmdline())
 
 
 def _is_running(process: psutil.Process) -> bool:

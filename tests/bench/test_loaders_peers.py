@@ -2,6 +2,9 @@
 
 import os
 import tarfile
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,7 @@ from bench.loaders.dali_external import ShardBatches
 from bench.loaders.workers import endpoint_of, shard_urls
 from prep.errors import DataError, PipesError, StoreError
 from prep.info import IndexedSet
+from prep.store import AisStore
 from prep.urls import ShardSet, resolve_shards
 from tests.bench.conftest import samples
 from tests.conftest import Sample, write_tar
@@ -22,6 +26,61 @@ SAMPLE = {"image.jpg": b"photo", "trimap.png": b"mask", "cls": b"3"}
 def shards_of(directory: Path, *made: Sample) -> ShardSet:
     write_tar(directory / "odd-000000.tar", made)
     return resolve_shards(directory, endpoint=None)
+
+
+# webloader
+
+
+def test_webloader_fetches_a_shard_once(
+    bucket: ShardSet, options: LoaderOptions, keys: set[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What lies in a bucket is kept for later epochs, which need the bucket no more; it goes with the loader."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # torch may make a directory of its own there
+    fetched = copied(bucket, "fetched-once", names=bucket.names)
+    with open_loader("webloader", fetched, options=options) as loader:
+        seen = [[key for batch in loader.epoch() for key in batch["key"]]]
+        assert len(list(tmp_path.rglob("*.tar"))) == len(fetched.names)
+        for name in fetched.names:
+            fetched.store.delete(name)
+        seen += [[key for batch in loader.epoch() for key in batch["key"]]]
+        held = loader.epoch()
+        next(held)
+    assert [sorted(epoch) for epoch in seen] == [sorted(keys)] * 2
+    assert list(tmp_path.glob("dali-pipes-*")) == []
+    del held
+
+
+def test_webloader_of_one_epoch_keeps_nothing(
+    bucket: ShardSet, options: LoaderOptions, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A shard is decoded while it comes: a cold turn's first batch does not wait for a file."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with open_loader("webloader", bucket, options=replace(options, keeps_shards=False)) as loader:
+        assert sum(len(batch["key"]) for batch in loader.epoch()) == 22
+        assert list(tmp_path.glob("dali-pipes-*")) == []
+
+
+def test_webloader_shards_of_one_name_are_not_taken_for_each_other(
+    bucket: ShardSet, options: LoaderOptions, keys: set[str]
+) -> None:
+    """The library keeps a shard under the last part of its URL: the second would be the first once more."""
+    names = [f"{row}/pets.tar" for row in range(len(bucket.names))]
+    folders = copied(bucket, "folders", names=names)
+    one_worker = replace(options, num_threads=1)
+    with open_loader("webloader", folders, options=one_worker) as loader:
+        seen = [sorted(key for batch in loader.epoch() for key in batch["key"]) for _ in range(2)]
+    assert seen == [sorted(keys)] * 2
+
+
+def copied(shards: ShardSet, bucket: str, *, names: Sequence[str]) -> ShardSet:
+    """The same shards in another bucket, under other names."""
+    endpoint = endpoint_of(shards)
+    assert endpoint is not None
+    store = AisStore(endpoint, bucket)
+    store.create()
+    for name, new in zip(shards.names, names, strict=True):
+        store.write(new, shards.store.read(name))
+    return ShardSet(store=store, names=tuple(names))
 
 
 # imagefolder

@@ -32,23 +32,43 @@ def test_registry_loaders_of_the_bench_extra_are_all_here(bucket: ShardSet) -> N
     assert [name for name in HERE if reasons[name] is not None] == []
 
 
-@pytest.mark.parametrize("name", [name for name, entry in LOADERS.items() if entry.requires])
+@pytest.mark.parametrize(
+    ("name", "package", "extra"),
+    [
+        ("aistore", "alive_progress", "aistore-pytorch"),
+        ("spdl", "spdl.pipeline", "spdl"),
+        ("litdata", "litdata", "litdata"),
+        ("mosaic", "streaming", "mosaic"),
+    ],
+)
 def test_registry_missing_package_is_named_with_its_extra(
-    name: str, shards: ShardSet, options: LoaderOptions, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    name: str,
+    package: str,
+    extra: str,
+    shards: ShardSet,
+    options: LoaderOptions,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     """Whether or not it is installed here, and before the loader's module is imported."""
-    entry = LOADERS[name]
     # Python's own way to say that there is no such package.
-    monkeypatch.setitem(sys.modules, entry.requires[0].partition(".")[0], None)
-    for package in entry.requires:
-        monkeypatch.setitem(sys.modules, package, None)
-    pattern = rf"loader '{name}' needs the package '{entry.requires[0]}', .* 'dali-pipes\[{entry.extra or 'bench'}\]'"
+    monkeypatch.setitem(sys.modules, package.partition(".")[0], None)
+    monkeypatch.setitem(sys.modules, package, None)
+    pattern = (
+        rf"loader '{name}' needs the package '{package}', which is not installed; pip install 'dali-pipes\[{extra}\]'"
+    )
     with pytest.raises(PipesError, match=pattern):
         open_loader(name, shards, options=options)
     with pytest.raises(PipesError, match=pattern):
         prepare_loader(name, shards, directory=tmp_path)
     with pytest.raises(PipesError, match=pattern):
         select_loaders([name])
+
+
+def test_registry_decoders_that_are_not_dali_take_the_whole_photo() -> None:
+    """What a report says beside the figures: who decodes no more of a photo than is looked at."""
+    windowed = {name for name, entry in LOADERS.items() if entry.decodes_window}
+    assert windowed == set(filter(GROUPS["dali-decode"], LOADERS)) == {"dali", "memory", "dali-s3", "dali-external"}
 
 
 def test_registry_package_that_is_nowhere_is_missing(monkeypatch: pytest.MonkeyPatch, shards: ShardSet) -> None:
@@ -100,6 +120,24 @@ def test_select_loaders_twice_is_refused() -> None:
         select_loaders(["dali", "memory", "dali"])
 
 
+@pytest.mark.parametrize("texts", [("webloader", "webloader:pil"), ("webloader:pil", "webloader")])
+def test_select_loaders_one_loader_under_two_names_is_refused(texts: tuple[str, str]) -> None:
+    """One thing would be timed twice, and have two rows of one label."""
+    found = f"loaders must not repeat, got '{texts[1]}' and '{texts[0]}', which are one loader"
+    with pytest.raises(ValueError, match=f"^{found}$"):
+        select_loaders(texts)
+
+
+def test_select_loaders_group_leaves_out_what_was_named_without_its_decoder(bucket: ShardSet) -> None:
+    """webloader is webloader:pil; the group brings the other one."""
+    chosen = [str(spec) for spec in select_loaders(["webloader", "python-decode"], shards=bucket).specs]
+    assert [text for text in chosen if text.startswith("webloader")] == [
+        "webloader",
+        "webloader:turbo",
+        "webloader-tutorial:pil",
+    ]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -124,6 +162,40 @@ def test_prepare_loader_that_reads_shards_makes_nothing(shards: ShardSet, tmp_pa
     """Most do."""
     assert prepare_loader("webloader", shards, directory=tmp_path) is None
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["dali", "memory"])
+def test_prepare_loader_indexes_once_more_elsewhere(
+    name: str, shards: ShardSet, bucket: ShardSet, tmp_path: Path
+) -> None:
+    """What `prep index` takes is shown as conversions are: the same files are made, and none beside the shards."""
+    for place, found in (("local", shards), ("bucket", bucket)):
+        directory = tmp_path / place
+        directory.mkdir()
+        beside = {entry.name: found.store.read(entry.name) for entry in found.store.list("")}
+        prepared = prepare_loader(name, found, directory=directory)
+        assert prepared is not None
+        made = {path.name: path.read_bytes() for path in directory.iterdir()}
+        assert made == {file: data for file, data in beside.items() if not file.endswith(".tar")}
+        assert len(made) == len(found.names) + 2
+        assert prepared.num_bytes == sum(map(len, made.values()))
+        assert {entry.name: found.store.read(entry.name) for entry in found.store.list("")} == beside
+
+
+@pytest.mark.parametrize("name", ["dali", "memory"])
+def test_open_loader_that_reads_the_index_beside_makes_none(
+    name: str, shards: ShardSet, options: LoaderOptions, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Nobody waits for an index that nobody reads; and what `prepare_loader` gave may be handed over, as of others."""
+
+    def refuse(shards: ShardSet, *, directory: Path) -> Prepared:
+        raise AssertionError
+
+    monkeypatch.setattr(f"bench.loaders.{name}.prepare", refuse)
+    gone = Prepared(url=str(tmp_path / "gone"), wall_s=1.0, num_bytes=1)
+    for prepared in (None, gone):
+        with open_loader(name, shards, options=options, prepared=prepared) as loader:
+            assert sum(num_rows(batch) for batch in loader.epoch()) == 22
 
 
 def test_open_loader_reads_what_was_prepared(shards: ShardSet, options: LoaderOptions, tmp_path: Path) -> None:

@@ -111,6 +111,19 @@ def test_page_needs_nothing_else_and_holds_everything() -> None:
         assert text in page
     plots = "".join(re.findall(r"<svg.*?</svg>", page, re.DOTALL))
     assert "synthetic" not in plots, "what comes from no shard is off any scale"
+    assert "Not in them, but in the tables: synthetic *; what comes from no shard is off any scale." in page
+    assert "Not in them" not in html_page([("a sweep", SWEEP)])
+
+
+def test_page_plots_shared_memory_and_records_of_before_there_were_parts() -> None:
+    """Version 0 does not say what a loader gives: it gives all."""
+    old = record("dali", 900, 2.5, gives=None)
+    for repeat in old["repeats"]:
+        repeat["figures"]["shared_memory_mib"] = 116.0
+    page = html_page([("a run", report(old))])
+    assert page.count("<svg") == 5
+    assert 'aria-label="/dev/shm, MiB"' in page
+    assert "Not in them" not in page
 
 
 def test_markdown_holds_the_same_tables() -> None:

@@ -1,14 +1,18 @@
-"""CPU time of workers is counted, whether they live on or have ended."""
+"""CPU time of workers is counted, whether they live on or have ended; and where they are forked from."""
 
 import multiprocessing
 import multiprocessing.connection
+import os
 import tempfile
 import time
+from typing import Any
 
 import psutil
+import pytest
 
 from bench.loaders.workers import worker_context
 from bench.timing.processes import ProcessTree, child_pids, shared_memory_bytes
+from bench.timing.ranks import _server_state, _take_server
 
 BURNT_S = 0.3
 # The kernel adds up whole ticks of 10 ms, for user and system time of each process.
@@ -126,3 +130,30 @@ def test_shared_memory_counts_files_that_nobody_maps() -> None:
         grown = shared_memory_bytes() - before
     # Other tests may be at it, too.
     assert grown >= 4 << 20
+
+
+def send_parent(found: "multiprocessing.connection.Connection") -> None:
+    """Which process forked this one."""
+    found.send(os.getppid())
+
+
+def send_servers(found: "multiprocessing.connection.Connection", state: dict[str, Any]) -> None:
+    """Which process forked this one, as a rank, and which its worker."""
+    _take_server(state)
+    theirs, mine = multiprocessing.get_context("forkserver").Pipe(duplex=False)
+    worker = multiprocessing.get_context("forkserver").Process(target=send_parent, args=(mine,))
+    worker.start()
+    found.send((os.getppid(), theirs.recv()))
+    worker.join()
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_worker_of_a_rank_is_forked_from_the_ranks_server(is_told: bool) -> None:
+    """Which the rank is told through what is private in this Python; where that is elsewhere it starts its own."""
+    context = multiprocessing.get_context("forkserver")
+    found, found_end = context.Pipe(duplex=False)
+    rank = context.Process(target=send_servers, args=(found_end, _server_state() if is_told else {}))
+    rank.start()
+    of_rank, of_worker = found.recv()
+    rank.join()
+    assert (of_rank == of_worker) == is_told

@@ -30,6 +30,7 @@ def test_runs_of_before_there_was_a_format_are_read() -> None:
         assert sorted(values_of(after, "samples_per_s"))[2] == pytest.approx(before["samples_per_s"])
         assert sorted(values_of(after, "cpu_ms_per_sample"))[2] == pytest.approx(before["cpu_ms_per_sample"])
         assert sorted(values_of(after, "mib_per_s"))[2] == pytest.approx(before["mib_per_s"])
+        assert max(values_of(after, "peak_memory_mib")) == before["peak_rss_mib"]
     assert format_table(found).splitlines()[2].startswith("dali  ")
 
 

@@ -123,6 +123,81 @@ def test_what_is_in_one_run_only_is_said() -> None:
         compare_runs(BEFORE, report(record("spdl", 300, 7.5)))
 
 
+def test_busier_machine_is_in_no_ratio_to_a_loader_of_the_same_rounds() -> None:
+    """A day on which each round is up to three times as slow for all: dali is as it was, spdl is worse, memory is."""
+    days = tuple(factor * turn for factor, turn in zip((1.4, 3.0, 1.5, 1.7, 1.6, 2.0, 1.45), SEVEN, strict=True))
+    before = report(record("dali", 900, 2.5), record("spdl", 500, 4), record("memory", 950, 2.2))
+    slow = [record("dali", 900, 2.5, turns=days), record("spdl", 400, 4, turns=days), record("memory", 950, 2.2)]
+    slow[2] = record("memory", 950, 2.2, turns=days)
+    for records, mib in ((before["records"], 100.0), (slow, 130.0)):
+        for repeat in records[0]["repeats"]:
+            repeat["figures"]["loader_memory_mib"] = mib
+    after = report(*slow)
+    as_they_are = {change.record["loader"] for change in compare_runs(before, after).regressions}
+    assert as_they_are == {"dali", "spdl", "memory"}
+    verdict = compare_runs(before, after, relative_to="memory")
+    assert [(change.record["loader"], change.figure) for change in verdict.regressions] == [
+        ("dali", "loader_memory_mib"),  # of no machine: taken as it is
+        ("spdl", "samples_per_s"),
+    ]
+    assert "samples/s / memory's" in format_verdict(verdict)
+    assert not any(change.record["loader"] == "memory" for change in verdict.changes)
+    with pytest.raises(ValueError, match=r"--relative-to must be in both runs, got 'litdata'; before are: dali, spdl"):
+        compare_runs(before, after, relative_to="litdata")
+    only = report(record("dali", 900, 2.5))
+    with pytest.raises(ValueError, match=r"none of samples_per_s was measured in both runs, beside those of 'dali'"):
+        compare_runs(only, only, figures=["samples_per_s"], relative_to="dali")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "outcome"),
+    [
+        ((116.0,) * 7, (150.0,) * 7, "worse"),
+        ((0.2,) * 7, (1.1,) * 7, "within the threshold"),  # five times nothing much
+        ((0.0,) * 7, (3.0,) * 7, "within the threshold"),
+        ((0.0,) * 7, (116.0,) * 7, "worse"),
+        ((116.0,) * 7, (0.0, *(121.0,) * 6), "within the threshold"),  # one repeat saw nothing: it decides nothing
+    ],
+)
+def test_shared_memory_is_judged_where_there_is_some(
+    before: tuple[float, ...], after: tuple[float, ...], outcome: str
+) -> None:
+    """By default, too: dali's image is there and in no loader's memory."""
+
+    def holding(values: tuple[float, ...]) -> dict[str, Any]:
+        found = record("dali", 900, 2.5)
+        for repeat, value in zip(found["repeats"], values, strict=True):
+            repeat["figures"]["shared_memory_mib"] = value
+        return report(found)
+
+    changes = compare_runs(holding(before), holding(after)).changes
+    assert {change.figure: change.outcome for change in changes}["shared_memory_mib"] == outcome
+
+
+def test_versions_of_the_record_are_compared_by_what_both_have() -> None:
+    """With --anyway: threads, batch and crop; of a sweep over ranks no turn is that of before there were ranks."""
+    old = copy.deepcopy(BEFORE)
+    old["version"] = 0
+    for row in old["records"]:
+        row["setting"] = {"threads": 2, "batch_size": 64, "crop": 350}
+    new = report(
+        record("dali", 600, 2.5, decode="dali", setting={"crop": 350}),
+        *(record("webloader", 300, 7.5, setting={"crop": 350, "ranks": ranks}) for ranks in (1, 2)),
+    )
+    verdict = compare_runs(old, new, anyway=True)
+    assert [(change.record["loader"], change.figure) for change in verdict.regressions] == [("dali", "samples_per_s")]
+    assert [name.split(" ")[0] for name in verdict.only_after] == ["webloader", "webloader"]
+    assert [name.split(" ")[0] for name in verdict.only_before] == ["webloader"]
+
+
+def test_stopped_run_is_compared_and_said_to_be_one() -> None:
+    """Its whole rounds are as good as any."""
+    stopped = report(*BEFORE["records"], complete=False, num_rounds=5)
+    text = format_verdict(compare_runs(BEFORE, stopped))
+    assert "after: stopped after 5 of 7 rounds" in text.splitlines()
+    assert "before: stopped" not in text
+
+
 def test_verdict_names_loader_figure_and_interval() -> None:
     """What is worse first, and a line for each."""
     text = format_verdict(compare_runs(BEFORE, changed(600, 2.5)))

@@ -14,6 +14,7 @@ from bench.reports.report import (
     format_table,
     label_of,
     notes_of,
+    restricted,
     setting_names,
     summarise,
     table_rows,
@@ -21,6 +22,7 @@ from bench.reports.report import (
 
 from .records import SEVEN, record, report
 
+WINDOW = "dali: of a photo, only the window that the crop keeps is decoded."
 RECORDS = [record("dali", 900, 2.5, decode="dali"), record("webloader", 300, 7.5), record("tutorial", 303, 7.5)]
 
 
@@ -70,7 +72,8 @@ def test_few_repeats_have_their_spread_and_say_so() -> None:
     few = report(record("webloader", 300, 7, turns=SEVEN[:5]), record("dali", 300, 7, turns=SEVEN[:5]))
     assert table_rows(few)[0][1][1:3] == ["300 (291-309)", "1.00"]
     assert notes_of(few) == [
-        "Medians of 5 interleaved repeats (smallest to largest): too few for a 95 % interval, which takes 6."
+        "Medians of 5 interleaved repeats (smallest to largest): too few for a 95 % interval, which takes 6.",
+        WINDOW,
     ]
 
 
@@ -114,7 +117,9 @@ def test_label_names_the_decoder_where_there_is_a_choice() -> None:
     partial = record("litdata", 400, 5, decode="turbo", gives=["image", "key", "label", "normalised"])
     assert label_of(partial) == "litdata (turbo) *"
     assert notes_of(report(*RECORDS, partial))[1:] == [
-        "* litdata gives no masks: that is neither compared nor part of what is timed."
+        "* litdata gives no masks: that is neither compared nor part of what is timed.",
+        "litdata: read local copies, which were made of the shards before, from a disk of this machine.",
+        WINDOW,
     ]
     nothing = record("synthetic", 400, 5, decode="none", gives=[])
     assert notes_of(report(nothing))[1:] == [
@@ -138,6 +143,100 @@ def test_conversion_is_shown_once_a_loader() -> None:
     )
     assert rows == [["loader", "made in s", "MiB"], ["litdata", "1.2", "3.0"]]
     assert conversions_of(report(*RECORDS)) == []
+
+
+def test_what_was_made_first_is_said_with_its_scope() -> None:
+    """Ours, an index, as others' copies; who starts processes for it says so."""
+    made = {"wall_s": 0.84, "num_bytes": 1 << 19}
+    notes = notes_of(report(record("dali", 9, 1, prepared=made), record("litdata", 9, 1, prepared=made)))
+    assert notes[-1] == (
+        "made first: dali (an index, by one process): 0.8 s, 0.5 MiB; litdata (chunks, by a process a core; starting "
+        "these is in it): 0.8 s, 0.5 MiB. It is in no figure."
+    )
+
+
+def test_note_says_of_how_many_batches_a_percentile_is() -> None:
+    """19 and 20 batches of all ranks: the 99th percentile is the longest; of 100 it is not, and no note is needed."""
+
+    def timed(loader: str, num_batches: int) -> dict[str, Any]:
+        found = record(loader, 900, 2.5)
+        for repeat in found["repeats"]:
+            repeat["figures"]["batch_p99_ms"] = 80.0
+            half = {"waits_us": " ".join(["1000"] * (num_batches // 2))}
+            rest = {"waits_us": " ".join(["1000"] * (num_batches - num_batches // 2))}
+            repeat["ranks"] = [{"first": rest, "steady": half}, {"first": rest, "steady": None}]
+        return found
+
+    few = report(timed("dali", 19), timed("webloader", 20))
+    assert notes_of(few)[-1] == "batch p99: of 19 to 20 batches a turn, so it is the longest of them."
+    assert notes_of(few, figures=["samples_per_s"])[1:] == [WINDOW], "it is not in the table"
+    assert len(notes_of(report(timed("dali", 100)))) == 1
+
+
+def test_note_says_who_decodes_a_part_of_each_photo() -> None:
+    """Where others decode all of it; not where all do alike, and what decodes nothing is none of the others."""
+    nothing = record("synthetic", 9, 1, decode="none", gives=[])
+    assert notes_of(report(*RECORDS))[-1] == WINDOW
+    assert WINDOW not in notes_of(report(record("dali", 9, 1), record("memory", 9, 1), nothing))
+
+
+def test_note_says_who_fetches_in_warm_turns() -> None:
+    """As it was counted, whoever keeps shards now; converted loaders have a note of their own, cold turns need none."""
+    fetched = {"dali": 0.0, "webloader": 0.001, "memory": 0.0, "aistore": 1.03, "mosaic": 0.0}
+
+    def taken(cache: str) -> list[str]:
+        rows = [record(loader, 9, 1, setting={"cache": cache}) for loader in fetched]
+        for row in rows:
+            for repeat in row["repeats"]:
+                repeat["figures"]["fetched_ratio"] = fetched[row["loader"]]
+        return notes_of(report(*rows))
+
+    expected = (
+        "In a warm turn dali, webloader, memory read what the first epoch left on this machine; aistore fetch in each "
+        "epoch."
+    )
+    assert expected in taken("warm")
+    assert not [note for note in taken("cold") if note.startswith("In a warm turn")]
+
+
+def test_note_of_converted_loaders_says_that_they_are_local() -> None:
+    """And, where requests are counted or delayed, that theirs are not."""
+    local = [record("mosaic", 9, 1), record("webloader", 9, 1)]
+    assert notes_of(report(*local))[-1].endswith("from a disk of this machine.")
+    for row in local:
+        for repeat in row["repeats"]:
+            repeat["figures"]["fetched_ratio"] = 1.0
+    assert notes_of(report(*local))[-1].endswith("machine; no request of theirs is delayed, no byte counted.")
+
+
+def test_stopped_run_says_after_how_many_rounds() -> None:
+    """And in which turn; the conditions have it too."""
+    stopped = report(
+        record("dali", 900, 2.5, turns=SEVEN[:2]),
+        complete=False,
+        num_rounds=2,
+        stopped="round 3 of 7, loader 'dali' (threads 2)",
+    )
+    assert notes_of(stopped)[0] == "Stopped after 2 of 7 rounds, in round 3 of 7, loader 'dali' (threads 2)."
+    assert dict(conditions_of(stopped))["repeats"] == "2 of 7 rounds interleaved, 1 timed epoch each"
+    assert not notes_of(report(*RECORDS, complete=True, num_rounds=7))[0].startswith("Stopped")
+
+
+def test_one_record_shows_ratios_to_any_of_its_loaders() -> None:
+    """Two tables of one run: the peers' against webloader, and that against dali; one of some loaders only."""
+    run = report(*RECORDS, record("webloader", 350, 6, decode="turbo"))
+    rows = table_rows(restricted(run, baseline="dali"), figures=["samples_per_s"])[0]
+    assert rows[0][2] == "x dali"
+    assert [row[2].split(" ")[0] for row in rows[1:]] == ["1.00", "0.33", "0.34", "0.39"]
+    some = restricted(run, baseline="webloader:turbo", loaders=["dali", "webloader"])
+    rows = table_rows(some, figures=["samples_per_s"])[0]
+    assert [row[0] for row in rows[1:]] == ["dali", "webloader (pil)", "webloader (turbo)"]
+    assert rows[0][2] == "x webloader (turbo)"
+    assert [row[0] for row in table_rows(restricted(run, loaders=["webloader:turbo"]))[0][1:]] == ["webloader (turbo)"]
+    with pytest.raises(ValueError, match=r"--baseline must be of dali, webloader:pil, got 'tutorial'"):
+        restricted(run, baseline="tutorial", loaders=["dali", "webloader:pil"])
+    with pytest.raises(ValueError, match=r"--loaders must be of dali, webloader:pil, tutorial:pil, .*, got 'spdl'"):
+        restricted(run, loaders=["dali", "spdl"])
 
 
 def test_conditions_say_where_figures_come_from() -> None:

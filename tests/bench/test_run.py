@@ -4,7 +4,9 @@ import contextlib
 import errno
 import json
 import multiprocessing
+import signal
 import tarfile
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,13 +23,15 @@ from bench.cli import bench as bench_command
 from bench.loaders import ALL_PARTS, Batch, Loader, LoaderOptions, LoaderSpec, open_loader
 from bench.loaders.workers import worker_context
 from bench.outputs import OutputError
-from bench.reports.record import check_target, write_record
+from bench.reports.record import check_target, read_run, write_record
 from bench.run import RunOptions, run_benchmark
+from bench.timing.data import DataSets
 from bench.timing.processes import ProcessTree
 from bench.timing.ranks import Turn, run_turn
 from bench.timing.repeat import repeat_shards
 from bench.timing.settings import Setting
 from bench.timing.turn import Drawn, RankTurn, Spent, TurnJob, time_rank
+from dali_pipes.cli import main
 from prep.errors import PipesError, StoreError
 from prep.index import index_shards
 from prep.urls import ShardSet
@@ -151,6 +155,14 @@ def test_run_bad_file_is_refused_first(shards: ShardSet, tmp_path: Path, monkeyp
         (["run", "--direct", "--latency-ms", "1"], "--direct and a latency exclude each other"),
         (["run", "--samples", "5", "--num-shards", "6"], "6 shards need as many samples, got --samples 5"),
         (["run", "--work", str(tmp_path / "none")], "--work '.*none': no such directory"),
+        (["run", "--work", "/proc/self"], "--work '/proc/self': cannot be written: .*; name another directory"),
+        (
+            ["run", "--samples", "1000000000000", "--work", str(tmp_path)],
+            r"what this run packs, serves and converts of '.*' needs .* TiB, and '.*' has .* free; .*--work DIRECTORY",
+        ),
+        (["run", "--endpoint", "http://127.0.0.1:1"], "--endpoint says where buckets are, and --shards '.*' is local"),
+        (["run", "--embedded-dir", str(tmp_path)], "--embedded-dir says where buckets are"),
+        (["sweep", "--endpoint", "http://a", "--over", "latency-ms=1"], "--endpoint says where buckets are"),
         (["sweep", "--over", "threads"], "--over expects NAME=VALUE,VALUE,..., got 'threads'"),
         (["sweep", "--over", "speed=1"], "--over: NAME must be one of threads, ranks, .*, got 'speed'"),
         (["sweep", "--over", "threads=1,x"], "--over: threads expects whole numbers .*, got '1,x'"),
@@ -162,6 +174,48 @@ def test_run_bad_file_is_refused_first(shards: ShardSet, tmp_path: Path, monkeyp
     ):
         with pytest.raises(ValueError, match=message):
             CliRunner().invoke(bench_command, [*arguments, "--shards", shards.store.url], catch_exceptions=False)
+
+
+def test_endpoint_of_the_environment_is_none_of_local_shards(shards: ShardSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """AIS_ENDPOINT is set once for everything; only what is said for these shards can be a mistake."""
+    monkeypatch.setattr("bench.run.compare_outputs", _started)
+    arguments = ["run", "--shards", shards.store.url, "--loaders", "memory"]
+    with pytest.raises(RuntimeError, match="started"):
+        CliRunner(env={"AIS_ENDPOINT": "http://127.0.0.1:1"}).invoke(bench_command, arguments, catch_exceptions=False)
+
+
+def _started(*arguments: object, **keywords: object) -> None:
+    raise RuntimeError("started")
+
+
+@pytest.mark.parametrize(
+    ("settings", "num_samples", "loaders", "copies"),
+    [
+        ([{}], None, ["dali", "webloader"], 0),  # read where they lie
+        ([{}], 44, [], 2),  # twice the samples, packed
+        ([{"latency_ms": 1.0}], None, [], 1),  # served from a copy
+        ([{"latency_ms": 1.0}], 44, [], 4),  # packed, and served from a copy of that
+        ([{"latency_ms": 1.0}, {"latency_ms": 20.0}], None, [], 1),  # of one data set
+        ([{"shards": 4}, {"shards": 7}], None, [], 2),
+        ([{}], None, ["dali", "imagefolder", "mosaic"], 2),
+        ([{}, {"ranks": 2}], None, ["mosaic"], 2),  # once for each number of ranks
+        ([{"photo_side": 40}], None, ["mosaic"], 0),  # known when they are made
+    ],
+)
+def test_room_is_asked_for_all_copies_of_a_run(
+    shards: ShardSet, settings: list[dict[str, Any]], num_samples: int | None, loaders: list[str], copies: int
+) -> None:
+    """As many times the shards' bytes as will lie there in the end."""
+    size = sum(Path(shards.store.locate(name)).stat().st_size for name in shards.names)
+    with DataSets(shards, photo="image.jpg", mask="trimap.png", num_samples=num_samples) as data:
+        assert data._copied_bytes([Setting(**one) for one in settings], loaders) == copies * size
+
+
+def test_repeat_shards_that_do_not_fit_are_refused_before_a_byte_is_written(shards: ShardSet, tmp_path: Path) -> None:
+    """Photos of another size, and shards without a manifest, are known when their samples have been read."""
+    with pytest.raises(ValueError, match=r"packing 1000000000000 samples of '.*' needs .* TiB, and '.*' has"):
+        repeat_shards(shards, directory=tmp_path, num_samples=10**12, photo_side=40)
+    assert not list(tmp_path.iterdir())
 
 
 def test_run_json_that_cannot_be_written_is_refused_first(
@@ -191,8 +245,12 @@ def test_run_prints_the_table_even_if_the_disk_fills_up(
     out = tmp_path / "run.json"
     out.write_text("earlier")
 
-    def full(path: Path, target: Path) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+    rename = Path.rename
+
+    def full(path: Path, target: Path) -> Path:
+        if Path(target).name == out.name:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return rename(path, target)
 
     monkeypatch.setattr(Path, "rename", full)
     arguments = ["run", "--shards", shards.store.url, "--loaders", "memory", "--repeats", "1"]
@@ -215,6 +273,29 @@ def test_record_replaces_a_links_target_and_writes_to_a_pipe(tmp_path: Path) -> 
     assert Path("/dev/null").is_char_device()
 
 
+def made_up_turn(jobs: list[TurnJob]) -> Turn:
+    """What a turn of 22 samples would give."""
+    drawn = [
+        Drawn(num_samples=num_samples, num_epochs=1, elapsed_s=1, waits_s=(0.5,), ends_s=0)
+        for num_samples in ([22] if len(jobs) == 1 else [21, 1])
+    ]
+    spent = Spent(cpu_s=1.0, traffic=None)
+    ranks = [
+        RankTurn(
+            first=one,
+            steady=one,
+            first_spent=spent,
+            steady_spent=spent,
+            num_workers=0,
+            decode="dali",
+            device="cpu",
+            gives=tuple(ALL_PARTS),
+        )
+        for one in drawn
+    ]
+    return Turn(ranks=tuple(ranks), start_mib=1, peak_mib=2, shared_memory_mib=0)
+
+
 def test_run_interleaves_repeats_one_loader_at_a_time(
     shards: ShardSet, options: LoaderOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,37 +304,84 @@ def test_run_interleaves_repeats_one_loader_at_a_time(
     urls: list[str] = []
 
     def spied(jobs: list[TurnJob], **keywords: object) -> Turn:
+        assert keywords["timeout_s"] == 9.0
         turns.append((jobs[0].spec.name, len(jobs)))
         if len(jobs) == 2:
             urls.extend(url for job in jobs for url in job.urls)
-        drawn = [
-            Drawn(num_samples=22 - 21 * row, num_epochs=1, elapsed_s=1, waits_s=(0.5,), ends_s=0) for row in (0, 1)
-        ]
-        drawn = [replace(drawn[0], num_samples=22)] if len(jobs) == 1 else [replace(drawn[0], num_samples=21), drawn[1]]
-        spent = Spent(cpu_s=1.0, traffic=None)
-        ranks = [
-            RankTurn(
-                first=one,
-                steady=one,
-                first_spent=spent,
-                steady_spent=spent,
-                num_workers=0,
-                decode="dali",
-                device="cpu",
-                gives=(),
-            )
-            for one in drawn
-        ]
-        return Turn(ranks=tuple(ranks), start_mib=1, peak_mib=2, shared_memory_mib=0)
+        return made_up_turn(jobs)
 
     monkeypatch.setattr("bench.run.run_turn", spied)
     monkeypatch.setattr("bench.run.rank_context", lambda: None)
     specs = [LoaderSpec(name="memory"), LoaderSpec(name="dali")]
     settings = [Setting(batch_size=5, crop=CROP, threads=1, ranks=ranks) for ranks in (1, 2)]
-    run_benchmark(shards, specs, options=options, settings=settings, run=RunOptions(repeats=2))
+    run = RunOptions(repeats=2, timeout_s=9.0)
+    found = run_benchmark(shards, specs, options=options, settings=settings, run=run)
     once = [("dali", 1), ("dali", 2), ("memory", 1), ("memory", 2)]
     assert sorted(turns[:4]) == sorted(turns[4:]) == once
     assert sorted(urls[:3]) == sorted(shards.store.locate(name) for name in shards.names), "each shard in one rank"
+    assert (found["complete"], found["num_rounds"], found["stopped"]) == (True, 2, None)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (KeyboardInterrupt(), 130),  # Ctrl-C
+        (SystemExit(143), 143),  # what `dali-pipes` makes of SIGTERM
+        (PipesError("rank 0 of loader 'dali' ended"), 1),
+    ],
+)
+def test_run_that_is_stopped_keeps_its_whole_rounds(
+    shards: ShardSet,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    error: BaseException,
+    code: int,
+) -> None:
+    """In the third round, whose first turn is through: two are written, said to be two, shown and compared."""
+    made = 0
+
+    def stopped(jobs: list[TurnJob], **keywords: object) -> Turn:
+        nonlocal made
+        made += 1
+        if made == 6:
+            raise error
+        return made_up_turn(jobs)
+
+    monkeypatch.setattr("bench.run.run_turn", stopped)
+    monkeypatch.setattr("bench.run.rank_context", lambda: None)
+    out, page = tmp_path / "run.json", tmp_path / "run.html"
+    arguments = ["bench", "run", "--shards", shards.store.url, "--loaders", "memory,dali", "--repeats", "3", *TINY]
+    with contextlib.suppress(SystemExit):
+        assert main([*arguments, "--json", str(out), "-o", str(page)]) == code
+    told = capfd.readouterr()
+    assert f"kept: 2 whole rounds, in '{out}' and '{page}'" in told.err
+    assert "stopped in round 3 of 3, loader '" in told.err
+    assert "Stopped after 2 of 3 rounds, in round 3 of 3, loader '" in told.out
+    found = read_run(out)
+    assert (found["complete"], found["num_rounds"]) == (False, 2)
+    assert [len(row["repeats"]) for row in found["records"]] == [2, 2]
+    assert "Stopped after 2 of 3 rounds" in page.read_text()
+    assert main(["bench", "compare", str(out), str(out)]) == 0
+    assert "after: stopped after 2 of 3 rounds" in capfd.readouterr().out
+
+
+def test_run_that_fails_in_its_first_round_leaves_the_earlier_record(
+    shards: ShardSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is nothing to keep."""
+    out = tmp_path / "run.json"
+    out.write_text("earlier")
+
+    def failing(jobs: list[TurnJob], **keywords: object) -> Turn:
+        raise PipesError("gone")
+
+    monkeypatch.setattr("bench.run.run_turn", failing)
+    monkeypatch.setattr("bench.run.rank_context", lambda: None)
+    arguments = ["run", "--shards", shards.store.url, "--loaders", "memory", *TINY, "--json", str(out)]
+    with pytest.raises(PipesError, match="gone"):
+        CliRunner().invoke(bench_command, arguments, catch_exceptions=False)
+    assert out.read_text() == "earlier"
 
 
 def test_run_wrong_loader_is_found_before_anything_is_timed(
@@ -286,6 +414,34 @@ def test_run_wrong_loader_is_found_before_anything_is_timed(
     monkeypatch.setattr("bench.run.rank_context", lambda: None)
     with pytest.raises(OutputError, match=r"loader 'webloader', key 'animals/pet_007': label differs: .* found 99"):
         run_benchmark(shards, [LoaderSpec(name="webloader")], options=options)
+
+
+def test_run_loader_that_hangs_in_the_comparison_is_ended(
+    shards: ShardSet, options: LoaderOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a broken loader hangs first: before any turn, in the command's own process."""
+
+    class _Hanging:
+        num_workers, decode, device, gives = 0, "pil", "cpu", ALL_PARTS
+
+        def epoch(self) -> Iterator[Batch]:
+            assert signal.getitimer(signal.ITIMER_REAL)[0] <= 0.2, "pytest's own would end it later"
+            threading.Event().wait()
+            yield {}
+
+    @contextlib.contextmanager
+    def hanging(name: str, shards: ShardSet, **keywords: object) -> Iterator[Loader]:
+        yield _Hanging()
+
+    monkeypatch.setattr("bench.run.open_loader", hanging)
+    monkeypatch.setattr("bench.run.rank_context", lambda: None)
+    handler = signal.getsignal(signal.SIGALRM)
+    expected = (
+        r"loader 'spdl' \(threads .*, batch 5, .*\) hangs, or needs longer: its outputs were not compared in 0.2 s"
+    )
+    with pytest.raises(PipesError, match=expected):
+        run_benchmark(shards, [LoaderSpec(name="spdl")], options=options, run=RunOptions(timeout_s=0.2))
+    assert signal.getsignal(signal.SIGALRM) == handler, "it is pytest's again"
 
 
 def test_turn_counts_workers_that_live_for_one_epoch(
@@ -348,13 +504,13 @@ def test_turn_whose_rank_is_killed_says_so(
 ) -> None:
     """By the kernel, for want of memory say: which rank of which loader, and its exit status."""
 
-    def killed(ranks: list[Any], place: str, timeout_s: float | None) -> None:
+    def killed(ranks: list[Any], place: str, limit: Any) -> None:
         ranks[1].process.kill()
-        real(ranks, place, timeout_s)
+        real(ranks, place, limit)
 
     real = bench.timing.ranks._meet
     monkeypatch.setattr("bench.timing.ranks._meet", killed)
-    with pytest.raises(PipesError, match=r"rank 1 of loader 'memory' ended with exit status -9"):
+    with pytest.raises(PipesError, match=r"rank 1 of loader 'memory' \(.*ranks 2.*\) ended with exit status -9"):
         run_turn([job(shards, options, "memory", ranks=2)] * 2)
 
 
@@ -362,7 +518,11 @@ def test_turn_that_takes_too_long_is_ended(shards: ShardSet, options: LoaderOpti
     """A loader that hangs does not hang what times it."""
     run_turn([job(shards, options, "memory")])  # the fork server has its libraries by now
     slow = job(shards, options, "memory", compute_ms=59_000.0, cache="cold")
-    with pytest.raises(PipesError, match=r"rank 0 of loader 'memory' took more than 3 s to come to 'drawn'"):
+    expected = (
+        r"rank 0 of loader 'memory' \(threads 1, .*cache cold, compute ms 59000\) hangs, or needs longer: 3 s after "
+        r"the turn began it had not come to 'drawn', the end of its first epoch; give turns more with --timeout-s"
+    )
+    with pytest.raises(PipesError, match=expected):
         run_turn([slow], timeout_s=3.0)
 
 

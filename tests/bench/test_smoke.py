@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import bench.run
-from bench.loaders import Batch, Loader, LoaderSpec, open_loader
-from bench.smoke import MODES, format_trials, run_smoke
+from bench.loaders import LOADERS, Batch, Loader, LoaderSpec, open_loader
+from bench.smoke import MODES, format_trials, named_loaders, run_smoke
 
 
 @pytest.mark.slow
@@ -64,3 +64,12 @@ def test_smoke_skips_what_is_not_installed(tmp_path: Path, monkeypatch: pytest.M
     assert {(trial.outcome, trial.reason) for trial in trials} == {
         ("skipped", "loader 'webloader' needs the package 'x'")
     }
+
+
+def test_smoke_takes_groups_as_run_does() -> None:
+    """Each loader once, what is not installed too; a name is still refused if it is none."""
+    peers = [str(spec) for spec in named_loaders(["peers", "dali", "webloader"])]
+    assert peers == [*(name for name in LOADERS if name not in ("dali", "memory", "synthetic")), "dali"]
+    assert [str(spec) for spec in named_loaders(["webloader:turbo", "all"])][:2] == ["webloader:turbo", "dali"]
+    with pytest.raises(ValueError, match=r"loader must be one of dali, .*, got 'peer'"):
+        named_loaders(["peer"])
