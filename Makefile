@@ -2,14 +2,18 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# Processes that test side by side. Most tests start others themselves: more workers want more than a core each.
+WORKERS ?= 2
 
 .PHONY: demo test check reference constraints clean
 
 demo: $(VENV)/.installed-demo  ## the main job, end to end, on real photos
 	$(BIN)/dali-pipes demo
 
+# A file's tests stay together, with what they share. Files in their order: the many short ones come last, and no worker
+# is left alone with a long one.
 test: $(VENV)/.installed-dev  ## all tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 check: $(VENV)/.installed-dev  ## format, lint, types: what pre-commit runs on each commit
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/pre-commit run --all-files --show-diff-on-failure

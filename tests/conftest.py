@@ -1,5 +1,6 @@
 """Shards from a handful of generated photos, and the real photos where they are at hand."""
 
+import gc
 import io
 import os
 import re
@@ -127,6 +128,12 @@ def pytest_configure(config: pytest.Config) -> None:
     wants_gpu = re.search(r"(?<!not )\bgpu\b", config.getoption("markexpr")) is not None
     if not wants_gpu and os.environ.get("REQUIRE_GPU") != "1":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+def pytest_collection_finish() -> None:
+    """Libraries and tests are there for good: a test that collects garbage, maybe twenty times, looks for its own."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -118,7 +118,9 @@ class _SpdlEpochs:
         with open_stream(url, endpoint=self._endpoint) as stream:
             shutil.copyfileobj(stream, buffer, READ_BYTES)
         samples: list[Encoded] = []
-        for name, data in iter_tarfile(buffer.getbuffer()):
+        # The value is no copy. With views of the stream itself, which end with it when an error in a cycle holds both,
+        # its finalizer cannot close it, and Python 3.13 says so.
+        for name, data in iter_tarfile(buffer.getvalue()):
             if (names := split_key(name)) is None:
                 continue
             key, component = names

@@ -1,8 +1,11 @@
 """CPU time of workers is counted, whether they live on or have ended; and where they are forked from."""
 
+import json
 import multiprocessing
 import multiprocessing.connection
 import os
+import subprocess
+import sys
 import tempfile
 import time
 from typing import Any
@@ -97,39 +100,57 @@ def test_rss_of_a_child_counts() -> None:
     assert not psutil.pid_exists(process.pid or 0)
 
 
-def hold(held: "multiprocessing.connection.Connection", stay: "multiprocessing.connection.Connection") -> None:
-    """Use 64 MiB that nobody else maps."""
+MEMORY = """
+import json, multiprocessing, os
+from bench.timing.processes import ProcessTree
+
+def hold(held, stay):
     block = bytearray(64 << 20)
     held.send(len(block))
     stay.recv()
 
+shared = bytearray(128 << 20)
+context = multiprocessing.get_context("fork")
+held, held_end = context.Pipe(duplex=False)
+stay_end, stay = context.Pipe(duplex=False)
+before = ProcessTree().pss_bytes()
+process = context.Process(target=hold, args=(held_end, stay_end))
+process.start()
+held.recv()
+grown = ProcessTree().pss_bytes() - before
+without = ProcessTree(bystanders={process.pid}).pss_bytes() - before
+stay.send(None)
+process.join()
+print(json.dumps([before, grown, without]))
+"""
+
 
 def test_memory_of_a_child_counts_and_what_is_shared_counts_once() -> None:
-    """A child's own pages are added; what it shares with us, most of it after a fork, is not."""
-    context = multiprocessing.get_context("fork")
-    held, held_end = context.Pipe(duplex=False)
-    stay_end, stay = context.Pipe(duplex=False)
-    before, resident = ProcessTree().pss_bytes(), ProcessTree().rss_bytes()
-    process = context.Process(target=hold, args=(held_end, stay_end))
-    process.start()
-    held.recv()
-    grown = ProcessTree().pss_bytes() - before
-    without = ProcessTree(bystanders={process.pid or 0}).pss_bytes()
-    stay.send(None)
-    process.join()
-    assert 64 << 20 <= grown < (64 << 20) + resident // 2
-    assert without < before + (32 << 20)
+    """A child's own 64 MiB are added; the 128 MiB that it shares with its parent after the fork are not, and are half
+    the parent's then.
+
+    In a process without large libraries: those are shared with every test that runs at the same time, too.
+    """
+    done = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True, timeout=60)
+    before, grown, without = json.loads(done.stdout)
+    libraries = 16 << 20
+    assert 128 << 20 <= before < 192 << 20
+    assert abs(grown - (64 << 20)) < libraries
+    assert abs(without + (64 << 20)) < libraries
 
 
 def test_shared_memory_counts_files_that_nobody_maps() -> None:
     """A file of 8 MiB in /dev/shm, as an image or a batch on its way."""
-    before = shared_memory_bytes()
-    with tempfile.NamedTemporaryFile(dir="/dev/shm") as file:
-        file.write(bytes(8 << 20))
-        file.flush()
-        grown = shared_memory_bytes() - before
-    # Other tests may be at it, too.
-    assert grown >= 4 << 20
+
+    def grown() -> int:
+        before = shared_memory_bytes()
+        with tempfile.NamedTemporaryFile(dir="/dev/shm") as file:
+            file.write(bytes(8 << 20))
+            file.flush()
+            return shared_memory_bytes() - before
+
+    # Others may be at it, too, and take theirs away in between.
+    assert any(grown() >= 4 << 20 for _ in range(5))
 
 
 def send_parent(found: "multiprocessing.connection.Connection") -> None:

@@ -24,7 +24,8 @@ from prep.manifest import index_name
 from prep.urls import resolve_shards
 from tests.conftest import make_samples, write_shards
 
-# A process that stages what it is told to, writes each object in two halves, and waits for its end.
+# A process that stages what it is told to, writes each object in two halves, with a pause between them and until there
+# is the file that it is told to wait for, and waits for its end.
 PROGRAM = """
 import sys, time
 from pathlib import Path
@@ -39,6 +40,8 @@ class HaltingFetcher(LocalFetcher):
             data = (self._directory / name).read_bytes()
             extent.write(data[: len(data) // 2], 0)
             time.sleep(float(sys.argv[4]))
+        while not Path(sys.argv[5]).exists():
+            time.sleep(0.001)
         return super().fetch(wanted, **options)
 
 dali_pipes.staging.LocalFetcher = HaltingFetcher
@@ -118,9 +121,11 @@ def blocks(cache_dir: Path) -> int:
 
 
 @contextlib.contextmanager
-def process(shards: Path, cache_dir: Path, *needed: int, pause_s: float = 0.0) -> "Iterator[subprocess.Popen[str]]":
+def process(
+    shards: Path, cache_dir: Path, *needed: int, pause_s: float = 0.0, gate: Path = Path("/")
+) -> "Iterator[subprocess.Popen[str]]":
     """A process of `PROGRAM`, with its image open."""
-    arguments = (shards, cache_dir, ",".join(map(str, needed)), pause_s)
+    arguments = (shards, cache_dir, ",".join(map(str, needed)), pause_s, gate)
     started = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, *map(str, arguments)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -175,16 +180,24 @@ def test_part_of_the_shards_shares_the_image_of_all(shards: Path, cache_dir: Pat
     whole.close()
 
 
-def test_processes_fetch_each_shard_once(shards: Path, cache_dir: Path) -> None:
+def test_processes_fetch_each_shard_once(shards: Path, cache_dir: Path, tmp_path: Path) -> None:
     """Three at the same time: together they fetch the data set, and each has all of it."""
-    every = range(8)
+    every, gate = range(8), tmp_path / "gate"
     job = Job(shards, cache_dir)
     with (
-        process(shards, cache_dir, *every, pause_s=0.01) as one,
-        process(shards, cache_dir, *reversed(every), pause_s=0.01) as two,
+        process(shards, cache_dir, *every, pause_s=0.01, gate=gate) as one,
+        process(shards, cache_dir, *reversed(every), pause_s=0.01, gate=gate) as two,
     ):
         for started in (one, two):
             go(started)
+        (path,) = cache_root(cache_dir).glob("*.table")
+        table, deadline = StateTable(path), time.monotonic() + 30
+        # Each is at its first or its last two, which it does not end yet: the fourth is left for this process.
+        while len(set(table.owner[table.state == State.FILLING].tolist())) < 2:
+            assert time.monotonic() < deadline
+        table.close()
+        job.stager.need([3])
+        gate.touch()
         job.stager.need(job.all)
         fetched = [job.stager.fetched_bytes, answer(one), answer(two)]
     assert sum(fetched) == sum(job.object_bytes(shard) for shard in every)

@@ -17,7 +17,7 @@ import dali_pipes as dp
 from prep.index import index_shards
 from prep.manifest import index_name
 from prep.urls import resolve_shards
-from tests.conftest import Sample, make_samples, photo_bytes, write_shards, write_tar
+from tests.conftest import Sample, make_samples, mask_bytes, photo_bytes, write_shards, write_tar
 
 KEYS = [f"s{i:05d}" for i in range(23)]
 
@@ -532,8 +532,11 @@ def test_global_shuffle_past_memory_is_refused(small_shards: Path, monkeypatch: 
     open_loader(small_shards, shuffle=False).close()
 
 
-def test_image_that_cannot_be_made_is_refused(small_shards: Path) -> None:
+def test_image_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     """A limit on the size of files: the directory and the reason."""
+    # Bytes that nobody else has: an image that another process has made of the same ones would be taken as it is.
+    component = {"image.jpg": photo_bytes(os.getpid(), 48, 40), "trimap.png": mask_bytes(0, 48, 40), "cls": b"1"}
+    shards = write_shards(tmp_path, [Sample(f"s{row}", component) for row in range(12)], per_shard=6)
     program = (
         "import resource, sys, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "import dali_pipes as dp\n"
@@ -542,7 +545,7 @@ def test_image_that_cannot_be_made_is_refused(small_shards: Path) -> None:
         "resource.setrlimit(resource.RLIMIT_FSIZE, (16384, 16384))\n"
         "dp.loader(sys.argv[1], dp.segmentation(crop=16), batch_size=5, device='cpu')\n"
     )
-    failed = subprocess.run([sys.executable, "-c", program, small_shards], capture_output=True, text=True)
+    failed = subprocess.run([sys.executable, "-c", program, shards], capture_output=True, text=True)
     assert re.search(
         r"CacheError: cannot make an image of \d+ bytes in '/dev/shm/.*': File too large; pass another", failed.stderr
     )

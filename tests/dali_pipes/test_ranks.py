@@ -1,5 +1,6 @@
 """Which process this is: arguments, then torch.distributed, then the launcher's variables."""
 
+import json
 import os
 import subprocess
 import sys
@@ -97,53 +98,60 @@ def test_loader_takes_its_rank_from_the_launcher(small_shards: Path, monkeypatch
 
 
 DISAGREEING = """
-import sys, torch.distributed as d, dali_pipes as dp
-rank, shards, store, seed, what = int(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4]), sys.argv[5]
-d.init_process_group('gloo', store=d.FileStore(store, 2), rank=rank, world_size=2)
-if what == 'validates' and rank == 0:
-    with dp.loader(shards, dp.segmentation(crop=16), batch_size=2, device='cpu', rank=0, world_size=1) as alone:
-        next(alone)
-with dp.loader(shards, dp.segmentation(crop=16), batch_size=4, seed=seed, device='cpu') as loader:
-    if what == 'resumes' and rank == 0:
-        loader.load_state_dict(loader.state_dict() | {'delivered': 8})
-    if rank == 1:
-        d.barrier()  # rank 0 has begun
-    try:
-        next(loader)
-    except ValueError as exc:
-        print(exc)
-    else:
-        print('agreed')
-    if rank == 0:
-        d.barrier()
-d.barrier()
+import json, sys, torch.distributed as d, dali_pipes as dp
+rank, shards, folder, cases = int(sys.argv[1]), sys.argv[2], sys.argv[3], json.loads(sys.argv[4])
+for number, (seeds, what) in enumerate(cases):
+    d.init_process_group('gloo', store=d.FileStore(f'{folder}/{number}', 2), rank=rank, world_size=2)
+    if what == 'validates' and rank == 0:
+        with dp.loader(shards, dp.segmentation(crop=16), batch_size=2, device='cpu', rank=0, world_size=1) as alone:
+            next(alone)
+    with dp.loader(shards, dp.segmentation(crop=16), batch_size=4, seed=seeds[rank], device='cpu') as loader:
+        if what == 'resumes' and rank == 0:
+            loader.load_state_dict(loader.state_dict() | {'delivered': 8})
+        if rank == 1:
+            d.barrier()  # rank 0 has begun
+        try:
+            next(loader)
+        except ValueError as exc:
+            print(json.dumps(str(exc)))
+        else:
+            print(json.dumps('agreed'))
+        if rank == 0:
+            d.barrier()
+    d.barrier()
+    d.destroy_process_group()
 """
 
+DISAGREEMENTS = [
+    ((1, 1), "", "agreed"),
+    ((1, 2), "", "the ranks disagree: seed is 2 on rank 1 and 1 on rank 0; every rank must be given the same"),
+    ((1, 1), "validates", "agreed"),  # rank 0 has a loader of its own before
+    ((1, 1), "resumes", "the ranks disagree: the position in the epoch is 0 on rank 1 and 8 on rank 0"),
+]
 
-@pytest.mark.parametrize(
-    ("seeds", "what", "text"),
-    [
-        ((1, 1), "", "agreed"),
-        ((1, 2), "", "the ranks disagree: seed is 2 on rank 1 and 1 on rank 0; every rank must be given the same"),
-        ((1, 1), "validates", "agreed"),  # rank 0 has a loader of its own before
-        ((1, 1), "resumes", "the ranks disagree: the position in the epoch is 0 on rank 1 and 8 on rank 0"),
-    ],
-)
-def test_ranks_that_disagree_are_found_at_the_first_step(
-    small_shards: Path, tmp_path: Path, seeds: tuple[int, int], what: str, text: str
-) -> None:
-    """Two processes of one group: the one that comes later is told what differs."""
+
+@pytest.fixture(scope="module")
+def told(small_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
+    """What each of two processes was told, in a group and with a loader of its own for each case."""
+    cases = json.dumps([(seeds, what) for seeds, what, _ in DISAGREEMENTS])
+    folder = str(tmp_path_factory.mktemp("stores"))
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", DISAGREEING, str(rank), str(small_shards), str(tmp_path / "store"), str(seed), what],
+            [sys.executable, "-c", DISAGREEING, str(rank), str(small_shards), folder, cases],
             stdout=subprocess.PIPE,
             text=True,
         )
-        for rank, seed in enumerate(seeds)
+        for rank in range(2)
     ]
-    told = [process.communicate(timeout=120)[0].splitlines() for process in processes]
-    assert told[0] == ["agreed"]
-    assert told[1][0].startswith(text)
+    printed = [process.communicate(timeout=120)[0] for process in processes]
+    return [[json.loads(line) for line in lines.splitlines() if line.startswith('"')] for lines in printed]
+
+
+@pytest.mark.parametrize("case", range(len(DISAGREEMENTS)), ids=lambda case: str(DISAGREEMENTS[case][:2]))
+def test_ranks_that_disagree_are_found_at_the_first_step(told: list[list[str]], case: int) -> None:
+    """Two processes of one group: the one that comes later is told what differs."""
+    assert told[0][case] == "agreed"
+    assert told[1][case].startswith(DISAGREEMENTS[case][2])
 
 
 @pytest.mark.parametrize(
