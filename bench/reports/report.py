@@ -70,6 +70,7 @@ PART_TITLES = {
 MADE = {
     "dali": "an index, by one process",
     "memory": "an index, by one process",
+    "dali-s3": "index files for DALI's reader, by one process",
     "imagefolder": "a file a component, by one process",
     "litdata": "chunks, by a process a core; starting these is in it",
     "mosaic": "shards of its own, by one process",
@@ -267,12 +268,22 @@ def notes_of(report: Report, *, figures: Sequence[str] | None = None) -> list[st
                 notes.append(note)
     notes += _notes_of_loaders(report)
     if "batch_p99_ms" in (figures or BRIEF) and (counts := _few_batches(records)):
-        span = f"{min(counts)}" if len(counts) == 1 else f"{min(counts)} to {max(counts)}"
-        notes.append(f"batch p99: of {span} batches a turn, so it is the longest of them.")
+        notes.append(
+            f"batch p99: of {_span([str(count) for count in counts])} batches a turn, so it is the longest of them."
+        )
     if made := conversions_of(report)[1:]:
-        told = [f"{name} ({MADE.get(name, 'a copy')}): {wall_s} s, {mib} MiB" for name, wall_s, mib in made]
+        told = []
+        for loader in dict.fromkeys(name for name, _, _ in made):  # once for all settings
+            wall_s, mib = (_span([row[column] for row in made if row[0] == loader]) for column in (1, 2))
+            told.append(f"{loader} ({MADE.get(loader, 'a copy')}): {wall_s} s, {mib} MiB")
         notes.append(f"made first: {'; '.join(told)}. It is in no figure.")
     return notes
+
+
+def _span(texts: Sequence[str]) -> str:
+    """Numbers as ``0.1`` or ``0.1 to 0.4``."""
+    least, most = min(texts, key=float), max(texts, key=float)
+    return least if least == most else f"{least} to {most}"
 
 
 def _notes_of_loaders(report: Report) -> list[str]:

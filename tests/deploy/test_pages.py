@@ -81,7 +81,7 @@ def test_figures_are_those_of_the_records() -> None:
     ):
         assert each["client"] == "ours"
         assert rows[row][0] == f"{each['mib_per_s']:,.0f} MiB/s, {each['cpu_s_per_gib']:.2f} CPU-s/GiB"
-    (path,) = RESULTS.glob("pets-segmentation_amd-epyc-2-cores_2026-11-21.json")
+    (path,) = RESULTS.glob("peers_amd-epyc-2-cores_2026-11-21.json")
     run = read_run(path)  # of whichever version
     dali = next(each for each in run["records"] if each["loader"] == "dali")
     sample_bytes = run["data"][dali["data"]]["shard_bytes"] / run["data"][dali["data"]]["num_samples"]
