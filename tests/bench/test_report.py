@@ -155,6 +155,14 @@ def test_what_was_made_first_is_said_with_its_scope() -> None:
     )
 
 
+def test_what_was_made_for_several_settings_is_said_once() -> None:
+    """In a sweep over data sets, with the least and the most of it."""
+    few, many = ({"wall_s": wall_s, "num_bytes": 1 << 19} for wall_s in (0.84, 12.3))
+    records = [record("dali", 9, 1, prepared=few), record("dali", 9, 1, prepared=many) | {"data": 1}]
+    notes = notes_of(report(*records))
+    assert notes[-1] == "made first: dali (an index, by one process): 0.8 to 12.3 s, 0.5 MiB. It is in no figure."
+
+
 def test_note_says_of_how_many_batches_a_percentile_is() -> None:
     """19 and 20 batches of all ranks: the 99th percentile is the longest; of 100 it is not, and no note is needed."""
 
