@@ -3,6 +3,7 @@
 import itertools
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from hypothesis import strategies as st
 
 import dali_pipes as dp
 from dali_pipes.cache.files import cache_root
+from dali_pipes.fetch.local import LocalFetcher
+from dali_pipes.fetch.stager import Wanted
 from dali_pipes.order.plan import OrderInputs, Plan, reserved_bytes
 from prep.index import find_manifest
 from prep.urls import resolve_shards
@@ -176,17 +179,15 @@ def test_break_and_going_on_keeps_the_windows(shards: Path, samples: list[Sample
 
 def test_ramp_up_waits_for_one_shard_only(shards: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first batch comes while all shards but the first window's are still to be fetched."""
-    from dali_pipes.fetch.local import LocalFetcher
-
     held_back: list[str] = []
     may_go_on = threading.Event()
     fetch = LocalFetcher.fetch
 
-    def slow(self: LocalFetcher, name: str, *arguments: Any, **options: Any) -> bool:
-        if name.endswith(".tar") and name != first:
-            held_back.append(name)
+    def slow(self: LocalFetcher, wanted: Sequence[Wanted], **options: Any) -> bool:
+        if wanted[0].name != first:
+            held_back.append(wanted[0].name)
             assert may_go_on.wait(20)
-        return fetch(self, name, *arguments, **options)
+        return fetch(self, wanted, **options)
 
     manifest = find_manifest(resolve_shards(str(shards), endpoint=None))
     assert manifest is not None
