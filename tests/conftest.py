@@ -125,9 +125,14 @@ def _no_cluster_by_accident(request: pytest.FixtureRequest, monkeypatch: pytest.
 
 def pytest_configure(config: pytest.Config) -> None:
     """Tests say what the CPU gives, on a machine with a GPU, too, but for those of ``-m gpu``; processes inherit it."""
-    wants_gpu = re.search(r"(?<!not )\bgpu\b", config.getoption("markexpr")) is not None
-    if not wants_gpu and os.environ.get("REQUIRE_GPU") != "1":
+    if not wants_gpu(config):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+def wants_gpu(config: pytest.Config) -> bool:
+    """Whether tests were asked for that need one."""
+    is_marked = re.search(r"(?<!not )\bgpu\b", config.getoption("markexpr")) is not None
+    return is_marked or os.environ.get("REQUIRE_GPU") == "1"
 
 
 def pytest_collection_finish() -> None:

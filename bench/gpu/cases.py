@@ -9,7 +9,7 @@ on the CPU, too, as far as DALI can do it there.
 import contextlib
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -22,8 +22,7 @@ from nvidia.dali.pipeline import Pipeline
 import dali_pipes as dp
 from bench.gpu.photos import Photos, read_photos, reencode, write_files, write_lines
 from bench.loaders.workers import endpoint_of, shard_urls
-from dali_pipes.graph.decode import decoders_behind, set_hw_decoder_load
-from dali_pipes.graph.seam import Components, Graph, ListOutput, Random
+from dali_pipes.graph.seam import Graph
 from dali_pipes.reader.segments import MAX_LINES, Segment, index_text
 from prep.errors import PipesError
 from prep.urls import ShardSet
@@ -255,9 +254,12 @@ def _window_only(encoded: Any, setting: Setting) -> Any:
 @contextlib.contextmanager
 def _loader(workload: Workload, setting: Setting) -> Iterator[Running]:
     """The whole loader, warm: shards staged, batches delivered as tensors."""
-    graph = _with_hw_decoder_load(dp.segmentation(photo=workload.photo, mask=workload.mask), setting.hw_decoder_load)
     with workload.open_loader(
-        graph, device=setting.device, batch_size=setting.batch_size, num_threads=setting.num_threads
+        dp.segmentation(photo=workload.photo, mask=workload.mask),
+        device=setting.device,
+        batch_size=setting.batch_size,
+        num_threads=setting.num_threads,
+        hw_decoder_load=setting.hw_decoder_load,
     ) as loader:
         for _ in loader:  # stages all shards
             pass
@@ -270,16 +272,6 @@ def _loader(workload: Workload, setting: Setting) -> Iterator[Running]:
             return len(batch["label"])
 
         yield Running(step, None)
-
-
-def _with_hw_decoder_load(graph: Graph, hw_decoder_load: float) -> Graph:
-    def changed(components: Components, random: Random) -> Mapping[str, Any]:
-        outputs = graph(components, random)
-        nodes = [output for output in outputs.values() if not isinstance(output, ListOutput)]
-        set_hw_decoder_load(decoders_behind(nodes), hw_decoder_load)
-        return outputs
-
-    return changed
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from bench.reports.figures import FIGURES
 from bench.reports.intervals import median_interval
 from bench.reports.plots import Line, Point, Row, line_plot, row_plot
 from bench.reports.report import (
+    BRIEF,
     SETTING_TITLES,
     conditions_of,
     conversions_of,
@@ -26,17 +27,6 @@ __all__ = ["html_page", "markdown_page"]
 Report = Mapping[str, Any]
 Record = Mapping[str, Any]
 
-PLOTTED = (
-    "samples_per_s",
-    "cpu_ms_per_sample",
-    "time_to_first_batch_s",
-    "batch_p99_ms",
-    "wait_share",
-    "accelerator_utilisation",
-    "loader_memory_mib",
-    "shared_memory_mib",
-    "fetched_ratio",
-)
 FULL = tuple(FIGURES)
 
 _STYLE = """
@@ -151,7 +141,7 @@ def _table(rows: Sequence[Sequence[str]], num_names: int) -> str:
 def _plots(report: Report) -> list[str]:
     records = report["records"]
     varied = setting_names(records)
-    names = [name for name in PLOTTED if is_telling(report, name)]
+    names = [name for name in BRIEF if is_telling(report, name)]
     colours = {label: row for row, label in enumerate(dict.fromkeys(label_of(record) for record in records))}
     if not varied:
         return [_rows_plot(records, name, colours) for name in names]

@@ -188,20 +188,18 @@ def format_verdict(verdict: Verdict) -> str:
     varied = setting_names(records)
     header = [*(SETTING_TITLES[name] for name in varied), "loader", "figure", "before", "after", "after/before", ""]
     order = sorted(verdict.changes, key=lambda change: change.outcome != "worse")
-    rows = [header]
-    for change in order:
-        figure = FIGURES[change.figure]
-        rows.append(
-            [
-                *(format_setting(change.record["setting"].get(name)) for name in varied),
-                label_of(change.record),
-                _title(change),
-                *(format_interval(_shown_as(change), values) for values in (change.before, change.after)),
-                _ratio(change.ratio),
-                change.outcome,
-            ]
-        )
-    lines = [format_rows(rows, left=len(varied) + 2), ""]
+    rows = [
+        [
+            *(format_setting(change.record["setting"].get(name)) for name in varied),
+            label_of(change.record),
+            _title(change),
+            *(format_interval(_shown_as(change), values) for values in (change.before, change.after)),
+            _ratio(change.ratio),
+            change.outcome,
+        ]
+        for change in order
+    ]
+    lines = [format_rows([header, *rows], left=len(varied) + 2), ""]
     for change in verdict.regressions:
         figure = FIGURES[change.figure]
         lines.append(

@@ -17,6 +17,7 @@ from bench.gpu.photos import draw_shards
 from dali_pipes.commands.examine import _jpeg_engines
 from dali_pipes.graph.decode import _on_gpu
 from dali_pipes.graph.seam import Components, Random
+from tests.conftest import wants_gpu
 
 BATCH = 32
 NUM_PHOTOS = 16 * BATCH
@@ -47,10 +48,11 @@ def test_a_number_among_the_outputs_on_the_cpu(small_shards: Path) -> None:
 
 def test_tests_of_the_cpu_do_not_see_a_gpu(pytestconfig: pytest.Config) -> None:
     """Or ``device="auto"`` would have them hold nvJPEG's pixels against Pillow's."""
-    if "gpu" in pytestconfig.getoption("markexpr") or torch.cuda.is_available():
+    if wants_gpu(pytestconfig):
         pytest.skip("GPUs were asked for")
-    program = "import torch; raise SystemExit(torch.cuda.device_count())"
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+    program = "import os, torch; print(os.environ['CUDA_VISIBLE_DEVICES'] == '', torch.cuda.device_count())"
+    told = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
+    assert told.split() == ["True", "0"]
 
 
 def test_nvjpeg_is_found_where_the_wheels_of_cuda_13_have_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
