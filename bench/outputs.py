@@ -68,9 +68,9 @@ TURBO = Tolerance(max_abs=1e-6, mean_abs=1e-6)
 libjpeg-turbo and both use its accurate transform and smooth upsampling; a wheel built otherwise would fail here."""
 
 GPU = Tolerance(max_abs=4.8, mean_abs=0.07)
-"""Not measured, and so wide: nvJPEG repeats chroma where the CPU's decoder interpolates it, which is a level or two on
-average and can be a hundred at the edge of two colours; any value is let through, four levels on average are not.
-``bench gpu --scenarios parity`` measures what should stand here."""
+"""Not measured, and so wide: nvJPEG repeats chroma where the CPU's decoder interpolates it, from which a level or two
+are to be expected on average, and up to a hundred at the edge of two colours. Any value is let through, four levels on
+average are not. ``bench gpu --scenarios parity`` measures what should stand here."""
 
 
 def tolerance_of(*, decode: str, device: str) -> Tolerance:
