@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from prep.manifest import Manifest
-    from prep.store import AisStore
-    from prep.urls import ShardSet
+    from dali_pipes.formats.manifest import Manifest
+    from dali_pipes.store.ais import AisStore
+    from dali_pipes.store.urls import ShardSet
 
 __all__ = ["demo"]
 
@@ -75,8 +75,8 @@ def demo(*, out: Path, samples: int, seed: int, as_json: bool, endpoint: str | N
     check_extras()
     from bench.reports.record import write_record
     from bench.timing.processes import child_pids
-    from prep.endpoint import cluster
-    from prep.store import AisStore
+    from dali_pipes.store.ais import AisStore
+    from dali_pipes.store.endpoint import cluster
 
     started = time.perf_counter()
     _make_directory(out)
@@ -101,7 +101,7 @@ def demo(*, out: Path, samples: int, seed: int, as_json: bool, endpoint: str | N
 
 
 def _make_directory(out: Path) -> None:
-    from prep.errors import PipesError
+    from dali_pipes.errors import PipesError
 
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -115,8 +115,8 @@ def _make_and_load(store: "AisStore", out: Path, *, samples: int, seed: int) -> 
 
     What an earlier run left and is damaged since is made again, once.
     """
-    from prep.errors import DataError
-    from prep.urls import resolve_shards
+    from dali_pipes.errors import DataError
+    from dali_pipes.store.urls import resolve_shards
 
     while True:
         shards, manifest, is_reused = _prepare(store, samples=samples, seed=seed)
@@ -143,11 +143,11 @@ def _prepare(store: "AisStore", *, samples: int, seed: int) -> tuple["ShardSet",
     Returns:
         The shards, their manifest, and whether they were there.
     """
-    from prep.demo_photos import demo_photos
+    from dali_pipes.store.urls import resolve_shards
     from prep.index import index_shards
-    from prep.pack import pack
-    from prep.shuffle import shuffle
-    from prep.urls import resolve_shards
+    from prep.pack.pack import pack
+    from prep.shuffle.shuffle import shuffle
+    from prep.sources.demo_photos import demo_photos
 
     recipe = {"recipe": RECIPE, "samples": samples, "seed": seed, "versions": _versions()}
     with _step("look for an earlier run") as say:
@@ -185,9 +185,10 @@ def _earlier_run(store: "AisStore", recipe: dict[str, Any]) -> "tuple[ShardSet, 
 
     The bytes are checked against the manifest's checksums when they are copied.
     """
-    from prep.errors import PipesError
-    from prep.manifest import Manifest, manifest_name
-    from prep.urls import resolve_shards
+    from dali_pipes.errors import PipesError
+    from dali_pipes.formats.manifest import Manifest
+    from dali_pipes.formats.names import manifest_name
+    from dali_pipes.store.urls import resolve_shards
 
     if not store.exists():
         return None
@@ -220,10 +221,10 @@ def _copy_out(store: "AisStore", manifest: "Manifest", directory: Path) -> None:
     Raises:
         DataError: If a shard's bytes are not those that were indexed; it is not copied.
     """
-    from prep.errors import DataError
-    from prep.manifest import checksum
-    from prep.progress import progress
-    from prep.store import LocalStore
+    from dali_pipes.errors import DataError
+    from dali_pipes.formats.column_file import checksum
+    from dali_pipes.progress import progress
+    from dali_pipes.store.local import LocalStore
 
     local = LocalStore(directory)
     expected = dict(zip(manifest.names, manifest.checksums.tolist(), strict=True))
@@ -243,7 +244,7 @@ def _draw_sheet(shards: "ShardSet", manifest: "Manifest", path: Path, *, seed: i
     """The first samples of epoch 0, from the very batches that a training step would get."""
     import dali_pipes as dp
     from bench.loaders.workers import endpoint_of
-    from prep.contact_sheet import Cell, contact_sheet, denormalised
+    from prep.inspect.contact_sheet import Cell, contact_sheet, denormalised
 
     with dp.loader(
         [shards.store.locate(name) for name in shards.names],

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.loaders import available_cores
-from prep.errors import PipesError
+from dali_pipes.errors import PipesError
 
 __all__ = ["check_extras", "describe_environment"]
 

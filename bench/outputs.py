@@ -21,15 +21,15 @@ import torch
 
 from bench.loaders import ALL_PARTS, Batch, LoaderOptions, available_cores, num_rows
 from bench.transforms import IMAGENET_MEAN, IMAGENET_STD, SampleDecoder, TensorSample
-from prep.archive import ArchiveReader
-from prep.errors import DataError, PipesError
-from prep.progress import bar, progress
-from prep.store import LocalStore
+from dali_pipes.errors import DataError, PipesError
+from dali_pipes.formats.tar_reader import ArchiveReader
+from dali_pipes.progress import bar, progress
+from dali_pipes.store.local import LocalStore
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from prep.urls import ShardSet
+    from dali_pipes.store.urls import ShardSet
 
 __all__ = [
     "Comparison",

@@ -29,12 +29,12 @@ from bench.timing.folders import check_writable
 from bench.timing.ranks import TIMEOUT_S, Turn, rank_context, run_turn
 from bench.timing.settings import Setting, setting_text
 from bench.timing.turn import TurnJob
-from prep.errors import PipesError
-from prep.progress import bar
+from dali_pipes.errors import PipesError
+from dali_pipes.progress import bar
 
 if TYPE_CHECKING:
     from bench.timing.turn import Drawn, Spent
-    from prep.urls import ShardSet
+    from dali_pipes.store.urls import ShardSet
 
 __all__ = ["RunOptions", "check_counts", "check_specs", "compare_outputs", "run_benchmark", "turn_jobs"]
 

@@ -23,10 +23,10 @@ from bench.run import check_counts, compare_outputs, turn_jobs
 from bench.timing.data import DataSets
 from bench.timing.ranks import rank_context, run_turn
 from bench.timing.settings import Setting
-from prep.errors import PipesError
+from dali_pipes.errors import PipesError
+from dali_pipes.store.local import LocalStore
+from dali_pipes.store.urls import ShardSet
 from prep.index import index_shards
-from prep.store import LocalStore
-from prep.urls import ShardSet
 
 __all__ = ["MODES", "Trial", "format_trials", "make_shards", "named_loaders", "run_smoke"]
 

@@ -18,7 +18,7 @@ from torchvision import transforms
 from torchvision.io import ImageReadMode, decode_image
 
 from bench.loaders import Batch, LoaderOptions
-from prep.errors import DataError
+from dali_pipes.errors import DataError
 
 __all__ = [
     "IMAGENET_MEAN",

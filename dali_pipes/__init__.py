@@ -8,22 +8,22 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dali_pipes.data_set.mixture import Mixture as Mixture
     from dali_pipes.errors import CacheError as CacheError
     from dali_pipes.errors import DataError as DataError
     from dali_pipes.errors import DecodeError as DecodeError
     from dali_pipes.errors import PipesError as PipesError
     from dali_pipes.errors import StoreError as StoreError
     from dali_pipes.errors import WorkerProcessError as WorkerProcessError
+    from dali_pipes.graph.inputs import Components as Components
+    from dali_pipes.graph.inputs import Random as Random
     from dali_pipes.graph.pipelines import IMAGENET_MEAN as IMAGENET_MEAN
     from dali_pipes.graph.pipelines import IMAGENET_STD as IMAGENET_STD
     from dali_pipes.graph.pipelines import classification_eval as classification_eval
     from dali_pipes.graph.pipelines import classification_train as classification_train
     from dali_pipes.graph.pipelines import segmentation as segmentation
-    from dali_pipes.graph.seam import Components as Components
-    from dali_pipes.graph.seam import Random as Random
     from dali_pipes.iterator import Loader as Loader
-    from dali_pipes.mixture import Mixture as Mixture
-    from dali_pipes.opening import loader as loader
+    from dali_pipes.open_loader import loader as loader
     from dali_pipes.order.state import StateError as StateError
 
 # Resolved when first used: DALI and torch take seconds to import, and the command line must answer at once.

@@ -21,7 +21,7 @@ _COMMANDS = {
     "demo": ("bench.demo", "demo", "The main job on real photos: pack, dSort, index, DALI, against WebLoader."),
     "doctor": ("dali_pipes.commands.doctor", "doctor", "Whether this machine, its GPU, cluster and cache fit."),
     "profile": ("dali_pipes.commands.profile", "profile", "Where a loader's time goes, and what to turn."),
-    "prep": ("prep.cli", "prep", "Pack photos into shards, shuffle them with dSort, index them."),
+    "prep": ("prep.commands.prep", "prep", "Pack photos into shards, shuffle them with dSort, index them."),
     "tune": (
         "dali_pipes.commands.tune",
         "tune",
@@ -72,7 +72,7 @@ def main(argv: list[str] | None = None) -> int:
     Returns:
         The exit code.
     """
-    from prep.errors import PipesError
+    from dali_pipes.errors import PipesError
 
     previous = signal.signal(signal.SIGTERM, _terminate)
     try:

@@ -1,4 +1,4 @@
-"""Batches out, epoch after epoch: what a training loop holds. `dali_pipes.opening` makes it.
+"""Batches out, epoch after epoch: what a training loop holds. `dali_pipes.open_loader` makes it.
 
 Who owns what: the loader owns its share of the image, the stager's threads, the decode half, and at most three segments
 at a time: the one that is read, the one opened ahead, and the next epoch's first. Everything but the stager and DALI's
@@ -22,15 +22,15 @@ from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 from nvidia.dali.plugin.pytorch import DALIGenericIterator
 from torch.utils.dlpack import from_dlpack
 
-from dali_pipes import stages
+from dali_pipes import profiling as stages
 from dali_pipes.bad_samples.policy import BadSample, BadSamples
 from dali_pipes.bad_samples.repair import Repair
-from dali_pipes.cache.image import Image
 from dali_pipes.cache.locks import in_mutex
-from dali_pipes.dataset import LoaderDataset
+from dali_pipes.cache.share import Image
 from dali_pipes.errors import DecodeError, WorkerProcessError
 from dali_pipes.fetch.stager import Stager, in_fetcher
 from dali_pipes.graph.decode import DecodeHalf, Fed
+from dali_pipes.integrations.torch_dataset import LoaderDataset
 from dali_pipes.order.inputs import OrderInputs
 from dali_pipes.order.plan import LastBatchPolicyName, Plan, num_steps
 from dali_pipes.order.selection import Selection

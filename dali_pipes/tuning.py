@@ -18,7 +18,7 @@ from typing import Any
 
 from dali_pipes.errors import DataError
 from dali_pipes.ranks import cores_of_rank
-from prep.store import LocalStore
+from dali_pipes.store.local import LocalStore
 
 __all__ = ["TUNING_VARIABLE", "Machine", "Settings", "Tuning", "choose_settings"]
 

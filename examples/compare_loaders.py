@@ -45,10 +45,10 @@ from bench.reports.record import check_target, write_record
 from bench.transforms import IMAGENET_MEAN as MEAN
 from bench.transforms import IMAGENET_STD as STD
 from bench.transforms import SampleDecoder, label_of, mask_transform
-from prep.endpoint import cluster
-from prep.errors import PipesError
-from prep.index import find_manifest
-from prep.urls import ShardSet, is_remote, resolve_shards
+from dali_pipes.data_set.indexing import find_manifest
+from dali_pipes.errors import PipesError
+from dali_pipes.store.endpoint import cluster
+from dali_pipes.store.urls import ShardSet, is_remote, resolve_shards
 
 Dtype = Literal["uint8", "float32"]
 """Pixels as they are, or normalised."""

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self, TypeVar
 
-from prep.errors import PipesError
+from dali_pipes.errors import PipesError
 
 __all__ = ["MAX_JOBS", "Report", "Workers", "default_jobs"]
 
@@ -71,7 +71,7 @@ class Workers:
         if self.jobs == 1 or self._processes:
             return
         root = str(Path(__file__).parents[1])  # where the package ``prep`` is, installed or not
-        path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), root)))
+        path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
         for _ in range(self.jobs):
             ours, theirs = Pipe()
             with theirs:

@@ -5,8 +5,9 @@ import io
 import os
 import re
 import signal
+import socket
 import tarfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,8 +16,10 @@ import pytest
 from hypothesis import settings
 from PIL import Image
 
+from dali_pipes.store import embedded_node
+from dali_pipes.store.ais import AisStore
+from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
-from prep.urls import resolve_shards
 
 # A shell that starts a program in the background has it ignore Ctrl-C, and its children, too.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -150,3 +153,24 @@ def gpu() -> None:
         if os.environ.get("REQUIRE_GPU") == "1":
             pytest.fail("REQUIRE_GPU=1 and torch finds no CUDA device")
         pytest.skip("no CUDA device")
+
+
+@pytest.fixture(scope="session")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The endpoint of an embedded node that all tests share; each uses a bucket of its own."""
+    with embedded_node.start(tmp_path_factory.mktemp("node")) as running:
+        yield running.endpoint
+
+
+@pytest.fixture
+def bucket(node: str, request: pytest.FixtureRequest) -> AisStore:
+    """A bucket that is not made yet."""
+    return AisStore(node, f"b{abs(hash(request.node.nodeid)):x}")
+
+
+@pytest.fixture
+def closed_port() -> int:
+    """A port at which nothing answers."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return int(listening.getsockname()[1])

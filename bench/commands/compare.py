@@ -49,7 +49,7 @@ def compare(
     """
     from bench.reports.record import read_run
     from bench.reports.regression import JUDGED, compare_runs, format_verdict
-    from prep.errors import DataError
+    from dali_pipes.errors import DataError
 
     try:
         runs = read_run(before), read_run(after)

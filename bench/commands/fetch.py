@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from bench.commands.options import at_least, cache_option, json_option, repeats_option, tell, words
-from prep.cli import size
+from dali_pipes.commands.options import size
 
 __all__ = ["fetch"]
 

@@ -1,7 +1,6 @@
 """``bench gpu``: what a GPU decodes, how it is set, and what is lost on the way; or its twin on the CPU."""
 
 import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,8 @@ from bench.commands.options import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from bench.gpu.cases import Workload
     from bench.gpu.run import GpuOptions
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 import click
 
-from prep.cli import cluster_options
+from dali_pipes.commands.options import cluster_options
 
 if TYPE_CHECKING:
     from bench.loaders import Device
-    from prep.urls import ShardSet
+    from dali_pipes.store.urls import ShardSet
 
 __all__ = [
     "ScenarioArguments",
@@ -217,8 +217,8 @@ def opened_shards(
         ValueError: If the shards are local, and the command line says where a bucket is; the environment may.
     """
     from bench.timing.processes import child_pids
-    from prep.endpoint import cluster
-    from prep.urls import is_remote, resolve_shards
+    from dali_pipes.store.endpoint import cluster
+    from dali_pipes.store.urls import is_remote, resolve_shards
 
     if not is_remote(shards):
         _refuse_cluster_options(shards)

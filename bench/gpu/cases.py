@@ -22,10 +22,10 @@ from nvidia.dali.pipeline import Pipeline
 import dali_pipes as dp
 from bench.gpu.photos import Photos, read_photos, reencode, write_files, write_lines
 from bench.loaders.workers import endpoint_of, shard_urls
-from dali_pipes.graph.seam import Graph
+from dali_pipes.errors import PipesError
+from dali_pipes.graph.inputs import Graph
 from dali_pipes.reader.segments import MAX_LINES, Segment, index_text
-from prep.errors import PipesError
-from prep.urls import ShardSet
+from dali_pipes.store.urls import ShardSet
 
 __all__ = ["CASES", "Case", "Running", "Setting", "Workload"]
 

@@ -18,7 +18,7 @@ from nvidia.dali.pipeline import Pipeline
 
 import dali_pipes as dp
 from bench.gpu.cases import Workload
-from prep.errors import PipesError
+from dali_pipes.errors import PipesError
 
 __all__ = [
     "Decode",

@@ -15,11 +15,11 @@ import numpy as np
 from PIL import Image
 
 from bench.loaders import available_cores
-from prep.archive import ArchiveReader
-from prep.errors import DataError
+from dali_pipes.errors import DataError
+from dali_pipes.formats.tar_reader import ArchiveReader
+from dali_pipes.store.local import LocalStore
+from dali_pipes.store.urls import ShardSet
 from prep.index import index_shards
-from prep.store import LocalStore
-from prep.urls import ShardSet
 
 if TYPE_CHECKING:
     import numpy.typing as npt

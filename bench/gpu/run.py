@@ -30,7 +30,7 @@ from bench.gpu.devices import (
 )
 from bench.loaders import available_cores
 from bench.timing.processes import ProcessTree
-from prep.progress import bar
+from dali_pipes.progress import bar
 
 __all__ = ["SCENARIOS", "GpuOptions", "Point", "base_setting", "plan_points", "run_scenario"]
 

@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, TypedDict, cast, get_args
 
 from bench.loaders.registry import ALL_PARTS, DECODES, GROUPS, LOADERS, LoaderEntry
-from prep.errors import PipesError
+from dali_pipes.errors import PipesError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from prep.urls import ShardSet
+    from dali_pipes.store.urls import ShardSet
 
 __all__ = [
     "ALL_PARTS",
@@ -325,7 +325,7 @@ def _is_installed(package: str) -> bool:
 
 
 def _unreadable(name: str, shards: "ShardSet") -> str | None:
-    from prep.store import AisStore
+    from dali_pipes.store.ais import AisStore
 
     source, kind = LOADERS[name].source, "ais" if isinstance(shards.store, AisStore) else "local"
     if "converted" in source or kind in source:

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.loaders import Prepared
-from prep.index import index_in_memory
-from prep.manifest import columns_name, manifest_name
-from prep.store import LocalStore
+from dali_pipes.data_set.indexing import index_in_memory
+from dali_pipes.formats.names import columns_name, manifest_name
+from dali_pipes.store.local import LocalStore
 
 if TYPE_CHECKING:
-    from prep.urls import ShardSet
+    from dali_pipes.store.urls import ShardSet
 
 __all__ = ["prepare"]
 

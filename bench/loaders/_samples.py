@@ -3,8 +3,8 @@
 from collections.abc import Collection, Iterator
 from typing import Any, BinaryIO
 
-from prep.archive import ArchiveReader
-from prep.errors import DataError
+from dali_pipes.errors import DataError
+from dali_pipes.formats.tar_reader import ArchiveReader
 
 __all__ = ["KEY", "EncodedSample", "checked_fields", "encoded_samples"]
 

@@ -25,10 +25,10 @@ from bench.loaders import Loader, LoaderOptions
 from bench.loaders._samples import EncodedSample, encoded_samples
 from bench.loaders.workers import WorkerEpochs, worker_settings
 from bench.transforms import BatchDecoder
-from prep.store import AisStore, ais_client
+from dali_pipes.store.ais import AisStore, ais_client
 
 if TYPE_CHECKING:
-    from prep.urls import ShardSet
+    from dali_pipes.store.urls import ShardSet
 
 __all__ = ["open_loader"]
 

@@ -13,7 +13,7 @@ from bench.loaders.devices import delivery_device
 from bench.loaders.workers import endpoint_of, shard_urls
 
 if TYPE_CHECKING:
-    from prep.urls import ShardSet
+    from dali_pipes.store.urls import ShardSet
 
 __all__ = ["open_loader", "prepare"]
 

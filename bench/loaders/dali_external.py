@@ -28,11 +28,11 @@ import numpy.typing as npt
 
 from bench.loaders import Loader, LoaderOptions
 from bench.loaders.workers import end_with_main, endpoint_of, open_stream, shard_urls
-from prep.errors import DataError
-from prep.keys import split_key
+from dali_pipes.errors import DataError
+from dali_pipes.formats.keys import split_key
 
 if TYPE_CHECKING:
-    from prep.urls import ShardSet
+    from dali_pipes.store.urls import ShardSet
 
 __all__ = ["ShardBatches", "open_loader"]
 

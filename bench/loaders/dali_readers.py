@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 from bench.loaders import Loader, LoaderOptions
 from bench.loaders.devices import delivery_device
 from bench.loaders.plain_dali import PlainEpochs, padded_text, plain_pipeline, segmentation_outputs
-from prep.errors import DataError
-from prep.export import ENCODED, KEY, LABEL
-from prep.keys import split_key
+from dali_pipes.errors import DataError
+from dali_pipes.formats.keys import split_key
+from prep.export.export import ENCODED, KEY, LABEL
 
 if TYPE_CHECKING:
-    from prep.info import IndexedSet
-    from prep.manifest import ShardIndex
+    from dali_pipes.formats.shard_index import ShardIndex
+    from prep.inspect.info import IndexedSet
 
 __all__ = ["ReaderFiles", "open_loader", "open_reader", "webdataset_index"]
 

@@ -28,10 +28,10 @@ import bench.loaders.dali_readers
 from bench.loaders import Loader, LoaderOptions, Prepared
 from bench.loaders.dali_readers import ReaderFiles
 from bench.loaders.workers import endpoint_of
-from prep.errors import DataError, PipesError, StoreError
+from dali_pipes.errors import DataError, PipesError, StoreError
 
 if TYPE_CHECKING:
-    from prep.urls import ShardSet
+    from dali_pipes.store.urls import ShardSet
 
 __all__ = ["open_loader", "prepare"]
 

@@ -23,11 +23,11 @@ from bench.loaders import Loader, LoaderOptions, Prepared
 from bench.loaders._samples import KEY, EncodedSample, encoded_samples
 from bench.loaders.workers import WorkerEpochs, worker_settings
 from bench.transforms import BatchDecoder, label_of
-from prep.errors import DataError
-from prep.urls import check_object_name
+from dali_pipes.errors import DataError
+from dali_pipes.store.urls import check_object_name
 
 if TYPE_CHECKING:
-    from prep.urls import ShardSet
+    from dali_pipes.store.urls import ShardSet
 
 __all__ = ["PhotosWithMasks", "open_loader", "prepare"]
 

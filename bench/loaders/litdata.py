@@ -24,10 +24,10 @@ from litdata import StreamingDataLoader, StreamingDataset
 from bench.loaders import Loader, LoaderOptions, Prepared, available_cores
 from bench.loaders.workers import WorkerEpochs, endpoint_of, shard_urls, worker_settings
 from bench.transforms import BatchDecoder
-from prep.errors import PipesError
+from dali_pipes.errors import PipesError
 
 if TYPE_CHECKING:
-    from prep.urls import ShardSet
+    from dali_pipes.store.urls import ShardSet
 
 __all__ = ["open_loader", "prepare"]
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dali_pipes.graph.decode import DecodeHalf, Fed
     from dali_pipes.order.plan import Plan
     from dali_pipes.reader.samples import Samples
-    from prep.urls import ShardSet
+    from dali_pipes.store.urls import ShardSet
 
 __all__ = ["open_loader", "prepare"]
 
@@ -33,9 +33,10 @@ def open_loader(shards: "ShardSet", *, options: LoaderOptions) -> Iterator[Loade
     import torch
 
     import dali_pipes as dp
+    from dali_pipes.formats.manifest import Manifest
+    from dali_pipes.formats.names import manifest_name
     from dali_pipes.graph.decode import DecodeHalf
     from dali_pipes.reader.samples import Samples, index_reader
-    from prep.manifest import Manifest, manifest_name
 
     name = manifest_name(shards.prefix)
     manifest = Manifest.from_bytes(shards.store.read(name), where=name).select(shards.names, where=name)

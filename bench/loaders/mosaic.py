@@ -28,7 +28,7 @@ from bench.loaders.workers import WorkerEpochs, worker_settings
 from bench.transforms import BatchDecoder
 
 if TYPE_CHECKING:
-    from prep.urls import ShardSet
+    from dali_pipes.store.urls import ShardSet
 
 __all__ = ["open_loader", "prepare"]
 

@@ -27,12 +27,12 @@ from spdl.pipeline import PipelineBuilder, PipelineFailure
 from bench.loaders import ALL_PARTS, Batch, Loader, LoaderOptions
 from bench.loaders.workers import endpoint_of, open_stream, shard_urls
 from bench.transforms import BatchDecoder
-from prep.keys import split_key
+from dali_pipes.formats.keys import split_key
 
 if TYPE_CHECKING:
     from spdl.pipeline import Pipeline
 
-    from prep.urls import ShardSet
+    from dali_pipes.store.urls import ShardSet
 
 __all__ = ["open_loader"]
 

@@ -12,10 +12,10 @@ import torch
 
 from bench.loaders import Batch, Loader, LoaderOptions
 from bench.loaders.devices import delivery_device
-from prep.info import IndexedSet
+from prep.inspect.info import IndexedSet
 
 if TYPE_CHECKING:
-    from prep.urls import ShardSet
+    from dali_pipes.store.urls import ShardSet
 
 __all__ = ["open_loader"]
 

@@ -25,7 +25,7 @@ from bench.timing.folders import RunFolder
 from bench.transforms import BatchDecoder
 
 if TYPE_CHECKING:
-    from prep.urls import ShardSet
+    from dali_pipes.store.urls import ShardSet
 
 __all__ = ["open_loader"]
 

@@ -18,7 +18,7 @@ from bench.loaders.workers import WorkerEpochs, check_shared_memory, opener_for_
 from bench.transforms import mask_transform, photo_transform
 
 if TYPE_CHECKING:
-    from prep.urls import ShardSet
+    from dali_pipes.store.urls import ShardSet
 
 __all__ = ["open_loader"]
 

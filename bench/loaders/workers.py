@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from bench.loaders import ALL_PARTS, LoaderOptions
 from bench.timing.processes import end_with_main
-from prep.errors import PipesError
-from prep.store import AisStore
-from prep.urls import open_store
+from dali_pipes.errors import PipesError
+from dali_pipes.store.ais import AisStore
+from dali_pipes.store.urls import open_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
     from bench.loaders import Batch
-    from prep.urls import ShardSet
+    from dali_pipes.store.urls import ShardSet
 
 __all__ = [
     "PREFETCH_FACTOR",

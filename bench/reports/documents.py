@@ -10,7 +10,7 @@ from typing import Any
 from bench.reports.figures import FIGURES
 from bench.reports.record import FORMAT, RUN_FORMAT, read_record, read_run, write_text
 from bench.reports.report import format_table, notes_of, restricted
-from prep.errors import DataError
+from dali_pipes.errors import DataError
 
 __all__ = ["START", "STOP", "Updated", "page_parts", "terminal_text", "update_document"]
 

@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from prep.errors import DataError
-from prep.store import LocalStore
+from dali_pipes.errors import DataError
+from dali_pipes.store.local import LocalStore
 
 __all__ = [
     "FORMAT",

@@ -22,12 +22,12 @@ from bench.reports.report import Spread
 from bench.reports.tables import format_rows
 from bench.scenarios.fetch_client import ClientTask, Cost, find_curl
 from bench.timing.object_server import ObjectServer, module_command, module_environment
-from dali_pipes.cache.room import file_system
-from prep.cli import format_bytes
-from prep.errors import PipesError
-from prep.manifest import checksum
-from prep.progress import bar
-from prep.store import AisStore, check_endpoint
+from dali_pipes.cache.free_space import file_system
+from dali_pipes.commands.options import format_bytes
+from dali_pipes.errors import PipesError
+from dali_pipes.formats.column_file import checksum
+from dali_pipes.progress import bar
+from dali_pipes.store.ais import AisStore, check_endpoint
 
 __all__ = ["FetchOptions", "format_fetch", "run_fetch"]
 

@@ -26,10 +26,10 @@ import xxhash
 
 from bench.scenarios.warm import touch_memory
 from dali_pipes.cache.extents import Extent, extent_starts
+from dali_pipes.errors import DataError, PipesError
+from dali_pipes.fetch.objects import Connection, ObjectFetcher
 from dali_pipes.fetch.stager import Wanted
-from dali_pipes.fetch.transport import Connection, ObjectFetcher
-from prep.errors import DataError, PipesError
-from prep.store import ais_client
+from dali_pipes.store.ais import ais_client
 
 __all__ = ["CLIENTS", "ClientTask", "Cost", "find_curl"]
 

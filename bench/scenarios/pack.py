@@ -24,14 +24,14 @@ from bench.reports.tables import format_rows
 from bench.scenarios.fetch_client import find_curl
 from bench.scenarios.warm import touch_memory
 from bench.timing.object_server import ObjectServer, module_command, module_environment
-from dali_pipes.cache.room import file_system
-from prep.cli import format_bytes
-from prep.errors import DataError, PipesError
-from prep.pack import DEFAULT_MAX_BYTES
-from prep.progress import bar
-from prep.records import MASK, PHOTO, pets
-from prep.shard_plan import ShardPlan, plan_shards, tar_bytes
-from prep.store import AisStore, check_endpoint
+from dali_pipes.cache.free_space import file_system
+from dali_pipes.commands.options import format_bytes
+from dali_pipes.errors import DataError, PipesError
+from dali_pipes.progress import bar
+from dali_pipes.store.ais import AisStore, check_endpoint
+from prep.pack.pack import DEFAULT_MAX_BYTES
+from prep.pack.plan import ShardPlan, plan_shards, tar_bytes
+from prep.sources.pets import MASK, PHOTO, pets
 from prep.workers import default_jobs
 
 __all__ = ["PackOptions", "format_pack", "run_pack"]

@@ -30,17 +30,17 @@ from bench.loaders import Device, available_cores
 from bench.reports.report import Spread
 from bench.reports.tables import format_rows
 from bench.scenarios.windows import MAX_SHARD_BYTES
-from dali_pipes.cache.room import file_system
+from dali_pipes.cache.free_space import file_system
+from dali_pipes.errors import DataError
+from dali_pipes.progress import bar
 from prep.embedded.server import NodeServer
 from prep.embedded.storage import Storage
-from prep.errors import DataError
-from prep.progress import bar
 
 if TYPE_CHECKING:
     from dali_pipes import Loader
-    from prep.manifest import Manifest
-    from prep.records import Source
-    from prep.urls import ShardSet
+    from dali_pipes.formats.manifest import Manifest
+    from dali_pipes.store.urls import ShardSet
+    from prep.sources.record import Source
 
 __all__ = ["HeldBack", "ResumeOptions", "format_resume", "named_shards", "run_resume"]
 
@@ -329,10 +329,10 @@ def _take_cold(options: ResumeOptions, cold: _Cold, where: Where, cache_dir: Pat
 def _pack(shards: "ShardSet", endpoint: str, held: HeldBack, folder: Path, options: ResumeOptions) -> _Cold:
     """The samples of the shards in more shards, in a bucket of the server; and which of them first batches name."""
     from bench.scenarios.windows import _read_source
+    from dali_pipes.store.ais import AisStore
+    from dali_pipes.store.urls import resolve_shards
     from prep.index import index_shards
-    from prep.pack import pack
-    from prep.store import AisStore
-    from prep.urls import resolve_shards
+    from prep.pack.pack import pack
 
     source: Source = _read_source(shards)
     num_samples = len(source.records)

@@ -24,12 +24,12 @@ import numpy.typing as npt
 
 from bench.reports.tables import format_rows
 from bench.timing.object_server import module_command, module_environment
-from prep.errors import PipesError
-from prep.manifest import Manifest
-from prep.progress import bar
+from dali_pipes.errors import PipesError
+from dali_pipes.formats.manifest import Manifest
+from dali_pipes.progress import bar
 
 if TYPE_CHECKING:
-    from dali_pipes.cache.image import Image
+    from dali_pipes.cache.share import Image
     from dali_pipes.order.plan import OrderInputs
 
 __all__ = ["ScaleOptions", "format_scale", "run_scale", "simulated_manifest"]
@@ -112,9 +112,9 @@ def measure(path: Path, *, window_shards: int) -> dict[str, Any]:
     """Open the manifest at ``path`` as a loader does, to its first window and the nine after it, in this process."""
     # Libraries are no part of the stages; the first use of some of them is (numpy's sort).
     from dali_pipes.cache.extents import extent_starts
-    from dali_pipes.cache.image import Image
+    from dali_pipes.cache.free_space import Room
     from dali_pipes.cache.placement import default_directories
-    from dali_pipes.cache.room import Room
+    from dali_pipes.cache.share import Image
     from dali_pipes.order.plan import OrderInputs, reserved_bytes
 
     start_rss = _status_bytes("VmRSS")

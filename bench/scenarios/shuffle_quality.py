@@ -11,19 +11,21 @@ sample travels from its place in the shards, as a share of what it does in a uni
 import io
 import tarfile
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from bench.reports.tables import format_rows
+from dali_pipes.formats.manifest import Manifest
+from dali_pipes.progress import progress
+from dali_pipes.store.urls import ShardSet, resolve_shards
 from prep.index import index_shards
-from prep.manifest import Manifest
-from prep.progress import progress
-from prep.urls import ShardSet, resolve_shards
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["ShuffleOptions", "format_shuffle", "run_shuffle", "total_variation"]
 

@@ -28,20 +28,21 @@ from bench.reports.tables import format_rows
 from bench.scenarios.warm import touch_memory
 from bench.timing.processes import ProcessTree
 from bench.timing.turn import delivered
-from dali_pipes.cache.room import file_system
-from prep.cli import format_bytes
-from prep.errors import DataError
-from prep.export import export_tfrecords
-from prep.index import index_shards, listed_sizes
-from prep.info import IndexedSet
-from prep.pack import pack
-from prep.progress import bar
-from prep.store import LocalStore
-from prep.tars import tars
-from prep.urls import ShardSet, resolve_shards
+from dali_pipes.cache.free_space import file_system
+from dali_pipes.commands.options import format_bytes
+from dali_pipes.data_set.indexing import listed_sizes
+from dali_pipes.errors import DataError
+from dali_pipes.progress import bar
+from dali_pipes.store.local import LocalStore
+from dali_pipes.store.urls import ShardSet, resolve_shards
+from prep.export.export import export_tfrecords
+from prep.index import index_shards
+from prep.inspect.info import IndexedSet
+from prep.pack.pack import pack
+from prep.sources.tars import tars
 
 if TYPE_CHECKING:
-    from prep.export import ExportReport
+    from prep.export.export import ExportReport
 
 __all__ = ["READER_NAMES", "TfrecordOptions", "format_tfrecord", "run_tfrecord"]
 

@@ -30,18 +30,18 @@ from bench.reports.tables import format_rows
 from bench.timing.object_server import ObjectServer
 from bench.timing.processes import ProcessTree
 from dali_pipes.cache.extents import EXTENT_ALIGNMENT, extent_starts
+from dali_pipes.cache.free_space import file_system
 from dali_pipes.cache.placement import extent_alignment
-from dali_pipes.cache.room import file_system
+from dali_pipes.errors import DataError
 from dali_pipes.order.plan import OrderInputs, reserved_bytes
-from prep.errors import DataError
-from prep.progress import bar
+from dali_pipes.progress import bar
 
 if TYPE_CHECKING:
     from dali_pipes import Loader
-    from prep.manifest import Manifest
-    from prep.records import Source
-    from prep.store import Store
-    from prep.urls import ShardSet
+    from dali_pipes.formats.manifest import Manifest
+    from dali_pipes.store.base import Store
+    from dali_pipes.store.urls import ShardSet
+    from prep.sources.record import Source
 
 __all__ = ["CacheWatch", "WindowsOptions", "fitting_window", "format_windows", "repeated_source", "run_windows"]
 
@@ -177,7 +177,7 @@ def run_windows(options: WindowsOptions, *, shards: "ShardSet | None" = None) ->
         ValueError: If two windows of at least one shard do not fit the smallest cache.
     """
     from bench.environment import describe_environment
-    from prep.demo_photos import demo_photos
+    from prep.sources.demo_photos import demo_photos
 
     source = demo_photos(show_progress=True) if shards is None else _read_source(shards)
     with ExitStack() as stack:
@@ -284,10 +284,11 @@ def repeated_source(source: "Source", *, num_samples: int) -> "Source":
 
 def _read_source(shards: "ShardSet") -> "Source":
     """The samples of shards, in memory."""
-    from prep.archive import ArchiveReader
-    from prep.index import LABEL_COMPONENT, parse_label, read_class_table
-    from prep.progress import progress
-    from prep.records import Record, Source
+    from dali_pipes.data_set.indexing import parse_label, read_class_table
+    from dali_pipes.formats.names import LABEL_COMPONENT
+    from dali_pipes.formats.tar_reader import ArchiveReader
+    from dali_pipes.progress import progress
+    from prep.sources.record import Record, Source
 
     records: list[Record] = []
     for name in progress(shards.names, what="read shards", unit="shard"):
@@ -305,10 +306,10 @@ def _read_source(shards: "ShardSet") -> "Source":
 
 def _make_shards(source: "Source", endpoint: str, options: WindowsOptions) -> "Manifest":
     """Packed and indexed, in a bucket of the server."""
+    from dali_pipes.store.ais import AisStore
+    from dali_pipes.store.urls import resolve_shards
     from prep.index import index_shards
-    from prep.pack import pack
-    from prep.store import AisStore
-    from prep.urls import resolve_shards
+    from prep.pack.pack import pack
 
     store: Store = AisStore(endpoint, BUCKET)
     repeated = repeated_source(source, num_samples=options.samples)

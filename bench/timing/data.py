@@ -13,12 +13,14 @@ from bench.timing.gateway import Gateway, check_upstream
 from bench.timing.object_server import ObjectServer
 from bench.timing.repeat import repeat_shards
 from bench.timing.settings import Setting
-from prep.errors import DataError
-from prep.index import find_manifest, index_shards
-from prep.info import IndexedSet
-from prep.manifest import LABEL_COMPONENT, manifest_name
-from prep.store import AisStore, LocalStore
-from prep.urls import ShardSet
+from dali_pipes.data_set.indexing import find_manifest
+from dali_pipes.errors import DataError
+from dali_pipes.formats.names import LABEL_COMPONENT, manifest_name
+from dali_pipes.store.ais import AisStore
+from dali_pipes.store.local import LocalStore
+from dali_pipes.store.urls import ShardSet
+from prep.index import index_shards
+from prep.inspect.info import IndexedSet
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

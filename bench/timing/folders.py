@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 from dali_pipes.cache.locks import LockFile
-from prep.cli import format_bytes
+from dali_pipes.commands.options import format_bytes
 
 __all__ = ["RunFolder", "check_room", "check_writable", "remove_leftovers"]
 

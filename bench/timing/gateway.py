@@ -32,9 +32,8 @@ from typing import Self
 from urllib.parse import urlsplit, urlunsplit
 
 from bench.timing.object_server import module_command, module_environment
-from prep.embedded import EmbeddedNode
-from prep.embedded.process import end_with_owner
-from prep.errors import StoreError
+from dali_pipes.errors import StoreError
+from dali_pipes.store.embedded_node import EmbeddedNode, end_with_owner
 
 __all__ = ["Gateway", "Traffic", "read_traffic"]
 

@@ -20,11 +20,10 @@ from typing import Self, cast
 
 import psutil
 
-from prep.embedded import EmbeddedNode
-from prep.embedded.process import end_with_owner
+from dali_pipes.errors import StoreError
+from dali_pipes.store.embedded_node import EmbeddedNode, end_with_owner
 from prep.embedded.server import NodeServer
 from prep.embedded.storage import Storage
-from prep.errors import StoreError
 
 __all__ = ["ObjectServer", "module_command", "module_environment"]
 

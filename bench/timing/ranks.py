@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from bench.loaders import LOADERS, available_loaders
 from bench.timing.processes import ProcessTree, end_with_main, shared_memory_bytes
 from bench.timing.settings import setting_text
-from prep.errors import PipesError
+from dali_pipes.errors import PipesError
 
 if TYPE_CHECKING:
     from bench.timing.turn import RankTurn, TurnJob
@@ -36,7 +36,7 @@ PRELOAD = (
     "webdataset",
     "aistore",
     "nvidia.dali.fn",
-    "dali_pipes.opening",
+    "dali_pipes.open_loader",
     "dali_pipes.graph.pipelines",
     "bench.transforms",
     "bench.timing.turn",

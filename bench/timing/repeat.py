@@ -8,11 +8,11 @@ from pathlib import Path
 from PIL import Image
 
 from bench.timing.folders import check_room
-from prep.archive import ArchiveReader
-from prep.errors import DataError
-from prep.progress import progress
-from prep.store import LocalStore
-from prep.urls import ShardSet
+from dali_pipes.errors import DataError
+from dali_pipes.formats.tar_reader import ArchiveReader
+from dali_pipes.progress import progress
+from dali_pipes.store.local import LocalStore
+from dali_pipes.store.urls import ShardSet
 
 __all__ = ["repeat_shards"]
 

@@ -18,7 +18,7 @@ from bench.timing.gateway import Traffic, read_traffic
 from bench.timing.processes import ProcessTree
 from bench.timing.settings import Setting
 from bench.timing.step import Step, open_step
-from prep.urls import resolve_shards
+from dali_pipes.store.urls import resolve_shards
 
 __all__ = ["Drawn", "RankTurn", "Spent", "TurnJob", "delivered", "draw_epoch", "time_rank"]
 

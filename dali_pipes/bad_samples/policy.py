@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.errors import DecodeError
+from dali_pipes.formats.photo_header import MAX_PIXELS
 from dali_pipes.reader.samples import Batch
-from prep.photos import MAX_PIXELS
 
 if TYPE_CHECKING:
     from dali_pipes.bad_samples.quarantine import Quarantine

@@ -1,11 +1,11 @@
-"""A loader's bad samples to a file that the next job is given; format and writer are those of `prep.quarantine_file`.
+"""A loader's bad samples to a file that the next job is given; format and writer are those of `dali_pipes.formats.quarantine`.
 
 A rank that meets no bad sample leaves no file, and a list of keys that a person wrote may be gone on with.
 """
 
 from pathlib import Path
 
-from prep.quarantine_file import Exclusion, QuarantineFile, read_exclusions
+from dali_pipes.formats.quarantine import Exclusion, QuarantineFile, read_exclusions
 
 __all__ = ["Exclusion", "Quarantine", "read_exclusions"]
 

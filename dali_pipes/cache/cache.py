@@ -26,8 +26,8 @@ from typing import Concatenate, Literal, NamedTuple, ParamSpec, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from dali_pipes.cache.blocks import punch
 from dali_pipes.cache.files import FIRST_SLOT_BYTE, CacheFiles, OpenImage
-from dali_pipes.cache.holes import punch
 from dali_pipes.cache.locks import shielded
 from dali_pipes.cache.table import NUM_SLOTS, State, StateTable
 from dali_pipes.errors import CacheError
@@ -89,7 +89,7 @@ class Cache(CacheFiles):
     """One process's view of a cache directory: who holds, fills and drops what in it.
 
     Args:
-        directory: A local directory; checked by `dali_pipes.cache.room.check_directory`.
+        directory: A local directory; checked by `dali_pipes.cache.free_space.check_directory`.
 
     Raises:
         CacheError: If the cache's own directory belongs to somebody else, or no file can be made there.

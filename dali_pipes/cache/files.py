@@ -71,7 +71,7 @@ class CacheFiles:
     """One process's view of the files of a cache directory.
 
     Args:
-        directory: A local directory; checked by `dali_pipes.cache.room.check_directory`.
+        directory: A local directory; checked by `dali_pipes.cache.free_space.check_directory`.
 
     Raises:
         CacheError: If the cache's own directory belongs to somebody else, or no file can be made there.

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dali_pipes.cache.cache import Cache
 from dali_pipes.cache.files import cache_root
-from dali_pipes.cache.room import SHARED_MEMORY, Room, check_directory, temporary_directory
+from dali_pipes.cache.free_space import SHARED_MEMORY, Room, check_directory, temporary_directory
 from dali_pipes.errors import CacheError
 
 __all__ = ["Placement", "default_directories", "extent_alignment", "place"]
@@ -66,7 +66,7 @@ def place(
         cache_bytes: As the user said: what all images there may take. ``None``: what the loaders share that are at work
             there; without any, half of what is free in memory, nine tenths of what is free on a disk. Never more than
             there is.
-        key: See `dali_pipes.cache.image.image_key`.
+        key: See `dali_pipes.cache.share.image_key`.
         reserved: Bytes that must be resident at a time.
         total: Bytes of the whole image.
         is_windowed: Whether ``reserved`` is two windows, and smaller ones could be asked for.

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes.cache.holes import punch
+from dali_pipes.cache.blocks import punch
 from dali_pipes.errors import CacheError
 
 __all__ = ["NUM_SLOTS", "State", "StateTable", "boot_id"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from prep.cli import cluster_options, format_bytes, json_option, size
+from dali_pipes.commands.options import cluster_options, format_bytes, json_option, size
 
 __all__ = ["cache"]
 
@@ -95,8 +95,8 @@ def warm(
     import numpy as np
 
     from dali_pipes.cache.placement import extent_alignment
-    from dali_pipes.staging import Indexed, find_shards, open_image, open_stager
-    from prep.progress import bar
+    from dali_pipes.data_set.data_set import Indexed, find_shards, open_image, open_stager
+    from dali_pipes.progress import bar
 
     started = time.perf_counter()
     with contextlib.ExitStack() as resources:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from prep.cli import json_option
+from dali_pipes.commands.options import json_option
 
 __all__ = ["completion", "doctor"]
 

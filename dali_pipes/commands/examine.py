@@ -24,10 +24,17 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from dali_pipes.cache.holes import reserve
+from dali_pipes.cache.blocks import reserve
+from dali_pipes.cache.free_space import (
+    SHARED_MEMORY,
+    Room,
+    available_memory,
+    check_directory,
+    file_system,
+    memory_limit,
+)
 from dali_pipes.cache.locks import LockFile
 from dali_pipes.cache.placement import CONTAINER_SHM_BYTES, default_directories
-from dali_pipes.cache.room import SHARED_MEMORY, Room, available_memory, check_directory, file_system, memory_limit
 from dali_pipes.errors import CacheError, StoreError
 
 __all__ = ["Finding", "Status", "examine", "gpu_fit", "worst"]
@@ -290,7 +297,7 @@ def _cluster(endpoint: str | None, environment: Mapping[str, str]) -> Iterator[F
         text = "none named: commands on buckets start an embedded node on this machine"
         yield Finding(name="endpoint", status="ok", found=text)
         return
-    from prep.store import check_endpoint
+    from dali_pipes.store.ais import check_endpoint
 
     try:
         check_endpoint(endpoint)
@@ -369,7 +376,7 @@ def _ask(endpoint: str, path: str, params: Mapping[str, str]) -> tuple[int, Any,
     """Status, what was answered (from JSON, or the first of its text) and the server's time; 0 without an answer."""
     import requests
 
-    from prep.store import ais_client
+    from dali_pipes.store.ais import ais_client
 
     client = ais_client(endpoint).cluster().client
     headers = {"Authorization": f"Bearer {client.token}"} if client.token else {}
@@ -390,7 +397,7 @@ def _proxies(endpoint: str | None, environment: Mapping[str, str]) -> Iterator[F
     """Proxies that the environment names, and whether the cluster would be asked through one."""
     from requests.utils import should_bypass_proxies
 
-    from prep.store import is_loopback
+    from dali_pipes.store.messages import is_loopback
 
     named = {
         name: value
@@ -524,7 +531,7 @@ def _count(number: int, what: str) -> str:
 
 
 def _amount(num_bytes: int) -> str:
-    from prep.cli import format_bytes
+    from dali_pipes.commands.options import format_bytes
 
     return format_bytes(num_bytes)
 

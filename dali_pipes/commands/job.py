@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from prep.cli import cluster_options, size
+from dali_pipes.commands.options import cluster_options, size
 
 if TYPE_CHECKING:
-    from dali_pipes.graph.seam import Graph
+    from dali_pipes.graph.inputs import Graph
     from dali_pipes.iterator import Loader
 
 __all__ = ["GRAPHS", "Job", "find_graph", "job_options"]
@@ -72,8 +72,8 @@ class Job:
     def open(self, **options: Any) -> "Iterator[Loader]":
         """The loader, with more of its arguments."""
         import dali_pipes as dp
-        from prep.endpoint import cluster
-        from prep.urls import is_remote
+        from dali_pipes.store.endpoint import cluster
+        from dali_pipes.store.urls import is_remote
 
         graph = find_graph(self.graph, crop=self.crop, photo=self.photo, mask=self.mask)
         with contextlib.ExitStack() as stack:

@@ -1,6 +1,6 @@
 """``dali-pipes profile``: epochs of a real loader, to seconds busy and waiting of each stage, and what to turn.
 
-Three clocks, none of which a loader that nobody profiles has to wind: `dali_pipes.stages` for what runs in Python's
+Three clocks, none of which a loader that nobody profiles has to wind: `dali_pipes.profiling` for what runs in Python's
 threads, the kernel's accounts of DALI's own threads, and, since DALI 2.4 gives no times of its operators, a twin of the
 decode half that stops behind the decoders, for the share of decoding in what those threads do.
 """
@@ -9,7 +9,6 @@ import contextlib
 import json
 import statistics
 import time
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,12 +16,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dali_pipes.commands.job import Job, job_options
-from prep.cli import json_option
+from dali_pipes.commands.options import json_option
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from dali_pipes.graph.decode import Fed
     from dali_pipes.iterator import Loader
-    from dali_pipes.stages import Kind, Recorder, Stage
+    from dali_pipes.profiling import Kind, Recorder, Stage
 
 __all__ = ["EpochProfile", "Finding", "StageTimes", "find_bottleneck", "profile", "profile_loader"]
 
@@ -192,7 +193,7 @@ def profile_loader(
     Args:
         loader: Just made, so that the first epoch stages its shards, as a job's does.
         epochs: How many.
-        recorder: Of `dali_pipes.stages.recording`, within which the loader was made.
+        recorder: Of `dali_pipes.profiling.recording`, within which the loader was made.
         compute_s: What a step takes after each batch: a training's, slept.
     """
     kept: list[Fed] = []
@@ -373,8 +374,8 @@ def profile(
     stages show there as ranges, in nsys beside DALI's own, which are of operators
     (DALI_PIPES_ANNOTATE=1 always, 0 never).
     """
+    from dali_pipes.profiling import recording
     from dali_pipes.ranks import cores_of_rank
-    from dali_pipes.stages import recording
     from dali_pipes.tuning import Machine
 
     job = Job(**options)

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dali_pipes.commands.job import Job, job_options
-from prep.cli import json_option
-from prep.progress import bar
+from dali_pipes.commands.options import json_option
+from dali_pipes.progress import bar
 
 if TYPE_CHECKING:
     from dali_pipes.graph.decode import DecodeHalf, Fed

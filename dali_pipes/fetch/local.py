@@ -6,10 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from dali_pipes.cache.extents import READ_BYTES, Extent
-from dali_pipes.errors import CacheError
+from dali_pipes.errors import CacheError, DataError, StoreError
 from dali_pipes.fetch.stager import Fetcher, Wanted
-from prep.errors import DataError, StoreError
-from prep.manifest import checksum as checksum_of
+from dali_pipes.formats.column_file import checksum as checksum_of
 
 __all__ = ["LocalFetcher", "WithIndexes"]
 

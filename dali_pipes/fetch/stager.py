@@ -20,13 +20,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from dali_pipes import stages
+from dali_pipes import profiling as stages
 from dali_pipes.cache.cache import Take
 from dali_pipes.cache.extents import Extent
-from dali_pipes.cache.image import Image
 from dali_pipes.cache.locks import shielded
+from dali_pipes.cache.share import Image
 from dali_pipes.errors import CacheError
-from prep.manifest import Manifest, index_name
+from dali_pipes.formats.manifest import Manifest
+from dali_pipes.formats.names import index_name
 
 __all__ = ["Fetcher", "Stager", "Wanted", "in_fetcher"]
 

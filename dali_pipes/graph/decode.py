@@ -20,10 +20,11 @@ from nvidia.dali.data_node import DataNode
 from nvidia.dali.pipeline import Pipeline
 from nvidia.dali.types import PipelineAPIType
 
-from dali_pipes import stages
+from dali_pipes import profiling as stages
 from dali_pipes.forks import keep_in_children
-from dali_pipes.graph.parse import parse_batch, stack
-from dali_pipes.graph.seam import (
+from dali_pipes.formats.names import LABEL_COMPONENT
+from dali_pipes.formats.photo_header import is_photo, read_photo_header
+from dali_pipes.graph.inputs import (
     ArrayKind,
     Components,
     Graph,
@@ -33,9 +34,8 @@ from dali_pipes.graph.seam import (
     random_operators,
     refuse_any_data,
 )
+from dali_pipes.graph.parse import parse_batch, stack
 from dali_pipes.reader.samples import Batch, Samples
-from prep.manifest import LABEL_COMPONENT
-from prep.photos import is_photo, read_photo_header
 
 __all__ = ["DecodeHalf", "Fed", "decoders_behind", "set_hw_decoder_load"]
 
@@ -71,7 +71,7 @@ class DecodeHalf:
     """A graph, as a pipeline that pulls its batches.
 
     Args:
-        graph: See `dali_pipes.graph.seam.Graph`.
+        graph: See `dali_pipes.graph.inputs.Graph`.
         samples: The data set; asked for an example, and whether it has what the graph takes.
         batch_size: The most samples a batch.
         device_id: A CUDA device, ``None`` for the CPU.

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from nvidia.dali import fn, types
 
-from dali_pipes.graph.seam import Components, Graph, Random, once_a_batch
+from dali_pipes.graph.inputs import Components, Graph, Random, once_a_batch
 from dali_pipes.reader.samples import Batch
 
 __all__ = [

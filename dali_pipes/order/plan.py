@@ -5,7 +5,7 @@ else: not of time, threads, world size, batch size or cache. A sample is named b
 manifest's order; several data sets are several manifests in a row.
 
 What is read in turns is a *strand*: one data set in one slice. Each has its own windows, in the order of its laps
-(`dali_pipes.order.laps`); `dali_pipes.order.mixing` says which data set each position takes from, the same for every
+(`dali_pipes.order.passes`); `dali_pipes.order.mixing` says which data set each position takes from, the same for every
 slice.
 """
 
@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.order.inputs import OrderInputs
-from dali_pipes.order.laps import Laps, Stretch, cut_windows, set_ranges, window_bytes
 from dali_pipes.order.mixing import Mix, mixed_length, split_by_weight
-from dali_pipes.order.promise import num_slices_read, reserved_bytes
+from dali_pipes.order.passes import Laps, Stretch, cut_windows, set_ranges, window_bytes
+from dali_pipes.order.reservation import num_slices_read, reserved_bytes
 from dali_pipes.order.selection import Selection
 
 __all__ = [

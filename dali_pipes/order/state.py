@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from types import NoneType
 from typing import Any
 
+from dali_pipes.errors import PipesError
 from dali_pipes.order.inputs import OrderInputs
-from prep.errors import PipesError
 
 __all__ = ["LoaderState", "StateError"]
 

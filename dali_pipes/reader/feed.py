@@ -19,14 +19,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes import stages
-from dali_pipes.cache.image import Image
+from dali_pipes import profiling as stages
+from dali_pipes.cache.share import Image
 from dali_pipes.fetch.stager import Stager
 from dali_pipes.order.plan import LastBatchPolicyName, Plan, Step
 from dali_pipes.order.randomness import Stream
+from dali_pipes.progress import bar
 from dali_pipes.reader.samples import Batch, Rows, Samples
 from dali_pipes.reader.segments import MAX_LINES, Segment, index_text
-from prep.progress import bar
 
 __all__ = ["Feed"]
 

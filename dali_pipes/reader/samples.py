@@ -15,13 +15,15 @@ import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.errors import DataError
+from dali_pipes.formats.column_file import checksum
+from dali_pipes.formats.manifest import Manifest
+from dali_pipes.formats.names import LABEL_COMPONENT, classes_name, index_name
+from dali_pipes.formats.photo_header import MAX_PIXELS, PHOTO_FORMATS
+from dali_pipes.formats.sample_columns import NO_LABEL
+from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.order.randomness import Stream
-from prep.columns import NO_LABEL
-from prep.index import LABEL_COMPONENT
-from prep.manifest import Manifest, ShardIndex, checksum, classes_name, index_name
-from prep.photos import MAX_PIXELS, PHOTO_FORMATS
-from prep.store import Store
-from prep.urls import shared_prefix
+from dali_pipes.store.base import Store
+from dali_pipes.store.urls import shared_prefix
 
 __all__ = ["Batch", "Labels", "Missing", "Places", "Rows", "Samples", "index_reader"]
 
@@ -52,7 +54,7 @@ class Places:
     """Rows of a photo as stored; 0 for what is no photo."""
     width: Int64s
     format: Int64s
-    """Index into `prep.photos.PHOTO_FORMATS`, -1 for what is no photo by its name."""
+    """Index into `dali_pipes.formats.photo_header.PHOTO_FORMATS`, -1 for what is no photo by its name."""
 
 
 class Samples:

@@ -6,7 +6,7 @@ import sys
 import threading
 from pathlib import Path
 
-from prep.embedded.process import end_with_owner
+from dali_pipes.store.embedded_node import end_with_owner
 from prep.embedded.server import serve_forever
 
 

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 from urllib.parse import unquote, urlsplit
 
-from prep import reshard
-from prep.embedded import wire
+from dali_pipes.errors import DataError
+from dali_pipes.formats.keys import split_key
+from prep.embedded import reshard, wire
 from prep.embedded.sortspec import SortSpec, with_extension
 from prep.embedded.storage import BucketExistsError, BucketMissingError, ObjectMissingError, Storage
-from prep.errors import DataError
-from prep.key_map import parse_key_map
-from prep.keys import split_key
+from prep.shuffle import order
+from prep.shuffle.key_map import parse_key_map
 
 _NEVER = "0001-01-01T00:00:00Z"
 _GZIP = 16 + zlib.MAX_WBITS  # the container, of zlib's formats
@@ -171,7 +171,7 @@ class SortJob:
             if parts is not None and parts[1].lower() == self.spec.algorithm.component.lower():
                 data = b"".join(sources.read(sample.shard, member))
         where = f"shard '{sample.shard.name}', key '{sample.key}'"
-        return reshard.parse_content(data, algorithm=self.spec.algorithm, where=where)
+        return order.parse_content(data, algorithm=self.spec.algorithm, where=where)
 
     def _plan_mapped(self, samples: Sequence[reshard.Sample]) -> list[reshard.OutputShard]:
         extension = self.spec.output_extension
@@ -188,7 +188,7 @@ class SortJob:
         if -1 in groups:
             name = samples[groups.index(-1)].members[0].name
             raise DataError(f'error on lookup record "{name}" in external key map: no match found')
-        found = reshard.cut_mapped(
+        found = order.cut_mapped(
             groups,
             [sample.num_bytes + 512 * len(sample.members) for sample in samples],
             limits=[len(template) for template in key_map.outputs],

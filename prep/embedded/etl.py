@@ -25,10 +25,7 @@ from prep.embedded import wire
 from prep.embedded.storage import BucketMissingError, ObjectMissingError, Storage
 from prep.embedded.wire import RefusalError
 
-__all__ = ["ALLOW_ETL", "Etls"]
-
-ALLOW_ETL = "DALI_PIPES_EMBEDDED_ETL"
-"""The environment variable that allows it, when it is ``1``."""
+__all__ = ["Etls"]
 
 _COMMAND = ["python", "-m", "prep.etl"]
 _START_TIMEOUT_S = 30.0
@@ -197,7 +194,7 @@ class Etls:
             listening.bind(("127.0.0.1", 0))  # the SDK's server does not tell which port it took
             port = int(listening.getsockname()[1])
         root = str(Path(__file__).parents[2])  # where the package ``prep`` is, installed or not
-        path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), root)))
+        path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
         arguments = [transform, "--host", "127.0.0.1", "--port", str(port), "--owner", str(os.getpid())]
         with tempfile.TemporaryFile() as stderr:
             process = subprocess.Popen(  # noqa: S603 (our own interpreter and module; the transform is what is asked for)

@@ -10,7 +10,7 @@ import re
 from email.utils import formatdate
 from xml.sax.saxutils import escape
 
-from prep.checksums import NO_CHECKSUM_TYPE
+from dali_pipes.store.checksums import NO_CHECKSUM_TYPE
 from prep.embedded import wire
 from prep.embedded.exchange import Exchange
 from prep.embedded.storage import BucketMissingError, ObjectMeta, ObjectMissingError, Storage

@@ -21,10 +21,11 @@ from socketserver import TCPServer
 from typing import Any, BinaryIO
 from urllib.parse import parse_qsl, unquote
 
-from prep.checksums import CHECKSUM_TYPES, NO_CHECKSUM_TYPE, new_checksum
+from dali_pipes.store.checksums import CHECKSUM_TYPES, NO_CHECKSUM_TYPE, new_checksum
+from dali_pipes.store.embedded_node import ALLOW_ETL
 from prep.embedded import wire
 from prep.embedded.dsort import SortJob, read_status
-from prep.embedded.etl import ALLOW_ETL, Etls
+from prep.embedded.etl import Etls
 from prep.embedded.exchange import ClientGoneError, Exchange
 from prep.embedded.s3 import answer_s3
 from prep.embedded.sortspec import SortSpec

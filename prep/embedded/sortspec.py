@@ -5,11 +5,11 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from prep.dsort_spec import parse_size
+from dali_pipes.store.shard_names import EXTENSIONS, Template, extension_of
 from prep.embedded import wire
 from prep.embedded.wire import RefusalError
-from prep.reshard import KEY_TYPES, KINDS, Algorithm
-from prep.templates import EXTENSIONS, Template, extension_of
+from prep.shuffle.dsort_spec import parse_size
+from prep.shuffle.order import KEY_TYPES, KINDS, Algorithm
 
 
 def parse_template(text: str) -> Template:

@@ -29,8 +29,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, Self
 from urllib.parse import quote, unquote
 
-from prep.checksums import DEFAULT_CHECKSUM_TYPE, new_checksum
-from prep.reshard import InputShard
+from dali_pipes.store.checksums import DEFAULT_CHECKSUM_TYPE, new_checksum
+from prep.embedded.reshard import InputShard
 
 _FOOTER = struct.Struct("<I8s")  # bytes of metadata before it, mark
 _MARK = b"dpobj\x01\r\n"

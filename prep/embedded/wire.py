@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import msgspec.msgpack
 import xxhash
 
-from prep.checksums import CHECKSUM_TYPES, NO_CHECKSUM_TYPE
+from dali_pipes.store.checksums import CHECKSUM_TYPES, NO_CHECKSUM_TYPE
 from prep.embedded.storage import BucketProps, ObjectMeta
 
 BUCKET_NAME = re.compile(r"(?!\.\.?$)[A-Za-z0-9._-]{1,64}")

@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _watch(owner: int) -> None:
-    from prep.embedded.process import end_with_owner  # what the node needs is not in the image
+    from dali_pipes.store.embedded_node import end_with_owner  # what the node needs is not in the image
 
     end_with_owner(owner)
     os._exit(0)  # nothing here outlives a request

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from prep.errors import StoreError, shown
+from dali_pipes.errors import StoreError, shown
+from dali_pipes.formats.names import classes_name, columns_name, index_name, manifest_name
+from dali_pipes.progress import bar
+from dali_pipes.store.ais import AisStore
+from dali_pipes.store.base import Store
+from dali_pipes.store.local import LocalStore
+from dali_pipes.store.urls import ShardSet, check_object_name, is_remote, open_store
 from prep.etl.transforms import ShardTransform, load_transform
-from prep.manifest import classes_name, columns_name, index_name, manifest_name
-from prep.progress import bar
-from prep.store import AisStore, LocalStore, Store
-from prep.urls import ShardSet, check_object_name, is_remote, open_store
 from prep.workers import Report, Workers, default_jobs
 
 __all__ = ["Output", "TransformReport", "check_output", "copy_classes", "open_output", "transform_shards"]

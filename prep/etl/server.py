@@ -10,7 +10,7 @@ from typing import Any
 
 from aistore.sdk.etl.webserver.http_multi_threaded_server import HTTPMultiThreadedServer
 
-from prep.errors import DataError
+from dali_pipes.errors import DataError
 from prep.etl.transforms import ShardTransform
 
 __all__ = ["PORT", "ShardServer"]

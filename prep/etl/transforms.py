@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, BinaryIO
 from urllib.parse import unquote
 
-from prep.archive import ArchiveReader
-from prep.errors import DataError
-from prep.keys import split_key
-from prep.records import MASK, PHOTO
-from prep.tar_stream import member_header
+from dali_pipes.errors import DataError
+from dali_pipes.formats.keys import split_key
+from dali_pipes.formats.tar_reader import ArchiveReader
+from prep.sources.pets import MASK, PHOTO
+from prep.tar.writer import member_header
 
 if TYPE_CHECKING:
     import numpy as np

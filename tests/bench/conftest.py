@@ -5,10 +5,10 @@ import pytest
 
 from bench.loaders import LoaderOptions
 from bench.timing.ranks import rank_context
-from prep import embedded
+from dali_pipes.store import embedded_node
+from dali_pipes.store.ais import AisStore
+from dali_pipes.store.urls import ShardSet, resolve_shards
 from prep.index import index_shards
-from prep.store import AisStore
-from prep.urls import ShardSet, resolve_shards
 from tests.conftest import Sample, mask_bytes, photo_bytes, write_tar
 
 CROP = 64
@@ -55,7 +55,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> ShardSet:
 @pytest.fixture(scope="session")
 def bucket(shards: ShardSet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShardSet]:
     """The same shards in a bucket of an embedded node."""
-    with embedded.start(tmp_path_factory.mktemp("node")) as node:
+    with embedded_node.start(tmp_path_factory.mktemp("node")) as node:
         store = AisStore(node.endpoint, "pets")
         store.create()
         for name in shards.names:

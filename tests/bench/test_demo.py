@@ -9,9 +9,10 @@ from click.testing import CliRunner, Result
 from PIL import Image
 
 from bench.demo import demo
-from prep.contact_sheet import Cell, contact_sheet, denormalised, overlaid
-from prep.errors import PipesError
-from prep.manifest import Manifest, manifest_name
+from dali_pipes.errors import PipesError
+from dali_pipes.formats.manifest import Manifest
+from dali_pipes.formats.names import manifest_name
+from prep.inspect.contact_sheet import Cell, contact_sheet, denormalised, overlaid
 
 pytest.importorskip("skimage")
 

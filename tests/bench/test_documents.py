@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from bench.cli import bench as bench_command
 from bench.reports.documents import STOP, update_document
-from prep.errors import DataError
+from dali_pipes.errors import DataError
 
 from .records import record, report
 

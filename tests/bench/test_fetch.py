@@ -16,8 +16,8 @@ from bench.scenarios.fetch import PREFIX, FetchOptions, _take_turn, format_fetch
 from bench.scenarios.fetch_client import CLIENTS, ClientTask, find_curl
 from bench.scenarios.warm import touch_memory
 from bench.timing.object_server import ObjectServer
-from prep.errors import DataError, PipesError
-from prep.store import AisStore
+from dali_pipes.errors import DataError, PipesError
+from dali_pipes.store.ais import AisStore
 
 OBJECT_BYTES = 300_000  # no whole number of pages
 needs_curl = pytest.mark.skipif(find_curl() is None, reason="no curl in PATH")

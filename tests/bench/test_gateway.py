@@ -16,8 +16,8 @@ import pytest
 import bench.timing.gateway
 from bench.timing.gateway import Gateway, _Counters, _Listener, _Routes, read_traffic
 from bench.timing.object_server import ObjectServer
-from prep.errors import StoreError
-from prep.store import AisStore
+from dali_pipes.errors import StoreError
+from dali_pipes.store.ais import AisStore
 
 DATA = bytes(range(256)) * 4096  # 1 MiB
 

@@ -5,9 +5,8 @@ import functools
 import io
 import json
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -23,9 +22,12 @@ from bench.gpu.devices import Nvml, Utilisation, copied_bytes, count_jpeg_engine
 from bench.gpu.photos import draw_shards, photo_header, read_photos, reencode
 from bench.gpu.report import format_markdown, format_scenario
 from bench.gpu.run import SCENARIOS, GpuOptions, base_setting, default_sweeps, plan_points, run_scenario
-from prep.errors import DataError
-from prep.urls import ShardSet, resolve_shards
+from dali_pipes.errors import DataError
+from dali_pipes.store.urls import ShardSet, resolve_shards
 from tests.conftest import Sample, make_samples, photo_bytes, write_shards
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ON_CPU = Setting(device="cpu", num_threads=1, batch_size=4)
 OPTIONS = GpuOptions(device="cpu", num_threads=1, batch_size=4, sweeps={}, seconds=0.001, repeats=1)

@@ -18,8 +18,8 @@ import pytest
 from bench.loaders import LOADERS, Batch, LoaderOptions, LoaderSpec, available_loaders, open_loader
 from bench.loaders.workers import fitting_batch_size
 from bench.outputs import Reference, compare_epoch, tolerance_of
-from prep.errors import PipesError
-from prep.urls import ShardSet, resolve_shards
+from dali_pipes.errors import PipesError
+from dali_pipes.store.urls import ShardSet, resolve_shards
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ MAIN = """
 import multiprocessing, os, sys, time
 import psutil
 from bench.loaders import LoaderOptions, open_loader
-from prep.urls import resolve_shards
+from dali_pipes.store.urls import resolve_shards
 
 def run():
     options = LoaderOptions(batch_size=2, num_threads=2, crop=8, device="cpu")

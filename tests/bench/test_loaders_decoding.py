@@ -12,7 +12,7 @@ from bench.loaders import LoaderOptions
 from bench.loaders.workers import worker_context
 from bench.outputs import SAME_PIXELS, assert_images_close
 from bench.transforms import BatchDecoder, SampleDecoder
-from prep.errors import DataError
+from dali_pipes.errors import DataError
 from tests.bench.conftest import NUM_SAMPLES, samples
 
 

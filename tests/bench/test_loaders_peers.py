@@ -13,10 +13,10 @@ import bench.loaders.dali_s3 as dali_s3
 from bench.loaders import LoaderOptions, open_loader, prepare_loader
 from bench.loaders.dali_external import ShardBatches
 from bench.loaders.workers import endpoint_of, shard_urls
-from prep.errors import DataError, PipesError, StoreError
-from prep.info import IndexedSet
-from prep.store import AisStore
-from prep.urls import ShardSet, resolve_shards
+from dali_pipes.errors import DataError, PipesError, StoreError
+from dali_pipes.store.ais import AisStore
+from dali_pipes.store.urls import ShardSet, resolve_shards
+from prep.inspect.info import IndexedSet
 from tests.bench.conftest import samples
 from tests.conftest import Sample, write_tar
 

@@ -19,8 +19,8 @@ from bench.loaders import (
     prepare_loader,
     select_loaders,
 )
-from prep.errors import PipesError
-from prep.urls import ShardSet
+from dali_pipes.errors import PipesError
+from dali_pipes.store.urls import ShardSet
 
 HERE = ("dali", "memory", "webloader", "webloader-tutorial", "dali-s3", "dali-external", "imagefolder", "synthetic")
 """What the extra ``bench`` is enough for."""

@@ -12,10 +12,10 @@ import xxhash
 
 import bench.timing.object_server
 from bench.timing.object_server import ObjectServer
+from dali_pipes.errors import StoreError
+from dali_pipes.store.ais import AisStore, ais_client
 from prep.embedded.server import NodeServer
 from prep.embedded.storage import Storage
-from prep.errors import StoreError
-from prep.store import AisStore, ais_client
 
 DATA = bytes(range(256)) * 4096  # 1 MiB
 

@@ -14,8 +14,8 @@ from PIL import Image
 from bench.loaders import ALL_PARTS, Batch, LoaderOptions
 from bench.outputs import SAME_PIXELS, OutputError, Reference, Tolerance, assert_images_close, compare_epoch
 from bench.transforms import IMAGENET_MEAN, IMAGENET_STD, SampleDecoder
-from prep.errors import DataError
-from prep.urls import ShardSet, resolve_shards
+from dali_pipes.errors import DataError
+from dali_pipes.store.urls import ShardSet, resolve_shards
 
 KEY = "animals/pet_003"
 

@@ -11,9 +11,9 @@ from bench.cli import bench as bench_command
 from bench.scenarios.fetch_client import find_curl
 from bench.scenarios.pack import PACKER_NAMES, PREFIX, PackOptions, _take_turn, format_pack, run_pack
 from bench.timing.object_server import ObjectServer
-from prep.errors import PipesError
-from prep.store import AisStore
-from tests.prep.conftest import write_pets
+from dali_pipes.errors import PipesError
+from dali_pipes.store.ais import AisStore
+from tests.sources import write_pets
 
 needs_programs = pytest.mark.skipif(find_curl() is None or shutil.which("tar") is None, reason="no curl or tar in PATH")
 

@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("alive_progress", reason="needs the extra aistore-pytorch")
 
 from bench.loaders import LoaderOptions, open_loader
-from prep.urls import ShardSet
+from dali_pipes.store.urls import ShardSet
 
 
 def test_aistore_epochs_have_orders_of_their_own(bucket: ShardSet) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from bench.loaders import LOADERS, LoaderOptions, Prepared, open_loader, prepare_loader
-from prep.errors import PipesError
-from prep.urls import ShardSet, resolve_shards
+from dali_pipes.errors import PipesError
+from dali_pipes.store.urls import ShardSet, resolve_shards
 from tests.bench.conftest import NUM_SAMPLES, samples
 from tests.conftest import make_samples, write_tar
 

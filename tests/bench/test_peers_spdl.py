@@ -11,7 +11,7 @@ pytest.importorskip("spdl.pipeline", reason="needs the extra spdl")
 from PIL import UnidentifiedImageError
 
 from bench.loaders import LoaderOptions, open_loader
-from prep.urls import ShardSet, resolve_shards
+from dali_pipes.store.urls import ShardSet, resolve_shards
 from tests.conftest import make_samples, write_tar
 
 ONE_THREAD = LoaderOptions(batch_size=4, num_threads=1, crop=8, device="cpu")

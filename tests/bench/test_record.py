@@ -7,7 +7,7 @@ import pytest
 
 from bench.reports.record import read_run, shown_command, stamped, write_record
 from bench.reports.report import format_table, values_of
-from prep.errors import DataError
+from dali_pipes.errors import DataError
 
 from .records import record, report
 

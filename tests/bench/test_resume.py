@@ -13,11 +13,11 @@ from click.testing import CliRunner
 from bench.cli import bench as bench_command
 from bench.scenarios import resume
 from bench.scenarios.resume import BUCKET, SCENARIOS, HeldBack, ResumeOptions, format_resume, named_shards, run_resume
-from prep.errors import DataError
+from dali_pipes.errors import DataError
+from dali_pipes.formats.names import index_name
+from dali_pipes.store.ais import AisStore
+from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
-from prep.manifest import index_name
-from prep.store import AisStore
-from prep.urls import resolve_shards
 from tests.conftest import make_samples, write_shards
 
 

@@ -32,9 +32,9 @@ from bench.timing.repeat import repeat_shards
 from bench.timing.settings import Setting
 from bench.timing.turn import Drawn, RankTurn, Spent, TurnJob, time_rank
 from dali_pipes.cli import main
-from prep.errors import PipesError, StoreError
+from dali_pipes.errors import PipesError, StoreError
+from dali_pipes.store.urls import ShardSet
 from prep.index import index_shards
-from prep.urls import ShardSet
 
 from .conftest import CROP
 from .test_processes import BURNT_S, TICKS_S, burn

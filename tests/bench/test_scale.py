@@ -9,8 +9,8 @@ from click.testing import CliRunner
 
 from bench.cli import bench as bench_command
 from bench.scenarios.scale import ScaleOptions, _measure_apart, format_scale, measure, simulated_manifest
-from prep.errors import PipesError
-from prep.manifest import Manifest
+from dali_pipes.errors import PipesError
+from dali_pipes.formats.manifest import Manifest
 
 
 def test_scale_writes_a_record_for_each_pair(tmp_path: Path) -> None:

@@ -14,12 +14,12 @@ from bench.loaders import Batch, Loader, LoaderOptions
 from bench.loaders.dali_readers import ReaderFiles, open_loader, open_reader, webdataset_index, write_webdataset_indexes
 from bench.outputs import OutputError, Reference, compare_epoch, tolerance_of
 from bench.scenarios.tfrecord import READER_NAMES, WRITER_NAMES, TfrecordOptions, format_tfrecord, run_tfrecord
-from prep.errors import DataError
-from prep.export import export_tfrecords
+from dali_pipes.errors import DataError
+from dali_pipes.store.local import LocalStore
+from dali_pipes.store.urls import ShardSet, resolve_shards
+from prep.export.export import export_tfrecords
 from prep.index import index_shards
-from prep.info import IndexedSet
-from prep.store import LocalStore
-from prep.urls import ShardSet, resolve_shards
+from prep.inspect.info import IndexedSet
 from tests.bench.conftest import CROP, NUM_SAMPLES
 from tests.conftest import Sample, photo_bytes, write_tar
 

@@ -16,10 +16,10 @@ from bench.cli import bench as bench_command
 from bench.scenarios.scale import simulated_manifest
 from bench.scenarios.windows import CacheWatch, WindowsOptions, _read_source, fitting_window, repeated_source
 from dali_pipes.cache.extents import extent_starts
+from dali_pipes.errors import DataError
 from dali_pipes.order.plan import cut_windows
-from prep.errors import DataError
-from prep.records import Record, Source
-from prep.urls import resolve_shards
+from dali_pipes.store.urls import resolve_shards
+from prep.sources.record import Record, Source
 from tests.conftest import Sample
 
 

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping
 
-from prep.etl import PetsTransform, ShardTransform
+from prep.etl.transforms import PetsTransform, ShardTransform
 
 
 class SmallPets(PetsTransform):

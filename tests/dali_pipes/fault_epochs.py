@@ -10,10 +10,10 @@ from collections import Counter
 from pathlib import Path
 
 import dali_pipes as dp
-from prep import embedded
+from dali_pipes.store import embedded_node
+from dali_pipes.store.ais import AisStore
+from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
-from prep.store import AisStore
-from prep.urls import resolve_shards
 from tests.conftest import Sample, make_samples, write_shards
 from tests.dali_pipes.raw import raw, read_epoch
 from tests.faults import faulty
@@ -75,7 +75,7 @@ def main() -> None:
         if options.endpoint:
             faults, num_requests = run_epochs(options.endpoint, directory, **arguments)
         else:
-            with embedded.start(directory / "node") as node:
+            with embedded_node.start(directory / "node") as node:
                 faults, num_requests = run_epochs(node.endpoint, directory, **arguments)
     kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(faults.items()))
     print(

@@ -17,15 +17,14 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from nvidia.dali import fn, types
 
 import dali_pipes as dp
-import dali_pipes.staging
+import dali_pipes.data_set.data_set
 from dali_pipes.cache.cache import Cache
 from dali_pipes.cache.files import cache_root
 from dali_pipes.cache.table import State, StateTable
@@ -33,6 +32,9 @@ from dali_pipes.fetch.local import LocalFetcher
 from dali_pipes.fetch.stager import Wanted
 from dali_pipes.order.plan import Plan
 from tests.conftest import Sample, make_samples, write_shards
+
+if TYPE_CHECKING:
+    from multiprocessing.process import BaseProcess
 
 NUM_SAMPLES, PER_SHARD = 240, 4
 WORLD_SIZE, BATCH_SIZE = 4, 3
@@ -126,7 +128,7 @@ def read_epoch(
 
 def run_rank(shards: Path, cache_dir: Path, work: Path, rank: int, cache_bytes: int, window: int) -> None:
     """Read epochs until there is a file ``stop``; each batch and each epoch is told by a line."""
-    dali_pipes.staging.LocalFetcher = HaltingFetcher  # type: ignore[attr-defined]
+    dali_pipes.data_set.data_set.LocalFetcher = HaltingFetcher  # type: ignore[attr-defined]
     wanted = [expected(sample) for sample in make_samples_again()]
     with (
         (work / f"rank-{rank}-{os.getpid()}").open("a", buffering=1) as told,
@@ -173,7 +175,7 @@ class Ranks:
         self.cache_bytes, self._window = total * 2 // 5, total // 30
         # From a process that has imported what takes long: a start takes a tenth of a second.
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["dali_pipes.opening", "dali_pipes.graph.pipelines", "tests.conftest"])
+        self._context.set_forkserver_preload(["dali_pipes.open_loader", "dali_pipes.graph.pipelines", "tests.conftest"])
         self.processes: dict[int, BaseProcess] = {}
 
     def start(self, rank: int) -> None:

@@ -16,7 +16,7 @@ from bench.gpu.devices import _nvjpeg, has_video_library
 from bench.gpu.photos import draw_shards
 from dali_pipes.commands.examine import _jpeg_engines
 from dali_pipes.graph.decode import _on_gpu
-from dali_pipes.graph.seam import Components, Random
+from dali_pipes.graph.inputs import Components, Random
 from tests.conftest import wants_gpu
 
 BATCH = 32

@@ -14,9 +14,9 @@ from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 from nvidia.dali.plugin.pytorch import DALIGenericIterator
 
 import dali_pipes as dp
+from dali_pipes.formats.names import index_name
+from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
-from prep.manifest import index_name
-from prep.urls import resolve_shards
 from tests.conftest import Sample, make_samples, mask_bytes, photo_bytes, write_shards, write_tar
 
 KEYS = [f"s{i:05d}" for i in range(23)]
@@ -365,7 +365,7 @@ def test_program_that_ends_with_a_loader_open_does_not_wait_for_its_shards(tmp_p
     """Ctrl-C or an exception with a thousand shards still to fetch: the program ends."""
     shards = write_shards(tmp_path, make_samples([(16, 16)] * 200), per_shard=1)
     program = (
-        "import sys, time\nimport dali_pipes as dp\nfrom prep.store import LocalStore\n"
+        "import sys, time\nimport dali_pipes as dp\nfrom dali_pipes.store.ais import LocalStore\n"
         "original, count = LocalStore.open, [0]\n"
         "def slow(self, name):\n"
         "    if name.endswith('.tar'): count[0] += 1; time.sleep(0.5)\n"
@@ -522,7 +522,7 @@ def test_no_room_for_the_image_says_how_much_is_needed(small_shards: Path, tmp_p
 
 def test_global_shuffle_past_memory_is_refused(small_shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All samples are permuted at once: where their numbers do not fit, windows are asked for."""
-    monkeypatch.setattr("dali_pipes.opening.available_memory", lambda: 2000)
+    monkeypatch.setattr("dali_pipes.open_loader.available_memory", lambda: 2000)
     with pytest.raises(
         ValueError,
         match=r"shuffle_window='all' permutes 23 samples at once, which takes 2760 bytes of memory, and 2000 are avail",

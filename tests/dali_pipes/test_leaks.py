@@ -14,10 +14,10 @@ import pytest
 import dali_pipes as dp
 from bench.timing.processes import child_pids
 from dali_pipes.cache.cache import Cache
-from prep import embedded
+from dali_pipes.store import embedded_node
+from dali_pipes.store.ais import AisStore
+from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
-from prep.store import AisStore
-from prep.urls import resolve_shards
 
 NUM_LOADERS = 20
 # What a process makes once and keeps, such as DALI's and torch's pools, is there after these.
@@ -133,7 +133,7 @@ def node_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def in_bucket(small_shards: Path, node_dir: Path) -> Iterator[dict[str, Any]]:
     """The same shards in a bucket of a node."""
-    with embedded.start(node_dir) as node:
+    with embedded_node.start(node_dir) as node:
         store = AisStore(node.endpoint, "small")
         store.create()
         found = resolve_shards(small_shards, endpoint=None)

@@ -6,8 +6,8 @@ import pytest
 
 import dali_pipes as dp
 from dali_pipes.order.plan import LastBatchPolicyName
+from tests.dali_pipes.order.test_plan import plan_of
 from tests.dali_pipes.raw import raw
-from tests.dali_pipes.test_plan import plan_of
 
 
 @pytest.mark.parametrize("policy", ["DROP", "FILL", "PARTIAL"])

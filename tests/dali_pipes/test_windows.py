@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 import dali_pipes as dp
 from dali_pipes.cache.files import cache_root
+from dali_pipes.data_set.indexing import find_manifest
 from dali_pipes.fetch.local import LocalFetcher
 from dali_pipes.fetch.stager import Wanted
 from dali_pipes.order.plan import OrderInputs, Plan, reserved_bytes
-from prep.index import find_manifest
-from prep.urls import resolve_shards
+from dali_pipes.store.urls import resolve_shards
 from tests.conftest import Sample, make_samples, write_shards
 from tests.dali_pipes.raw import raw, read_epoch
 

@@ -13,8 +13,8 @@ from segmentation import CLASSES, evaluate, iou
 
 import dali_pipes as dp
 from bench.loaders import LoaderOptions
-from prep.errors import PipesError
-from prep.urls import resolve_shards
+from dali_pipes.errors import PipesError
+from dali_pipes.store.urls import resolve_shards
 from tests.conftest import make_samples, write_shards
 
 pytestmark = pytest.mark.usefixtures("torch_settings")

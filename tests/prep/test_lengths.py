@@ -10,19 +10,22 @@ import pytest
 import webdataset
 
 import prep
-from prep.archive import ArchiveReader
-from prep.demo_photos import demo_photos
-from prep.export import export_tfrecords
-from prep.index import find_columns, find_manifest, index_shards
-from prep.pack import pack
-from prep.records import Source, imagefolder, pets
-from prep.store import LocalStore
-from prep.tables import table
-from prep.tars import tars
-from prep.templates import Template
-from prep.tfrecords import find_tfrecords, tfrecords
-from prep.urls import resolve_shards
-from tests.prep.conftest import encode_photo, write_pets
+from dali_pipes.data_set.indexing import find_columns, find_manifest
+from dali_pipes.formats.tar_reader import ArchiveReader
+from dali_pipes.store.local import LocalStore
+from dali_pipes.store.shard_names import Template
+from dali_pipes.store.urls import resolve_shards
+from prep.export.export import export_tfrecords
+from prep.index import index_shards
+from prep.pack.pack import pack
+from prep.sources.demo_photos import demo_photos
+from prep.sources.imagefolder import imagefolder
+from prep.sources.pets import pets
+from prep.sources.record import Source
+from prep.sources.tables import table
+from prep.sources.tars import tars
+from prep.sources.tfrecords import find_tfrecords, tfrecords
+from tests.sources import encode_photo, write_pets
 
 # Modules that are programs: importing one runs it.
 PROGRAMS = {"prep.__main__"}
@@ -43,7 +46,11 @@ def _classes() -> dict[str, type]:
 def test_every_class_that_iterates_has_a_length_or_says_why_not() -> None:
     """A new one without either fails here."""
     iterating = {name: found for name, found in _classes().items() if issubclass(found, Iterable)}
-    assert {"prep.texts.Texts", "prep.tables._Rows", "prep.archive.ArchiveReader"} <= set(iterating)
+    assert {
+        "dali_pipes.formats.texts.Texts",
+        "prep.sources.tables._Rows",
+        "dali_pipes.formats.tar_reader.ArchiveReader",
+    } <= set(iterating)
     without = {
         name
         for name, found in iterating.items()

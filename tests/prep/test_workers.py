@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from prep.errors import DataError, PipesError
+from dali_pipes.errors import DataError, PipesError
 from prep.workers import Report, Workers, default_jobs
-from tests.prep.conftest import REPOSITORY, start_python
+from tests.sources import REPOSITORY, start_python
 
 
 def square(task: int, report: Report) -> tuple[int, int]:

@@ -20,13 +20,13 @@ from aistore.sdk.dsort import Dsort
 from aistore.sdk.errors import AISError, ErrBckAlreadyExists, ErrBckNotFound, ErrObjNotFound
 from aistore.sdk.wait_result import WaitResult
 
-from prep.dsort_spec import read_spec
-from prep.errors import StoreError
-from prep.key_map import Grouping, parse_key_map
-from prep.reshard import Algorithm
-from prep.shuffle import Engine, shuffle, shuffle_spec
-from prep.store import AisStore
-from prep.urls import ShardSet
+from dali_pipes.errors import StoreError
+from dali_pipes.store.ais import AisStore
+from dali_pipes.store.urls import ShardSet
+from prep.shuffle.dsort_spec import read_spec
+from prep.shuffle.key_map import Grouping, parse_key_map
+from prep.shuffle.order import Algorithm
+from prep.shuffle.shuffle import Engine, shuffle, shuffle_spec
 from tests.prep.embedded.tars import make_tar, read_tar
 
 NUM_SAMPLES = 24

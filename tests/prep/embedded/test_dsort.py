@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from dali_pipes.store.shard_names import Template
 from prep.embedded.dsort import SortJob, read_status
 from prep.embedded.sortspec import SortSpec, parse_template
 from prep.embedded.storage import Storage
 from prep.embedded.wire import RefusalError
-from prep.templates import Template
 from tests.prep.embedded.tars import make_tar, read_tar
 
 SPEC: dict[str, Any] = {

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from aistore.sdk.errors import AISError
 
-from prep.embedded import EmbeddedNode, start
-from prep.embedded.etl import ALLOW_ETL
+from dali_pipes.store.embedded_node import ALLOW_ETL, EmbeddedNode, start
 from tests.prep.embedded.conftest import sdk
 
 COMMAND = ["python", "-m", "prep.etl", "pets"]

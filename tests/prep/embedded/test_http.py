@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from prep.embedded import EmbeddedNode, server
+from dali_pipes.store.embedded_node import EmbeddedNode
+from prep.embedded import server
 from prep.embedded.storage import Storage
 
 

@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 from aistore.sdk.errors import AISError, ErrObjNotFound
 
-from prep.embedded import EmbeddedNode, start
-from prep.embedded.etl import ALLOW_ETL
-from prep.errors import StoreError
+from dali_pipes.errors import StoreError
+from dali_pipes.store.embedded_node import ALLOW_ETL, EmbeddedNode, start
 from tests.prep.embedded.conftest import sdk
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -1,0 +1,101 @@
+"""TODO: dali_pipes/commands/options.py."""
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+__all__ = [
+    "format_bytes",
+    "parse_bytes",
+]
+
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+UNITS = {"": 0, "B": 0, "KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40}
+DECIMAL_UNITS = {"kB": 3, "KB": 3, "MB": 6, "GB": 9, "TB": 12}
+
+
+def parse_bytes(text: str) -> int:
+    """A number of bytes: ``4096``, ``64MB`` (10**6), ``1.5GiB`` (2**30).
+
+    Raises:
+        ValueError: If it is not a positive size with a unit of these.
+    """
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", text)
+    unit = match[2] if match else None
+    if match is None or (unit not in UNITS and unit not in DECIMAL_UNITS):
+        raise ValueError(
+            f"a size is a number and one of {', '.join(filter(None, [*UNITS, *DECIMAL_UNITS]))}, got '{text}'"
+        )
+    scale: int = 2 ** UNITS[unit] if unit in UNITS else 10 ** DECIMAL_UNITS[unit or ""]
+    num_bytes = round(float(match[1]) * scale)
+    if num_bytes < 1:
+        raise ValueError(f"a size must be at least one byte, got '{text}'")
+    return num_bytes
+
+
+def format_bytes(num_bytes: int) -> str:
+    """A number of bytes in the largest binary unit that leaves at least 1.
+
+    >>> format_bytes(23173530)
+    '22.1 MiB'
+    """
+    for unit, power in reversed(UNITS.items()):
+        if power and num_bytes >= 2**power:
+            return f"{num_bytes / 2**power:.1f} {unit}"
+    return f"{num_bytes} B"
+
+
+def size(text: str) -> int:
+    """`parse_bytes` as an option's type; its name is what ``--help`` shows."""
+    try:
+        return parse_bytes(text)
+    except ValueError as exc:
+        raise click.BadParameter(str(exc)) from exc
+
+
+def join_options(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    def add(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+cluster_options = join_options(
+    click.option(
+        "--endpoint",
+        envvar="AIS_ENDPOINT",
+        show_envvar=True,
+        help="AIStore's proxy, for buckets; without one, an embedded node runs on this machine for as long as needed.",
+    ),
+    click.option(
+        "--embedded-dir",
+        envvar="DALI_PIPES_EMBEDDED_DIR",
+        show_envvar=True,
+        type=click.Path(file_okay=False, path_type=Path),
+        help="Where the embedded node stores.  [default: $XDG_DATA_HOME/dali-pipes/embedded]",
+    ),
+)
+# One meaning in all commands but bench's, which write records: stdout holds the result as one document, and nothing
+# else; no bars are drawn. What is told on stderr, and the exit code, stay as they are.
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON document.")
+
+
+@contextlib.contextmanager
+def endpoint_for(url: str, endpoint: str | None, embedded_dir: Path | None) -> Iterator[str | None]:
+    """An endpoint that answers where ``url`` needs one, else ``None``."""
+    from dali_pipes.store.urls import is_remote
+
+    if not is_remote(url):
+        yield None
+        return
+    from dali_pipes.store.endpoint import cluster
+
+    with cluster(endpoint, embedded_dir=embedded_dir) as answering:
+        yield answering

@@ -1,0 +1,269 @@
+"""Choose samples: lists of bad ones, a predicate over keys and labels, components that are lacking; ordinals out.
+
+What comes out is what a plan leaves out. Only what is asked about is read: the column file for keys and labels, the
+indexes of shards that a list names, and nothing where the manifest's sums say that no sample lacks a component.
+"""
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from dali_pipes.bad_samples.quarantine import Exclusion, read_exclusions
+from dali_pipes.data_set.data_set import Indexed
+from dali_pipes.data_set.mixture import split_set
+from dali_pipes.errors import DataError
+from dali_pipes.formats.names import index_name
+from dali_pipes.formats.sample_columns import Columns
+from dali_pipes.formats.shard_index import ShardIndex
+from dali_pipes.formats.texts import Texts
+
+__all__ = ["Chosen", "Where", "excluded_ordinals"]
+
+_log = logging.getLogger(__name__)
+
+# Shard indexes read at a time; the wait is the store's latency. As many more are asked for ahead as are kept at most.
+NUM_READERS = 16
+_AHEAD = 16 * NUM_READERS
+
+Int64s = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+Where = Callable[[Columns], Bools]
+
+
+class Chosen(NamedTuple):
+    """What a plan is to leave out."""
+
+    excluded: Int64s
+    """Ordinals, sorted, each once: int64 [N]."""
+    summary: str
+    """``"12 samples left out: 10 by where, 2 by exclude"``; each counts for the first that leaves it out."""
+
+
+def excluded_ordinals(
+    indexed: Indexed,
+    *,
+    exclude: str | Path | Iterable[str | Path] = (),
+    where: Where | None = None,
+    lacking: Sequence[str] = (),
+) -> Chosen:
+    """The samples of the loader's shards that are not to be read.
+
+    Args:
+        indexed: The shards.
+        exclude: Files that list samples, see `dali_pipes.bad_samples.quarantine.read_exclusions`. Of a mixture, shards
+            are called ``SET/SHARD``; the shard's own name will do where one set only has it. What is listed of other
+            shards than the loader's is counted and logged.
+        where: Called once with a `dali_pipes.formats.sample_columns.Columns`; gives bool [N], ``True`` for each sample that stays.
+        lacking: Components; samples without one of them are left out. ``"jpg;jpeg"`` is lacked by what has neither.
+
+    Raises:
+        DataError: If a list names a key that its shard does not have, or a shard that several sets have; if keys or
+            labels are asked for and there is no column file; if no sample has a component of ``lacking``.
+        TypeError: If ``where`` gives anything but one bool for each sample.
+        ValueError: If nothing is left.
+    """
+    choice = _Choice(indexed)
+    if where is not None:
+        choice.leave_out("by where", choice.refused_by(where))
+    if entries := read_exclusions(exclude):
+        choice.leave_out("by exclude", choice.listed(entries))
+    for component in lacking:
+        choice.leave_out(f"without '{component}'", choice.lacking(component))
+    return choice.chosen()
+
+
+class _Choice:
+    """Ordinals that are left out so far, and why."""
+
+    def __init__(self, indexed: Indexed) -> None:
+        self._indexed, self._manifest = indexed, indexed.manifest
+        self._stops = np.cumsum(self._manifest.samples, dtype=np.int64)
+        self._num_samples = int(self._stops[-1])
+        self._excluded = np.empty(0, np.int64)
+        self._reasons: list[tuple[str, int]] = []
+
+    def leave_out(self, why: str, ordinals: Int64s) -> None:
+        excluded = np.union1d(self._excluded, ordinals)
+        self._reasons.append((why, len(excluded) - len(self._excluded)))
+        self._excluded = excluded
+
+    def chosen(self) -> Chosen:
+        counted = [f"{num} {why}" for why, num in self._reasons if num]
+        num = len(self._excluded)
+        summary = f"{num} sample{'' if num == 1 else 's'} left out{': ' if counted else ''}{', '.join(counted)}"
+        if num == self._num_samples:
+            raise ValueError(
+                f"nothing is left of the {num} samples of '{self._indexed.shards.url}': {', '.join(counted)}"
+            )
+        return Chosen(self._excluded, summary)
+
+    @cached_property
+    def _columns(self) -> Columns:
+        return self._indexed.columns()
+
+    # By a predicate
+
+    def refused_by(self, where: Where) -> Int64s:
+        keep: Any = where(self._columns)
+        if not isinstance(keep, np.ndarray) or keep.dtype != np.bool_ or keep.shape != (self._num_samples,):
+            found = f"{keep.dtype} of shape {list(keep.shape)}" if isinstance(keep, np.ndarray) else type(keep).__name__
+            raise TypeError(
+                f"where must give a numpy array of bool, one for each of {self._num_samples} samples, got {found}; "
+                'for instance: lambda columns: np.strings.startswith(columns.keys, "cat/")'
+            )
+        if not keep.any():
+            raise ValueError(
+                f"where keeps none of the {self._num_samples} samples of '{self._indexed.shards.url}'; the first is "
+                f"'{self._columns.samples.keys[0]}'"
+            )
+        return np.flatnonzero(~keep)
+
+    # By lists
+
+    def listed(self, entries: Sequence[Exclusion]) -> Int64s:
+        by_shard: dict[str, list[Exclusion]] = defaultdict(list)
+        by_key: dict[str, Exclusion] = {}
+        for entry in entries:
+            if entry.shard is None:
+                by_key.setdefault(entry.key, entry)
+            else:
+                by_shard[entry.shard].append(entry)
+        found = [self._listed_in_shards(by_shard), self._listed_by_key(by_key)]
+        return np.concatenate(found)
+
+    def _listed_in_shards(self, by_shard: Mapping[str, Sequence[Exclusion]]) -> Int64s:
+        numbers = self._shard_numbers(by_shard)
+        num_elsewhere = sum(len(entries) for name, entries in by_shard.items() if name not in numbers)
+        if num_elsewhere:
+            example = next(name for name in by_shard if name not in numbers)
+            _log.warning(
+                "exclude: %d of %d listed samples are of other shards than the loader's, '%s' for instance",
+                num_elsewhere,
+                sum(map(len, by_shard.values())),
+                example,
+            )
+        by_number: dict[int, list[Exclusion]] = defaultdict(list)
+        for name, number in numbers.items():
+            by_number[number] += by_shard[name]
+        ordinals: list[int] = []
+        for number, index in self._indexes(sorted(by_number)):
+            rows = _rows_of(index.keys, {entry.key for entry in by_number[number]})
+            for entry in by_number[number]:
+                if entry.key not in rows:
+                    raise DataError(
+                        f"{entry.where}: shard '{self._manifest.names[number]}' has no key '{entry.key}'; is the list "
+                        "of these shards, as they are now? mend the line, or delete it"
+                    )
+            first = int(self._stops[number] - self._manifest.samples[number])
+            ordinals += [first + row for found in rows.values() for row in found]
+        return np.array(ordinals, np.int64)
+
+    def _shard_numbers(self, by_shard: Mapping[str, Sequence[Exclusion]]) -> dict[str, int]:
+        """Name as it is listed -> the loader's shard. Of a mixture also by a shard's own name."""
+        if not by_shard:
+            return {}
+        indexed = self._indexed
+        if indexed.set_names == ("",):
+            return {name: number for number, name in enumerate(self._manifest.names) if name in by_shard}
+        named: dict[str, int] = {}
+        alike: dict[str, list[int]] = defaultdict(list)
+        # Of all that were indexed: a shard that another set has, outside the loader's, may be meant as well.
+        for row, name in enumerate(indexed.whole.names):
+            if name in by_shard:
+                named[name] = row
+            if (own := split_set(name)[1]) in by_shard:
+                alike[own].append(row)
+        for own, found in alike.items():
+            if own in named:
+                continue
+            if len(found) > 1:
+                first, second = (indexed.whole.names[row] for row in found[:2])
+                raise DataError(f"{by_shard[own][0].where}: shard '{own}' may be '{first}' or '{second}'; write which")
+            named[own] = found[0]
+        numbers = {row: number for number, row in enumerate(indexed.rows.tolist())}
+        return {name: numbers[row] for name, row in named.items() if row in numbers}
+
+    def _listed_by_key(self, by_key: Mapping[str, Exclusion]) -> Int64s:
+        if not by_key:
+            return np.empty(0, np.int64)
+        rows = _rows_of(self._columns.samples.keys, by_key.keys())
+        if missing := by_key.keys() - rows.keys():
+            unknown = [by_key[key] for key in by_key if key in missing]
+            if self._manifest.num_shards != self._indexed.whole.num_shards:
+                # Of shards that were indexed with the loader's, and are none of its own.
+                elsewhere = _rows_of(self._indexed.whole_columns().keys, missing)
+                unknown = [entry for entry in unknown if entry.key not in elsewhere]
+            if unknown:
+                more = f"; nor are {len(unknown) - 1} more" if len(unknown) > 1 else ""
+                raise DataError(
+                    f"{unknown[0].where}: key '{unknown[0].key}' is not in '{self._indexed.shards.url}'{more}; "
+                    f"expected keys such as '{self._columns.samples.keys[0]}'; mend the line, or delete it"
+                )
+            _log.warning(
+                "exclude: %d of %d listed keys are of other shards than the loader's, '%s' for instance",
+                len(missing),
+                len(by_key),
+                min(missing),
+            )
+        return np.array([row for found in rows.values() for row in found], np.int64)
+
+    # By what is lacking
+
+    def lacking(self, component: str) -> Int64s:
+        names = component.split(";")
+        whole = self._indexed.whole
+        # Of a selection of shards these are upper bounds: none is none, all of all is all.
+        counts = {name: whole.components.get(name, 0) for name in names}
+        if max(counts.values()) == whole.num_samples:
+            return np.empty(0, np.int64)
+        if not max(counts.values()):
+            there = ", ".join(f"'{name}'" for name in whole.components)
+            raise DataError(
+                f"no sample of '{self._indexed.shards.url}' has component '{component}' (found: {there or 'none'})"
+            )
+        asked = [name for name, count in counts.items() if count]
+        if self._indexed.has_columns() and (lacks := self._columns.samples.lack(asked)) is not None:
+            return np.flatnonzero(lacks)
+        ordinals = [np.empty(0, np.int64)]
+        for number, index in self._indexes(range(self._manifest.num_shards)):
+            is_there = np.zeros(index.num_samples, np.bool_)
+            for name in asked:
+                if name in index.offsets:
+                    is_there |= index.offsets[name] >= 0
+            first = int(self._stops[number] - self._manifest.samples[number])
+            ordinals.append(first + np.flatnonzero(~is_there))
+        return np.concatenate(ordinals)
+
+    def _indexes(self, shards: Sequence[int]) -> Iterator[tuple[int, ShardIndex]]:
+        """These shards' indexes, in order, kept by nobody."""
+        with ThreadPoolExecutor(NUM_READERS) as readers:
+            for first in range(0, len(shards), _AHEAD):
+                numbers = shards[first : first + _AHEAD]
+                yield from zip(numbers, readers.map(self._read_index, numbers), strict=True)
+
+    def _read_index(self, shard: int) -> ShardIndex:
+        name = index_name(self._manifest.names[shard])
+        index = ShardIndex.from_bytes(self._indexed.read_index(shard), where=self._indexed.locate(name))
+        if index.num_samples != self._manifest.samples[shard]:
+            raise DataError(
+                f"index '{self._indexed.locate(name)}' lists {index.num_samples} samples, the manifest says "
+                f"{self._manifest.samples[shard]}; rebuild it: dali-pipes prep index URL"
+            )
+        return index
+
+
+def _rows_of(keys: Sequence[str] | Texts, wanted: Iterable[str]) -> dict[str, list[int]]:
+    """Where each of these keys stands, for those that are there; a key may be in several shards."""
+    asked = frozenset(wanted)
+    rows: dict[str, list[int]] = {}
+    for row, key in enumerate(keys):
+        if key in asked:
+            rows.setdefault(key, []).append(row)
+    return rows

@@ -1,0 +1,346 @@
+"""TODO: dali_pipes/data_set/indexing.py."""
+
+import json
+import re
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from dali_pipes.errors import DataError
+from dali_pipes.formats.column_file import UNSIZED, checksum
+from dali_pipes.formats.manifest import Manifest
+from dali_pipes.formats.names import LABEL_COMPONENT, classes_name, columns_name, index_name, manifest_name
+from dali_pipes.formats.photo_header import PHOTO_FORMATS, is_photo, read_photo_header
+from dali_pipes.formats.sample_columns import ColumnsBuilder, SampleColumns
+from dali_pipes.formats.shard_index import PhotoColumns, ShardIndex
+from dali_pipes.formats.tar_reader import ArchiveReader, Member
+from dali_pipes.progress import bar
+from dali_pipes.store.base import Store
+from dali_pipes.store.etl import etl_of, index_command
+from dali_pipes.store.urls import ShardSet
+
+__all__ = [
+    "IndexedShards",
+    "find_columns",
+    "find_manifest",
+    "index_in_memory",
+    "index_shard",
+    "parse_label",
+    "read_class_table",
+]
+
+
+# Shards read at a time. Reading waits for the store; parsing holds the GIL, so more gain nothing.
+NUM_READERS = 4
+_INTEGER = re.compile(rb"[+-]?[0-9]+")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_CONTROL = re.compile("[\x00-\x1f\x7f\x80-\x9f\ud800-\udfff]")
+Int64s = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexedShards:
+    """What `index_in_memory` makes: the files that `index_shards` would have written."""
+
+    manifest: Manifest
+    indexes: Mapping[str, bytes]
+    """Name of the shard index's object -> its bytes, in the shards' order."""
+    columns: SampleColumns
+
+
+def index_in_memory(
+    shards: ShardSet, *, classes: Mapping[int, str] | None = None, show_progress: bool = False
+) -> IndexedShards:
+    """As `index_shards`, with the files kept in memory and nothing written: for shards that nobody has indexed.
+
+    Each shard is read in full. A shard index takes some 70 bytes a sample of three components, the columns 20.
+    """
+    indexes: dict[str, bytes] = {}
+    manifest, columns = index_each(shards, indexes.__setitem__, classes=classes, show_progress=show_progress)
+    return IndexedShards(manifest=manifest, indexes=indexes, columns=columns)
+
+
+def find_manifest(shards: ShardSet) -> Manifest | None:
+    """The manifest beside the shards, of all the shards that it lists; ``None`` where there is none.
+
+    Raises:
+        DataError: If what is there is no manifest of this version, or that of shards that are read otherwise.
+    """
+    name = manifest_name(shards.prefix)
+    data = shards.store.find(name)
+    if data is None:
+        return None
+    where = shards.store.locate(name)
+    manifest = Manifest.from_bytes(data, where=where)
+    if manifest.etl != etl_of(shards.store):
+        raise DataError(
+            f"manifest '{where}' is of shards {_how_read(manifest.etl)}, expected one of shards "
+            f"{_how_read(etl_of(shards.store))}; was it renamed? {index_command(shards)}"
+        )
+    return manifest
+
+
+def find_columns(shards: ShardSet, manifest: Manifest) -> SampleColumns | None:
+    """What the column file beside the shards has of all samples of ``manifest``; ``None`` where there is none.
+
+    Raises:
+        DataError: If what is there is no column file of this version, or that of another manifest.
+    """
+    name = columns_name(shards.prefix)
+    data = shards.store.find(name)
+    return None if data is None else SampleColumns.from_bytes(data, manifest=manifest, where=shards.store.locate(name))
+
+
+def index_each(
+    shards: ShardSet, keep: Callable[[str, bytes], None], *, classes: Mapping[int, str] | None, show_progress: bool
+) -> tuple[Manifest, SampleColumns]:
+    """Hand each shard index, by its object's name, to ``keep``; columns are all that stays of it."""
+    store, names = shards.store, shards.names
+    etl = etl_of(store)
+    stored_sizes = listed_sizes(shards)
+    # What an ETL makes of a shard has another size, which nobody knows before.
+    sizes: list[int | None] = [None] * len(names) if etl else list(stored_sizes)
+    if classes is None:
+        classes = read_class_table(store, shards.prefix)
+
+    def index_one(row: int) -> tuple[ShardIndex, bytes]:
+        try:
+            with store.open(names[row]) as stream:
+                index = index_shard(stream, shard=names[row], size=sizes[row], classes=classes)
+        except DataError as exc:
+            if not etl:
+                raise
+            # A transform that breaks off in the middle comes as a shard that is cut off.
+            raise DataError(f"{exc} (so ETL '{etl}' gave it)") from exc
+        return index, index.to_bytes()
+
+    shard_bytes, samples, index_bytes = (np.zeros(len(names), np.int64) for _ in range(3))
+    checksums, index_checksums = (np.zeros(len(names), np.uint64) for _ in range(2))
+    totals, columns = _Totals(), ColumnsBuilder()
+    drawn = bar(
+        what="index",
+        total=len(names) if etl else sum(stored_sizes),
+        unit="shards" if etl else "B",
+        shown=show_progress,
+    )
+    with drawn, ThreadPoolExecutor(NUM_READERS) as readers:
+        try:
+            # A few ahead of the one that is kept, not all: what is done waits in memory.
+            ahead = deque(readers.submit(index_one, row) for row in range(min(2 * NUM_READERS, len(names))))
+            for row, name in enumerate(names):
+                index, data = ahead.popleft().result()
+                if row + 2 * NUM_READERS < len(names):
+                    ahead.append(readers.submit(index_one, row + 2 * NUM_READERS))
+                keep(index_name(name), data)
+                shard_bytes[row], checksums[row] = index.shard_bytes, index.shard_checksum
+                index_bytes[row], index_checksums[row] = len(data), checksum(data)
+                samples[row] = index.num_samples
+                totals.add(index)
+                columns.add(index)
+                drawn.update(1 if etl else index.shard_bytes)
+        except BaseException:
+            readers.shutdown(cancel_futures=True)
+            raise
+    manifest = Manifest(
+        names=names,
+        shard_bytes=shard_bytes,
+        checksums=checksums,
+        samples=samples,
+        index_bytes=index_bytes,
+        index_checksums=index_checksums,
+        components=totals.components,
+        classes=classes or {},
+        photos=totals.format_counts(),
+        labels=totals.labels,
+        etl=etl,
+    )
+    return manifest, columns.finish()
+
+
+def index_shard(
+    stream: BinaryIO, *, shard: str, size: int | None = None, classes: Mapping[int, str] | None = None
+) -> ShardIndex:
+    """The index of one tar, read front to back from ``stream``.
+
+    Right for ustar, GNU and PAX archives with long, non-ASCII or spaced names (facts: DALI's own inference and
+    ``wds2idx`` each get some of these wrong). Directories, links, devices and names that belong to no sample are passed
+    over. A member's name is a key and never a path: ``../a.jpg`` and ``/b/a.jpg`` have the keys ``../a`` and ``/b/a``.
+
+    Args:
+        stream: The tar's bytes.
+        shard: Its name.
+        size: Its bytes where they are known: see `ArchiveReader`.
+        classes: See `index_shards`.
+
+    Raises:
+        DataError: See `index_shards`; ``shard`` names it.
+    """
+    archive = ArchiveReader(stream, shard=shard, size=size)
+    rows: list[_Row] = []
+    finished: set[str] = set()
+    for member in archive:
+        _add_member(rows, finished, member, shard=shard, classes=classes)
+    return _columns(rows, shard=shard, archive=archive)
+
+
+def read_class_table(store: Store, prefix: str) -> dict[int, str] | None:
+    """The class table that `pack` left beside the shards, ``None`` where there is none."""
+    name = classes_name(prefix)
+    data = store.find(name)
+    if data is None:
+        return None
+    try:
+        return {int(label): str(text) for label, text in json.loads(data).items()}
+    except (ValueError, AttributeError) as exc:
+        raise DataError(f'class table \'{store.locate(name)}\': expected {{"1": "name", ...}} ({exc})') from exc
+
+
+def parse_label(data: bytes, *, shard: str, key: str) -> int:
+    """A class id from the bytes of a ``cls`` component: an integer in ASCII digits, white space around it allowed.
+
+    Raises:
+        DataError: If it is anything else, or does not fit int64.
+    """
+    text = data.strip()
+    if not _INTEGER.fullmatch(text) or not -(2**63) <= (label := int(text)) < 2**63:
+        shown = data[:40].decode("ascii", "backslashreplace")
+        raise DataError(
+            f"shard '{shard}', key '{key}': component '{LABEL_COMPONENT}' holds '{shown}', expected an integer"
+        )
+    return label
+
+
+@dataclass(kw_only=True)
+class _Row:
+    key: str
+    label: int = 0
+    places: dict[str, tuple[int, int]] = field(default_factory=dict)
+    photos: dict[str, tuple[int, int, int]] = field(default_factory=dict)
+
+
+def _add_member(
+    rows: list[_Row], finished: set[str], member: Member, *, shard: str, classes: Mapping[int, str] | None
+) -> None:
+    key, component = member.key, member.component
+    check_member_name(member.name, shard=shard)
+    where = f"shard '{shard}', key '{key}'"
+    if not rows or rows[-1].key != key:
+        if key in finished:
+            raise DataError(
+                f"{where}: member '{member.name}' comes after other samples; the members of a sample must stand "
+                "together: sort the files by name before they are packed"
+            )
+        finished.add(key)
+        rows.append(_Row(key=key))
+    row = rows[-1]
+    if component in row.places:
+        raise DataError(f"{where}: component '{component}' is there twice (member '{member.name}')")
+    row.places[component] = (member.offset, member.size)
+    if component == LABEL_COMPONENT:
+        row.label = parse_label(member.read(), shard=shard, key=key)
+        if classes and row.label not in classes:
+            raise DataError(f"{where}: class id {row.label} is not in the class table ({_span(classes)})")
+    elif is_photo(component):
+        header = read_photo_header(member.read())
+        has_size = all(isinstance(side, int) and 0 < side < 2**31 for side in (header.height, header.width))
+        height, width = (header.height, header.width) if has_size else (0, 0)
+        row.photos[component] = (height, width, PHOTO_FORMATS.index(header.format))
+
+
+def check_member_name(name: str, *, shard: str) -> None:
+    # Keys stand in messages and lists, one a line.
+    if name.isprintable() or not _CONTROL.search(name):
+        return
+    shown = name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    found = "is not UTF-8" if _SURROGATE.search(name) else "holds a control character"
+    shown = _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", shown)
+    raise DataError(f"shard '{shard}', member '{shown}': its name {found}; rename it and pack again")
+
+
+@dataclass(kw_only=True)
+class _Totals:
+    """What the manifest sums up of all shard indexes."""
+
+    components: dict[str, int] = field(default_factory=dict)
+    labels: dict[str, int] = field(default_factory=dict)
+    _formats: dict[str, Int64s] = field(default_factory=dict)
+    """component -> int64 [number of formats + 1], the last of photos without a size."""
+
+    def add(self, index: ShardIndex) -> None:
+        is_there = {component: offsets >= 0 for component, offsets in index.offsets.items()}
+        for component, rows in is_there.items():
+            self.components[component] = self.components.get(component, 0) + int(rows.sum())
+        for component, photo in index.photos.items():
+            rows = is_there[component]
+            counts = self._formats.setdefault(component, np.zeros(len(PHOTO_FORMATS) + 1, np.int64))
+            counts[:-1] += np.bincount(photo.format[rows], minlength=len(PHOTO_FORMATS))
+            counts[-1] += np.count_nonzero(photo.height[rows] == 0)
+        if index.labels is not None:
+            # A component is listed where a sample has it.
+            labels = index.labels[is_there[LABEL_COMPONENT]]
+            self.labels["min"] = min(int(labels.min()), self.labels.get("min", 2**63))
+            self.labels["max"] = max(int(labels.max()), self.labels.get("max", -(2**63)))
+
+    def format_counts(self) -> dict[str, dict[str, int]]:
+        """`Manifest.photos`."""
+        photos = {}
+        for component, counts in self._formats.items():
+            photos[component] = {PHOTO_FORMATS[code]: int(counts[code]) for code in np.flatnonzero(counts[:-1])}
+            if counts[-1] != photos[component].get("unknown", 0):
+                photos[component][UNSIZED] = int(counts[-1])
+        return photos
+
+
+def _columns(rows: list[_Row], *, shard: str, archive: ArchiveReader) -> ShardIndex:
+    components = sorted({component for row in rows for component in row.places})
+    absent = (-1, 0)
+    places = {c: np.array([row.places.get(c, absent) for row in rows], np.int64).reshape(-1, 2) for c in components}
+    headers = {
+        c: np.array([row.photos.get(c, (0, 0, 0)) for row in rows], np.int64).reshape(-1, 3)
+        for c in components
+        if is_photo(c)
+    }
+    has_labels = LABEL_COMPONENT in places
+    return ShardIndex(
+        shard=shard,
+        shard_bytes=archive.num_bytes,
+        shard_checksum=archive.checksum,
+        keys=tuple(row.key for row in rows),
+        offsets={c: place[:, 0] for c, place in places.items()},
+        sizes={c: place[:, 1] for c, place in places.items()},
+        labels=np.array([row.label for row in rows], np.int64) if has_labels else None,
+        photos={
+            c: PhotoColumns(
+                height=header[:, 0].astype(np.int32),
+                width=header[:, 1].astype(np.int32),
+                format=header[:, 2].astype(np.uint8),
+            )
+            for c, header in headers.items()
+        },
+    )
+
+
+def listed_sizes(shards: ShardSet) -> list[int]:
+    listed = {entry.name: entry.size for entry in shards.store.list(shards.prefix)}
+    for name in shards.names:
+        # Local shards may lie in several folders, which one listing does not cover.
+        if name not in listed and (size := shards.store.size(name)) is not None:
+            listed[name] = size
+    missing = [name for name in shards.names if name not in listed]
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise DataError(f"no shard '{shards.store.locate(missing[0])}'{more}; {len(shards.names)} were named")
+    return [listed[name] for name in shards.names]
+
+
+def _how_read(etl: str) -> str:
+    return f"as ETL '{etl}' gives them" if etl else "as they are stored"
+
+
+def _span(classes: Mapping[int, str]) -> str:
+    return f"{len(classes)} classes, {min(classes)} to {max(classes)}"

@@ -1,0 +1,286 @@
+"""An endpoint, its token and certificates to connections: made, encrypted, and kept open for the next request."""
+
+import os
+import ssl
+from base64 import b64encode
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from urllib.parse import SplitResult, quote, unquote, urlencode, urljoin, urlsplit
+
+from dali_pipes.errors import StoreError
+from dali_pipes.fetch.http1 import Answer, Line, Steps, dial
+from dali_pipes.store.messages import is_loopback
+
+__all__ = ["Connection", "Lines", "host_of", "is_token_for"]
+
+MAX_IDLE_LINES = 32
+"""Kept open, of one fetcher, to proxy and targets together."""
+
+_PORTS = {"http": 80, "https": 443}
+_TRUE = ("1", "t", "true", "y", "yes", "on")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Connection:
+    """Where the cluster is, and how it is to be talked to.
+
+    Raises:
+        ValueError: If ``endpoint`` is no URL of a host, or has a password in it.
+    """
+
+    endpoint: str
+    """A proxy's URL, ``http://host:51080``."""
+    token: str | None = field(default=None, repr=False)
+    """Of AIStore's AuthN."""
+    ca: Path | None = None
+    """Certificates to trust, a file or a directory; ``None``: those that `requests` trusts."""
+    client_cert: tuple[Path, Path] | None = None
+    """Certificate and key, for a cluster that wants to know its clients."""
+    skip_verify: bool = False
+    """Trust whoever answers."""
+
+    def __post_init__(self) -> None:
+        """Check the endpoint."""
+        try:
+            parts = urlsplit(self.endpoint)
+            is_url = parts.scheme in _PORTS and bool(parts.hostname) and _port_of(parts) > 0
+        except ValueError:
+            is_url = False
+        if is_url and "@" in parts.netloc:
+            raise ValueError(f"the endpoint at '{parts.hostname}' must not hold a password; pass a token")
+        if not is_url:
+            raise ValueError(f"endpoint must be a URL such as http://localhost:51080, got '{self.endpoint}'")
+        if self.token and not (self.token.isascii() and self.token.isprintable()):
+            raise ValueError("the token has other characters than ASCII's printable ones; is AIS_AUTHN_TOKEN whole?")
+
+    @classmethod
+    def from_environment(cls, endpoint: str) -> "Connection":
+        """As the ``aistore`` SDK: AIS_AUTHN_TOKEN, AIS_CLIENT_CA, AIS_CRT, AIS_CRT_KEY, AIS_SKIP_VERIFY_CRT.
+
+        REQUESTS_CA_BUNDLE and CURL_CA_BUNDLE count where AIS_CLIENT_CA is not set; `requests`, which the SDK talks
+        through, lets them win over it, and over AIS_SKIP_VERIFY_CRT. They do not count for an endpoint on this machine,
+        for which `dali_pipes.store.ais` does not ask them either.
+        """
+        environment = os.environ
+        certificate, key = environment.get("AIS_CRT"), environment.get("AIS_CRT_KEY")
+        skips = environment.get("AIS_SKIP_VERIFY_CRT", environment.get("AIS_SKIP_VERIFY", ""))
+        bundles = [] if is_loopback(endpoint) else ["REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"]
+        ca = next(filter(None, map(environment.get, ["AIS_CLIENT_CA", *bundles])), None)
+        return cls(
+            endpoint=endpoint,
+            token=environment.get("AIS_AUTHN_TOKEN") or None,
+            ca=Path(ca) if ca else None,
+            client_cert=(Path(certificate), Path(key)) if certificate and key else None,
+            skip_verify=skips.strip().lower() in _TRUE,
+        )
+
+    def tls_context(self) -> ssl.SSLContext:
+        """What `requests` would shake hands with.
+
+        Raises:
+            StoreError: If a file cannot be read.
+        """
+        from certifi import where
+        from urllib3.util.ssl_ import create_urllib3_context
+
+        context = create_urllib3_context()
+        context.set_alpn_protocols(["http/1.1"])
+        if self.skip_verify:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        else:
+            trusted = self.ca or Path(where())
+            try:
+                if trusted.is_dir():
+                    context.load_verify_locations(capath=trusted)
+                else:
+                    context.load_verify_locations(cafile=trusted)
+            except OSError as exc:
+                raise StoreError(f"cannot read certificates from '{trusted}': {exc}; check AIS_CLIENT_CA") from exc
+        if self.client_cert:
+            certificate, key = self.client_cert
+            try:
+                context.load_cert_chain(certificate, key)
+            except OSError as exc:
+                text = f"cannot read the client's certificate '{certificate}' with its key '{key}': {exc}"
+                raise StoreError(f"{text}; check AIS_CRT and AIS_CRT_KEY") from exc
+        return context
+
+    def proxy_for(self, url: str) -> str | None:
+        """The proxy that the environment names for a URL; none where the endpoint is on this machine."""
+        from requests.utils import get_environ_proxies, select_proxy
+
+        if is_loopback(self.endpoint):
+            return None
+        proxy: str | None = select_proxy(url, get_environ_proxies(url)) or None
+        return proxy if proxy is None or "://" in proxy else f"http://{proxy}"
+
+    def object_url(self, bucket: str, name: str, *, provider: str, **query: str) -> str:
+        """As the SDK builds it; nothing in a name is folded.
+
+        >>> Connection(endpoint="http://localhost:51080").object_url("pets", "a b/../x.tar", provider="ais")
+        'http://localhost:51080/v1/objects/pets/a%20b/../x.tar?provider=ais'
+        """
+        query = {"provider": provider, **query}
+        return f"{urljoin(self.endpoint, 'v1')}/objects/{bucket}/{quote(name)}?{urlencode(query)}"
+
+
+def is_token_for(endpoint: str, url: str) -> bool:
+    """Whether a request for ``url`` carries the endpoint's token, by the rule of `requests`, and so the SDK's.
+
+    Only the same scheme, host and port get it: a target, at another address, has the proxy's redirect for it.
+
+    >>> is_token_for("https://ais:51080", "https://ais:51080/v1/objects/b/o")
+    True
+    >>> is_token_for("https://ais:51080", "https://ais:51081/v1/objects/b/o")
+    False
+    """
+    old, new = urlsplit(endpoint), urlsplit(url)
+    if old.hostname != new.hostname:
+        return False
+    if (old.scheme, _port_of(old), new.scheme, _port_of(new)) == ("http", 80, "https", 443):
+        return True
+    return (old.scheme, _port_of(old)) == (new.scheme, _port_of(new))
+
+
+def host_of(url: str) -> str:
+    """``host:port``, for messages.
+
+    >>> host_of("https://[::1]/v1")
+    '[::1]:443'
+    """
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    return f"[{host}]:{_port_of(parts)}" if ":" in host else f"{host}:{_port_of(parts)}"
+
+
+class Lines:
+    """Connections to a cluster's proxy and targets; owns those that are idle, whoever borrows one owns it.
+
+    Args:
+        connection: The cluster.
+        connect_timeout_s: For each address of a host.
+        silence_s: Without a byte, when connected.
+    """
+
+    def __init__(self, connection: Connection, *, connect_timeout_s: float, silence_s: float) -> None:
+        self._connection = connection
+        self._connect_timeout_s, self._silence_s = connect_timeout_s, silence_s
+        self._idle: list[Line] = []
+        """The least recently used first."""
+        self._proxies: dict[str, str | None] = {}
+
+    def close(self) -> None:
+        """Close those that are idle. Can be called twice."""
+        while self._idle:
+            self._idle.pop().close()
+
+    def get(self, url: str, *, byte_range: tuple[int, int] | None) -> Steps[tuple[Line, Answer]]:
+        """Ask for a URL, or bytes ``[start, stop)`` of it: the answer's head, and the connection, to be given back.
+
+        Raises:
+            OSError, ProtocolError: If nothing answers, or no HTTP.
+            StoreError: If a certificate cannot be read, or the environment's proxy is of a kind that we cannot use.
+        """
+        request = self._request(url, byte_range)
+        while True:
+            line = yield from self._borrow(urlsplit(url))
+            is_used = line.num_answers > 0
+            try:
+                return line, (yield from line.ask(request))
+            except (ConnectionError, ssl.SSLEOFError):
+                line.close()
+                # A server may close a connection in the moment in which it is used again: that is no fault.
+                if not is_used:
+                    raise
+            except BaseException:
+                line.close()
+                raise
+
+    def give_back(self, line: Line) -> None:
+        """Keep a connection for the next request; one with an answer only half read is closed."""
+        if not line.is_idle:
+            line.close()
+            return
+        self._idle.append(line)
+        if len(self._idle) > MAX_IDLE_LINES:
+            self._idle.pop(0).close()
+
+    def _request(self, url: str, byte_range: tuple[int, int] | None) -> bytes:
+        parts = urlsplit(url)
+        proxy = self._proxy_for(parts) if parts.scheme == "http" else None
+        lines = [
+            f"GET {url if proxy else url[len(_origin_of(parts)) :]} HTTP/1.1",
+            f"Host: {parts.netloc}",
+            "User-Agent: dali-pipes",
+            "Accept: */*",
+            "Accept-Encoding: identity",
+        ]
+        if proxy:
+            lines += _proxy_headers(proxy)
+        if self._connection.token and is_token_for(self._connection.endpoint, url):
+            lines.append(f"Authorization: Bearer {self._connection.token}")
+        if byte_range:
+            lines.append(f"Range: bytes={byte_range[0]}-{byte_range[1] - 1}")
+        return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+
+    def _borrow(self, parts: SplitResult) -> Steps[Line]:
+        origin = _origin_of(parts)
+        for line in [line for line in reversed(self._idle) if line.origin == origin]:
+            self._idle.remove(line)
+            if not line.is_stale:
+                return line
+            line.close()
+        proxy = self._proxy_for(parts)
+        via = urlsplit(proxy) if proxy else parts
+        if proxy and (via.scheme != "http" or not via.hostname):
+            raise StoreError(
+                f"the environment's proxy for {host_of(origin)} is of the kind '{via.scheme}', only 'http://host:port' "
+                "can be used; name the host in NO_PROXY to reach it directly"
+            )
+        sock = yield from dial(via.hostname or "", _port_of(via), timeout_s=self._connect_timeout_s)
+        line = Line(sock, origin=origin, silence_s=self._silence_s)
+        try:
+            if parts.scheme == "https":
+                if proxy:
+                    yield from _tunnel(line, host_of(origin), proxy)
+                yield from line.encrypt(self._tls, parts.hostname or "")
+        except BaseException:
+            line.close()
+            raise
+        return line
+
+    def _proxy_for(self, parts: SplitResult) -> str | None:
+        origin = _origin_of(parts)
+        if origin not in self._proxies:
+            self._proxies[origin] = self._connection.proxy_for(origin)
+        return self._proxies[origin]
+
+    @cached_property
+    def _tls(self) -> ssl.SSLContext:
+        return self._connection.tls_context()
+
+
+def _tunnel(line: Line, host: str, proxy: str) -> Steps[None]:
+    lines = [f"CONNECT {host} HTTP/1.1", f"Host: {host}", *_proxy_headers(proxy)]
+    answer = yield from line.ask(("\r\n".join(lines) + "\r\n\r\n").encode("latin-1"))
+    if answer.status != 200:
+        raise ConnectionError(f"the proxy {host_of(proxy)} answers {answer.status} {answer.reason}")
+    line.num_answers = 0  # of the host itself
+
+
+def _proxy_headers(proxy: str) -> list[str]:
+    parts = urlsplit(proxy)
+    if parts.username is None:
+        return []
+    credentials = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+    return [f"Proxy-Authorization: Basic {b64encode(credentials.encode()).decode()}"]
+
+
+def _origin_of(parts: SplitResult) -> str:
+    return f"{parts.scheme}://{parts.netloc}"
+
+
+def _port_of(parts: SplitResult) -> int:
+    return parts.port or _PORTS[parts.scheme]

@@ -1,0 +1,46 @@
+"""TODO: dali_pipes/formats/names.py."""
+
+__all__ = [
+    "LABEL_COMPONENT",
+    "classes_name",
+    "columns_name",
+    "index_name",
+    "manifest_name",
+    "transformed_name",
+]
+
+
+LABEL_COMPONENT = "cls"
+"""The component that holds a class id in ASCII digits: WebDataset's name for it."""
+
+
+def index_name(shard: str) -> str:
+    """``a/x-000000.tar`` -> ``a/x-000000.index.safetensors``."""
+    return f"{shard.removesuffix('.tar')}.index.safetensors"
+
+
+def manifest_name(prefix: str) -> str:
+    """``a/x-`` -> ``a/x-manifest.safetensors``."""
+    return f"{prefix}manifest.safetensors"
+
+
+def columns_name(prefix: str) -> str:
+    """``a/x-`` -> ``a/x-columns.safetensors``: see `dali_pipes.formats.sample_columns`."""
+    return f"{prefix}columns.safetensors"
+
+
+def classes_name(prefix: str) -> str:
+    """``a/x-`` -> ``a/x-classes.json``: the class table that `pack` leaves, ``{"1": "Abyssinian", ...}``."""
+    return f"{prefix}classes.json"
+
+
+def transformed_name(name: str, *, etl: str) -> str:
+    """What an index, manifest or column file of shards is called that says how an ETL gives them.
+
+    Never the name of such a file of other shards, nor of another ETL's: theirs end in ``index``, ``manifest`` or
+    ``columns`` before the suffix, and an ETL's name has no dot.
+
+    >>> transformed_name("a/x-000000.index.safetensors", etl="pets-npy")
+    'a/x-000000.index.pets-npy.etl.safetensors'
+    """
+    return f"{name.removesuffix('.safetensors')}.{etl}.etl.safetensors"

@@ -1,0 +1,326 @@
+"""Sum up the samples: shard indexes in, one file of the columns by which samples are chosen out.
+
+A loader reads a shard's index when it reads the shard. To choose samples by key or label before the first batch, all of
+them would have to be read: a request each. The column file has what is needed of all in one, in the manifest's order.
+
+Column file, ``samples-columns.safetensors``, version 1, for N samples (a safetensors file, see `dali_pipes.formats.manifest`):
+
+=============  ==========  ===========================================================================================
+column         dtype       holds
+=============  ==========  ===========================================================================================
+``key/bytes``  uint8       the keys, one after the other
+``key/ends``   int64 N     where each key ends
+``label``      int8 to 64  the class id in ``cls``, 0 where a sample lacks it, in the smallest type that all ids fit;
+                           only where a sample has ``cls``
+``has/C``      uint8       whether each has component C, one bit a sample, the first in the highest bit; only for
+                           components that some samples lack
+=============  ==========  ===========================================================================================
+
+Its header, JSON: ``manifest``, the manifest's digest, and ``components``, by name in order; those without a ``has/C``
+every sample has. A data set of more than `MAX_COMPONENTS` has those that came first, and ``cls``.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dali_pipes.errors import DataError
+from dali_pipes.formats.column_file import ColumnFile, save_columns
+from dali_pipes.formats.manifest import Manifest
+from dali_pipes.formats.names import LABEL_COMPONENT
+from dali_pipes.formats.shard_index import ShardIndex
+from dali_pipes.formats.texts import Texts, pack_texts
+
+__all__ = ["MAX_COMPONENTS", "NO_LABEL", "Columns", "ColumnsBuilder", "SampleColumns", "join_columns"]
+
+COLUMNS_VERSION = 1
+COLUMNS_KIND = "dali-pipes column file"
+
+MAX_COMPONENTS = 64
+"""Components that a column file knows. Names with a date in them can make one of each sample: a bitmap each would grow
+with the square of the data set."""
+NO_LABEL = -1
+"""What `Columns.labels` has for a sample without ``cls``."""
+
+_LABEL_TYPES = (np.int8, np.int16, np.int32, np.int64)
+# Keys decoded at a time: as Python strings they take five times their room.
+_ROWS_AT_A_TIME = 1 << 16
+
+Int64s = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+Strings = npt.NDArray[Any]
+"""Of numpy's ``StringDType``, which its type stubs cannot say."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleColumns:
+    """What a column file holds, of all samples in the manifest's order or of some of its shards."""
+
+    keys: Texts
+    labels: npt.NDArray[np.signedinteger[Any]] | None
+    """int8 to int64 [N]; 0 where a sample lacks it. ``None`` where none has any."""
+    has: Mapping[str, Bools | None]
+    """component -> bool [N], whether each sample has it; ``None``: all have it."""
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def lack(self, names: Sequence[str]) -> Bools | None:
+        """Whether each sample lacks all of these components: bool [N]; ``None`` where one of them is not known here."""
+        if any(name not in self.has for name in names):
+            return None
+        lacking = np.ones(len(self), np.bool_)
+        for name in names:
+            mask = self.has[name]
+            lacking &= False if mask is None else ~mask
+        return lacking
+
+    def of_shards(self, samples: Int64s, rows: Int64s) -> "SampleColumns":
+        """The columns of some shards, in the order given; itself where they are all, in their own order.
+
+        Args:
+            samples: int64 [shards], samples in each of the shards that these columns are of.
+            rows: Which of them.
+        """
+        if np.array_equal(rows, np.arange(len(samples))):
+            return self
+        stops = np.cumsum(samples, dtype=np.int64)
+        starts, counts = (stops - samples)[rows], samples[rows]
+        # Each shard's first ordinal, less where its run starts in the result, plus the position in that.
+        offsets = np.repeat(starts - (np.cumsum(counts) - counts), counts)
+        ordinals = offsets + np.arange(len(offsets), dtype=np.int64)
+        ends = np.append(0, self.keys.ends)
+        runs = [self.keys.data[ends[start] : ends[start + count]] for start, count in zip(starts, counts, strict=True)]
+        lengths = self.keys.ends[ordinals] - ends[ordinals]
+        data = np.concatenate([np.empty(0, np.uint8), *runs])
+        return SampleColumns(
+            keys=Texts(data, np.cumsum(lengths, dtype=np.int64)),
+            labels=None if self.labels is None else self.labels[ordinals],
+            has={name: None if mask is None else mask[ordinals] for name, mask in self.has.items()},
+        )
+
+    def to_bytes(self, *, manifest: str) -> bytes:
+        """The column file. The same columns always give the same bytes.
+
+        Args:
+            manifest: The digest of the manifest of these samples.
+        """
+        columns: dict[str, npt.NDArray[Any]] = {"key/bytes": self.keys.data, "key/ends": self.keys.ends}
+        if self.labels is not None:
+            columns["label"] = self.labels
+        for name, mask in self.has.items():
+            if mask is not None:
+                columns[f"has/{name}"] = np.packbits(mask)
+        header = {
+            "kind": COLUMNS_KIND,
+            "version": COLUMNS_VERSION,
+            "manifest": manifest,
+            "components": sorted(self.has),
+        }
+        return save_columns(columns, header)
+
+    @classmethod
+    def from_bytes(cls, data: bytes, *, manifest: Manifest, where: str) -> "SampleColumns":
+        """Read a column file.
+
+        Args:
+            data: Its bytes.
+            manifest: That of the same samples.
+            where: Names the file.
+
+        Raises:
+            DataError: If ``data`` is not a column file of this version, says what none may say, or is another
+                manifest's.
+        """
+        file = ColumnFile.open(data, where=where, kind=COLUMNS_KIND, version=COLUMNS_VERSION)
+        digest = file.text("manifest")
+        if digest != manifest.digest:
+            raise DataError(
+                f"'{where}' is the column file of another manifest: {digest:.12}..., beside it lies "
+                f"{manifest.digest[:12]}...; index the shards anew: dali-pipes prep index URL"
+            )
+        keys = file.texts("key")
+        if len(keys) != manifest.num_samples:
+            raise file.refused(f"{manifest.num_samples} samples, the manifest's", str(len(keys)))
+        components = _components(file)
+        labels = None
+        if LABEL_COMPONENT in components:
+            found = file.columns.get("label")
+            dtype = next((kind for kind in _LABEL_TYPES if found is not None and found.dtype == kind), np.int64)
+            labels = file.column("label", dtype, len(keys))
+        has = {name: _unpacked(file, name, len(keys)) for name in components}
+        file.expect_no_more()
+        return cls(keys=keys, labels=labels, has=has)
+
+
+class Columns:
+    """What is known of each sample before a shard is read, all in the loader's order: what ``where=`` chooses by.
+
+    Args:
+        samples: What the column file has of them.
+        names: The loader's shards.
+        counts: int64 [shards], samples in each.
+    """
+
+    def __init__(self, samples: SampleColumns, *, names: Sequence[str], counts: Int64s) -> None:
+        self.samples = samples
+        """As they lie in the file: keys not decoded, labels in their smallest type."""
+        self._names, self._counts = names, counts
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    @cached_property
+    def keys(self) -> Strings:
+        """Each sample's key: ``StringDType`` [N], for ``np.strings.startswith(columns.keys, "cat/")``. 0.2 us a key."""
+        return _strings(self.samples.keys)
+
+    @cached_property
+    def labels(self) -> Int64s:
+        """Each sample's class id, as ``cls`` holds it: int64 [N]; `NO_LABEL` where a sample lacks it.
+
+        Raises:
+            DataError: If none has any.
+        """
+        if self.samples.labels is None:
+            raise DataError(
+                f"no labels to choose by: none of {len(self)} samples, from shard '{self._names[0]}' on, has a "
+                f"component '{LABEL_COMPONENT}' (found: {', '.join(self.components) or 'none'})"
+            )
+        labels = self.samples.labels.astype(np.int64)
+        mask = self.samples.has[LABEL_COMPONENT]
+        if mask is not None:
+            labels[~mask] = NO_LABEL
+        return labels
+
+    @cached_property
+    def shards(self) -> Strings:
+        """The name of each sample's shard: ``StringDType`` [N]. In a mixture it starts with the data set's name."""
+        return np.repeat(_strings(Texts(*pack_texts(self._names))), self._counts)
+
+    @property
+    def components(self) -> list[str]:
+        """The names of the components that samples have, at most `MAX_COMPONENTS` and ``cls``."""
+        return sorted(self.samples.has)
+
+    def has(self, component: str) -> Bools:
+        """Whether each sample has a component: bool [N].
+
+        Raises:
+            DataError: If it is none of `components`.
+        """
+        lacking = self.samples.lack([component])
+        if lacking is None:
+            raise DataError(
+                f"no component '{component}' to choose by, in {len(self)} samples from shard '{self._names[0]}' on "
+                f"(found: {', '.join(self.components) or 'none'})"
+            )
+        return ~lacking
+
+
+class ColumnsBuilder:
+    """Collects columns, one shard's after the other's, in the manifest's order; holds no Python object a sample."""
+
+    def __init__(self) -> None:
+        self._num_samples = 0
+        self._keys, self._ends = bytearray(), bytearray()
+        self._labels: bytearray | None = None  # int64
+        # A byte a sample; None as long as all have it.
+        self._has: dict[str, bytearray | None] = {}
+
+    def add(self, index: ShardIndex) -> None:
+        """Take the next shard's."""
+        before, num = self._num_samples, index.num_samples
+        if not num:
+            return
+        data, ends = pack_texts(index.keys)
+        self._ends += (ends + len(self._keys)).tobytes()
+        self._keys += data.tobytes()
+        if index.labels is not None and self._labels is None:
+            self._labels = bytearray(8 * before)
+        if self._labels is not None:
+            self._labels += bytes(8 * num) if index.labels is None else index.labels.astype(np.int64).tobytes()
+        for name in index.offsets:
+            if name not in self._has and (len(self._has) < MAX_COMPONENTS or name == LABEL_COMPONENT):
+                self._has[name] = bytearray(before) if before else None
+        for name, so_far in self._has.items():
+            is_there = index.offsets[name] >= 0 if name in index.offsets else np.zeros(num, np.bool_)
+            if so_far is not None:
+                so_far += is_there.tobytes()
+            elif not is_there.all():
+                self._has[name] = bytearray(b"\1" * before + is_there.tobytes())
+        self._num_samples += num
+
+    def finish(self) -> SampleColumns:
+        """The columns of all that was added."""
+        return SampleColumns(
+            keys=Texts(np.frombuffer(self._keys, np.uint8), np.frombuffer(self._ends, np.int64)),
+            labels=None if self._labels is None else _smallest(np.frombuffer(self._labels, np.int64)),
+            has={name: None if mask is None else np.frombuffer(mask, np.bool_) for name, mask in self._has.items()},
+        )
+
+
+def join_columns(parts: Sequence[tuple[SampleColumns, Mapping[str, int]]]) -> SampleColumns:
+    """The columns of several data sets, one after the other.
+
+    Args:
+        parts: Of each data set its columns, and the `dali_pipes.formats.manifest.Manifest.components` of them: a component that is
+            counted there, and that its column file does not know, is not known of the whole.
+    """
+    stops = np.cumsum([len(columns.keys.data) for columns, _ in parts])
+    ends = [
+        columns.keys.ends + (stop - len(columns.keys.data)) for (columns, _), stop in zip(parts, stops, strict=True)
+    ]
+    data = np.concatenate([columns.keys.data for columns, _ in parts])
+    labels = None
+    if any(columns.labels is not None for columns, _ in parts):
+        labels = np.concatenate(
+            [np.zeros(len(columns), np.int8) if columns.labels is None else columns.labels for columns, _ in parts]
+        )
+    has: dict[str, Bools | None] = {}
+    for name in sorted({name for columns, _ in parts for name in columns.has}):
+        if any(name not in columns.has and counted.get(name, 0) for columns, counted in parts):
+            continue
+        masks = [_mask(columns, name) for columns, _ in parts]
+        has[name] = None if all(mask.all() for mask in masks) else np.concatenate(masks)
+    return SampleColumns(keys=Texts(data, np.concatenate(ends)), labels=labels, has=has)
+
+
+def _mask(columns: SampleColumns, name: str) -> Bools:
+    mask = columns.has.get(name)
+    return np.full(len(columns), name in columns.has) if mask is None else mask
+
+
+def _smallest(labels: Int64s) -> npt.NDArray[np.signedinteger[Any]]:
+    least, greatest = int(labels.min(initial=0)), int(labels.max(initial=0))
+    for kind in _LABEL_TYPES:
+        if np.iinfo(kind).min <= least and greatest <= np.iinfo(kind).max:
+            return labels.astype(kind)
+    raise AssertionError("int64 fits int64")
+
+
+def _strings(texts: Texts) -> Strings:
+    strings = np.empty(len(texts), np.dtypes.StringDType())
+    for start in range(0, len(texts), _ROWS_AT_A_TIME):
+        strings[start : start + _ROWS_AT_A_TIME] = list(texts[start : start + _ROWS_AT_A_TIME])
+    return strings
+
+
+def _components(file: ColumnFile) -> list[str]:
+    value = file.header.get("components")
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value) or sorted(set(value)) != value:
+        raise file.refused("'components' to be names in order", f"{value!r:.40}")
+    return value
+
+
+def _unpacked(file: ColumnFile, component: str, num_samples: int) -> Bools | None:
+    if f"has/{component}" not in file.columns:
+        return None
+    bits = np.unpackbits(file.column(f"has/{component}", np.uint8, -(-num_samples // 8)))
+    if bits[num_samples:].any():
+        raise file.refused(f"column 'has/{component}' of {num_samples} bits", "more")
+    return bits[:num_samples].astype(np.bool_)

@@ -1,0 +1,136 @@
+"""TODO: dali_pipes/formats/shard_index.py."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dali_pipes.formats.column_file import ColumnFile, save_columns
+from dali_pipes.formats.names import LABEL_COMPONENT
+from dali_pipes.formats.photo_header import PHOTO_FORMATS
+from dali_pipes.formats.texts import pack_texts
+
+__all__ = [
+    "PhotoColumns",
+    "ShardIndex",
+]
+
+
+INDEX_VERSION = 1
+INDEX_KIND = "dali-pipes shard index"
+Int32s = npt.NDArray[np.int32]
+Int64s = npt.NDArray[np.int64]
+UInt8s = npt.NDArray[np.uint8]
+# Members of a tar start at a block.
+BLOCK = 512
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhotoColumns:
+    """What the headers of one component's photos say; int32 [N], int32 [N], uint8 [N]."""
+
+    height: Int32s
+    width: Int32s
+    format: UInt8s
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardIndex:
+    """Where every component of every sample of one shard lies, and what is known of it without decoding."""
+
+    shard: str
+    shard_bytes: int
+    shard_checksum: int
+    keys: Sequence[str]
+    """As `Texts` where it was read from a file: a key is decoded when it is asked for."""
+    offsets: Mapping[str, Int64s]
+    """component -> int64 [N], bytes from the shard's start, -1 where the sample lacks the component."""
+    sizes: Mapping[str, Int64s]
+    labels: Int64s | None
+    photos: Mapping[str, PhotoColumns]
+
+    @property
+    def num_samples(self) -> int:
+        return len(self.keys)
+
+    def to_bytes(self) -> bytes:
+        """The shard index's file. The same index always gives the same bytes."""
+        key_bytes, key_ends = pack_texts(self.keys)
+        columns: dict[str, npt.NDArray[Any]] = {"key/bytes": key_bytes, "key/ends": key_ends}
+        if self.labels is not None:
+            columns["label"] = self.labels
+        for component, offsets in self.offsets.items():
+            columns[f"offset/{component}"] = offsets
+            columns[f"size/{component}"] = self.sizes[component]
+        for component, photo in self.photos.items():
+            columns[f"height/{component}"] = photo.height
+            columns[f"width/{component}"] = photo.width
+            columns[f"format/{component}"] = photo.format
+        header = {
+            "kind": INDEX_KIND,
+            "version": INDEX_VERSION,
+            "shard": self.shard,
+            "shard_bytes": self.shard_bytes,
+            "shard_checksum": f"{self.shard_checksum:016x}",
+        }
+        return save_columns(columns, header)
+
+    @classmethod
+    def from_bytes(cls, data: bytes, *, where: str) -> "ShardIndex":
+        """Read a shard index; every place that it names is within a shard of ``shard_bytes``.
+
+        Raises:
+            DataError: If ``data`` is not a shard index of this version, or says what no shard index may say; ``where``
+                names it.
+        """
+        file = ColumnFile.open(data, where=where, kind=INDEX_KIND, version=INDEX_VERSION)
+        shard_bytes = file.whole_number("shard_bytes")
+        keys = file.texts("key")
+        # Sorted: safetensors gives columns in no order of its own.
+        components = sorted(name.removeprefix("offset/") for name in file.columns if name.startswith("offset/"))
+        offsets = {c: file.column(f"offset/{c}", np.int64, len(keys)) for c in components}
+        sizes = {c: file.column(f"size/{c}", np.int64, len(keys)) for c in components}
+        photos = {
+            c: PhotoColumns(
+                height=file.column(f"height/{c}", np.int32, len(keys)),
+                width=file.column(f"width/{c}", np.int32, len(keys)),
+                format=file.column(f"format/{c}", np.uint8, len(keys)),
+            )
+            for c in components
+            if f"format/{c}" in file.columns
+        }
+        labels = file.column("label", np.int64, len(keys)) if LABEL_COMPONENT in components else None
+        file.expect_no_more()
+        for c in components:
+            _check_places(file, c, offsets[c], sizes[c], shard_bytes=shard_bytes)
+        for c, photo in photos.items():
+            if (photo.height < 0).any() or (photo.width < 0).any():
+                raise file.refused(f"photos '{c}' of no negative height or width", "one")
+            if (photo.format >= len(PHOTO_FORMATS)).any():
+                raise file.refused(f"formats of photos '{c}' below {len(PHOTO_FORMATS)}", str(photo.format.max()))
+        return cls(
+            shard=file.text("shard"),
+            shard_bytes=shard_bytes,
+            shard_checksum=file.hexadecimal("shard_checksum"),
+            keys=keys,
+            offsets=offsets,
+            sizes=sizes,
+            labels=labels,
+            photos=photos,
+        )
+
+
+def _check_places(file: "ColumnFile", component: str, offsets: Int64s, sizes: Int64s, *, shard_bytes: int) -> None:
+    is_there = offsets >= 0
+    # The size that is left is subtracted from the shard's: a sum of two that a file holds may overflow.
+    fits = (offsets <= shard_bytes) & (sizes <= shard_bytes - np.minimum(offsets, shard_bytes))
+    right = np.where(is_there, fits & (offsets % BLOCK == 0) & (sizes >= 0), (offsets == -1) & (sizes == 0))
+    wrong = np.flatnonzero(~right)
+    if len(wrong):
+        row = int(wrong[0])
+        raise file.refused(
+            f"component '{component}', row {row}, within the shard's {shard_bytes} bytes and at a multiple of {BLOCK}",
+            f"{sizes[row]} bytes at {offsets[row]}",
+        )

@@ -1,0 +1,274 @@
+"""Read a shard front to back: a stream in, its samples' members out, one after the other; what was cut off is found.
+
+Headers are read here and not by `tarfile`, which takes a header that it cannot read for the end of the archive, loops
+over as many bytes as a header claims whether they are there or not, and holds an extended header of any size in memory.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import BinaryIO, NamedTuple, cast
+
+import xxhash
+
+from dali_pipes.errors import DataError
+from dali_pipes.formats.keys import split_key
+
+__all__ = ["ArchiveReader", "Member"]
+
+BLOCK = 512
+READ_BYTES = 1 << 20
+# The longest name, or set of PAX records, of one member: Linux has no path over 4 KiB.
+MAX_EXTENDED_BYTES = 1 << 20
+
+# Kinds of members, as their type flag has them.
+_REGULAR = frozenset(b"0\x007")
+_WITHOUT_DATA = frozenset(b"123456")
+"""Links, devices, directories, pipes: their size, if any, is not that of data that follow."""
+_LINKS = frozenset(b"12")
+_PAX, _PAX_GLOBAL = frozenset(b"xX"), ord("g")
+_GNU_NAME, _GNU_LINK, _GNU_SPARSE = b"LKS"
+_PAX_SPARSE = b"GNU.sparse."
+
+_OCTAL = re.compile(rb"[ \0]*([0-7]*)[ \0]*")
+_PAX_RECORD = re.compile(rb"([1-9][0-9]{0,6}) ([^=]+)=", re.DOTALL)
+_DIGITS = re.compile(rb"[0-9]{1,19}")
+
+
+@dataclass(frozen=True)
+class Member:
+    """One file of a sample, while the archive stands at it."""
+
+    name: str
+    """As the archive has it, whatever that is: a key, never a path. Bytes that are no UTF-8 are surrogates."""
+    key: str
+    component: str
+    """In lower case, as WebDataset has it."""
+    offset: int
+    """First byte in the archive, a multiple of 512."""
+    size: int
+    read: Callable[[], bytes]
+    """Its bytes; once, and only before the next member is asked for."""
+
+
+class Header(NamedTuple):
+    name: bytes
+    size: int
+    kind: int
+
+
+class ArchiveReader:
+    """Iterates the members of a tar, of whatever format, that belong to samples.
+
+    Directories, links, devices and names that belong to no sample are passed over. The stream is read to its end, front
+    to back, so it may come from the network; afterwards `num_bytes` and `checksum` are those of the whole archive.
+    Memory is that of one member that is there, never of one that a header claims.
+
+    It has no len(): a tar has no table of contents, and what it holds is known when it has been read. Of shards that
+    are indexed, manifest and shard index say it before (``num_samples``).
+
+    Args:
+        stream: The archive's bytes.
+        shard: Its name, for errors.
+        size: Its bytes, where they are known before: a header that claims more is refused before anything is read of
+            that member, otherwise when the stream has ended.
+
+    Raises:
+        DataError: While iterating, if the archive is no tar, was cut off, also between two members, holds what is no
+            header where one must be, or holds a sparse file.
+    """
+
+    def __init__(self, stream: BinaryIO, *, shard: str, size: int | None = None) -> None:
+        self._stream, self._shard, self._size = stream, shard, size
+        self._state = xxhash.xxh64()
+        self._piece, self._piece_start = b"", 0
+        self._position = 0
+        """Bytes that were taken; `num_bytes`, which were read, run ahead of it."""
+        self.num_bytes = 0
+
+    @property
+    def checksum(self) -> int:
+        """XXH64 of what was read."""
+        return cast("int", self._state.intdigest())
+
+    def __iter__(self) -> Iterator[Member]:
+        everywhere: dict[bytes, bytes] = {}
+        records: dict[bytes, bytes] = {}
+        long_name: bytes | None = None
+        while (header := self._next_header()) is not None:
+            name, size, kind = header
+            if kind == _PAX_GLOBAL:
+                everywhere |= self._pax_records(header)
+            elif kind in _PAX:
+                records = self._pax_records(header)
+            elif kind in (_GNU_NAME, _GNU_LINK):
+                content = self._extended(header)
+                long_name = content.partition(b"\0")[0] if kind == _GNU_NAME else long_name
+            else:
+                said = everywhere | records
+                # An empty record stands for none.
+                name = said.get(b"path") or (name if long_name is None else long_name)
+                if kind in _LINKS:
+                    self._pass_over_link(name.decode("utf-8", "surrogateescape"))
+                if kind not in _WITHOUT_DATA:
+                    size = self._pax_size(said, name, size)
+                    yield from self._member(name.decode("utf-8", "surrogateescape"), size, kind, said)
+                records, long_name = {}, None
+        while self._read_piece():
+            pass
+
+    def _pass_over_link(self, name: str) -> None:
+        """Told of each link: a reader that must not let one of a sample pass raises here."""
+
+    def _member(self, name: str, size: int, kind: int, said: Mapping[bytes, bytes]) -> Iterator[Member]:
+        offset = self._position
+        stop = offset + size
+        self._check_claim(name, stop)
+        if kind == _GNU_SPARSE or _PAX_SPARSE in said:
+            raise DataError(
+                f"shard '{self._shard}': member '{_shown(name)}' is a sparse file, expected its bytes in one run; "
+                "pack it anew"
+            )
+        names = split_key(name)
+        if names is not None and kind in _REGULAR:
+            yield Member(name, names[0], names[1].lower(), offset, size, lambda: self._take_data(offset, size, name))
+        self._skip(offset + -(-size // BLOCK) * BLOCK - self._position)
+        if self._position < stop:
+            raise self._cut_off(f"member '{_shown(name)}' claims bytes {offset} to {stop}")
+
+    def _next_header(self) -> Header | None:
+        """The next member's header, ``None`` at the block of zeros that ends an archive."""
+        start = self._position
+        block = self._take(BLOCK)
+        if len(block) < BLOCK:
+            if self.num_bytes >= BLOCK:
+                raise self._cut_off(f"expected an end-of-archive block after byte {start}")
+            raise self._unreadable(f"{'its header is cut off' if block else 'empty file'}, {self.num_bytes} bytes read")
+        if not any(block):
+            return None
+        if not _is_header(block):
+            raise self._unreadable(f"no header at byte {start}")
+        size = _number(block[124:136])
+        if size is None or size < 0:
+            shown = "no number" if size is None else str(size)
+            raise self._unreadable(f"the header at byte {start} claims a size that is {shown}")
+        name = block[:100].partition(b"\0")[0]
+        kind = block[156]
+        if block[257:263] == b"ustar\0" and (folder := block[345:500].partition(b"\0")[0]):
+            name = folder + b"/" + name
+        if kind == 0 and name.endswith(b"/"):
+            kind = ord("5")  # as it was before there were kinds
+        return Header(name, size, kind)
+
+    def _extended(self, header: Header) -> bytes:
+        """What a header of PAX records or of a long name holds."""
+        start = self._position
+        if header.size > MAX_EXTENDED_BYTES:
+            raise self._unreadable(
+                f"the extended header at byte {start} claims {header.size} bytes, at most {MAX_EXTENDED_BYTES} are read"
+            )
+        content = self._take(-(-header.size // BLOCK) * BLOCK)[: header.size]
+        if len(content) < header.size:
+            raise self._cut_off(f"the extended header at byte {start} claims {header.size} bytes")
+        return content
+
+    def _pax_records(self, header: Header) -> dict[bytes, bytes]:
+        """Those of an extended header that say where a member is; of a sparse one's there are many, kept as one."""
+        start = self._position
+        content = self._extended(header)
+        records: dict[bytes, bytes] = {}
+        at = 0
+        # Some writers fill the rest with zeros.
+        while at < len(content) and content[at]:
+            match = _PAX_RECORD.match(content, at)
+            stop = at + int(match[1]) if match else 0
+            if match is None or not match.end() < stop <= len(content) or content[stop - 1] != ord("\n"):
+                raise self._unreadable(f"no PAX record at byte {start + at}")
+            if match[2] in (b"path", b"size"):
+                records[match[2]] = content[match.end() : stop - 1]
+            elif match[2].startswith(_PAX_SPARSE):
+                records[_PAX_SPARSE] = b""
+            at = stop
+        return records
+
+    def _pax_size(self, said: Mapping[bytes, bytes], name: bytes, size: int) -> int:
+        text = said.get(b"size")
+        if not text:
+            return size
+        if not _DIGITS.fullmatch(text):
+            shown, claimed = (
+                _shown(name.decode("utf-8", "surrogateescape")),
+                text[:40].decode("ascii", "backslashreplace"),
+            )
+            raise self._unreadable(f"member '{shown}' claims a size that is '{claimed}'")
+        return int(text)
+
+    def _check_claim(self, name: str, stop: int) -> None:
+        if self._size is not None and stop > self._size:
+            raise DataError(
+                f"shard '{self._shard}' is cut off: member '{_shown(name)}' claims bytes {self._position} to {stop}, "
+                f"the shard has {self._size}"
+            )
+
+    def _take_data(self, offset: int, size: int, name: str) -> bytes:
+        assert self._position == offset, "read once, before the next member is asked for"
+        data = self._take(size)
+        if len(data) < size:
+            raise self._cut_off(f"member '{_shown(name)}' claims bytes {offset} to {offset + size}")
+        return data
+
+    def _take(self, size: int) -> bytes:
+        """The next bytes, fewer where the stream ends."""
+        parts: list[bytes] = []
+        while size and (part := self._piece[self._piece_start : self._piece_start + size] or self._next_part(size)):
+            self._piece_start += len(part)
+            self._position += len(part)
+            size -= len(part)
+            parts.append(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _next_part(self, size: int) -> bytes:
+        return self._piece[:size] if self._read_piece() else b""
+
+    def _skip(self, size: int) -> None:
+        """Go on by so many bytes, or to the end of the stream."""
+        while size and (self._piece_start < len(self._piece) or self._read_piece()):
+            step = min(size, len(self._piece) - self._piece_start)
+            self._piece_start += step
+            self._position += step
+            size -= step
+
+    def _read_piece(self) -> bool:
+        self._piece, self._piece_start = self._stream.read(READ_BYTES), 0
+        self._state.update(self._piece)
+        self.num_bytes += len(self._piece)
+        return bool(self._piece)
+
+    def _cut_off(self, expected: str) -> DataError:
+        return DataError(f"shard '{self._shard}' is cut off: {self.num_bytes} bytes, {expected}")
+
+    def _unreadable(self, found: str) -> DataError:
+        return DataError(f"shard '{self._shard}' is no readable tar: {found}; pack it anew")
+
+
+def _is_header(block: bytes) -> bool:
+    """Whether a block sums up as its own field says, that field's eight bytes taken for spaces."""
+    match = _OCTAL.match(block[148:156])
+    said = int(match[1] or b"0", 8) if match else -1
+    found = sum(block) - sum(block[148:156]) + 8 * ord(" ")
+    # Old writers summed signed characters.
+    return found == said or found - 256 * sum(byte >> 7 for byte in block[:148] + block[156:]) == said
+
+
+def _number(field: bytes) -> int | None:
+    """A size: octal digits, or with the first bit set a signed number of base 256, as GNU tar writes past 8 GiB."""
+    if field[0] & 0x80:
+        value = int.from_bytes(field) & ~(0x80 << 8 * (len(field) - 1))
+        is_negative = field[0] & 0x40
+        return value - (0x80 << 8 * (len(field) - 1)) if is_negative else value
+    text = field.partition(b"\0")[0].strip()
+    return int(text or b"0", 8) if re.fullmatch(rb"[0-7]*", text) else None
+
+
+def _shown(name: str) -> str:
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")

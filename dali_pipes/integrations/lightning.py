@@ -1,0 +1,237 @@
+"""Loaders to a Lightning trainer: arguments of `dali_pipes.loader` in, the trainer's data module out.
+
+Lightning numbers the epochs and keeps the position: its fit loop puts the state of a train loader that has one into
+each checkpoint, and loads it before the first batch. What is handed to the trainer is the loader behind a face that
+starts the epoch which the trainer is in.
+
+The fit loop can load a state only into a loader that is open, and has begun to stage epoch 0 by then. So the same state
+is the data module's, too, which the trainer restores before it asks for the loader: it is opened where it goes on.
+
+# Note [whose epoch]: the fit loop asks for its first iterator before it knows that the epoch of a checkpoint was over.
+Which epoch is to be read is therefore looked up when its first batch is wanted, not when the iterator is made.
+"""
+
+import importlib.util
+import inspect
+import sys
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from dali_pipes.integrations.torch_dataset import LoaderDataset
+
+if TYPE_CHECKING:
+    from lightning.pytorch import LightningDataModule, Trainer
+
+    from dali_pipes.iterator import Loader
+
+__all__ = ["DataModule"]
+
+# What the trainer says, and what it does itself.
+_OF_THE_TRAINER = ("rank", "world_size", "local_rank", "auto_reset", "state")
+
+
+def _find_base() -> Any:
+    """``LightningDataModule`` of the package whose trainer the program uses: each takes its own only."""
+    names = ("lightning.pytorch", "pytorch_lightning")
+    imported = [name for name in names if name in sys.modules]
+    installed = [name for name in names if importlib.util.find_spec(name.partition(".")[0]) is not None]
+    if not installed:
+        raise ImportError(
+            "dali_pipes.integrations.lightning needs Lightning; install: pip install 'dali-pipes[lightning]'"
+        )
+    return importlib.import_module((imported or installed)[0]).LightningDataModule
+
+
+if not TYPE_CHECKING:
+    LightningDataModule = _find_base()
+
+
+class DataModule(LightningDataModule):
+    """Train, validation, test and predict loaders of one trainer, which says each which rank it is.
+
+    Batches are plain dicts, ``{"image": ..., "label": ...}``. ``trainer.fit(model, datamodule, ckpt_path=...)`` goes on
+    at the exact next batch, also where the checkpoint was taken in mid-epoch; with another batch size or number of
+    processes, too. The train loader's epoch is the trainer's, and starts anew after ``limit_train_batches``; the others
+    give epoch 0 each time, so that every validation sees the same batches.
+
+    Args:
+        train: Arguments of `dali_pipes.loader` by name, ``"shards"`` and ``"graph"`` among them.
+        val: Likewise. Not shuffled unless it says ``"shuffle": True``; so are the next two.
+        test: Likewise.
+        predict: Likewise.
+        **options: Arguments that hold for all of them where they do not say otherwise: ``batch_size``, ``seed``,
+            ``cache_dir``, ... The device is the trainer's unless ``device`` is among them.
+
+    Raises:
+        TypeError: If `dali_pipes.loader` takes no such argument, or lacks one.
+        ValueError: If an argument is the trainer's to give, or no loader is described.
+
+    >>> data = DataModule(  # doctest: +SKIP
+    ...     train={"shards": "ais://imagenet/train-", "graph": dp.classification_train()},
+    ...     val={"shards": "ais://imagenet/val-", "graph": dp.classification_eval()},
+    ...     batch_size=256,
+    ...     seed=7,
+    ... )
+    """
+
+    def __init__(
+        self,
+        *,
+        train: Mapping[str, Any] | None = None,
+        val: Mapping[str, Any] | None = None,
+        test: Mapping[str, Any] | None = None,
+        predict: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        described = {"train": train, "val": val, "test": test, "predict": predict}
+        if not any(described.values()):
+            raise ValueError("a DataModule needs one of train, val, test, predict: the arguments of a loader as a dict")
+        self._arguments: dict[str, dict[str, Any]] = {}
+        for stage, arguments in described.items():
+            if arguments is not None:
+                defaults = {} if stage == "train" else {"shuffle": False}
+                self._arguments[stage] = defaults | options | dict(arguments)
+                _check_arguments(stage, self._arguments[stage])
+            else:
+                # The trainer takes a hook that is overridden for a loader that there is.
+                name = f"{stage}_dataloader"
+                setattr(self, name, getattr(super(), name))
+        self._batches: dict[str, _Batches] = {}
+        self._train_state: Mapping[str, Any] | None = None
+
+    @property
+    def loaders(self) -> dict[str, "Loader"]:
+        """The loaders that are open, by stage: for ``num_valid``, ``data_wait_s`` and the like."""
+        return {stage: batches.loader for stage, batches in self._batches.items()}
+
+    def train_dataloader(self) -> "_TrainBatches":
+        """The batches of an epoch, with the state that the trainer's checkpoints keep."""
+        batches = self._open("train")
+        assert isinstance(batches, _TrainBatches)
+        return batches
+
+    def val_dataloader(self) -> "_Batches":
+        """The batches to validate with."""
+        return self._open("val")
+
+    def test_dataloader(self) -> "_Batches":
+        """The batches to test with."""
+        return self._open("test")
+
+    def predict_dataloader(self) -> "_Batches":
+        """The batches to predict."""
+        return self._open("predict")
+
+    def state_dict(self) -> dict[str, Any]:
+        """The train loader's, by its stage; nothing where there is none. Called for each checkpoint."""
+        batches = self._batches.get("train")
+        return {} if batches is None else {"train": batches.loader.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Open the train loader there. Called when a checkpoint is restored, before any loader is asked for."""
+        self._train_state = state_dict.get("train")
+
+    def teardown(self, stage: str) -> None:
+        """Close the loaders. The trainer calls it when ``fit``, ``validate``, ``test`` or ``predict`` is over."""
+        self._train_state = None  # of a checkpoint that was tested, say: what is fitted next is another run
+        opened, self._batches = self._batches, {}
+        for batches in opened.values():
+            batches.loader.close()
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Close the loaders: after an exception the trainer calls no ``teardown``."""
+        self.teardown("")
+
+    def _open(self, stage: str) -> "_Batches":
+        """The stage's batches; with ``reload_dataloaders_every_n_epochs`` the trainer asks for them again."""
+        from dali_pipes.open_loader import loader
+
+        if stage not in self._batches:
+            trainer = self.trainer
+            if trainer is None:
+                raise ValueError(f"the {stage} loader needs a trainer, which says its rank; pass datamodule= to one")
+            root = trainer.strategy.root_device
+            is_gpu = root.type == "cuda"
+            found: dict[str, Any] = {
+                "device": "gpu" if is_gpu else "cpu",
+                "rank": trainer.global_rank,
+                "world_size": trainer.world_size,
+                # The CUDA device: with devices=[2, 3] it is not the process's number.
+                "local_rank": root.index if is_gpu and root.index is not None else trainer.local_rank,
+            }
+            if stage == "train":
+                found["state"] = self._train_state
+            opened = loader(**(found | self._arguments[stage]))
+            self._batches[stage] = (_TrainBatches if stage == "train" else _Batches)(opened, trainer)
+        return self._batches[stage]
+
+
+class _Batches:
+    """A loader as the trainer iterates it: the same batches each time."""
+
+    def __init__(self, loader: "Loader", trainer: "Trainer") -> None:
+        self.loader, self._trainer = loader, trainer
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        self._start(0)
+        yield from self.loader.as_dicts()
+
+    def _start(self, epoch: int) -> None:
+        """Have the loader at the epoch's first batch."""
+        if self.loader.epoch != epoch or self.loader.state_dict()["delivered"]:
+            self.loader.set_epoch(epoch)
+
+
+class _TrainBatches(_Batches):
+    """The train loader: the trainer's epoch, and in it the position that a checkpoint kept."""
+
+    def __init__(self, loader: "Loader", trainer: "Trainer") -> None:
+        super().__init__(loader, trainer)
+        self._dataset = LoaderDataset(loader)
+        self._is_resumed = False
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        # A generator: Note [whose epoch].
+        is_resumed, self._is_resumed = self._is_resumed, False
+        # Overfitting is to see the same few batches again.
+        epoch = 0 if getattr(self._trainer, "overfit_batches", 0) > 0 else self._trainer.current_epoch
+        if not is_resumed or self.loader.epoch != epoch:
+            self._start(epoch)
+            yield from self.loader.as_dicts()
+        else:
+            yield from self._dataset
+
+    def state_dict(self) -> dict[str, Any]:
+        """The loader's. Called for each checkpoint."""
+        return self.loader.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where it was taken. Called when a checkpoint is restored, before the first batch.
+
+        Raises:
+            StateError: If the state is of other shards or another order.
+        """
+        self._dataset.load_state_dict(state)
+        self._is_resumed = True
+        # The fit loop counts batches, and ends the epoch when its count is `len(self)`: after a change of batch size or
+        # world size those that were seen are as many samples in batches of another size.
+        counted = self._trainer.fit_loop.epoch_loop.batch_progress.current
+        num_more = len(self) - self.loader.num_batches_left - counted.ready
+        for name in ("ready", "started", "processed", "completed"):
+            setattr(counted, name, getattr(counted, name) + num_more)
+
+
+def _check_arguments(stage: str, arguments: Mapping[str, Any]) -> None:
+    from dali_pipes.open_loader import loader
+
+    for name in _OF_THE_TRAINER:
+        if name in arguments:
+            raise ValueError(f"{stage}: '{name}' is the trainer's to give; leave it out")
+    try:
+        inspect.signature(loader).bind(**arguments)
+    except TypeError as exc:
+        raise TypeError(f"{stage}: not the arguments of dali_pipes.loader: {exc}") from None

@@ -1,0 +1,97 @@
+"""Promise room: shards' extents and the order's inputs in, the bytes that a loader must be able to hold out.
+
+Known before any epoch is planned, and the same for all of them. What one epoch needs, odd tails included, its plan
+says: `dali_pipes.order.plan.Plan.bytes_at_a_time`.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from dali_pipes.order.inputs import OrderInputs
+from dali_pipes.order.passes import set_ranges, sum_by_shard, window_bytes
+from dali_pipes.order.selection import Selection
+
+__all__ = ["num_slices_read", "reserved_bytes"]
+
+Int64s = npt.NDArray[np.int64]
+
+
+def num_slices_read(order: OrderInputs, *, batch_size: int, rank: int, world_size: int) -> int:
+    """How many slices a rank takes samples from."""
+    each = batch_size * world_size // order.num_slices
+    return -(-(rank + 1) * batch_size // each) - rank * batch_size // each
+
+
+def reserved_bytes(
+    extent_bytes: Int64s,
+    shard_bytes: Int64s,
+    shard_samples: Int64s,
+    *,
+    order: OrderInputs,
+    global_batch_size: int,
+    num_slices_read: int = 1,
+    set_shards: Sequence[int] | None = None,
+    selection: Selection | None = None,
+) -> int:
+    """Bytes that two windows never exceed, whichever epoch: what a loader has promised to it at its start.
+
+    Two of every data set in every slice that it reads. Shards of which nothing is read count for nothing.
+
+    Args:
+        extent_bytes: int64 [shards], what each shard takes.
+        shard_bytes: int64 [shards], which windows are cut by.
+        shard_samples: int64 [shards].
+        order: What the order depends on.
+        global_batch_size: Samples of one step over all ranks.
+        num_slices_read: Slices that this rank reads.
+        set_shards: Numbers of shards of consecutive data sets; ``None``: one data set.
+        selection: Which samples; ``None``: every one.
+    """
+    cut = window_bytes(order, shard_bytes)
+    each = -(-global_batch_size // order.num_slices)
+    starts = np.concatenate([[0], np.cumsum(shard_samples, dtype=np.int64)])
+    kept = np.asarray(shard_samples, np.int64)
+    if selection is not None:
+        left_out = np.searchsorted(starts[1:], selection.excluded, side="right")
+        kept = kept - np.bincount(left_out, minlength=len(kept))
+    reserved = 0
+    for first, stop in set_ranges(set_shards, len(shard_bytes)):
+        at_least = kept[first:stop]
+        read = at_least > 0
+        if selection is not None:
+            fewest = selection.part(int(starts[first]), int(starts[stop])).min_copies
+            if fewest is not None:
+                at_least = sum_by_shard(fewest, starts[first : stop + 1])
+        extents, sizes = extent_bytes[first:stop][read], shard_bytes[first:stop][read]
+        needed = int(extents.sum())
+        if cut != "all" and sizes.any():
+            step = _step_bytes(extents, np.maximum(1, at_least[read]), num_samples=each)
+            needed = min(needed, num_slices_read * _windows_bytes(extents, sizes, cut=cut, step=step))
+        reserved += needed
+    return reserved
+
+
+def _step_bytes(extents: Int64s, samples: Int64s, *, num_samples: int) -> int:
+    """What the shards of this many samples take at most, however few of each are read."""
+    return int(np.ceil((extents / samples).max(initial=0.0))) * num_samples
+
+
+def _windows_bytes(extents: Int64s, sizes: Int64s, *, cut: int, step: int) -> int:
+    largest = int(sizes.max())
+    # Every window but a slice's last holds at least this much: a step that needs less than that spans two at most.
+    least = max(0, cut - largest)
+    return _most_extents(extents, sizes, 2 * max(cut, largest)) + (step if least < step else 0)
+
+
+def _most_extents(extent_bytes: Int64s, shard_bytes: Int64s, num_bytes: int) -> int:
+    """The most that shards of ``num_bytes`` together can take: those first that are longest for their size.
+
+    An extent is longer than its shard, by its alignment and the shard's index, and most so for small shards.
+    """
+    order = np.argsort(-extent_bytes / np.maximum(shard_bytes, 1), kind="stable")
+    stops = np.cumsum(shard_bytes[order])
+    whole = int(np.searchsorted(stops, num_bytes, side="right"))
+    # One more that is cut off counts in full.
+    return int(extent_bytes[order[: whole + 1]].sum())

@@ -1,0 +1,59 @@
+"""Sizes of records to where shards are cut: known to the byte before one is written."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from prep.tar.writer import header_bytes
+
+__all__ = ["ShardPlan", "plan_shards", "tar_bytes"]
+
+BLOCK = 512
+# A tar ends with two empty blocks and is filled up to a multiple of this.
+RECORD = 20 * BLOCK
+MAX_SHARDS = 10**6
+
+
+class ShardPlan(NamedTuple):
+    """Which records ``[start, stop)`` one shard holds, and the size that gives it."""
+
+    start: int
+    stop: int
+    num_bytes: int
+
+
+def plan_shards(sizes: Sequence[int], *, max_count: int, max_bytes: int) -> list[ShardPlan]:
+    """Cut records into shards, in order, each as full as both limits allow.
+
+    Args:
+        sizes: Bytes that each record takes in a tar; see `tar_bytes`.
+        max_count: Records a shard at most.
+        max_bytes: Bytes of the finished tar at most; one record alone may be more.
+
+    >>> plan_shards([2048, 2048, 2048], max_count=2, max_bytes=1 << 20)
+    [ShardPlan(start=0, stop=2, num_bytes=10240), ShardPlan(start=2, stop=3, num_bytes=10240)]
+    """
+    shards: list[ShardPlan] = []
+    start, filled = 0, 0
+    for number, size in enumerate(sizes):
+        if number > start and (number - start >= max_count or _finished_bytes(filled + size) > max_bytes):
+            shards.append(ShardPlan(start, number, _finished_bytes(filled)))
+            start, filled = number, 0
+        filled += size
+    if sizes:
+        shards.append(ShardPlan(start, len(sizes), _finished_bytes(filled)))
+    if len(shards) > MAX_SHARDS:
+        raise ValueError(f"{len(shards)} shards, names count to {MAX_SHARDS}; use larger --max-bytes and --max-count")
+    return shards
+
+
+def tar_bytes(name: str, size: int) -> int:
+    """Bytes that a member takes in a tar: header blocks, more for a long or non-ASCII name, and data blocks.
+
+    >>> tar_bytes("a.jpg", 1)
+    1024
+    """
+    return header_bytes(name, size) + -(-size // BLOCK) * BLOCK
+
+
+def _finished_bytes(filled: int) -> int:
+    return -(-(filled + 2 * BLOCK) // RECORD) * RECORD

@@ -1,0 +1,153 @@
+"""A photo's bytes to all of its pixels, or the reason why they cannot be had."""
+
+import importlib.util
+import io
+import warnings
+from typing import Any, Literal, Protocol, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from dali_pipes.errors import PipesError
+from dali_pipes.formats.photo_header import PhotoHeader, read_photo_header
+from prep.photos.details import end_problem
+
+__all__ = ["Decoder", "DecoderName", "Output", "Undecodable", "check_decoder", "decode", "open_decoder"]
+
+DecoderName = Literal["pillow", "dali"]
+Output = Literal["rgb", "gray", "nothing"]
+"""What is handed out of what was decoded; gray of an 8-bit gray photo only."""
+Pixels = npt.NDArray[np.uint8]
+
+_SHOWN = 160
+
+
+class Undecodable(Exception):  # noqa: N818 (what a photo is, not what went wrong here)
+    """A photo that cannot be decoded; its text goes on after the photo's name: ``holds a GIF, ...``."""
+
+
+class Decoder(Protocol):
+    """Decodes what was found to be a photo of a size that is allowed."""
+
+    name: DecoderName
+
+    def decode(self, data: bytes, header: PhotoHeader, *, output: Output) -> Pixels:
+        """All pixels, decoded: uint8 [height, width, 3] of RGB, [height, width] of gray, [0] of nothing.
+
+        Raises:
+            Undecodable: If it cannot be decoded.
+        """
+
+
+def check_decoder(name: DecoderName) -> None:
+    """Refuse a decoder that is not installed, before a process is started for it.
+
+    Raises:
+        PipesError: If DALI is asked for and not installed.
+    """
+    if name == "dali" and any(importlib.util.find_spec(module) is None for module in ("nvidia", "nvidia.dali")):
+        raise PipesError("decoder 'dali' needs DALI; install nvidia-dali-cuda120, or pass --decoder pillow")
+
+
+def open_decoder(name: DecoderName) -> Decoder:
+    """A decoder, for one thread.
+
+    ``"pillow"`` needs nothing but Pillow and says in words what is wrong. On 52 odd and broken photos it and
+    ``"dali"``, DALI's own on the CPU, which loaders use, disagree on one alone: a PNG that carries more text than
+    Pillow unpacks. DALI's stricter view of how a file must end is `prep.photos.details.end_problem`.
+    """
+    return _open_dali() if name == "dali" else _Pillow()
+
+
+def decode(decoder: Decoder, data: bytes, *, max_pixels: int, output: Output) -> tuple[PhotoHeader, Pixels]:
+    """A photo's header and all its pixels; nothing is decoded whose header announces more than ``max_pixels``.
+
+    Raises:
+        Undecodable: If it cannot be decoded, or a loader would refuse it before DALI sees it.
+    """
+    if not data:
+        raise Undecodable("is empty")
+    header = read_photo_header(data)
+    if header.format == "GIF":
+        raise Undecodable("holds a GIF, expected JPEG, PNG or another format that DALI decodes")
+    if header.format == "unknown":
+        raise Undecodable(f"holds no photo of a known format (starts with {data[:4].hex(' ')})")
+    if not isinstance(header.height, int) or header.height < 1 or header.width < 1:
+        raise Undecodable(f"holds a {header.format} whose header cannot be read")
+    if header.height * header.width > max_pixels:
+        raise Undecodable(f"holds a photo of {header.height} x {header.width} pixels, expected at most {max_pixels}")
+    if problem := end_problem(data, header.format):
+        raise Undecodable(problem)
+    return header, decoder.decode(data, header, output=output)
+
+
+class _Pillow:
+    name: DecoderName = "pillow"
+
+    def decode(self, data: bytes, header: PhotoHeader, *, output: Output) -> Pixels:
+        from PIL import Image, UnidentifiedImageError
+
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of odd metadata; the pixels count
+                # By name: Pillow calls its readers what they are called here, and no other of its forty is tried.
+                with Image.open(io.BytesIO(data), formats=(header.format,)) as photo:
+                    photo.load()
+                    if output == "nothing":
+                        return np.empty(0, np.uint8)
+                    return np.asarray(photo if output == "gray" else _rgb(photo))
+        except UnidentifiedImageError as exc:
+            raise Undecodable("cannot be decoded: Pillow cannot read its header") from exc
+        except Exception as exc:  # (Pillow's readers raise what they meet; memory that is not there too)
+            text = " ".join(str(exc).split())[:_SHOWN]
+            raise Undecodable(f"cannot be decoded: {text or type(exc).__name__}") from exc
+
+
+class _Dali:
+    """One pipeline for photos, one for masks, each of one photo at a time: a failure is that photo's."""
+
+    name: DecoderName = "dali"
+
+    def __init__(self, photos: Any, masks: Any) -> None:
+        self._photos, self._masks = photos, masks
+
+    def decode(self, data: bytes, header: PhotoHeader, *, output: Output) -> Pixels:
+        pipeline = self._masks if output == "gray" else self._photos
+        try:
+            pipeline.feed_input("encoded", [np.frombuffer(data, np.uint8)])
+            (decoded,) = pipeline.run()
+            pixels = np.asarray(decoded.at(0))
+        except RuntimeError as exc:
+            raise Undecodable(f"cannot be decoded: {_dali_reason(exc)}") from exc
+        return cast("Pixels", pixels[..., 0] if output == "gray" else pixels)
+
+
+def _open_dali() -> Decoder:
+    from nvidia.dali import fn, types
+    from nvidia.dali.pipeline import Pipeline
+
+    def build(output_type: Any) -> Any:
+        pipeline = Pipeline(batch_size=1, num_threads=1, device_id=None, prefetch_queue_depth=1)
+        with pipeline:
+            encoded = fn.external_source(name="encoded", dtype=types.UINT8, ndim=1)
+            pipeline.set_outputs(
+                fn.decoders.image(encoded, device="cpu", output_type=output_type, adjust_orientation=False)
+            )
+        pipeline.build()
+        return pipeline
+
+    return _Dali(build(types.RGB), build(types.GRAY))
+
+
+def _rgb(photo: Any) -> Any:
+    if photo.mode.startswith("I;16"):  # which Pillow does not convert; DALI takes the high byte
+        from PIL import Image
+
+        photo = Image.fromarray((np.asarray(photo) >> 8).astype(np.uint8))
+    return photo if photo.mode == "RGB" else photo.convert("RGB")
+
+
+def _dali_reason(exc: RuntimeError) -> str:
+    # Between the stack's head and what is always said, and is not so (the pipeline goes on).
+    text = str(exc).rpartition("encountered:")[2].partition("Current pipeline object")[0]
+    return f"DALI: {' '.join(text.split())[:_SHOWN] or type(exc).__name__}"

@@ -1,0 +1,200 @@
+"""A photo's first bytes to how it is encoded: what a decoder, or the hardware for it, asks before it begins."""
+
+import struct
+from typing import NamedTuple
+
+from dali_pipes.formats.photo_header import read_photo_header
+
+__all__ = ["HEAD_BYTES", "PhotoDetails", "end_problem", "photo_details"]
+
+HEAD_BYTES = 64 << 10
+"""Enough of a file for its frame header in most: what comes before it are colour profiles and thumbnails."""
+
+_PROCESSES = {
+    0xC0: "baseline",
+    0xC1: "extended",
+    0xC2: "progressive",
+    0xC3: "lossless",
+    **dict.fromkeys((0xC5, 0xC6, 0xC7), "hierarchical"),
+    **dict.fromkeys((0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF), "arithmetic"),
+}
+"""JPEG's markers of a frame -> what the frame is."""
+# Sampling factors of luma, those of both chroma being 1 x 1 -> the usual name.
+_SUBSAMPLINGS = {(1, 1): "4:4:4", (2, 1): "4:2:2", (2, 2): "4:2:0", (1, 2): "4:4:0", (4, 1): "4:1:1", (4, 2): "4:1:0"}
+_PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
+# Restart markers, start of image, TEM: without a length behind them.
+_BARE = frozenset({0x01, *range(0xD0, 0xD9)})
+_SOS, _EOI, _APP1 = 0xDA, 0xD9, 0xE1
+_ORIENTATION = 274
+# A PNG's last chunk, which holds nothing: its type and checksum.
+_IEND = b"IEND\xae\x42\x60\x82"
+
+
+class PhotoDetails(NamedTuple):
+    """How a photo is encoded; 0 and empty texts for what its format does not say, or is not looked for in it."""
+
+    format: str
+    """Of `dali_pipes.formats.photo_header.PHOTO_FORMATS`."""
+    height: int
+    width: int
+    channels: int
+    """As stored: 4 of a CMYK JPEG, 1 of a PNG with a palette."""
+    bits: int
+    """Of one channel of one pixel; of an index into the palette, where there is one."""
+    process: str
+    """Of a JPEG: ``baseline``, ``progressive``, ...; ``interlaced`` or empty of a PNG."""
+    subsampling: str
+    """Of a JPEG of three channels: ``4:2:0``, or the factors, ``3x1,1x1,1x1``, where they have no name."""
+    orientation: int
+    """EXIF's: 1 to 8, 1 being upright; 0 without one."""
+    has_palette: bool
+    num_scan_channels: int
+    """Of a JPEG: channels in its first scan; fewer than `channels` where it has several scans."""
+
+    @property
+    def is_for_hardware(self) -> bool:
+        """Whether the JPEG engine of NVIDIA's data-centre GPUs (A100 and later) takes it.
+
+        It takes baseline JPEGs of 8 bits in one scan, of one channel, or of three that are sampled 4:4:4, 4:2:2, 4:2:0
+        or 4:4:0. Sources: ``NVJPEG_BACKEND_HARDWARE`` in nvJPEG's documentation (https://docs.nvidia.com/cuda/nvjpeg/)
+        and header, and the samplings that nvImageCodec, which DALI decodes with, lets through to it (``canDecode``,
+        https://github.com/NVIDIA/nvImageCodec, ``extensions/nvjpeg/hw_decoder.cpp``). What it does not take is decoded
+        on the GPU's cores or on the CPU.
+        """
+        is_sampled = self.channels == 1 or self.subsampling in ("4:4:4", "4:2:2", "4:2:0", "4:4:0")
+        is_plain = self.process == "baseline" and self.bits == 8 and self.channels in (1, 3)
+        return is_plain and is_sampled and self.num_scan_channels == self.channels and self.height * self.width > 0
+
+
+def photo_details(data: bytes) -> PhotoDetails | None:
+    """How a photo is encoded, from its first bytes; never raises, whatever the bytes are.
+
+    Args:
+        data: The file, or its first `HEAD_BYTES`.
+
+    Returns:
+        ``None`` where ``data`` ends before a JPEG's first scan begins: give it more.
+    """
+    if data.startswith(b"\xff\xd8\xff"):
+        return _jpeg(data)
+    header = read_photo_header(data)
+    if header.format == "PNG" and len(data) >= 29:
+        return _png(data)
+    return PhotoDetails(header.format, header.height, header.width, 0, 0, "", "", 0, False, 0)
+
+
+def end_problem(data: bytes, format: str) -> str | None:
+    """Why a photo that may decode well ends too early for DALI; ``None`` where nothing speaks against its end.
+
+    DALI refuses a JPEG without its end-of-image marker and a PNG without its last chunk; Pillow takes both.
+    """
+    if format == "JPEG":
+        scan = next((start for marker, start, _ in _segments(data)[0] if marker == _SOS), None)
+        if scan is None or data.rfind(b"\xff\xd9") < scan:
+            return "is cut off: it has no end-of-image marker, without which DALI refuses it"
+    if format == "PNG" and data.find(_IEND, 8) < 0:
+        return "is cut off: it has no whole IEND chunk, without which DALI refuses it"
+    return None
+
+
+def _segments(data: bytes) -> tuple[list[tuple[int, int, int]], bool]:
+    """A JPEG's marker segments up to its first scan (marker, start and stop of what the segment holds), and whether
+    ``data`` ended before that was reached.
+    """
+    found: list[tuple[int, int, int]] = []
+    at = 2
+    while at + 4 <= len(data):
+        if data[at] != 0xFF:
+            return found, False  # no segment where one must be
+        marker = data[at + 1]
+        if marker == 0xFF:  # fill
+            at += 1
+            continue
+        if marker in _BARE:
+            at += 2
+            continue
+        if marker == _EOI:
+            return found, False
+        stop = at + 2 + int.from_bytes(data[at + 2 : at + 4])
+        found.append((marker, at + 4, stop))
+        if marker == _SOS or stop < at + 4:
+            return found, stop > len(data)
+        at = stop
+    return found, True
+
+
+def _jpeg(data: bytes) -> PhotoDetails | None:
+    orientation, scan_channels = 0, 0
+    frame: tuple[int, int, int] | None = None
+    segments, is_cut = _segments(data)
+    if is_cut:
+        return None
+    for marker, start, stop in segments:
+        if marker == _APP1 and data[start : start + 6] == b"Exif\0\0":
+            orientation = _exif_orientation(data[start + 6 : stop])
+        elif marker in _PROCESSES and frame is None:
+            frame = marker, start, stop
+        elif marker == _SOS:
+            scan_channels = data[start]
+    if frame is None:
+        return PhotoDetails("JPEG", 0, 0, 0, 0, "", "", orientation, False, 0)
+    marker, start, stop = frame
+    fields = data[start:stop]
+    if len(fields) < 6 or len(fields) < 6 + 3 * fields[5]:
+        return PhotoDetails("JPEG", 0, 0, 0, 0, _PROCESSES[marker], "", orientation, False, 0)
+    bits, height, width, channels = struct.unpack(">BHHB", fields[:6])
+    factors = [(byte >> 4, byte & 15) for byte in fields[7 : 6 + 3 * channels : 3]]
+    subsampling = _subsampling(factors) if channels == 3 else ""
+    process = _PROCESSES[marker]
+    return PhotoDetails("JPEG", height, width, channels, bits, process, subsampling, orientation, False, scan_channels)
+
+
+def _subsampling(factors: list[tuple[int, int]]) -> str:
+    luma, *chroma = factors
+    if all(pair == chroma[0] and pair[0] and pair[1] for pair in chroma):
+        across, across_rest = divmod(luma[0], chroma[0][0])
+        down, down_rest = divmod(luma[1], chroma[0][1])
+        if not across_rest and not down_rest and (across, down) in _SUBSAMPLINGS:
+            return _SUBSAMPLINGS[across, down]
+    return ",".join(f"{across}x{down}" for across, down in factors)
+
+
+def _png(data: bytes) -> PhotoDetails:
+    # Length, type and the chunk: IHDR is always first.
+    width, height, bits, colour, _, _, interlace = struct.unpack(">IIBBBBB", data[16:29])
+    orientation, at = 0, 8
+    while at + 8 <= len(data):
+        size, kind = int.from_bytes(data[at : at + 4]), data[at + 4 : at + 8]
+        if kind == b"eXIf":
+            orientation = _exif_orientation(data[at + 8 : at + 8 + size])
+        if kind in (b"IDAT", b"IEND"):
+            break
+        at += 12 + size
+    return PhotoDetails(
+        "PNG",
+        height,
+        width,
+        _PNG_CHANNELS.get(colour, 0),
+        bits,
+        "interlaced" if interlace else "",
+        "",
+        orientation,
+        colour == 3,
+        0,
+    )
+
+
+def _exif_orientation(exif: bytes) -> int:
+    """The orientation that a TIFF header's first directory has; 0 without one."""
+    order = {b"II*\0": "<", b"MM\0*": ">"}.get(exif[:4])
+    if order is None or len(exif) < 8:
+        return 0
+    (start,) = struct.unpack(f"{order}I", exif[4:8])
+    if start + 2 > len(exif):
+        return 0
+    (num_entries,) = struct.unpack(f"{order}H", exif[start : start + 2])
+    for at in range(start + 2, min(start + 2 + 12 * num_entries, len(exif) - 11), 12):
+        tag, _, _, value = struct.unpack(f"{order}HHIH", exif[at : at + 10])
+        if tag == _ORIENTATION:
+            return int(value) if 1 <= value <= 8 else 0
+    return 0

@@ -1,0 +1,155 @@
+"""A request to a cluster's dSort to the end of its job: started, waited for, cleared away if it does not end well."""
+
+import contextlib
+import json
+import re
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from dali_pipes.errors import StoreError
+from dali_pipes.progress import bar
+from dali_pipes.store.ais import AisStore
+from dali_pipes.store.messages import error_text
+
+if TYPE_CHECKING:
+    from aistore.sdk.dsort.core import Dsort
+    from aistore.sdk.dsort.types import JobInfo
+
+__all__ = ["NoDsortError", "run_job"]
+
+POLL_S = (0.05, 1.0)
+"""The first pause between two looks at the job, doubled up to the second: short for small jobs, light for long ones."""
+
+
+# What a job that this cluster cannot do fails with, and why.
+_BEYOND_IT = {
+    "requesting ekm file": "its targets cannot read the key map",
+    # Each sample has the component, or none would have been sent: one as dSort does not find it, 'CLS' for 'cls'.
+    "key is missing for": "to it 'CLS' is another component than 'cls'",
+}
+
+
+class NoDsortError(StoreError):
+    """The cluster cannot do what was asked of its dSort, whatever is asked: another engine can."""
+
+
+def run_job(
+    store: AisStore,
+    spec: Mapping[str, Any],
+    *,
+    key_map: bytes | None,
+    key_map_name: str,
+    clear: Callable[[], None],
+    num_input_shards: int,
+    show_progress: bool,
+) -> None:
+    """Start the job and wait for it; one that does not end well is aborted, and what it wrote deleted.
+
+    Args:
+        store: The input's bucket.
+        spec: The request.
+        key_map: An external key map, as JSON; kept in the bucket while the job runs.
+        key_map_name: Under this name.
+        clear: Deletes what the job has written.
+        num_input_shards: For the bar.
+        show_progress: Draw it.
+
+    Raises:
+        NoDsortError: If the cluster starts no job, or cannot read the key map.
+        StoreError: If the job fails.
+    """
+    dsort = store.client.dsort()
+    try:
+        if key_map is not None:
+            spec = {**spec, "ekm_file": _put_key_map(store, key_map_name, key_map)}
+        _start(store, dsort, spec)
+        _wait(store, dsort, num_input_shards=num_input_shards, show_progress=show_progress)
+    except BaseException:
+        with contextlib.suppress(StoreError):
+            if dsort.dsort_id:
+                with store.asking(store.url):
+                    dsort.abort()
+        with contextlib.suppress(StoreError):
+            clear()
+        raise
+    finally:
+        if key_map is not None:
+            with contextlib.suppress(StoreError):
+                store.delete(key_map_name)
+
+
+def _put_key_map(store: AisStore, name: str, data: bytes) -> str:
+    """Store a key map; the URL at which the targets of the cluster can read it.
+
+    They ask as one node asks another, with headers that a node's public port answers with 403 where the cluster has
+    networks of its own (AIS 4.9; the URL that the SDK gives is that of the proxy's public port). So it is the URL of
+    the target that has the object, within the cluster's network.
+    """
+    store.write(name, data)
+    bucket = store.client.bucket(store.bucket, provider=store.provider)
+    with store.asking(store.locate(name)):
+        head = bucket.client.request(
+            "HEAD", path=f"objects/{store.bucket}/{quote(name)}", params={**bucket.qparam, "props": "location"}
+        )
+        nodes = store.client.cluster().get_info().tmap
+    found = re.match(r"t\[([^\]]+)\]", head.headers.get("Ais-Location", ""))
+    if found is None or found[1] not in nodes:
+        raise NoDsortError(f"no target at {store.endpoint} says that it has the key map '{store.locate(name)}'")
+    url = nodes[found[1]].intra_data_net.direct_url
+    return f"{url}/v1/objects/{store.bucket}/{quote(name)}?provider={bucket.qparam['provider']}"
+
+
+def _start(store: AisStore, dsort: "Dsort", spec: Mapping[str, Any]) -> None:
+    from aistore.sdk.errors import AISError, ErrBckNotFound
+
+    with tempfile.TemporaryDirectory(prefix="dali-pipes-shuffle-") as folder:
+        path = Path(folder) / "dsort.json"
+        path.write_text(json.dumps(spec))
+        with store.asking(store.url):
+            try:
+                dsort.start(path)
+            except ErrBckNotFound:
+                raise
+            except AISError as exc:
+                # 400: AIS 5.0, whose own broadcast fails. 404, 501: built without dSort.
+                if exc.status_code not in (400, 404, 405, 501):
+                    raise
+                raise NoDsortError(
+                    f"no dSort that works at {store.endpoint}: {error_text(exc)}; it needs an AIStore built with "
+                    "dSort, 4.x (5.0 has it and cannot start it). Without it, shuffle from here: --engine client"
+                ) from exc
+
+
+def _wait(store: AisStore, dsort: "Dsort", *, num_input_shards: int, show_progress: bool) -> None:
+    pause, longest = POLL_S
+    with bar(what="dSort", total=2 * num_input_shards, unit="shards", shown=show_progress) as drawn:
+        while True:
+            with store.asking(store.url):
+                jobs = list(dsort.get_job_info().values())
+            failures = [text for job in jobs for text in job.metrics.errors or () if text]
+            if failures or any(job.metrics.aborted or job.aborted for job in jobs):
+                # Of several nodes most only know that another one gave up.
+                told = [text for text in failures if not text.endswith(" aborted")] or failures
+                reason = told[0] if told else "aborted"
+                text = f"dSort job '{dsort.dsort_id}' at {store.endpoint} failed: {reason}"
+                if why := next((why for said, why in _BEYOND_IT.items() if said in reason), None):
+                    raise NoDsortError(f"{text}; {why}. Shuffle from here: --engine client")
+                raise StoreError(text)
+            _draw(drawn, jobs, num_input_shards=num_input_shards)
+            if jobs and all(job.metrics.shard_creation.finished for job in jobs):
+                return
+            time.sleep(pause)
+            pause = min(2 * pause, longest)
+
+
+def _draw(drawn: Any, jobs: Sequence["JobInfo"], *, num_input_shards: int) -> None:
+    """Half a bar for the shards taken apart, half for those put together; each job counts for one target."""
+    extracted = sum(int(job.metrics.local_extraction.extracted_count) for job in jobs)
+    created = sum(int(job.metrics.shard_creation.created_count) for job in jobs)
+    to_create = sum(int(job.metrics.shard_creation.to_create) for job in jobs)
+    drawn.total = num_input_shards + (to_create or num_input_shards)
+    drawn.update(extracted + created - drawn.n)

@@ -1,0 +1,305 @@
+"""A request to dSort: names and order in, the JSON that AIStore takes out; and a spec file in, the same request out.
+
+A cluster checks little of what it is sent: a template without a range names nothing and "succeeds", a bad size closes
+the connection, a field that it does not know is passed over. So all of it is checked here, before it is sent.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dali_pipes.errors import DataError, StoreError
+from dali_pipes.store.shard_names import EXTENSIONS, Template, extension_of
+from prep.shuffle.order import Algorithm
+
+__all__ = ["DsortSpec", "Place", "parse_size", "parse_spec", "read_spec"]
+
+# Fields that say how a cluster works, not what comes out: they are sent on as they are.
+_SETTINGS = (
+    "max_mem_usage",
+    "extract_concurrency_max_limit",
+    "create_concurrency_max_limit",
+    "dsorter_type",
+    "Config",
+)
+_FIELDS = (
+    "input_bck",
+    "input_format",
+    "input_extension",
+    "output_bck",
+    "output_format",
+    "output_extension",
+    "output_shard_size",
+    "algorithm",
+    "ekm_file",
+    "ekm_file_sep",
+    "description",
+    "dry_run",
+    *_SETTINGS,
+)
+_PARTS = {
+    "input_bck": ("name", "provider", "namespace"),
+    "output_bck": ("name", "provider", "namespace"),
+    "input_format": ("template", "objnames"),
+    "algorithm": ("kind", "decreasing", "seed", "extension", "content_key_type"),
+}
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+@dataclass(frozen=True)
+class Place:
+    """A bucket, as dSort names it."""
+
+    name: str
+    provider: str = "ais"
+
+    def json(self) -> dict[str, str]:
+        """For a request."""
+        return {"name": self.name, "provider": self.provider}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DsortSpec:
+    """What a dSort job is to do."""
+
+    source: Place
+    target: Place
+    inputs: Template | tuple[str, ...]
+    """Names without their extension, or whole names. A template without a range is a prefix."""
+    input_extension: str = ".tar"
+    outputs: Template | None
+    """Without the extension; ``None`` where a key map names the shards."""
+    output_extension: str = ".tar"
+    shard_bytes: int | None
+    """``None``: the input spread over all names."""
+    algorithm: Algorithm
+    ekm_file: str = ""
+    """URL of an external key map."""
+    ekm_file_sep: str = ""
+    description: str = "dali-pipes prep shuffle"
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """How a cluster is to work, sent on as it is."""
+    dry_run: bool = False
+
+    def json(self) -> dict[str, Any]:
+        """The request. Nothing but fields that AIStore knows, and a seed as text: a number closes the connection."""
+        algorithm: dict[str, Any] = {"kind": self.algorithm.kind}
+        if self.algorithm.kind == "shuffle":
+            algorithm["seed"] = str(self.algorithm.seed)
+        elif self.algorithm.kind != "none":
+            algorithm["decreasing"] = self.algorithm.decreasing
+        if self.algorithm.kind == "content":
+            algorithm |= {"extension": f".{self.algorithm.component}", "content_key_type": self.algorithm.key_type}
+        inputs: dict[str, Any] = (
+            {"template": str(self.inputs)} if isinstance(self.inputs, Template) else {"objnames": list(self.inputs)}
+        )
+        return {
+            "description": self.description,
+            "input_bck": self.source.json(),
+            "input_format": inputs,
+            "input_extension": self.input_extension,
+            "output_bck": self.target.json(),
+            "output_format": "" if self.outputs is None else str(self.outputs),
+            "output_extension": self.output_extension,
+            **({} if self.shard_bytes is None else {"output_shard_size": f"{self.shard_bytes}B"}),
+            "algorithm": algorithm,
+            **({"ekm_file": self.ekm_file, "ekm_file_sep": self.ekm_file_sep} if self.ekm_file else {}),
+            **self.settings,
+        }
+
+
+def read_spec(path: Path) -> DsortSpec:
+    """The spec in a file, as ``ais start dsort -f`` takes it: JSON or YAML, by the file's ending.
+
+    Raises:
+        DataError: If it is neither, or holds what is no request: a field that is not known is named, so are a size, a
+            template and an algorithm that dSort would refuse or misread.
+        StoreError: If it cannot be read.
+    """
+    import yaml  # type: ignore[import-untyped]  # its stubs are a package of their own
+
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as exc:
+        raise StoreError(f"cannot read spec '{path}': {getattr(exc, 'strerror', None) or exc}") from exc
+    try:
+        found = json.loads(text) if path.suffix.lower() == ".json" else yaml.safe_load(text)
+    except (ValueError, yaml.YAMLError) as exc:
+        what = " ".join(str(exc).split())[:200]
+        raise DataError(f"spec '{path}' is no {'JSON' if path.suffix.lower() == '.json' else 'YAML'}: {what}") from exc
+    if not isinstance(found, dict):
+        raise DataError(f"spec '{path}': expected fields such as input_bck, got {type(found).__name__}")
+    try:
+        return parse_spec(found)
+    except ValueError as exc:
+        raise DataError(f"spec '{path}': {exc}") from exc
+
+
+def parse_spec(spec: Mapping[str, Any]) -> DsortSpec:
+    """The spec that JSON or YAML holds.
+
+    Raises:
+        ValueError: See `read_spec`.
+    """
+    _check_fields(spec, known=_FIELDS, where="")
+    for name, parts in _PARTS.items():
+        _check_fields(_part(spec, name), known=parts, where=f"{name}.")
+    source = _place(spec, "input_bck")
+    if source is None:
+        raise ValueError("input_bck.name is missing: the bucket that holds the shards")
+    algorithm = _algorithm(_part(spec, "algorithm"))
+    inputs, input_extension = _inputs(spec)
+    shard_bytes = None
+    if spec.get("output_shard_size") not in (None, ""):
+        try:
+            shard_bytes = parse_size(str(spec["output_shard_size"])) or None
+        except ValueError as exc:
+            raise ValueError(f"output_shard_size: {exc}") from exc
+    ekm_file = _text(spec, "ekm_file")
+    outputs, output_extension = _outputs(spec, ekm_file=ekm_file, default=input_extension)
+    if ekm_file and shard_bytes is None:
+        raise ValueError("output_shard_size is missing: with an ekm_file it must be set")
+    return DsortSpec(
+        source=source,
+        target=_place(spec, "output_bck") or source,
+        inputs=inputs,
+        input_extension=input_extension,
+        outputs=outputs,
+        output_extension=output_extension,
+        shard_bytes=shard_bytes,
+        algorithm=algorithm,
+        ekm_file=ekm_file,
+        ekm_file_sep=_text(spec, "ekm_file_sep"),
+        description=_text(spec, "description"),
+        settings={name: spec[name] for name in _SETTINGS if name in spec},
+        dry_run=_flag(spec, "dry_run", what="dry_run"),
+    )
+
+
+def parse_size(text: str) -> int:
+    """Bytes, as AIS reads them: ``4KB`` and ``4KiB`` are 4,096.
+
+    Raises:
+        ValueError: If it is no size, or negative.
+    """
+    match = re.fullmatch(r"(\d{1,18}(?:\.\d+)?)\s*([KMGT]?)I?B?", text.strip().upper())
+    if match is None:
+        raise ValueError(f"a size is a number that is not negative and KiB, MiB, GiB or TiB, got '{text}'")
+    return int(float(match[1]) * _UNITS[match[2]])
+
+
+def _check_fields(found: Mapping[str, Any], *, known: Sequence[str], where: str) -> None:
+    if unknown := [str(name) for name in found if name not in known]:
+        raise ValueError(f"unknown field '{where}{min(unknown)}'; known: {', '.join(known)}")
+
+
+def _part(spec: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    part = spec.get(name)
+    if part is None:
+        return {}
+    if not isinstance(part, dict):
+        raise ValueError(f"{name} must be a mapping of {', '.join(_PARTS[name])}, got {part!r:.60}")
+    return part
+
+
+def _text(found: Mapping[str, Any], name: str) -> str:
+    value = found.get(name)
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise ValueError(f"{name} must be a text, got {value!r:.60}")
+    return value
+
+
+def _flag(found: Mapping[str, Any], name: str, *, what: str) -> bool:
+    value = found.get(name, False)
+    if not isinstance(value, bool):
+        raise ValueError(f"{what} must be true or false, got {value!r:.60}")
+    return value
+
+
+def _place(spec: Mapping[str, Any], name: str) -> Place | None:
+    part = _part(spec, name)
+    if part.get("namespace") not in (None, "", {}):
+        raise ValueError(f"{name}.namespace: buckets of a namespace are not served, got {part['namespace']!r:.60}")
+    bucket = _text(part, "name")
+    provider = _text(part, "provider") or "ais"
+    providers = {"ais": "ais", "aws": "aws", "s3": "aws", "gcp": "gcp", "gs": "gcp", "azure": "azure", "az": "azure"}
+    if provider.removesuffix("://") not in providers:
+        raise ValueError(f"{name}.provider must be one of {', '.join(providers)}, got '{provider}'")
+    return Place(bucket, providers[provider.removesuffix("://")]) if bucket else None
+
+
+def _algorithm(part: Mapping[str, Any]) -> Algorithm:
+    seed = part.get("seed")
+    if not re.fullmatch(r"[0-9]{0,19}", "" if seed is None else str(seed)):
+        raise ValueError(f"algorithm.seed must be a whole number, not negative, got {seed!r:.60}")
+    kind = _text(part, "kind") or "alphanumeric"
+    if kind == "shuffle" and not str(seed if seed is not None else ""):
+        raise ValueError("algorithm.seed is missing: without one nobody could make the same shards again")
+    return Algorithm(
+        kind=kind,
+        seed=int(seed or 0) if kind == "shuffle" else 0,
+        decreasing=_flag(part, "decreasing", what="algorithm.decreasing"),
+        component=_text(part, "extension"),
+        key_type=_text(part, "content_key_type") or "string",
+    )
+
+
+def _inputs(spec: Mapping[str, Any]) -> tuple[Template | tuple[str, ...], str]:
+    part = _part(spec, "input_format")
+    extension = _extension(spec, "input_extension")
+    names = part.get("objnames") or []
+    template = _text(part, "template")
+    if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
+        raise ValueError(f"input_format.objnames must be a list of names, got {names!r:.60}")
+    if bool(names) == bool(template):
+        raise ValueError("input_format must have one of template and objnames")
+    if names:
+        found = {extension_of(name) for name in names}
+        return tuple(names), extension or (min(found) if len(found) == 1 else "") or ".tar"
+    stem, extension = _split(template, extension, what="input_format.template")
+    if stem.count("{") != stem.count("}"):
+        raise ValueError(f"input_format.template '{template}' has braces without a pair; dSort would read nothing")
+    return _parsed(stem, what="input_format.template"), extension or ".tar"
+
+
+def _outputs(spec: Mapping[str, Any], *, ekm_file: str, default: str) -> tuple[Template | None, str]:
+    text = _text(spec, "output_format")
+    stem, extension = _split(text, _extension(spec, "output_extension"), what="output_format")
+    if ekm_file:
+        return None, extension or default
+    if stem.count("{") != stem.count("}"):
+        raise ValueError(f"output_format '{text}' has braces without a pair")
+    outputs = _parsed(stem, what="output_format")
+    if not len(outputs):
+        raise ValueError(
+            f"output_format must hold a range of numbers, such as 'shuffled-{{000000..000999}}', got '{text}'"
+        )
+    return outputs, extension or default
+
+
+def _extension(spec: Mapping[str, Any], name: str) -> str:
+    text = _text(spec, name)
+    extension = f".{text.removeprefix('.')}" if text else ""
+    if extension and extension not in EXTENSIONS:
+        raise ValueError(f"{name} must be one of {', '.join(EXTENSIONS)}, got '{text}'")
+    return extension
+
+
+def _split(text: str, extension: str, *, what: str) -> tuple[str, str]:
+    """A template's stem and extension."""
+    found = extension_of(text)
+    if found and extension and found != extension:
+        raise ValueError(f"{what} '{text}' ends in {found}, and the extension is said to be {extension}")
+    return text.removesuffix(found), found or extension
+
+
+def _parsed(text: str, *, what: str) -> Template:
+    try:
+        return Template.parse(text)
+    except ValueError as exc:
+        raise ValueError(f"{what}: {exc}") from exc

@@ -1,0 +1,277 @@
+r"""External key maps: which shards each sample goes to, by its key. A map's JSON in, or labels; groups of samples out.
+
+AIS has the form ``{"cats-{000..099}.tar": ["cat/1", "^cat/[2-9]"], ...}``, template to keys, or lines of key, tab,
+template. It takes each entry for a regular expression that may match anywhere in the name of a sample's first member:
+``a/1`` is ``a/10.jpg``, too, and that is an error there ("multiple matches"). Here an entry without any of
+``\^$*+?()[]{}|`` is a key, or the name of a first member, and nothing else; other entries are regular expressions as
+in AIS, for samples that no such entry names. What is sent to a cluster is made anew, with the keys that each template
+got.
+"""
+
+import bisect
+import hashlib
+import itertools
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from dali_pipes.errors import DataError
+from dali_pipes.store.shard_names import Template, extension_of
+from prep.shuffle.order import key_of
+
+__all__ = ["BY", "Grouping", "KeyMap", "group_by", "parse_key_map", "regexes_of"]
+
+BY = ("class", "balanced", "folder", "split")
+"""Maps that can be made from labels and keys: see `group_by`."""
+
+_SPECIAL = re.compile(r"[\\^$*+?()\[\]{}|]")
+# Keys in one regular expression: a cluster tries each expression on each sample, so there should be few.
+_KEYS_A_REGEX = 1000
+_OURS = re.compile(r"\^\(\?:((?:\\.|[^\\()\[\]{}*+?.^$])*)\)\\\.\[\^/\]\*\$", re.DOTALL)
+_NAME_PART = re.compile(r"(?!\.+$)[A-Za-z0-9._-]+")
+_PART = re.compile(r"(?:\\.|[^\\|])+", re.DOTALL)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grouping:
+    """A rule that makes a map: see `group_by`.
+
+    Raises:
+        ValueError: If it is none, or its shares are no split.
+    """
+
+    by: str
+    shares: Mapping[str, float] = field(default_factory=dict)
+    """Of ``split``: a split's name to its share of the samples, all together 1."""
+
+    def __post_init__(self) -> None:
+        if self.by not in BY:
+            raise ValueError(f"by must be one of {', '.join(BY)}, got '{self.by}'")
+        if (self.by == "split") != bool(self.shares):
+            raise ValueError(
+                "by 'split' needs shares, such as train=0.9,val=0.1"
+                if self.by == "split"
+                else f"by '{self.by}' takes no shares, got {dict(self.shares)}"
+            )
+        # Put so that it is refused what is no number, too.
+        is_split = all(share > 0 for share in self.shares.values()) and abs(sum(self.shares.values()) - 1) <= 1e-9
+        if self.shares and not is_split:
+            raise ValueError(f"shares must be positive and sum up to 1, got {dict(self.shares)}")
+        if odd := next((name for name in self.shares if not _NAME_PART.fullmatch(name)), None):
+            raise ValueError(f"a split's name must be of letters, digits, '.', '_' and '-', got '{odd}'")
+
+
+@dataclass(frozen=True)
+class KeyMap:
+    """Templates of shards, and what goes to each."""
+
+    outputs: tuple[Template, ...]
+    """Without their extension."""
+    keys: Mapping[str, int]
+    """A key, or a first member's name, to the row of its template."""
+    patterns: tuple[tuple[str, int], ...]
+    """Regular expressions, and the row of each one's template."""
+    where: str
+    """What errors call it."""
+
+    def assign(self, names: Sequence[str]) -> list[int]:
+        """The row of the template that each sample goes to, -1 where the map has nothing for it.
+
+        Args:
+            names: The name of each sample's first member.
+
+        Raises:
+            DataError: If a sample is mapped to two templates; names its key and both.
+        """
+        patterns = [(re.compile(pattern), row) for pattern, row in self.patterns]
+        rows = [-1] * len(names)
+        for position, name in enumerate(names):
+            key = key_of(name)
+            found = {self.keys[entry] for entry in (key, name) if entry in self.keys}
+            found = found or {row for pattern, row in patterns if pattern.search(name)}
+            if len(found) > 1:
+                first, second = (str(self.outputs[row]) for row in sorted(found)[:2])
+                raise DataError(f"{self.where}: key '{key}' is mapped to '{first}' and to '{second}'; expected one")
+            if found:
+                rows[position] = found.pop()
+        return rows
+
+    def unused(self, names: Sequence[str]) -> list[str]:
+        """Keys, expressions not counted, of which there is no sample; sorted."""
+        return sorted({*self.keys}.difference(names, map(key_of, names)))
+
+
+def parse_key_map(data: bytes, *, where: str, separator: str = "\t", extension: str = ".tar") -> KeyMap:
+    """A map in either of AIS's forms.
+
+    Args:
+        data: JSON, or lines.
+        where: What errors call it.
+        separator: Between key and template, in lines.
+        extension: Of the shards; a template may end in it.
+
+    Raises:
+        DataError: If it is neither, maps nothing or a key twice, or a template or regular expression is none.
+    """
+    keys: dict[str, int] = {}
+    patterns: dict[str, int] = {}
+    outputs: dict[str, int] = {}
+    for entry, text in _pairs(data, where=where, separator=separator or "\t"):
+        stem = text.removesuffix(extension)
+        if extension_of(stem):
+            raise DataError(f"{where}: template '{text}' ends in {extension_of(stem)}, shards end in {extension}")
+        row = outputs.setdefault(stem, len(outputs))
+        found = _keys_of(entry)
+        for key in found or [entry]:
+            if (patterns if found is None else keys).setdefault(key, row) != row:
+                raise DataError(f"{where}: key '{key}' is there twice")
+    if not outputs:
+        raise DataError(f'{where}: maps no key; expected {{"cats-{{000..099}}.tar": ["cat/1", ...], ...}}')
+    for entry in patterns:
+        try:
+            re.compile(entry)
+        except re.error as exc:
+            raise DataError(f"{where}: '{entry[:100]}' is no regular expression: {exc}") from exc
+    templates = []
+    for text in outputs:
+        try:
+            templates.append(Template.parse(text))
+        except ValueError as exc:
+            raise DataError(f"{where}: {exc}") from exc
+        if not len(templates[-1]):
+            raise DataError(
+                f"{where}: template '{text}' must hold a range of numbers, such as 'cats-{{000..099}}{extension}'"
+            )
+    return KeyMap(tuple(templates), keys, tuple(patterns.items()), where)
+
+
+def regexes_of(keys: Sequence[str]) -> list[str]:
+    """Keys as the regular expressions that a cluster, which knows nothing else, matches with these keys' samples only.
+
+    >>> regexes_of(["a/2", "a/1"])[0].partition(")")[0]
+    '^(?:a/1|a/2'
+    """
+    ordered = sorted(keys)  # common beginnings side by side: Go's compiler joins them
+    return [
+        f"^(?:{'|'.join(map(re.escape, ordered[start : start + _KEYS_A_REGEX]))})\\.[^/]*$"
+        for start in range(0, len(ordered), _KEYS_A_REGEX)
+    ]
+
+
+def group_by(
+    names: Sequence[str],
+    *,
+    grouping: Grouping,
+    prefix: str,
+    labels: Sequence[int] | None,
+    num_shards: int,
+    seed: int,
+    digits: int,
+) -> KeyMap:
+    """The map that a rule gives.
+
+    ==========  ======================================================================================================
+    ``class``   the samples of each class id to shards of their own: ``PREFIXclass07-{000000..999999}``
+    ``balanced`` every shard the same mixture of classes: ``PREFIX{000000..}``, ``num_shards`` of them; a class of n
+                samples gives each n // num_shards or one more
+    ``folder``  by the key's first directory: ``train/0001`` to ``PREFIXtrain-{000000..999999}``
+    ``split``   by ``shares``, at random but fixed by ``seed`` and key: ``{"train": 0.9, "val": 0.1}`` to
+                ``PREFIXtrain-{..}``, ``PREFIXval-{..}``; of N samples the first gets round(0.9 N)
+    ==========  ======================================================================================================
+
+    Args:
+        names: The name of each sample's first member.
+        grouping: The rule.
+        prefix: What the names of the shards start with.
+        labels: Class id of each, for ``class`` and ``balanced``.
+        num_shards: For ``balanced``.
+        seed: Of ``split``, and of which samples of a class go to which shard.
+        digits: Of a shard's number.
+
+    Raises:
+        DataError: If a key has no directory, or one that cannot be part of a name; if a split gets no sample.
+    """
+    keys = [key_of(name) for name in names]
+    order = sorted(range(len(keys)), key=lambda position: _draw(keys[position], seed=seed))
+    rows = [0] * len(keys)
+    by = grouping.by
+    where = f"by {by}"
+    if by in ("class", "balanced"):
+        assert labels is not None, "who asks for a map by class has read the labels"
+        classes = sorted(set(labels))
+        if by == "balanced":
+            # A class's first sample goes where the last class ended, so that remainders spread over the shards.
+            for number, position in enumerate(sorted(order, key=labels.__getitem__)):
+                rows[position] = number % num_shards
+            fixed = [Template([prefix, ""], [range(row, row + 1)], [digits]) for row in range(num_shards)]
+            return KeyMap(tuple(fixed), dict(zip(keys, rows, strict=True)), (), where)
+        width = max(len(str(abs(label))) for label in classes)
+        texts = [f"class{label:0{width}d}-" for label in classes]
+        row_of: dict[object, int] = {label: row for row, label in enumerate(classes)}
+        rows = [row_of[label] for label in labels]
+    elif by == "folder":
+        folders = [key.partition("/")[0] if "/" in key else "" for key in keys]
+        if "" in folders:
+            raise DataError(f"{where}: key '{keys[folders.index('')]}' has no directory")
+        found = sorted(set(folders))
+        if odd := next((text for text in found if not _NAME_PART.fullmatch(text)), None):
+            raise DataError(f"{where}: directory '{odd}' must be of letters, digits, '.', '_' and '-' to name shards")
+        row_of = {text: row for row, text in enumerate(found)}
+        rows = [row_of[folder] for folder in folders]
+        texts = [f"{text}-" for text in found]
+    else:
+        stops = [round(share * len(keys)) for share in itertools.accumulate(grouping.shares.values())]
+        for number, position in enumerate(order):
+            rows[position] = min(bisect.bisect_right(stops, number), len(stops) - 1)
+        if empty := sorted(set(range(len(stops))).difference(rows)):
+            name = list(grouping.shares)[empty[0]]
+            raise DataError(
+                f"{where}: '{name}={grouping.shares[name]:g}' gets none of {len(keys)} samples; give it a larger share"
+            )
+        texts = [f"{name}-" for name in grouping.shares]
+    outputs = [Template([f"{prefix}{text}", ""], [range(10**digits)], [digits]) for text in texts]
+    return KeyMap(tuple(outputs), dict(zip(keys, rows, strict=True)), (), where)
+
+
+def _pairs(data: bytes, *, where: str, separator: str) -> Iterator[tuple[str, str]]:
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as exc:
+        raise DataError(f"{where}: a key map is JSON or lines in UTF-8 ({exc.reason} at byte {exc.start})") from exc
+    try:
+        found = json.loads(text)
+    except ValueError as exc:
+        lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+        if text.lstrip().startswith("{"):
+            raise DataError(f"{where}: starts as JSON and is none: {exc}") from exc
+        for number, line in lines:
+            parts = line.strip().split(separator)
+            if len(parts) != 2 or not all(parts):
+                raise DataError(
+                    f"{where}, line {number}: expected KEY{separator!r}TEMPLATE, got '{line[:80]}'"
+                ) from exc
+            yield parts[0], parts[1]
+        return
+    is_map = isinstance(found, dict) and all(
+        isinstance(keys, list) and all(isinstance(key, str) and key for key in keys) for keys in found.values()
+    )
+    if not is_map:
+        raise DataError(f'{where}: expected {{"cats-{{000..099}}.tar": ["cat/1", ...], ...}}, got {str(found)[:60]}')
+    for template, keys in found.items():
+        for key in keys:
+            yield key, template
+
+
+def _keys_of(entry: str) -> list[str] | None:
+    """The keys that an entry names: itself, or those in an expression of `regexes_of`; ``None`` for any other one."""
+    if not _SPECIAL.search(entry):
+        return [entry]
+    match = _OURS.fullmatch(entry)
+    return (
+        None if match is None else [re.sub(r"\\(.)", r"\1", part, flags=re.DOTALL) for part in _PART.findall(match[1])]
+    )
+
+
+def _draw(key: str, *, seed: int) -> bytes:
+    return hashlib.blake2b(f"{seed}/{key}".encode("utf-8", "surrogateescape"), digest_size=16).digest()

@@ -1,0 +1,201 @@
+"""TODO: prep/shuffle/order.py."""
+
+import hashlib
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from dali_pipes.errors import DataError
+from dali_pipes.formats.keys import split_key
+
+__all__ = [
+    "KEY_TYPES",
+    "KINDS",
+    "Algorithm",
+    "arrange",
+    "cut",
+    "cut_mapped",
+    "key_of",
+    "parse_content",
+    "shuffled",
+]
+
+
+_INTEGER = re.compile(rb"([+-]?)0*([0-9]{1,19})")  # of 64 bits: Python refuses long ones in words of its own
+KINDS = ("shuffle", "alphanumeric", "content", "none")
+"""The algorithms, by the names that AIS gives them. (Its ``md5`` orders by name, too: it hashes nothing.)"""
+KEY_TYPES = ("int", "float", "string")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Algorithm:
+    """An order of samples.
+
+    Raises:
+        ValueError: If a value is none that the kind takes.
+    """
+
+    kind: str = "shuffle"
+    """``shuffle``: drawn from ``seed``. ``alphanumeric``: by the name of a sample's first member, byte by byte.
+    ``content``: by what its ``component`` holds. ``none``: as they stand in the input."""
+    seed: int = 0
+    """Of ``shuffle``; not negative, below 2**63, which is what a cluster takes."""
+    decreasing: bool = False
+    """Of ``alphanumeric`` and ``content``."""
+    component: str = ""
+    """Of ``content``: ``cls``, ``seg.png``; a dot before it, as AIS writes it, is dropped."""
+    key_type: str = "string"
+    """Of ``content``: whether that holds an ``int`` (64 bits), a ``float`` or a ``string`` (compared as bytes)."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"algorithm must be one of {', '.join(KINDS)}, got '{self.kind}'")
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed must be in [0, 2**63), got {self.seed}")
+        if self.key_type not in KEY_TYPES:
+            raise ValueError(f"key type must be one of {', '.join(KEY_TYPES)}, got '{self.key_type}'")
+        if self.decreasing and self.kind not in ("alphanumeric", "content"):
+            raise ValueError(f"algorithm '{self.kind}' has no decreasing order; alphanumeric and content have")
+        object.__setattr__(self, "component", self.component.strip().removeprefix("."))
+        if (self.kind == "content") != bool(self.component):
+            raise ValueError(
+                "algorithm 'content' needs the component that holds the sort key, such as cls"
+                if self.kind == "content"
+                else f"algorithm '{self.kind}' sorts by no component, got '{self.component}'; did you mean content?"
+            )
+
+
+def shuffled(keys: Sequence[str], *, seed: int) -> list[int]:
+    """The positions of ``keys`` in shuffled order: a function of the keys in their order and of the seed, alone.
+
+    Positions are sorted by a hash of (seed, position, key), so every machine and Python version gives the same order.
+
+    >>> shuffled(["a", "b", "c", "d"], seed=0)
+    [1, 2, 3, 0]
+    """
+
+    def rank(position: int) -> bytes:
+        text = f"{seed}/{position}/{keys[position]}"
+        return hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=16).digest()
+
+    return sorted(range(len(keys)), key=rank)
+
+
+def cut(sizes: Iterable[int], *, target: int) -> list[int]:
+    """How many consecutive items each shard takes: a shard ends with the item that brings it to ``target`` bytes.
+
+    dSort's rule; the last shard may be tiny.
+
+    >>> cut([3, 3, 3, 3, 3], target=6)
+    [2, 2, 1]
+    """
+    counts: list[int] = []
+    num_bytes = count = 0
+    for size in sizes:
+        num_bytes += size
+        count += 1
+        if num_bytes >= target:
+            counts.append(count)
+            num_bytes = count = 0
+    return [*counts, count] if count else counts
+
+
+def cut_mapped(
+    groups: Sequence[int], sizes: Sequence[int], *, limits: Sequence[int], labels: Sequence[str], target: int
+) -> list[tuple[int, list[int]]]:
+    """Samples that go to shards by key, dealt out: ``(group, positions)`` of each shard, a group's shards in order.
+
+    dSort's rule, another than that of `cut`: a shard ends when it is over ``target`` already as the next sample comes,
+    and 512 bytes a member are counted as well.
+
+    Args:
+        groups: Which group each sample, in output order, belongs to; -1: none, it is left out.
+        sizes: Bytes of each, 512 a member included.
+        limits: How many shards each group has names for.
+        labels: What errors call the groups: their templates.
+        target: Bytes.
+
+    Raises:
+        DataError: A group's names run out.
+
+    >>> cut_mapped([0, 1, 0, 0, -1], [9, 9, 9, 9, 9], limits=[9, 9], labels=["a", "b"], target=10)
+    [(0, [0, 2]), (0, [3]), (1, [1])]
+    """
+    filled: list[int] = [0] * len(limits)
+    shards: list[list[list[int]]] = [[] for _ in limits]
+    for position, group in enumerate(groups):
+        if group < 0:
+            continue
+        if not shards[group] or filled[group] > target:
+            if len(shards[group]) == limits[group]:  # dSort's words
+                raise DataError(
+                    f"number of shards to be created using {labels[group]} template exceeds expected number of shards "
+                    f"({limits[group]})"
+                )
+            shards[group].append([])
+            filled[group] = 0
+        shards[group][-1].append(position)
+        filled[group] += sizes[position]
+    return [(group, positions) for group, found in enumerate(shards) for positions in found]
+
+
+def parse_content(data: bytes | None, *, algorithm: Algorithm, where: str) -> int | float | bytes:
+    """What a sample is sorted by under ``content``; white space around a number is allowed.
+
+    Args:
+        data: The component's bytes; ``None`` where the sample lacks it.
+        algorithm: Its component and key type.
+        where: What errors call the sample: ``shard 'a-0.tar', key '7'``.
+
+    Raises:
+        DataError: If the component is missing or holds no such number.
+    """
+    if data is None:
+        raise DataError(f"{where}: no component '{algorithm.component}' to sort by")
+    if algorithm.key_type == "string":
+        return data
+    text = data.strip()
+    if algorithm.key_type == "int":
+        match = _INTEGER.fullmatch(text)
+        if match is not None and -(2**63) <= (number := int(match[1] + match[2])) < 2**63:
+            return number
+    else:
+        try:
+            # An underscore is Python's own.
+            if b"_" not in text and not math.isnan(value := float(text)):
+                return value
+        except ValueError:
+            pass
+    shown = data[:40].decode("ascii", "backslashreplace")
+    raise DataError(
+        f"{where}: component '{algorithm.component}' holds '{shown}', expected {algorithm.key_type} to sort by"
+    )
+
+
+def arrange(
+    names: Sequence[str], *, algorithm: Algorithm, contents: Sequence[int | float | bytes] | None = None
+) -> list[int]:
+    """The positions of samples in output order: a function of these arguments alone. Ties stay in input order.
+
+    Args:
+        names: The name of each sample's first member, in input order.
+        algorithm: The order.
+        contents: What each is sorted by, for ``content``: see `parse_content`.
+    """
+    if algorithm.kind == "none":
+        return list(range(len(names)))
+    if algorithm.kind == "shuffle":
+        return shuffled([key_of(name) for name in names], seed=algorithm.seed)
+    if algorithm.kind == "alphanumeric":
+        # As AIS: the whole name counts, 'a-b.jpg' comes before 'a.jpg', and bytes are compared.
+        encoded = [name.encode("utf-8", "surrogateescape") for name in names]
+        return sorted(range(len(names)), key=encoded.__getitem__, reverse=algorithm.decreasing)
+    assert contents is not None, "who asks for a sort by content has read it"
+    return sorted(range(len(names)), key=contents.__getitem__, reverse=algorithm.decreasing)
+
+
+def key_of(name: str) -> str:
+    """The key of a member, its whole name where it belongs to no sample."""
+    parts = split_key(name)
+    return name if parts is None else parts[0]

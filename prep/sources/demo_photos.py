@@ -1,0 +1,180 @@
+"""The photographs that ship inside scikit-image to a few hundred records: crops of many sizes, with masks.
+
+For first runs and tests where there is no data set at hand. Nothing is downloaded and nothing is random: each choice
+is a digest of the seed, the record's number and what is chosen, so the same seed gives the same bytes on every machine
+with the same Pillow.
+"""
+
+import hashlib
+import io
+from collections.abc import Callable
+from importlib import resources
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageFilter, ImageOps
+
+from dali_pipes.errors import PipesError
+from dali_pipes.progress import progress
+from prep.sources.pets import MASK, PHOTO
+from prep.sources.record import Record, Source
+
+__all__ = ["NUM_PHOTOS", "demo_photos"]
+
+NUM_PHOTOS = 300
+
+PHOTOGRAPHS = {
+    "astronaut": "astronaut.png",
+    "cat": "chelsea.png",
+    "coffee": "coffee.png",
+    "galaxies": "hubble_deep_field.jpg",
+    "motorcycle": "motorcycle_left.png",
+    "retina": "retina.jpg",
+    "rocket": "rocket.jpg",
+    "tissue": "ihc.png",
+}
+"""Class name -> file in ``skimage.data``; the colour photographs among those in the wheel."""
+
+MIN_SIDE, MAX_SIDE = 150, 1000
+FOREGROUND, BACKGROUND, BOUNDARY = 1, 2, 3
+# Half the width of the boundary's band, in pixels: what Oxford's trimaps have at this size.
+BAND = 3
+# Blur before the threshold, in pixels: without it, noise gives specks instead of regions.
+BLUR = 4
+
+_Draw = Callable[[str, int], int]
+Mask = npt.NDArray[np.uint8]
+
+
+def demo_photos(*, count: int = NUM_PHOTOS, seed: int = 0, show_progress: bool = False) -> Source:
+    """Records cut from eight photographs, sorted by class; the photograph is the class, ids from 1.
+
+    Photos measure 150 to 1,000 pixels a side, most of them 300 to 500; some are grey, some progressive, the quality is
+    60 to 95. A mask divides its photo by luminance: 2 is the side of the threshold that holds more of the photo's edge,
+    1 the other one, 3 a band between them.
+
+    Raises:
+        PipesError: If scikit-image is not installed.
+        ValueError: If ``count`` is smaller than the number of photographs.
+    """
+    if count < len(PHOTOGRAPHS):
+        raise ValueError(f"count must be at least {len(PHOTOGRAPHS)}, one for each photograph, got {count}")
+    records: list[Record] = []
+    numbers = progress(range(count), what="cut demo photos", unit="photos", shown=show_progress)
+    photographs = {name: _read_photograph(file) for name, file in PHOTOGRAPHS.items()}
+    for number in numbers:
+        label = number * len(PHOTOGRAPHS) // count
+        name = list(PHOTOGRAPHS)[label]
+        draw = _draw(seed, number)
+        photo = _cut(photographs[name], draw)
+        components = {PHOTO: _encode_photo(photo, draw), MASK: _encode_mask(_segment(photo))}
+        records.append(Record(key=f"{name}_{number:04d}", components=components, label=label + 1))
+    return Source(
+        name=f"demo photos, seed {seed}",
+        records=records,
+        classes=dict(enumerate(PHOTOGRAPHS, start=1)),
+        masks=frozenset({MASK}),
+    )
+
+
+def _read_photograph(file: str) -> Image.Image:
+    try:
+        with (resources.files("skimage.data") / file).open("rb") as stream:
+            return Image.open(stream).convert("RGB")
+    except (ModuleNotFoundError, FileNotFoundError) as exc:
+        raise PipesError(
+            f"the demo photos are cut from '{file}' of scikit-image, which is not there ({exc}); "
+            "install it: pip install 'dali-pipes[demo]'"
+        ) from exc
+
+
+def _draw(seed: int, number: int) -> _Draw:
+    """A function from the name of a choice and a bound to an integer in ``[0, bound)``."""
+
+    def draw(choice: str, bound: int) -> int:
+        digest = hashlib.blake2b(f"{seed}/{number}/{choice}".encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "big") % bound
+
+    return draw
+
+
+def _side(draw: _Draw, name: str) -> int:
+    """Pixels of one side: six in ten near Oxford's photos, two below a 350 crop, two far above it."""
+    kind = draw(f"{name} kind", 10)
+    if kind < 2:
+        return MIN_SIDE + draw(name, 350 - MIN_SIDE)
+    if kind < 8:
+        return 300 + draw(name, 201)
+    return 500 + draw(name, MAX_SIDE - 500 + 1)
+
+
+def _cut(photograph: Image.Image, draw: _Draw) -> Image.Image:
+    width, height = _side(draw, "width"), _side(draw, "height")
+    # The largest box of this shape that fits, then a half to all of it.
+    fit = min(photograph.width * 1000 // width, photograph.height * 1000 // height)
+    scale = fit * (50 + draw("scale", 51)) // 100
+    box_width, box_height = max(1, width * scale // 1000), max(1, height * scale // 1000)
+    left = draw("left", photograph.width - box_width + 1)
+    top = draw("top", photograph.height - box_height + 1)
+    box = (left, top, left + box_width, top + box_height)
+    photo = photograph.resize((width, height), Image.Resampling.BICUBIC, box=box)
+    if draw("flip", 2):
+        photo = ImageOps.mirror(photo)
+    return photo.convert("L") if draw("grey", 12) == 0 else photo
+
+
+def _encode_photo(photo: Image.Image, draw: _Draw) -> bytes:
+    stream = io.BytesIO()
+    subsampling = ("4:2:0", "4:2:0", "4:2:2", "4:4:4")[draw("subsampling", 4)]
+    photo.save(
+        stream,
+        "JPEG",
+        quality=60 + draw("quality", 36),
+        progressive=draw("progressive", 5) == 0,
+        **({} if photo.mode == "L" else {"subsampling": subsampling}),
+    )
+    return stream.getvalue()
+
+
+def _encode_mask(mask: Mask) -> bytes:
+    stream = io.BytesIO()
+    Image.fromarray(mask).save(stream, "PNG")
+    return stream.getvalue()
+
+
+def _segment(photo: Image.Image) -> Mask:
+    """uint8 [height, width] of `FOREGROUND`, `BACKGROUND` and `BOUNDARY`."""
+    luminance = np.asarray(photo.convert("L").filter(ImageFilter.BoxBlur(BLUR)))
+    inside = luminance > _otsu(luminance)
+    edge = np.concatenate([inside[0], inside[-1], inside[:, 0], inside[:, -1]])
+    if 2 * int(edge.sum()) > edge.size:
+        inside = ~inside
+    mask = np.where(inside, FOREGROUND, BACKGROUND).astype(np.uint8)
+    mask[_dilate(inside) & _dilate(~inside)] = BOUNDARY
+    return mask
+
+
+def _otsu(values: Mask) -> int:
+    """The threshold that separates a histogram best: the variance between its two sides is largest."""
+    counts = np.bincount(values.ravel(), minlength=256).astype(np.float64)
+    below = np.cumsum(counts)
+    above = below[-1] - below
+    sums = np.cumsum(counts * np.arange(256))
+    # A side without pixels has no mean; its variance counts as 0.
+    with np.errstate(divide="ignore", invalid="ignore"):
+        between = np.nan_to_num((sums[-1] * below - sums * below[-1]) ** 2 / (below * above), posinf=0.0, neginf=0.0)
+    return int(np.argmax(between))
+
+
+def _dilate(region: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """The region and all pixels at most `BAND` rows and columns away from it."""
+    for axis in (0, 1):
+        grown = region.copy()
+        for shift in range(1, BAND + 1):
+            ahead = [slice(None), slice(None)]
+            behind = [slice(None), slice(None)]
+            ahead[axis], behind[axis] = slice(shift, None), slice(None, -shift)
+            grown[tuple(ahead)] |= region[tuple(behind)]
+            grown[tuple(behind)] |= region[tuple(ahead)]
+        region = grown
+    return region

@@ -1,0 +1,79 @@
+"""TODO: prep/sources/imagefolder.py."""
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from dali_pipes.errors import DataError, shown
+from dali_pipes.formats.photo_header import is_photo
+from dali_pipes.progress import bar
+from prep.sources.record import Record, Source, require_directory
+
+__all__ = [
+    "imagefolder",
+]
+
+
+def imagefolder(directory: Path, *, show_progress: bool = False) -> Source:
+    """The records of a directory with one folder for each class, sorted by class and name.
+
+    Class ids count the folders in sorted order, from 0. ``cats/a/001.JPG`` becomes the key ``cats/a/001`` with the
+    component ``jpg``. Files that start with a dot are passed over, those that are no photos skipped and named.
+
+    Args:
+        directory: Holds the folders.
+        show_progress: Draw a bar, in classes, where finding the photos takes more than a second.
+
+    Raises:
+        DataError: If there is no such directory, class or photo; if two photos differ in their extension only, as
+            they would be one sample; or if a file's name holds a second dot, at which WebDataset would cut the key.
+    """
+    require_directory(directory)
+    folders = sorted(entry.name for entry in os.scandir(directory) if entry.is_dir() and not entry.name.startswith("."))
+    if not folders:
+        raise DataError(f"'{directory}' holds no folder; expected one for each class: {directory}/cat/001.jpg")
+    records: list[Record] = []
+    skipped: list[str] = []
+    with bar(what="find", total=len(folders), unit="classes", shown=show_progress, delay_s=1) as drawn:
+        for label, folder in enumerate(folders):
+            paths = _walk(directory / folder)
+            skipped += [
+                f"{path.relative_to(directory)}: not a photo by its extension" for path in paths if not _named(path)
+            ]
+            photos = [path for path in paths if _named(path)]
+            if not photos:
+                skipped.append(f"{folder}: no photo in this class")
+            records += _imagefolder_records(directory, photos, label)
+            drawn.update(1)
+    if not records:
+        raise DataError(f"'{directory}' holds no photo: {shown(skipped, are_names=False)}")
+    return Source(name=f"imagefolder '{directory}'", records=records, classes=dict(enumerate(folders)), skipped=skipped)
+
+
+def _imagefolder_records(directory: Path, photos: Iterable[Path], label: int) -> Iterator[Record]:
+    earlier: dict[str, Path] = {}
+    for path in photos:
+        if "." in path.stem:
+            raise DataError(
+                f"'{path}' has more than one dot in its name; WebDataset cuts the key at the first dot: rename it"
+            )
+        key = path.relative_to(directory).with_suffix("").as_posix()
+        if key in earlier:
+            raise DataError(
+                f"'{earlier[key]}' and '{path}' differ in their extension only; both would be key '{key}': rename one"
+            )
+        earlier[key] = path
+        yield Record(key=key, components={path.suffix[1:].lower(): path}, label=label)
+
+
+def _named(path: Path) -> bool:
+    return is_photo(path.name)
+
+
+def _walk(folder: Path) -> list[Path]:
+    """All files below ``folder`` whose path has no hidden part, sorted by path; links are followed."""
+    found: list[Path] = []
+    for parent, folders, files in os.walk(folder, followlinks=True):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [Path(parent, name) for name in files if not name.startswith(".")]
+    return sorted(found)

@@ -1,0 +1,124 @@
+"""TODO: prep/sources/pets.py."""
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from dali_pipes.errors import DataError, PipesError, shown
+from prep.sources.record import Record, Source, require_directory
+
+__all__ = [
+    "download_pets",
+    "pets",
+]
+
+
+PHOTO = "image.jpg"
+MASK = "trimap.png"
+# What stands before a photo's number in its name.
+_BREED = re.compile(r"(?P<breed>.+)_\d+")
+
+
+def pets(directory: Path) -> Source:
+    """The records of a directory laid out as the Oxford-IIIT Pet data set, in the order of its ``list.txt``.
+
+    Read are ``images/*.jpg``, ``annotations/trimaps/*.png`` and ``annotations/list.txt``, rows ``NAME CLASS-ID SPECIES
+    BREED-ID``. A sample is ``{"__key__": NAME, "image.jpg", "cls", "trimap.png"}``; class ids stay Oxford's, from 1.
+    Breeds are named by the files: ``Abyssinian_34`` is an Abyssinian. A record with a missing part is skipped.
+
+    Args:
+        directory: Holds ``images`` and ``annotations``, itself or in the folder ``oxford-iiit-pet`` that torchvision
+            makes.
+
+    Raises:
+        DataError: If a directory or file of this layout is not there or empty, or a row is not as described.
+    """
+    root = directory / "oxford-iiit-pet" if (directory / "oxford-iiit-pet").is_dir() else directory
+    require_directory(root)
+    photos = _files(root / "images", ".jpg")
+    trimaps = _files(root / "annotations" / "trimaps", ".png")
+    rows = _read_pets_rows(root / "annotations" / "list.txt")
+    if not photos:
+        raise DataError(f"'{root / 'images'}' holds no .jpg; expected the photos of the Oxford-IIIT Pet data set")
+
+    records: list[Record] = []
+    skipped: list[str] = []
+    for name, label in rows.items():
+        missing = [what for what, found in (("photo", photos), ("trimap", trimaps)) if name not in found]
+        if missing:
+            skipped.append(f"{name}: no {' and no '.join(missing)}")
+        else:
+            records.append(Record(key=name, components={PHOTO: photos[name], MASK: trimaps[name]}, label=label))
+    skipped += [f"{name}: no row in list.txt" for name in sorted(photos) if name not in rows]
+    if not records:
+        raise DataError(f"'{root}' holds no complete record: {shown(skipped, are_names=False)}")
+    return Source(
+        name=f"pets '{directory}'",
+        records=records,
+        classes=_breeds(rows, root / "annotations" / "list.txt"),
+        skipped=skipped,
+        masks=frozenset({MASK}),
+    )
+
+
+def download_pets(directory: Path) -> None:
+    """Download the Oxford-IIIT Pet data set (800 MB) into ``directory`` through torchvision; kept where it is there.
+
+    Raises:
+        PipesError: If torchvision is not installed, or the download fails.
+    """
+    try:
+        from torchvision.datasets import OxfordIIITPet
+    except ImportError as exc:
+        raise PipesError("--download needs torchvision; install it: pip install 'dali-pipes[bench]'") from exc
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        OxfordIIITPet(directory, download=True)
+    except (OSError, RuntimeError) as exc:
+        raise PipesError(f"cannot download the Oxford-IIIT Pet data set into '{directory}': {exc}") from exc
+
+
+def _read_pets_rows(path: Path) -> dict[str, int]:
+    """Name -> class id, in the file's order."""
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as exc:
+        raise DataError(f"cannot read '{path}', which names the records: {exc}") from exc
+    rows: dict[str, int] = {}
+    for number, line in enumerate(lines, start=1):
+        fields = line.split()
+        if not fields or line.startswith("#"):
+            continue
+        where = f"'{path}', line {number}"
+        if len(fields) < 2:
+            raise DataError(f"{where}: expected 'NAME CLASS-ID SPECIES BREED-ID', found '{line}'")
+        name, label = fields[:2]  # the rest, species and breed, is not used
+        # ASCII digits only: int() also takes "1_0" and digits of other scripts.
+        if not re.fullmatch(r"[0-9]{1,9}", label):
+            raise DataError(f"{where}: class id must be an integer, got '{label}' for '{name}'")
+        if name in rows:
+            raise DataError(f"{where}: '{name}' has a row already; one row a photo")
+        rows[name] = int(label)
+    if not rows:
+        raise DataError(f"'{path}' holds no rows; expected 'NAME CLASS-ID SPECIES BREED-ID' in each line")
+    return rows
+
+
+def _breeds(rows: Mapping[str, int], path: Path) -> dict[int, str]:
+    classes: dict[int, str] = {}
+    for name, label in rows.items():
+        match = _BREED.fullmatch(name)
+        breed = match["breed"] if match else name
+        if classes.setdefault(label, breed) != breed:
+            raise DataError(f"'{path}' gives class id {label} to '{classes[label]}' and to '{breed}' ('{name}')")
+    return dict(sorted(classes.items()))
+
+
+def _files(directory: Path, extension: str) -> dict[str, Path]:
+    require_directory(directory)
+    return {
+        entry.name.removesuffix(extension): Path(entry.path)
+        for entry in os.scandir(directory)
+        if entry.name.endswith(extension) and not entry.name.startswith(".") and entry.is_file()
+    }

@@ -1,0 +1,111 @@
+"""A ``tf.train.Example``: bytes in, where each feature's values lie out.
+
+A protocol buffer, read without its compiler: Example {1: Features {1, a map: {1: name, 2: Feature {1: bytes, 2: floats,
+3: integers}}}}; each list of a Feature is {1: values}.
+"""
+
+import struct
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from dali_pipes.errors import DataError
+
+__all__ = ["Span", "find_features", "list_of", "values_of"]
+
+# Wire types: what follows a field's number.
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+
+Span = tuple[int, int]
+"""First byte, and the one after the last."""
+
+
+def find_features(data: bytes) -> dict[str, Span]:
+    """Feature name -> where its message lies.
+
+    Raises:
+        DataError: If the bytes are no Example, or one without features.
+    """
+    features: dict[str, Span] = {}
+    for _, _, outer in _messages(data, (0, len(data)), number=1):
+        for _, _, entry in _messages(data, outer, number=1):
+            name, message = b"", (0, 0)
+            for number, wire, span in _fields(data, entry):
+                if (number, wire) == (1, _BYTES):
+                    name = data[slice(*span)]
+                elif (number, wire) == (2, _BYTES):
+                    message = span
+            features[name.decode(errors="replace")] = message
+    if not features:
+        raise DataError("is no tf.train.Example, or one without features")
+    return features
+
+
+def list_of(features: Mapping[str, Span], data: bytes, feature: str) -> tuple[int, list[Span]]:
+    """Which kind of list a feature is, 1 bytes, 2 floats, 3 integers, and where the fields of its values lie.
+
+    Raises:
+        DataError: If there is no such feature; names those that are there.
+    """
+    if feature not in features:
+        raise DataError(f"no feature '{feature}' (found: {', '.join(sorted(features))})")
+    for kind, wire, span in _fields(data, features[feature]):
+        if wire == _BYTES and kind in (1, 2, 3):
+            return kind, [value for _, _, value in _fields(data, span)]
+    return 0, []
+
+
+def values_of(features: Mapping[str, Span], data: bytes, feature: str) -> list[Any]:
+    """The values of a feature: bytes, floats or integers; empty where it holds none."""
+    kind, spans = list_of(features, data, feature)
+    values: list[Any] = []
+    for first, stop in spans:
+        # Numbers are packed, or one a field: the bytes are the same.
+        if kind == 1:
+            values.append(data[first:stop])
+        elif kind == 2:
+            if (stop - first) % 4:
+                raise DataError(f"feature '{feature}': floats of {stop - first} bytes")
+            values += struct.unpack(f"<{(stop - first) // 4}f", data[first:stop])
+        else:
+            while first < stop:
+                value, first = _varint(data, first, stop)
+                values.append(value - (1 << 64) if value >> 63 else value)
+    return values
+
+
+def _messages(data: bytes, span: Span, *, number: int) -> Iterator[tuple[int, int, Span]]:
+    return (field for field in _fields(data, span) if field[:2] == (number, _BYTES))
+
+
+def _fields(data: bytes, span: Span) -> Iterator[tuple[int, int, Span]]:
+    """Number, wire type and bytes of each field of a message."""
+    at, stop = span
+    while at < stop:
+        tag, at = _varint(data, at, stop)
+        number, wire = tag >> 3, tag & 7
+        if wire == _VARINT:
+            _, end = _varint(data, at, stop)
+        elif wire == _BYTES:
+            length, at = _varint(data, at, stop)
+            end = at + length
+        elif wire in (_FIXED64, _FIXED32):
+            end = at + (8 if wire == _FIXED64 else 4)
+        else:
+            raise DataError(f"is no tf.train.Example: wire type {wire} at its byte {at}")
+        if end > stop:
+            raise DataError(f"is no tf.train.Example: a field claims bytes {at} to {end} of {stop}")
+        yield number, wire, (at, end)
+        at = end
+
+
+def _varint(data: bytes, at: int, stop: int) -> tuple[int, int]:
+    """A number and the byte after it."""
+    value = shift = 0
+    while at < stop and shift < 70:
+        byte = data[at]
+        value |= (byte & 0x7F) << shift
+        at += 1
+        if byte < 0x80:
+            return value & 0xFFFFFFFFFFFFFFFF, at
+        shift += 7
+    raise DataError(f"is no tf.train.Example: a number without end at its byte {at}")

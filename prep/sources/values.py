@@ -1,0 +1,77 @@
+"""Python values to the bytes of a component, by the rules of `webdataset.TarWriter`: what the extension says."""
+
+import io
+import json
+import pickle
+from collections.abc import Callable
+
+from dali_pipes.errors import DataError
+
+__all__ = ["encode_value"]
+
+
+def encode_value(value: object, *, component: str, where: str) -> bytes:
+    """The bytes that ``TarWriter`` would write of a value, and WebDataset's ``decode()`` reads back.
+
+    Args:
+        value: A string for any extension; an integer or the like for ``cls``; what JSON can hold for ``json``; an array
+            for ``npy``; anything for ``pyd`` and ``pickle``; ``npz``, ``pth``, ``png`` and the rest as WebDataset has
+            them.
+        component: Its last part is the extension.
+        where: The record, for errors.
+
+    Raises:
+        DataError: If there is no rule for the extension, or the value does not fit it.
+
+    >>> encode_value([1, 2], component="boxes.json", where="record 'a'")
+    b'[1, 2]'
+    """
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, bytearray | memoryview):
+        return bytes(value)
+    extension = component.rpartition(".")[2].lower()
+    try:
+        encode = _ENCODERS.get(extension)
+        return encode(value) if encode else _encode_as_webdataset(value, component)
+    except Exception as exc:
+        raise DataError(
+            f"{where}: cannot write a {type(value).__name__} as '{component}' ({type(exc).__name__}: {exc}); "
+            "expected bytes, a path, or a value that webdataset.TarWriter takes for this extension"
+        ) from exc
+
+
+def _npy(value: object) -> bytes:
+    import numpy as np
+
+    if not isinstance(value, np.ndarray):
+        raise TypeError("expected a numpy array")
+    stream = io.BytesIO()
+    np.lib.format.write_array(stream, value)
+    return stream.getvalue()
+
+
+def _text(value: object) -> bytes:
+    return str(value).encode("ascii")
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value).encode()
+
+
+# The common ones here: importing WebDataset takes seconds. A test holds them against it.
+_ENCODERS: dict[str, Callable[[object], bytes]] = {
+    **dict.fromkeys(("cls", "cls2", "class", "count", "index", "inx", "id"), _text),
+    **dict.fromkeys(("json", "jsn"), _json),
+    **dict.fromkeys(("pyd", "pickle"), pickle.dumps),
+    "npy": _npy,
+}
+
+
+def _encode_as_webdataset(value: object, component: str) -> bytes:
+    from webdataset.writer import default_handlers, encode_based_on_extension1
+
+    encoded = encode_based_on_extension1(value, component, default_handlers)
+    if not isinstance(encoded, bytes | bytearray | memoryview):
+        raise TypeError("WebDataset makes no bytes of it")
+    return bytes(encoded)

@@ -1,0 +1,120 @@
+"""A gzip file, on disk or in a bucket, to what is inside, front to back: what lies there can be named by its place."""
+
+import contextlib
+import gzip
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, Protocol, cast
+
+from dali_pipes.errors import DataError, StoreError
+
+if TYPE_CHECKING:
+    from dali_pipes.store.transfer import RemoteFile
+
+__all__ = ["ReadStream", "Reads", "UnpackedFile"]
+
+SKIP_BYTES = 1 << 20
+
+
+class Reads(Protocol):
+    """A file that is read by offsets, mostly forward."""
+
+    def read_into(self, view: memoryview, *, offset: int) -> int:
+        """Bytes read, at least one; 0 at the end."""
+
+    def close(self) -> None:
+        """Can be called twice; reading opens it anew."""
+
+
+class ReadStream:
+    """Such a file, from its first byte on, as a stream; a context manager."""
+
+    def __init__(self, file: Reads) -> None:
+        self._file, self._position = file, 0
+
+    def read(self, size: int) -> bytes:
+        buffer = bytearray(size)
+        num = self._file.read_into(memoryview(buffer), offset=self._position)
+        self._position += num
+        return bytes(memoryview(buffer)[:num])
+
+    def __enter__(self) -> "ReadStream":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+
+class UnpackedFile:
+    """What a gzip file holds; equal to another of the same file, and pickles without what is open.
+
+    What lies behind the bytes that were read last is reached by unpacking all between, what lies before them by
+    beginning again: a reader should go forward.
+
+    Args:
+        file: Where the compressed bytes are.
+    """
+
+    def __init__(self, file: "Path | RemoteFile") -> None:
+        self._file = file
+        self._stream: gzip.GzipFile | None = None
+        self._raw: BinaryIO | None = None
+        self._position = 0
+
+    @property
+    def url(self) -> str:
+        return str(self._file) if isinstance(self._file, Path) else self._file.url
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, UnpackedFile) and self._file == other._file
+
+    def __hash__(self) -> int:
+        return hash(self._file)
+
+    def __reduce__(self) -> "tuple[type[UnpackedFile], tuple[Path | RemoteFile]]":
+        return UnpackedFile, (self._file,)
+
+    def read_into(self, view: memoryview, *, offset: int) -> int:
+        """Bytes read, at least one; 0 at the end of what is inside.
+
+        Raises:
+            DataError: If it is no gzip file, or was cut off.
+            StoreError: If it cannot be read.
+        """
+        with self._reading():
+            if self._stream is None or offset < self._position:
+                self.close()
+                self._stream, self._position = self._open(), 0
+            while skipped := len(self._stream.read(min(SKIP_BYTES, offset - self._position))):
+                self._position += skipped
+            num = self._stream.readinto(view) if self._position == offset else 0
+            self._position += num
+        return num
+
+    def close(self) -> None:
+        """Can be called twice; reading opens it anew."""
+        if self._stream is not None:
+            self._stream.close()
+        if self._raw is not None:
+            self._raw.close()
+        self._stream = self._raw = None
+        if not isinstance(self._file, Path):
+            self._file.close()
+
+    def _open(self) -> gzip.GzipFile:
+        if isinstance(self._file, Path):
+            self._raw = self._file.open("rb")
+            return gzip.GzipFile(fileobj=self._raw)
+        return gzip.GzipFile(fileobj=cast("BinaryIO", ReadStream(self._file)), mode="rb")
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            yield
+        except (gzip.BadGzipFile, EOFError, zlib.error) as exc:
+            self.close()
+            raise DataError(f"'{self.url}' is no whole gzip file: {exc}; pack it anew") from exc
+        except OSError as exc:
+            self.close()
+            raise StoreError(f"cannot read '{self.url}': {exc.strerror or exc}") from exc

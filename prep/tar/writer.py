@@ -1,0 +1,256 @@
+"""Members' places to a tar's bytes: headers and files in pieces of at most 1 MiB, of which nothing is kept.
+
+The bytes are those that `webdataset.TarWriter` writes of the same members with a fixed time, owner and mode. It is not
+used: it holds each member in memory, and importing it takes seconds (it brings torch).
+"""
+
+import os
+import tarfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from dali_pipes.errors import DataError, StoreError
+
+if TYPE_CHECKING:
+    from dali_pipes.store.transfer import RemoteFile
+    from prep.tar.gzipped import UnpackedFile
+
+__all__ = ["CHUNK_BYTES", "Entry", "Part", "Range", "header_bytes", "member_header", "stream_tar"]
+
+BLOCK = 512
+CHUNK_BYTES = 1 << 20
+"""What a stream holds. Smaller pieces cost more calls, larger ones no longer fit the processor's cache."""
+
+# A header has room for so long a name, and eleven octal digits of a size or time; what is more goes into a second one.
+MAX_PLAIN_NAME = 100
+MAX_PLAIN_NUMBER = 8**11 - 1
+
+# Of a regular file's header what comes after its checksum, and what that sums up to with the checksum's eight spaces.
+_TAIL = tarfile.TarInfo("x").tobuf(tarfile.PAX_FORMAT)[156:]
+_OWNER = b"0000000\0" * 2
+_TAIL_SUM = sum(_TAIL) + 8 * ord(" ")
+
+# A tar ends with two empty blocks and is filled up to a multiple of twenty.
+MAX_FILL = 22 * BLOCK
+
+_NUL_BLOCK = bytes(BLOCK)
+
+
+class Range(NamedTuple):
+    """Bytes ``[offset, offset + size)`` of a file, of an object in a bucket, or of what a compressed one holds."""
+
+    file: "Path | RemoteFile | UnpackedFile"
+    offset: int
+    size: int
+    head: bytes | None = None
+    """The first bytes, where whoever found the range saw them: it is not opened to be looked at."""
+
+
+Part = bytes | str | Range
+"""The bytes of a component, the path of the file that holds them, or where they lie in one."""
+
+Entry = tuple[str, Sequence[tuple[str, Part]]]
+"""A sample as it is written: key, and component and part of each member in order."""
+
+
+def member_header(name: str, size: int, *, mode: int = 0o644, mtime_s: int = 0) -> bytes:
+    """The header blocks of a regular file of no owner: one, or three where a name or a number needs PAX records.
+
+    >>> len(member_header("a.jpg", 1)), len(member_header("ä.jpg", 1))
+    (512, 1536)
+    """
+    if _is_plain(name, size) and 0 <= mtime_s <= MAX_PLAIN_NUMBER and 0 <= mode < 1 << 12:
+        # What follows makes, 20 us later.
+        head = name.encode().ljust(MAX_PLAIN_NAME, b"\0")
+        head += b"%07o\0%b%011o\0%011o\0" % (mode, _OWNER, size, mtime_s)
+        return b"%b%06o\0 %b" % (head, sum(head) + _TAIL_SUM, _TAIL)
+    member = tarfile.TarInfo(name)
+    member.size, member.mode, member.mtime = size, mode, mtime_s
+    # A name may be bytes that are no UTF-8: it goes out as it came in.
+    return member.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+
+
+def header_bytes(name: str, size: int) -> int:
+    """Bytes of `member_header`."""
+    return BLOCK if _is_plain(name, size) else len(member_header(name, size))
+
+
+def stream_tar(
+    entries: Iterable[Entry],
+    *,
+    shard: str,
+    num_bytes: int,
+    on_sample: Callable[[], None] = lambda: None,
+) -> Iterator[memoryview]:
+    """A tar's bytes; each piece is valid until the next is asked for.
+
+    Args:
+        entries: The samples.
+        shard: What errors call the tar.
+        num_bytes: What the tar must come out at; it is filled up to there.
+        on_sample: Called after each sample.
+
+    Raises:
+        DataError: If the files are not what ``num_bytes`` was computed of. At most ``num_bytes`` have been given out
+            by then, and not all, so that a stream of announced length is not taken for complete.
+        StoreError: If a file cannot be read; names it.
+    """
+    pieces = _Pieces(shard, num_bytes)
+    files = _Files()
+    try:
+        for key, members in entries:
+            for component, part in members:
+                name = f"{key}.{component}"
+                size = len(part) if isinstance(part, bytes) else files.open(part)
+                # Mostly there is room for all of it: a generator a piece would take as long as reading the file.
+                header = member_header(name, size)
+                if not pieces.fill(header):
+                    yield from pieces.add(header)
+                if isinstance(part, bytes):
+                    yield from pieces.add(part)
+                elif not pieces.fill_from(files, size):
+                    yield from pieces.add_from(files, size)
+                rest = _NUL_BLOCK[: -size % BLOCK]
+                if not pieces.fill(rest):
+                    yield from pieces.add(rest)
+            on_sample()
+        yield from pieces.finish()
+    finally:
+        files.close()
+
+
+class _Pieces:
+    """One buffer that is filled, given out and filled again."""
+
+    def __init__(self, shard: str, num_bytes: int) -> None:
+        self._view = memoryview(bytearray(min(CHUNK_BYTES, num_bytes)))
+        self._shard = shard
+        self._num_bytes = num_bytes
+        self._filled = self._total = 0
+
+    def fill(self, data: bytes) -> bool:
+        """Add it, if that leaves room in the buffer."""
+        stop = self._filled + len(data)
+        if stop >= len(self._view):
+            return False
+        self._count(len(data))
+        self._view[self._filled : stop] = data
+        self._filled = stop
+        return True
+
+    def add(self, data: bytes) -> Iterator[memoryview]:
+        self._count(len(data))
+        yield from self._put(data)
+
+    def fill_from(self, files: "_Files", size: int) -> bool:
+        """Add so much of the file that is open, if that leaves room in the buffer."""
+        stop = self._filled + size
+        if stop >= len(self._view):
+            return False
+        self._count(size)
+        while self._filled < stop:
+            self._filled += files.read_into(self._view[self._filled : stop])
+        return True
+
+    def add_from(self, files: "_Files", size: int) -> Iterator[memoryview]:
+        self._count(size)
+        while size:
+            num = files.read_into(self._view[self._filled : self._filled + min(size, len(self._view) - self._filled)])
+            size -= num
+            yield from self._advance(num)
+
+    def finish(self) -> Iterator[memoryview]:
+        # Two empty blocks, and what fills the last record.
+        if self._num_bytes - self._total >= MAX_FILL:
+            raise self._changed(self._total + 2 * BLOCK)
+        yield from self._put(bytes(self._num_bytes - self._total))
+        if self._filled:
+            yield self._view[: self._filled]
+
+    def _put(self, data: bytes) -> Iterator[memoryview]:
+        start = 0
+        while start < len(data):
+            num = min(len(data) - start, len(self._view) - self._filled)
+            self._view[self._filled : self._filled + num] = data[start : start + num]
+            start += num
+            yield from self._advance(num)
+
+    def _count(self, num: int) -> None:
+        self._total += num
+        # Room for the two blocks that end a tar: until they are given out, the stream is not complete.
+        if self._total + 2 * BLOCK > self._num_bytes:
+            raise self._changed(self._total + 2 * BLOCK)
+
+    def _advance(self, num: int) -> Iterator[memoryview]:
+        self._filled += num
+        if self._filled == len(self._view):
+            self._filled = 0
+            yield self._view
+
+    def _changed(self, found: int) -> DataError:
+        what = "at least " if found > self._num_bytes else ""
+        return DataError(
+            f"shard '{self._shard}' came out at {what}{found} bytes, {self._num_bytes} were planned: source files "
+            "changed while they were packed; run it again"
+        )
+
+
+class _Files:
+    """The file that is being read. One that holds ranges stays open: the next range is mostly in it, too."""
+
+    def __init__(self) -> None:
+        self._path: str | None = None
+        self._file = -1
+        self._remote: RemoteFile | UnpackedFile | None = None
+        self._offset = 0
+
+    def open(self, part: str | Range) -> int:
+        """Bytes of what is read next."""
+        if isinstance(part, str):
+            self._open_path(part)
+            self._offset = 0
+            return os.fstat(self._file).st_size
+        if not isinstance(part.file, Path):
+            if part.file != self._remote:
+                self.close()
+            self._remote = part.file
+        elif str(part.file) != self._path:
+            self._open_path(str(part.file))
+        self._offset = part.offset
+        return part.size
+
+    def read_into(self, view: memoryview) -> int:
+        if self._remote is not None:
+            num = self._remote.read_into(view, offset=self._offset)
+            where = self._remote.url
+        else:
+            where = str(self._path)
+            try:
+                num = os.preadv(self._file, [view], self._offset)
+            except OSError as exc:
+                raise StoreError(f"cannot read '{where}': {exc.strerror or exc}") from exc
+        if not num:
+            raise DataError(f"'{where}' ends at byte {self._offset}: it was cut while it was packed; run it again")
+        self._offset += num
+        return num
+
+    def close(self) -> None:
+        """Can be called twice."""
+        if self._file >= 0:
+            os.close(self._file)
+        if self._remote is not None:
+            self._remote.close()
+        self._path, self._file, self._remote = None, -1, None
+
+    def _open_path(self, path: str) -> None:
+        self.close()
+        try:
+            self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as exc:
+            raise StoreError(f"cannot read '{path}': {exc.strerror or exc}") from exc
+        self._path = path
+
+
+def _is_plain(name: str, size: int) -> bool:
+    return len(name) <= MAX_PLAIN_NAME and size <= MAX_PLAIN_NUMBER and name.isascii()

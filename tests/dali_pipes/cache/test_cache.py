@@ -1,0 +1,803 @@
+"""The shared cache: who holds, who fills, what goes; promises; the end of any process at any line."""
+
+import itertools
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import dali_pipes.cache.cache
+import dali_pipes.cache.files
+import dali_pipes.cache.table
+from dali_pipes.cache.blocks import reserve
+from dali_pipes.cache.cache import Cache, Take
+from dali_pipes.cache.extents import extent_starts
+from dali_pipes.cache.files import FIRST_SLOT_BYTE, cache_root
+from dali_pipes.cache.table import NUM_SLOTS, State
+from dali_pipes.errors import CacheError
+
+PAGE = 4096
+KEY, OTHER = "a" * 32, "b" * 32
+
+
+@pytest.fixture
+def shared_memory() -> Iterator[Path]:
+    """Where a file's blocks are its data's: on a disk a file in many pieces has blocks that list them."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="dali-pipes-test-") as name:
+        yield Path(name)
+
+
+@pytest.fixture(params=["/dev/shm", "disk"])
+def directory(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """Shared memory, and a disk."""
+    if request.param == "disk":
+        yield tmp_path
+    else:
+        yield request.getfixturevalue("shared_memory")
+
+
+class Member:
+    """One loader's dealings with the cache, as `dali_pipes.cache.share.Image`; it writes and reads real bytes."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        pages: int | list[int] = 6,
+        key: str = KEY,
+        group: int = 1,
+        reserved: int = 2,
+        allowed: int = 4,
+        keep: bool = True,
+    ) -> None:
+        """All sizes in pages."""
+        self.starts = extent_starts(np.array([pages] * 1 if isinstance(pages, list) else [1] * pages).ravel() * PAGE)
+        self.key, self.directory = key, directory
+        self.cache = Cache(directory)
+        try:
+            self.slot = self.cache.join(
+                key,
+                starts=self.starts,
+                source="here",
+                group=group,
+                reserved=reserved * PAGE,
+                cache_bytes=allowed * PAGE,
+                keep=keep,
+            )
+        except BaseException:
+            self.cache.close()
+            raise
+        self.file = self.cache.open_image(self.slot)
+        self.held: set[int] = set()
+
+    def content(self, shard: int) -> bytes:
+        size = int(self.starts[shard + 1] - self.starts[shard])
+        return f"{self.key[0]}{shard:07d}".encode() * (size // 8)
+
+    def read(self, shard: int) -> bytes:
+        start, stop = self.starts[shard : shard + 2].tolist()
+        return os.pread(self.file, stop - start, start)
+
+    def write(self, shard: int, num_bytes: int | None = None) -> None:
+        start, stop = self.starts[shard : shard + 2].tolist()
+        reserve(self.file, start, stop - start)
+        os.pwrite(self.file, self.content(shard)[:num_bytes], start)
+
+    def take(self, *wanted: int) -> Take:
+        taken = self.cache.take(self.slot, np.array(wanted, np.int64))
+        self.held.update(taken.ready.tolist())
+        if taken.fill is not None:
+            self.held.add(taken.fill)
+        return taken
+
+    def fill(self, *shards: int) -> None:
+        """Have all of these, filling what is not there."""
+        for shard in shards:
+            taken = self.take(shard)
+            if taken.fill is not None:
+                if not (taken.is_there and self.read(shard) == self.content(shard)):
+                    self.write(shard)
+                self.cache.finish(self.slot, shard)
+            else:
+                assert taken.ready.tolist() == [shard], f"shard {shard}: {taken}"
+            assert self.read(shard) == self.content(shard)
+
+    def release(self, *shards: int) -> None:
+        self.cache.release(self.slot, shards)
+        self.held.difference_update(shards)
+
+    def close(self) -> None:
+        self.cache.leave(self.slot)
+        self.die()
+
+    def die(self) -> None:
+        """As after SIGKILL: the locks go with the file, and nothing is said."""
+        if self.file >= 0:
+            os.close(self.file)
+        self.file = -1
+        self.cache.close()
+
+    def states(self) -> list[int]:
+        return [int(state) for state in self.cache._joined[self.slot].table.state]
+
+
+def blocks(directory: Path) -> int:
+    return sum(path.stat().st_blocks * 512 for path in cache_root(directory).glob("*.image"))
+
+
+def status_of(directory: Path) -> list[dali_pipes.cache.cache.ImageStatus]:
+    cache = Cache(directory)
+    try:
+        return cache.status()
+    finally:
+        cache.close()
+
+
+def test_each_shard_is_filled_by_one(directory: Path) -> None:
+    """Whoever asks first; the others are told to wait, and then find it ready."""
+    one, two = Member(directory), Member(directory)
+    assert one.take(3, 4).fill == 3
+    assert two.take(3)[1:] == (None, False, "busy")
+    assert two.take(3, 4).fill == 4  # meanwhile the next
+    assert one.take(4)[1:] == (None, False, "busy")
+    one.write(3)
+    one.cache.finish(one.slot, 3)
+    assert two.take(3).ready.tolist() == [3]
+    assert two.read(3) == one.content(3)
+    one.close()
+    two.close()
+
+
+def test_one_that_fails_leaves_nothing_and_the_next_fills(directory: Path) -> None:
+    """Half a shard is punched at once."""
+    one, two = Member(directory), Member(directory)
+    assert one.take(2).fill == 2
+    one.write(2, 100)
+    one.cache.fail(one.slot, 2)
+    assert blocks(directory) == 0
+    two.fill(2)
+    one.close()
+    two.close()
+
+
+def test_eviction_takes_the_longest_unused_of_what_nobody_holds(directory: Path) -> None:
+    """Of any image; what is held stays whoever holds it; blocks are given back."""
+    one = Member(directory, allowed=6, reserved=3)
+    two = Member(directory, key=OTHER, allowed=6, reserved=3)
+    one.fill(0, 1, 2)
+    two.fill(0, 1, 2)
+    one.release(1)
+    two.release(2)
+    one.release(0)
+    one.fill(3)  # for the other's nothing, for its own 1: the first given up
+    assert one.states() == [State.READY, State.EMPTY, State.READY, State.READY, State.EMPTY, State.EMPTY]
+    two.fill(4)  # room by one's 0: two's own 2 was given up before that, and goes first
+    assert two.states() == [State.READY, State.READY, State.EMPTY, State.EMPTY, State.READY, State.EMPTY]
+    assert blocks(directory) == 6 * PAGE
+    assert one.read(1) == bytes(PAGE)
+    one.close()
+    two.close()
+
+
+def test_room_goes_to_what_is_wanted_first(directory: Path) -> None:
+    """Also where something less urgent is there already, and would only have to be held."""
+    one = Member(directory, allowed=6, reserved=4)
+    one.fill(4, 5)
+    one.release(4, 5)
+    two = Member(directory, allowed=6, reserved=2, group=2)
+    taken = two.take(0, 4, 5)
+    assert (taken.fill, taken.ready.tolist(), taken.blocked) == (0, [4], "room")
+    assert one.take(0, 5)[1:] == (None, False, "busy")  # the 5 was to be had, the 0 is what it waits for
+    assert one.held == {5}
+    one.close()
+    two.close()
+
+
+def test_consumed_shard_is_punched_when_room_is_wanted(directory: Path) -> None:
+    """With exactly two shards of room a loader of one reads through all, and never takes more."""
+    one = Member(directory, pages=20, reserved=2, allowed=2)
+    for shard in range(20):
+        one.fill(shard)
+        assert blocks(directory) <= 2 * PAGE
+        if shard:
+            assert one.read(shard - 1) == one.content(shard - 1)
+            one.release(shard - 1)
+    one.close()
+
+
+def test_promises_fill_the_cache_and_no_more(directory: Path) -> None:
+    """A group's loaders share a promise; a third job is refused, told who has the room and how much would do."""
+    one, again = Member(directory, reserved=2, allowed=4), Member(directory, reserved=2, allowed=4)
+    two = Member(directory, reserved=2, allowed=4, group=2)
+    text = (
+        f"the cache in '{directory}' may take 16384 bytes; this loader must be able to hold 4096 at a time, and 16384 "
+        f"are promised to other loaders (process {os.getpid()}); pass cache_bytes=20480 or more"
+    )
+    with pytest.raises(CacheError, match=re.escape(text)):
+        Member(directory, reserved=1, allowed=4, group=3)
+    with pytest.raises(CacheError, match="12288 at a time"):
+        two.cache.reserve(two.slot, 3 * PAGE)
+    again.close()
+    one.close()
+    Member(directory, reserved=2, allowed=4, group=3).close()
+    two.cache.reserve(two.slot, 4 * PAGE)
+    two.close()
+
+
+def test_least_of_different_budgets_counts(directory: Path) -> None:
+    """Two loaders, told different sizes: neither takes the image past the smaller while both are there."""
+    large = Member(directory, reserved=2, allowed=6)
+    large.fill(0, 1, 2, 3, 4)
+    large.release(0, 1, 2, 3)
+    small = Member(directory, reserved=1, allowed=3, group=2)  # what nobody holds goes at once
+    assert blocks(directory) <= 3 * PAGE
+    assert large.cache.budget() == (3 * PAGE, 3 * PAGE)
+    assert large.take(0, 1).blocked in ("", "room")
+    assert blocks(directory) <= 3 * PAGE
+    with pytest.raises(CacheError, match="may take 12288 bytes"):
+        Member(directory, reserved=4, allowed=100, group=3)
+    small.close()
+    large.close()
+
+
+def test_holds_of_one_group_count_once(directory: Path) -> None:
+    """Two ranks hold the same shards: that is no more than one of them holds."""
+    one, two = Member(directory, reserved=2, allowed=2), Member(directory, reserved=2, allowed=2)
+    one.fill(0, 1)
+    assert two.take(0, 1).ready.tolist() == [0, 1]
+    one.close()
+    assert two.take(2).blocked == "room"
+    two.release(0)
+    two.fill(2)
+    two.close()
+
+
+def test_stuck_is_told_only_when_all_wait(directory: Path) -> None:
+    """Two ranks out of step want what the other holds no room for; whoever frees room makes both ask again."""
+    one, two = Member(directory, reserved=2, allowed=2), Member(directory, reserved=2, allowed=2)
+    one.fill(0)
+    two.fill(1)
+    assert not one.cache.is_stuck(one.slot)  # it was never told that there is no room
+    assert one.take(2).blocked == "room"
+    assert not one.cache.is_stuck(one.slot)  # the other goes on
+    assert two.take(3).blocked == "room"
+    assert two.cache.is_stuck(two.slot)
+    assert one.cache.is_stuck(one.slot)
+    one.release(0)
+    assert not two.cache.is_stuck(two.slot)  # it has to ask first
+    assert one.take(4).fill == 4
+    assert two.take(3).blocked == "room"
+    assert not two.cache.is_stuck(two.slot)
+    one.close()
+    two.close()
+
+
+def test_dead_ones_make_room(directory: Path) -> None:
+    """Its promise, its holds, half a shard of it, and shards that it was about to punch."""
+    one, two = Member(directory, reserved=2, allowed=4), Member(directory, reserved=2, allowed=4, group=2)
+    one.fill(0)
+    assert one.take(1).fill == 1
+    one.write(1, 1000)
+    one.die()
+    two.fill(1, 2)
+    assert two.read(1) == two.content(1)
+    third = Member(directory, reserved=2, allowed=4, group=3)
+    third.fill(3, 4)
+    assert blocks(directory) <= 4 * PAGE
+    two.close()
+    third.close()
+
+
+def test_slots_are_as_many_as_said(directory: Path) -> None:
+    """The 257th loader is told so; a slot that is given up is the next one's."""
+    caches = [Cache(directory) for _ in range(2)]
+    options: dict[str, Any] = {"starts": extent_starts([1]), "source": "", "group": 1, "reserved": 1, "keep": True}
+    slots = [caches[0].join(KEY, cache_bytes=PAGE, **options) for _ in range(NUM_SLOTS)]
+    assert sorted(slots) == list(range(NUM_SLOTS))
+    with pytest.raises(CacheError, match="256 loaders at work, which is the most"):
+        caches[1].join(KEY, cache_bytes=PAGE, **options)
+    caches[0].leave(77)
+    assert caches[1].join(KEY, cache_bytes=PAGE, **options) == 77
+    assert not caches[0]._lock.try_lock(FIRST_SLOT_BYTE + 77)
+    for cache in caches:
+        cache.close()
+
+
+def test_kept_image_stays_and_others_go_with_their_last_loader(directory: Path) -> None:
+    """By name: a cache that the user named is for the next job, one that we chose leaves nothing."""
+    kept, left = Member(directory, keep=True), Member(directory, key=OTHER, keep=False)
+    kept.fill(0)
+    left.fill(0)
+    again = Member(directory, key=OTHER, keep=False)
+    left.close()
+    assert (cache_root(directory) / f"{OTHER}.image").exists()
+    again.close()
+    kept.close()
+    dead, last = Member(directory, key=OTHER, keep=False), Member(directory, key=OTHER, keep=False)
+    dead.die()
+    last.close()
+    names = sorted(path.name for path in cache_root(directory).iterdir())
+    assert names == [f"{KEY}.image", f"{KEY}.source", f"{KEY}.table", "lock", "slots"]
+    kept = Member(directory)
+    assert kept.take(0).ready.tolist() == [0]
+    assert kept.read(0) == kept.content(0)
+    kept.close()
+
+
+def test_clear_gives_back_what_nobody_holds(directory: Path) -> None:
+    """Images in use keep what is held; unused ones, and files that no version knows, go."""
+    one, unused = Member(directory), Member(directory, key=OTHER)
+    one.fill(0, 1)
+    one.release(1)
+    unused.fill(0)
+    unused.close()
+    (cache_root(directory) / "cut.table").write_bytes(b"x")
+    (cache_root(directory) / "cut.image").write_bytes(b"x" * PAGE)
+    cache = Cache(directory)
+    assert cache.clear() == (2 * PAGE, PAGE)
+    cache.close()
+    assert one.read(0) == one.content(0)
+    assert {path.name for path in cache_root(directory).glob("*.table")} == {f"{KEY}.table"}
+    assert blocks(directory) == PAGE
+    one.close()
+
+
+def test_image_removed_under_a_running_loader(directory: Path) -> None:
+    """It reads on what it has; it is told when it wants more; nothing that it says reaches the image made since."""
+    one = Member(directory, reserved=2)
+    one.fill(0)
+    assert one.take(1).fill == 1
+    shutil.rmtree(cache_root(directory))
+    with pytest.raises(CacheError, match="was removed or taken from this loader while it was at work"):
+        one.take(2)
+    two = Member(directory)
+    two_taken = two.take(1)
+    assert two_taken.fill == 1
+    one.write(1)
+    with pytest.raises(CacheError, match="was removed"):
+        one.cache.finish(one.slot, 1)
+    one.cache.fail(one.slot, 1)
+    assert one.read(0) == one.content(0)
+    assert two.take(0).fill == 0
+    assert two.read(1) == bytes(PAGE)
+    one.close()
+    two.close()
+
+
+def test_files_that_come_and_go_are_not_kept_open(directory: Path) -> None:
+    """A training loader beside hundreds of validation loaders, each with an image of its own."""
+    one = Member(directory, allowed=8)
+    num_files = None
+    for number in range(20):
+        other = Member(directory, key=f"{number:032d}", keep=False, group=2, allowed=8)
+        other.fill(0)
+        one.cache.budget()
+        other.close()
+        one.cache.budget()
+        open_now = len(list(Path("/proc/self/fd").iterdir()))
+        # Fewer: the collector has closed what an earlier test left.
+        assert num_files is None or open_now <= num_files
+        num_files = open_now
+    one.close()
+
+
+def test_directory_of_somebody_else_is_refused(tmp_path: Path) -> None:
+    """A link, a file, another user's: /dev/shm is everybody's, and a name there can be taken."""
+    root = cache_root(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    root.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(CacheError, match=r"is not this user's own directory; .* pass another cache_dir="):
+        Cache(tmp_path)
+    root.unlink()
+    root.touch()
+    with pytest.raises(CacheError, match="is not this user's own directory"):
+        Cache(tmp_path)
+    root.unlink()
+    if os.geteuid() == 0:
+        root.mkdir()
+        os.chown(root, 12345, -1)
+        with pytest.raises(CacheError, match="is not this user's own directory"):
+            Cache(tmp_path)
+        root.rmdir()
+    root.mkdir(mode=0o755)
+    Cache(tmp_path).close()
+    assert root.stat().st_mode & 0o777 == 0o700
+
+
+def test_all_files_are_their_owners_alone(directory: Path) -> None:
+    """0700 around, 0600 what holds or describes bytes."""
+    one = Member(directory)
+    assert cache_root(directory).stat().st_mode & 0o777 == 0o700
+    for name in (f"{KEY}.image", f"{KEY}.table", "lock", "slots"):
+        assert (cache_root(directory) / name).stat().st_mode & 0o777 == 0o600
+    one.close()
+
+
+def test_slots_of_another_version_are_not_believed(directory: Path) -> None:
+    """Left by a job that is over they are forgotten; while it runs, it is left alone."""
+    one = Member(directory)
+    slots = cache_root(directory) / "slots"
+    slots.write_bytes(b"\xee" * slots.stat().st_size)
+    with pytest.raises(CacheError, match="in use by loaders of another version"):
+        Cache(directory)
+    one.die()
+    two = Member(directory)
+    two.fill(0)
+    two.close()
+
+
+def test_threads_of_one_process_share_a_cache(directory: Path) -> None:
+    """Four threads take and release at random: each shard that is handed out is whole, the budget is kept."""
+    one = Member(directory, pages=12, reserved=6, allowed=6)
+    errors: list[BaseException] = []
+    lock = threading.Lock()
+    held: set[int] = set()
+
+    def work(seed: int) -> None:
+        draw = random.Random(seed)
+        try:
+            for _ in range(150):
+                shard = draw.randrange(12)
+                with lock:  # the cache's caller asks for what it does not hold; a thread at a time
+                    if shard in held:
+                        continue
+                    held.add(shard)
+                taken = one.cache.take(one.slot, np.array([shard]))
+                if taken.fill is not None:
+                    one.write(shard)
+                    one.cache.finish(one.slot, shard)
+                if taken.fill is not None or len(taken.ready):
+                    assert one.read(shard) == one.content(shard)
+                    one.cache.release(one.slot, [shard])
+                # On ext4 with a block of the tree in which a file of more than four pieces is kept.
+                assert blocks(directory) <= 7 * PAGE
+                with lock:
+                    held.discard(shard)
+        except BaseException as exc:  # noqa: BLE001 (raised in the test's thread)
+            errors.append(exc)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    one.close()
+
+
+def test_closed_cache_says_so(tmp_path: Path) -> None:
+    """Also in a forked child, which has no lock."""
+    cache = Cache(tmp_path)
+    if (child := os.fork()) == 0:
+        try:
+            cache.budget()
+        except CacheError:
+            os._exit(7)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    cache.close()
+    cache.close()
+    with pytest.raises(CacheError, match="is closed"):
+        cache.budget()
+
+
+# What is done to the cache while it is watched, line by line. Two loaders are there, with shards of all states.
+CHANGES: dict[str, Callable[[Member, Member], object]] = {
+    "fill": lambda one, two: (one.cache.clear(), one.take(4)),
+    "take": lambda one, two: one.take(1),
+    "evict": lambda one, two: one.take(4),
+    "release": lambda one, two: one.release(0),
+    "finish": lambda one, two: (one.write(3), one.cache.finish(one.slot, 3)),
+    "fail": lambda one, two: one.cache.fail(one.slot, 3),
+    "leave": lambda one, two: one.cache.leave(one.slot),
+    "leave as the last": lambda one, two: (two.die(), one.cache.leave(one.slot)),
+    "sweep": lambda one, two: (two.die(), one.cache.budget()),
+    "clear": lambda one, two: one.cache.clear(),
+    "join": lambda one, two: Member(one.directory, reserved=1, allowed=5, group=3, key=OTHER),
+    "join with less": lambda one, two: Member(one.directory, reserved=1, allowed=4, group=3),
+    "new start": lambda one, two: Member(one.directory, reserved=1, allowed=5, group=3),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_kill_at_any_line_leaves_a_sound_cache(
+    shared_memory: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    """The files are copied as they are at each line of a change: the state that a SIGKILL there leaves.
+
+    Of each copy: no shard is ready that is not whole, no block is there that nobody counts, no more than allowed, and
+    another job gets all its shards.
+    """
+    (shared_memory / "live").mkdir()
+    copies: list[Path] = []
+    one, two = prepare(shared_memory / "live")
+    root = cache_root(shared_memory / "live")
+    package = str(Path(dali_pipes.cache.cache.__file__).parent)
+    errors: list[BaseException] = []
+    before: list[object] = [None]
+
+    def trace(frame: FrameType, event: str, argument: object) -> Callable[..., Any] | None:
+        if not frame.f_code.co_filename.startswith(package):
+            return None
+        if event == "line" and (now := contents(root)) != before[0]:
+            before[0] = now
+            copies.append(shared_memory / f"copy-{len(copies)}")
+            copy_sparse(root, copies[-1] / root.name)
+        return trace
+
+    def run() -> None:
+        sys.settrace(trace)
+        try:
+            CHANGES[change](one, two)
+        except BaseException as exc:  # noqa: BLE001 (raised in the test's thread)
+            errors.append(exc)
+        finally:
+            sys.settrace(None)
+
+    if change == "new start":
+        monkeypatch.setattr(dali_pipes.cache.files, "boot_id", lambda: 12345)
+        one.die()
+        two.die()
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+    assert len(copies) > 3
+    for copy in copies:
+        check_sound(copy)
+    one.die()
+    two.die()
+
+
+def prepare(directory: Path) -> tuple[Member, Member]:
+    one = Member(directory, reserved=2, allowed=5, keep=False)
+    two = Member(directory, reserved=1, allowed=5, group=2, keep=False)
+    one.fill(0)
+    two.fill(1, 2)
+    two.release(1)
+    two.fill(5)
+    two.release(5)
+    assert one.take(3).fill == 3
+    one.write(3, 1000)
+    return one, two
+
+
+def contents(root: Path) -> list[tuple[str, int, bytes]]:
+    return sorted((path.name, path.stat().st_blocks, path.read_bytes()) for path in root.iterdir())
+
+
+def copy_sparse(source: Path, target: Path) -> None:
+    """Files with their holes."""
+    target.mkdir(parents=True)
+    for path in source.iterdir():
+        with path.open("rb") as read, (target / path.name).open("wb") as write:
+            size = os.fstat(read.fileno()).st_size
+            write.truncate(size)
+            position = 0
+            while position < size:
+                try:
+                    position = os.lseek(read.fileno(), position, os.SEEK_DATA)
+                except OSError:
+                    break
+                stop = os.lseek(read.fileno(), position, os.SEEK_HOLE)
+                os.pwrite(write.fileno(), os.pread(read.fileno(), stop - position, position), position)
+                position = stop
+
+
+def check_sound(directory: Path) -> None:
+    if not cache_root(directory).exists():
+        return
+    for image in status_of(directory):
+        assert not image.pids
+        assert not image.num_held
+    if not (cache_root(directory) / f"{KEY}.table").exists():
+        assert blocks(directory) == 0
+    third = Member(directory, reserved=5, allowed=5, group=9)
+    table = third.cache._joined[third.slot].table
+    assert set(third.states()) <= {State.EMPTY, State.READY, State.UNCHECKED}
+    resident = np.flatnonzero(table.state != State.EMPTY)
+    assert sorted(table.resident.tolist()) == resident.tolist()
+    assert blocks(directory) == table.resident_bytes == len(resident) * PAGE <= 5 * PAGE
+    for shard in range(6):
+        if table.state[shard] == State.READY:
+            assert third.read(shard) == third.content(shard)
+    for shards in (range(5), [5]):
+        third.fill(*shards)
+        third.release(*shards)
+        assert blocks(directory) <= 5 * PAGE
+    third.close()
+    names = {path.name for path in cache_root(directory).iterdir()} - {"lock", "slots"}
+    keys = {path.stem for path in cache_root(directory).glob("*.table")}
+    assert names == {f"{key}.{suffix}" for key in keys for suffix in ("image", "source", "table")}
+
+
+operations = st.lists(
+    st.tuples(
+        st.sampled_from(
+            ["take", "take", "take", "finish", "fail", "release", "leave", "die", "clear", "boot", "dirty"]
+        ),
+        st.integers(0, 3),
+        st.lists(st.integers(0, 7), min_size=1, max_size=4, unique=True),
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(operations, st.integers(0, 2**31))
+def test_any_sequence_keeps_every_promise(operations: list[tuple[str, int, list[int]]], noise: int) -> None:
+    """Four loaders of two images and three groups; some die, the machine is started anew, columns are garbage.
+
+    What is handed out as ready is whole; what is held stays; blocks never pass the budget; and who asks for what was
+    promised to it gets it, or is told to wait for somebody who is at work on it.
+    """
+    allowed = 8
+    plans = [
+        {"key": KEY, "group": 1, "reserved": 4},
+        {"key": KEY, "group": 1, "reserved": 4},
+        {"key": KEY, "group": 2, "reserved": 2},
+        {"key": OTHER, "group": 3, "reserved": 2},
+    ]
+    draw = np.random.default_rng(noise)
+    with (
+        tempfile.TemporaryDirectory(dir="/dev/shm", prefix="dali-pipes-test-") as name,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        directory = Path(name)
+        members: list[Member | None] = [None] * 4
+        filling: list[set[int]] = [set() for _ in range(4)]
+        boot = itertools.count(1)
+        set_boot(patch, 0)
+        for operation, number, shards in operations:
+            member = members[number]
+            if operation == "boot":
+                for other in members:
+                    if other is not None:
+                        other.die()
+                members, filling = [None] * 4, [set() for _ in range(4)]
+                set_boot(patch, next(boot))
+                continue
+            if member is None:
+                member = members[number] = Member(directory, pages=8, allowed=allowed, **plans[number])  # type: ignore[arg-type]
+            if operation == "take":
+                check_take(members, filling, number, [s for s in shards if s not in member.held], plans)
+            elif operation in ("finish", "fail"):
+                for shard in list(filling[number]):
+                    if operation == "finish":
+                        member.write(shard)
+                        member.cache.finish(member.slot, shard)
+                    else:
+                        member.write(shard, 1000)
+                        member.cache.fail(member.slot, shard)
+                        member.held.discard(shard)
+                    filling[number].discard(shard)
+            elif operation == "release":
+                member.release(*[s for s in shards if s in member.held and s not in filling[number]])
+            elif operation in ("leave", "die"):
+                member.close() if operation == "leave" else member.die()
+                members[number], filling[number] = None, set()
+            elif operation == "clear":
+                member.cache.clear()
+            elif operation == "dirty":
+                table = member.cache._joined[member.slot].table
+                table._resident[:], table._place[:] = draw.integers(0, 2**40, (2, 8))
+                table._header["num_resident"], table._header["resident_bytes"] = draw.integers(0, 2**40, 2)
+                table._header["dirty"] = 1
+            assert blocks(directory) <= allowed * PAGE
+            for other, mine in zip(members, filling, strict=True):
+                for shard in () if other is None else other.held - mine:
+                    assert other is not None
+                    assert other.read(shard) == other.content(shard), "a held shard was evicted"
+        for member in members:
+            if member is not None:
+                member.close()
+
+
+def set_boot(patch: pytest.MonkeyPatch, number: int) -> None:
+    for module in (dali_pipes.cache.files, dali_pipes.cache.table):
+        patch.setattr(module, "boot_id", lambda: number)
+
+
+def check_take(
+    members: list[Member | None], filling: list[set[int]], number: int, wanted: list[int], plans: list[dict[str, Any]]
+) -> None:
+    member = members[number]
+    assert member is not None
+    if not wanted:
+        return
+
+    def held_by(plan: dict[str, Any]) -> int:
+        group = [m for m, p in zip(members, plans, strict=True) if p["group"] == plan["group"] and m is not None]
+        return len(set().union(*(m.held for m in group)))
+
+    promise_is_due = held_by(plans[number]) + 1 <= plans[number]["reserved"] and all(
+        held_by(plan) <= plan["reserved"] for plan in plans
+    )
+    taken = member.take(*wanted)
+    if taken.fill is not None:
+        filling[number].add(taken.fill)
+        if taken.is_there and member.read(taken.fill) == member.content(taken.fill):
+            member.cache.finish(member.slot, taken.fill)
+            filling[number].discard(taken.fill)
+    for shard in taken.ready.tolist():
+        assert member.read(shard) == member.content(shard)
+    if promise_is_due and not len(taken.ready) and taken.fill is None:
+        busy = {
+            shard
+            for other, mine, plan in zip(members, filling, plans, strict=True)
+            if other is not None and plan["key"] == plans[number]["key"]
+            for shard in mine
+        }
+        assert taken.blocked == "busy", f"a promise is broken: {taken}"
+        assert wanted[0] in busy
+
+
+def test_full_file_system_leaves_a_cache_that_works(tmp_path: Path) -> None:
+    """A tmpfs of a megabyte, full at each point: errors say so, nothing is half made, no SIGBUS."""
+    mount = tmp_path / "small"
+    mount.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", mount], capture_output=True).returncode:
+        pytest.skip("only root can mount a file system of a megabyte")
+    try:
+        for free_pages in range(14):
+            total = os.statvfs(mount)
+            with (mount / "filler").open("wb") as filler:
+                os.posix_fallocate(filler.fileno(), 0, (total.f_bavail - free_pages) * total.f_bsize)
+            try:
+                one = Member(mount, allowed=100, keep=False)
+            except CacheError as exc:
+                if not re.search("no room for|No space left", str(exc)):
+                    raise
+            else:
+                taken = one.take(0)
+                assert taken.fill == 0
+                try:
+                    one.write(0)
+                    one.cache.finish(one.slot, 0)
+                except OSError:
+                    one.cache.fail(one.slot, 0)
+                one.close()
+            (mount / "filler").unlink()
+            whole = Member(mount, allowed=100, keep=False)
+            whole.fill(0, 1, 2)
+            whole.close()
+            shutil.rmtree(cache_root(mount))
+    finally:
+        subprocess.run(["umount", "--lazy", mount], check=True)  # mapped still, until it is collected
+
+
+@pytest.mark.slow
+def test_twenty_thousand_shards_held_by_eight(directory: Path) -> None:
+    """What a window costs is the window: all is taken at once, and again given up."""
+    num_shards = 20_000
+    options = {"pages": num_shards, "reserved": num_shards, "allowed": num_shards}
+    first = Member(directory, **options)
+    table = first.cache._joined[first.slot].table
+    with first.cache._changing(), table.changing():
+        for shard in range(num_shards):
+            table.fill(shard, first.slot)
+            table.finish(shard)
+    members = [first, *(Member(directory, **options) for _ in range(8))]
+    for member in members[1:]:
+        started = time.perf_counter()
+        taken = member.take(*range(num_shards))
+        print(f"took {len(taken.ready)} in {1000 * (time.perf_counter() - started):.1f} ms")
+        assert len(taken.ready) == num_shards
+    for member in members:
+        member.close()

@@ -1,0 +1,141 @@
+"""How much room there is, as the file system, the kernel and the container say; and where an image cannot lie."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import dali_pipes.cache.free_space
+from dali_pipes.cache.free_space import SHARED_MEMORY, Room, check_directory, file_system, memory_limit, parse_cgroup
+from dali_pipes.errors import CacheError
+
+UNLIMITED = 1 << 60
+
+
+def test_shared_memory_counts_as_memory() -> None:
+    """What can be written there is bounded by the file system and by what memory is left."""
+    room = Room.of(SHARED_MEMORY)
+    stat = os.statvfs(SHARED_MEMORY)
+    assert room.is_memory
+    assert 0 < room.free <= stat.f_bavail * stat.f_frsize
+    assert room.total == stat.f_blocks * stat.f_frsize
+    # What a cache has there already is its own to use, and half of all that is left to others.
+    assert room.default_bytes(taken=1000) == (room.free + 1000) // 2
+
+
+def test_disk_is_not_memory(tmp_path: Path) -> None:
+    """A tenth of what is free is left to others."""
+    if file_system(tmp_path) == "tmpfs":
+        pytest.skip("the directory for temporary files is in memory")
+    room = Room.of(tmp_path)
+    assert not room.is_memory
+    assert room.default_bytes(taken=0) == int(room.free * 0.9)
+
+
+def test_directory_that_is_not_there_has_no_room(tmp_path: Path) -> None:
+    room = Room.of(tmp_path / "not")
+    assert (room.free, room.total) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("cgroups", "files", "left"),
+    [
+        ("0::/job\n", {}, UNLIMITED),  # no such files: not limited
+        ("0::/job\n", {"job/memory.max": "max", "job/memory.current": "5"}, UNLIMITED),
+        ("0::/job\n", {"job/memory.max": "1000", "job/memory.current": "300"}, 700),
+        ("0::/job\n", {"job/memory.max": "1000", "job/memory.current": "1300"}, 0),
+        # Pages of files make way, those of a tmpfs, counted among them, do not.
+        (
+            "0::/job\n",
+            {"job/memory.max": "1000", "job/memory.current": "900", "job/memory.stat": "anon 1\nfile 500\nshmem 200\n"},
+            400,
+        ),
+        # A limit further up counts as well, and so does the root's: a container sees its own group there.
+        ("0::/a/b\n", {"a/memory.max": "100", "a/memory.current": "1", "a/b/memory.max": "max"}, 99),
+        ("0::/../x\n", {"memory.max": "50", "memory.current": "10"}, 40),
+        # Version 1; a number near 2**63 says that there is none.
+        (
+            "9:cpu,memory:/a\n0::/\n",
+            {"memory/a/memory.limit_in_bytes": "500", "memory/a/memory.usage_in_bytes": "100"},
+            400,
+        ),
+        (
+            "9:memory:/a\n",
+            {"memory/a/memory.limit_in_bytes": "9223372036854771712", "memory/a/memory.usage_in_bytes": "100"},
+            UNLIMITED,
+        ),
+        ("", {}, UNLIMITED),
+    ],
+)
+def test_memory_limit(tmp_path: Path, cgroups: str, files: dict[str, str], left: int) -> None:
+    """What the process's control group may still take, as its files say."""
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert memory_limit(cgroups=cgroups, root=tmp_path) == left
+
+
+def test_memory_limit_of_this_process_can_be_read() -> None:
+    assert memory_limit() > 0
+    assert parse_cgroup(Path("/proc/self/cgroup").read_text(), root=Path("/sys/fs/cgroup"))
+
+
+def test_check_directory_refuses_what_cannot_hold_an_image(tmp_path: Path) -> None:
+    """Not there, a file, a file system without holes or files: what is wrong, and what would do."""
+    check_directory(tmp_path)
+    check_directory(SHARED_MEMORY)
+    (tmp_path / "file").touch()
+    for name in ("not", "file"):
+        with pytest.raises(CacheError, match=f"cache directory '.*/{name}' is not there; make it, or pass another"):
+            check_directory(tmp_path / name)
+    with pytest.raises(CacheError, match=r"cannot make an image in '/proc/self'.*pass another cache_dir="):
+        check_directory(Path("/proc/self"))
+
+
+def test_check_directory_refuses_a_file_system_without_holes(tmp_path: Path) -> None:
+    """A ramfs cannot punch; told by trying."""
+    if subprocess.run(["mount", "-t", "ramfs", "ramfs", tmp_path], capture_output=True).returncode:
+        pytest.skip("only root can mount a ramfs")
+    try:
+        with pytest.raises(CacheError, match=r"its file system \(ramfs\) cannot punch holes.*tmpfs, ext4, XFS"):
+            check_directory(tmp_path)
+    finally:
+        subprocess.run(["umount", "--lazy", tmp_path], check=True)
+
+
+def test_room_imports_no_dali() -> None:
+    """`dali-pipes cache ls` starts at once."""
+    program = "import sys, dali_pipes.cache.cache, dali_pipes.cache.free_space; sys.exit('nvidia.dali' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [("rw,size=8g", 4096), ("rw,huge=within_size", 2 << 20), ("rw,huge=always", 2 << 20), ("rw,huge=advise", 4096)],
+)
+def test_room_on_huge_pages_is_given_out_in_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: str, expected: int
+) -> None:
+    """A tmpfs that is mounted with huge=: a smaller extent would take a whole huge page, and count as less."""
+    huge_page = tmp_path / "hpage_pmd_size"
+    huge_page.write_text(f"{2 << 20}\n")
+    monkeypatch.setattr(dali_pipes.cache.free_space, "_HUGE_PAGE", huge_page)
+    monkeypatch.setattr(dali_pipes.cache.free_space, "_mount", lambda directory: ("tmpfs", options))
+    assert Room.of(tmp_path).alignment == expected
+
+
+@pytest.mark.parametrize(
+    ("is_memory", "cache_bytes", "expected"),
+    [
+        (True, 1 << 30, 1 << 30),  # a tmpfs has no blocks of its own
+        (False, 50_000, 50_000),
+        (False, 1 << 20, (1 << 20) - 8192),
+        (False, 1 << 40, (1 << 40) - (1 << 28)),
+    ],
+)
+def test_room_leaves_the_file_system_its_own_blocks(is_memory: bool, cache_bytes: int, expected: int) -> None:
+    """On a disk what lists a file's pieces counts against what the cache may take."""
+    room = Room(directory=Path("/"), free=0, total=0, is_memory=is_memory)
+    assert room.for_extents(cache_bytes) == expected

@@ -1,0 +1,392 @@
+"""Shards in an image: each at its address with its index, shared by processes, found again by the next job."""
+
+import contextlib
+import fcntl
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+import dali_pipes.cache.cache
+import dali_pipes.cache.files
+from dali_pipes.cache.cache import Cache
+from dali_pipes.cache.files import cache_root
+from dali_pipes.cache.share import Image, image_key
+from dali_pipes.cache.table import State, StateTable
+from dali_pipes.data_set.data_set import Indexed, open_image, open_stager
+from dali_pipes.errors import CacheError, DataError
+from dali_pipes.formats.names import index_name
+from dali_pipes.store.urls import resolve_shards
+from tests.conftest import make_samples, write_shards
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# A process that stages what it is told to, writes each object in two halves, with a pause between them and until there
+# is the file that it is told to wait for, and waits for its end.
+PROGRAM = """
+import sys, time
+from pathlib import Path
+import dali_pipes.staging
+from dali_pipes.fetch.local import LocalFetcher
+from dali_pipes.staging import Indexed, open_image, open_stager
+from dali_pipes.store.urls import resolve_shards
+
+class HaltingFetcher(LocalFetcher):
+    def fetch(self, wanted, **options):
+        for name, extent, _ in wanted:
+            data = (self._directory / name).read_bytes()
+            extent.write(data[: len(data) // 2], 0)
+            time.sleep(float(sys.argv[4]))
+        while not Path(sys.argv[5]).exists():
+            time.sleep(0.001)
+        return super().fetch(wanted, **options)
+
+dali_pipes.data_set.data_set.LocalFetcher = HaltingFetcher
+indexed = Indexed(resolve_shards(Path(sys.argv[1]), endpoint=None))
+image = open_image(indexed, reserved=None, is_windowed=False, group=1, cache_dir=Path(sys.argv[2]), cache_bytes=None)
+stager = open_stager(indexed, image, num_fetchers=2)
+print("open", flush=True)
+sys.stdin.readline()
+stager.need([int(shard) for shard in sys.argv[3].split(",")])
+print(stager.fetched_bytes, flush=True)
+sys.stdin.readline()
+stager.close()
+image.close()
+"""
+
+
+class Job:
+    """The shards of a directory, an image of them, and what brings them there."""
+
+    def __init__(
+        self,
+        shards: Path,
+        cache_dir: Path | None,
+        *,
+        reserved: int | None = None,
+        cache_bytes: int | None = None,
+        group: int = 1,
+    ) -> None:
+        self.directory = shards
+        self.indexed = Indexed(resolve_shards(shards, endpoint=None))
+        self.image = open_image(
+            self.indexed,
+            reserved=reserved,
+            is_windowed=reserved is not None,
+            group=group,
+            cache_dir=cache_dir,
+            cache_bytes=cache_bytes,
+        )
+        self.stager = open_stager(self.indexed, self.image, num_fetchers=3)
+        self.all = list(range(self.indexed.manifest.num_shards))
+
+    def object_bytes(self, shard: int) -> int:
+        """Bytes of a shard and its index."""
+        manifest = self.indexed.manifest
+        return int(manifest.shard_bytes[shard] + manifest.index_bytes[shard])
+
+    def check(self, *shards: int) -> None:
+        """Shard and index lie there, byte for byte."""
+        for shard in shards:
+            name = self.indexed.manifest.names[shard]
+            assert self.image.shard_extent(shard).read() == (self.directory / name).read_bytes()
+            assert self.image.index_extent(shard).read() == (self.directory / index_name(name)).read_bytes()
+
+    def close(self) -> None:
+        self.stager.close()
+        self.image.close()
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Eight shards of two samples."""
+    samples = make_samples([(40 + 7 * (i % 5), 33 + 5 * (i % 7)) for i in range(16)])
+    return write_shards(tmp_path_factory.mktemp("shards"), samples, per_shard=2)
+
+
+@pytest.fixture
+def cache_dir(tmp_path: Path) -> Path:
+    (tmp_path / "cache").mkdir()
+    return tmp_path / "cache"
+
+
+FILE_SYSTEM_BLOCK = 4096
+
+
+def blocks(cache_dir: Path) -> int:
+    return sum(path.stat().st_blocks * 512 for path in cache_root(cache_dir).glob("*.image"))
+
+
+@contextlib.contextmanager
+def process(
+    shards: Path, cache_dir: Path, *needed: int, pause_s: float = 0.0, gate: Path = Path("/")
+) -> "Iterator[subprocess.Popen[str]]":
+    """A process of `PROGRAM`, with its image open."""
+    arguments = (shards, cache_dir, ",".join(map(str, needed)), pause_s, gate)
+    started = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, *map(str, arguments)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert started.stdout is not None
+        assert started.stdout.readline() == "open\n"
+        yield started
+    finally:
+        started.kill()
+        started.communicate()
+
+
+def go(started: "subprocess.Popen[str]") -> None:
+    assert started.stdin is not None
+    started.stdin.write("\n")
+    started.stdin.flush()
+
+
+def answer(started: "subprocess.Popen[str]") -> int:
+    assert started.stdout is not None
+    return int(started.stdout.readline())
+
+
+def test_each_shard_lies_at_its_address_with_its_index(shards: Path, cache_dir: Path) -> None:
+    """In whatever order they came; the rest of the file is a hole."""
+    job = Job(shards, cache_dir)
+    job.stager.need([6, 1, 3])
+    job.check(6, 1, 3)
+    assert job.stager.fetched_bytes == sum(job.object_bytes(shard) for shard in (6, 1, 3))
+    assert blocks(cache_dir) == job.image.extent_bytes[[6, 1, 3]].sum()
+    assert os.pread(job.image._file, 1 << 20, int(job.image.starts[4]))[:4096] == bytes(4096)
+    job.close()
+    job.image.close()
+
+
+def test_part_of_the_shards_shares_the_image_of_all(shards: Path, cache_dir: Path) -> None:
+    """Two of eight shards, in another order: the addresses are those of the whole."""
+    whole = Job(shards, cache_dir)
+    whole.stager.need([5])
+    part = Indexed(resolve_shards([str(shards / "s-000005.tar"), str(shards / "s-000002.tar")], endpoint=None))
+    image = open_image(part, reserved=None, is_windowed=False, group=2, cache_dir=cache_dir, cache_bytes=None)
+    for mine, name in enumerate(part.manifest.names):
+        row = whole.indexed.manifest.names.index(name)
+        assert image.starts[mine] == whole.image.starts[row]
+    taken = image.take([0, 1])
+    is_five = [name == "s-000005.tar" for name in part.manifest.names]
+    assert [is_five[shard] for shard in taken.ready.tolist()] == [True]
+    assert taken.fill is not None
+    assert not is_five[taken.fill]
+    image.fail(taken.fill)
+    image.close()
+    whole.close()
+
+
+def test_processes_fetch_each_shard_once(shards: Path, cache_dir: Path, tmp_path: Path) -> None:
+    """Three at the same time: together they fetch the data set, and each has all of it."""
+    every, gate = range(8), tmp_path / "gate"
+    job = Job(shards, cache_dir)
+    with (
+        process(shards, cache_dir, *every, pause_s=0.01, gate=gate) as one,
+        process(shards, cache_dir, *reversed(every), pause_s=0.01, gate=gate) as two,
+    ):
+        for started in (one, two):
+            go(started)
+        (path,) = cache_root(cache_dir).glob("*.table")
+        table, deadline = StateTable(path), time.monotonic() + 30
+        # Each is at its first or its last two, which it does not end yet: the fourth is left for this process.
+        while len(set(table.owner[table.state == State.FILLING].tolist())) < 2:
+            assert time.monotonic() < deadline
+        table.close()
+        job.stager.need([3])
+        gate.touch()
+        job.stager.need(job.all)
+        fetched = [job.stager.fetched_bytes, answer(one), answer(two)]
+    assert sum(fetched) == sum(job.object_bytes(shard) for shard in every)
+    assert min(fetched) > 0
+    job.check(*every)
+    job.close()
+
+
+def test_job_that_was_killed_is_gone_on_with(shards: Path, cache_dir: Path) -> None:
+    """SIGKILL in the middle of staging: what was whole is found, what was half filled is fetched again."""
+    with process(shards, cache_dir, *range(8), pause_s=0.05) as started:
+        go(started)
+        deadline = time.monotonic() + 30
+        (path,) = cache_root(cache_dir).glob("*.table")
+        table = StateTable(path)
+        # Three are ready, another two are being filled.
+        while np.count_nonzero(table.state == State.READY) < 3 or not (table.state == State.FILLING).any():
+            assert time.monotonic() < deadline
+        started.kill()
+        started.wait()
+        is_ready = table.state == State.READY
+        num_half = int(np.count_nonzero(table.state == State.FILLING))
+        table.close()
+    assert num_half > 0
+    job = Job(shards, cache_dir)
+    # The halves were punched, of more than a block each; ext4 takes one of its own for a file in more than four pieces.
+    assert blocks(cache_dir) - job.image.extent_bytes[is_ready].sum() in (0, FILE_SYSTEM_BLOCK)
+    job.stager.need(job.all)
+    job.check(*job.all)
+    assert job.stager.fetched_bytes == sum(job.object_bytes(shard) for shard in job.all if not is_ready[shard])
+    job.close()
+
+
+def test_next_job_finds_what_is_there(shards: Path, cache_dir: Path) -> None:
+    """A cache that was named stays; nothing is fetched twice."""
+    for expected in ([0, 1, 2], [3]):
+        job = Job(shards, cache_dir)
+        job.stager.need([0, 1, 2, expected[-1]])
+        assert job.stager.fetched_bytes == sum(job.object_bytes(shard) for shard in expected)
+        job.check(0, 1, 2)
+        job.close()
+
+
+def test_default_cache_goes_with_its_last_loader(
+    shards: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shared by those who are there together; nothing is left in memory that nobody asked to keep."""
+    monkeypatch.setattr("dali_pipes.cache.placement.default_directories", lambda: [cache_dir])
+    one, two = Job(shards, None), Job(shards, None)
+    one.stager.need(one.all)
+    two.stager.need(two.all)
+    assert two.stager.fetched_bytes == 0
+    one.close()
+    two.check(*two.all)
+    two.close()
+    assert not list(cache_root(cache_dir).glob("*.*"))
+
+
+def test_new_start_of_the_machine_has_bytes_checked(
+    shards: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is whole is not fetched again; what the disk has lost is; and meanwhile it counts for nothing."""
+    job = Job(shards, cache_dir)
+    job.stager.need(job.all)
+    os.pwrite(job.image._file, b"lost", int(job.image.starts[2]) + 700)
+    os.pwrite(job.image._file, b"lost", job.image.index_extent(5).start + 10)
+    job.close()
+    monkeypatch.setattr(dali_pipes.cache.files, "boot_id", lambda: 4711)
+    job = Job(shards, cache_dir)
+    assert not len(job.image.take([0]).ready)  # it is to be checked first
+    job.image.fail(0)
+    job.stager.need([1, 2, 3, 4, 5])
+    assert job.stager.fetched_bytes == job.object_bytes(2) + job.object_bytes(5)
+    job.check(1, 2, 3, 4, 5)
+    job.close()
+
+
+def test_changed_shards_never_meet_old_bytes(tmp_path: Path, cache_dir: Path) -> None:
+    """Same names, same sizes, other photos: another image, beside the old one."""
+    jobs = []
+    for first in (0, 1000):
+        samples = make_samples([(40, 33)] * 4, first=first)
+        renamed = [type(sample)(f"s{i}", sample.components) for i, sample in enumerate(samples)]
+        directory = write_shards(tmp_path / str(first), renamed, per_shard=2)
+        jobs.append(Job(directory, cache_dir))
+        jobs[-1].stager.need([0, 1])
+    keys = [image_key(job.indexed.whole) for job in jobs]
+    assert keys[0] != keys[1]
+    for job in jobs:
+        assert job.stager.fetched_bytes == job.object_bytes(0) + job.object_bytes(1)
+        job.check(0, 1)
+        job.close()
+
+
+def test_key_is_of_all_that_lies_in_the_image(shards: Path, tmp_path: Path) -> None:
+    """An index that was made anew, of the same shards, is other bytes."""
+    indexed = Indexed(resolve_shards(shards, endpoint=None))
+    key = image_key(indexed.whole)
+    assert len(key) == 32
+    assert image_key(Indexed(resolve_shards(shards, endpoint=None)).whole) == key
+    changed = indexed.whole.index_checksums.copy()
+    changed[3] ^= 1
+    object.__setattr__(indexed.whole, "index_checksums", changed)
+    assert image_key(indexed.whole) != key
+
+
+def test_wrong_bytes_leave_nothing_and_can_be_mended(tmp_path: Path, cache_dir: Path) -> None:
+    """A shard that was replaced: the error names it, its extent is a hole; put back, it is fetched."""
+    directory = write_shards(tmp_path / "shards", make_samples([(40, 33)] * 4), per_shard=2)
+    job = Job(directory, cache_dir)
+    path = directory / "s-000001.tar"
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] + b"x")
+    with pytest.raises(DataError, match=r"s-000001.tar' has the xxhash2"):
+        job.stager.need([0, 1])
+    assert job.image.extent_bytes[1] > 0
+    assert blocks(cache_dir) <= job.image.extent_bytes[0]
+    path.write_bytes(data)
+    job.stager.need([0, 1])
+    job.check(0, 1)
+    job.close()
+
+
+def test_read_in_a_window_of_one_shard(shards: Path, cache_dir: Path) -> None:
+    """Room for one shard at a time: each takes the place of the one before, on disk and in the table."""
+    largest = int(Job(shards, cache_dir).image.extent_bytes.max())
+    job = Job(shards, cache_dir / "..", reserved=largest, cache_bytes=largest)
+    for shard in (*job.all, *job.all):
+        job.stager.need([shard])
+        job.check(shard)
+        assert blocks(cache_dir / "..") <= largest
+        job.stager.done([shard])
+    job.close()
+
+
+def test_no_room_after_all_is_an_error(shards: Path, cache_dir: Path) -> None:
+    """Somebody else has filled the disk: which shard, how many bytes, where."""
+    job = Job(shards, cache_dir)
+    limit = os.memfd_create("image", os.MFD_ALLOW_SEALING)
+    fcntl_add_seals(limit)
+    file, job.image._file = job.image._file, limit
+    with pytest.raises(CacheError, match=rf"no room for shard 'x' in '{cache_dir}': {job.image.extent_bytes[7]} bytes"):
+        job.image.reserve_blocks(7, name="x")
+    job.image._file = file
+    os.close(limit)
+    job.close()
+
+
+def fcntl_add_seals(file: int) -> None:
+    """Let the file never grow: reserving there fails, as on a full disk."""
+
+    os.ftruncate(file, 4096)
+    fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW)
+
+
+def test_close_gives_all_up(shards: Path, cache_dir: Path) -> None:
+    """Twice is as good as once; what it held another can evict."""
+    job = Job(shards, cache_dir)
+    job.stager.need(job.all)
+    job.close()
+    job.close()
+    cache = Cache(cache_dir)
+    (status,) = cache.status()
+    assert (status.num_held, status.pids, status.num_resident) == (0, (), 8)
+    assert status.source == str(shards) or str(shards) in status.source
+    cache.close()
+
+
+def test_image_is_closed_if_it_cannot_be_opened(shards: Path, cache_dir: Path) -> None:
+    """No slot is kept by one that failed."""
+    indexed = Indexed(resolve_shards(shards, endpoint=None))
+    with pytest.raises(CacheError, match="bytes"):
+        open_image(indexed, reserved=1 << 62, is_windowed=False, group=1, cache_dir=cache_dir, cache_bytes=None)
+    job = Job(shards, cache_dir)
+    with pytest.raises(CacheError, match="promised to other loaders"):
+        Image(
+            indexed.whole,
+            indexed.rows,
+            room=job.image.room,
+            source="",
+            group=3,
+            reserved=job.image.cache_bytes,
+            cache_bytes=job.image.cache_bytes,
+            keep=True,
+        )
+    job.close()
+    cache = Cache(cache_dir)
+    assert cache.status()[0].pids == ()
+    cache.close()

@@ -1,0 +1,263 @@
+"""Loaders that share a cache, in one process and in several: each shard once a node, no deadlock, no byte too many."""
+
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import dali_pipes as dp
+from dali_pipes.cache.blocks import punch
+from dali_pipes.cache.cache import Cache
+from dali_pipes.cache.files import cache_root
+from tests.conftest import Sample, make_samples, write_shards
+from tests.dali_pipes.kill_ranks import expected, kill_rounds, summed
+
+NUM_SAMPLES = 60
+
+# A loader in a process of its own: a line when it is open; epochs after an answer; then what it has read and fetched.
+PROGRAM = """
+import json, sys
+import dali_pipes as dp
+from tests.dali_pipes.kill_ranks import summed
+options = json.loads(sys.argv[2])
+epochs = options.pop("epochs")
+try:
+    loader = dp.loader(sys.argv[1], summed, batch_size=3, device="cpu", num_threads=1, show_progress=False, **options)
+except dp.CacheError as exc:
+    print(json.dumps(str(exc)), flush=True)
+    raise SystemExit
+print("open", flush=True)
+sys.stdin.readline()
+rows = [
+    [{name: values.reshape(len(values), -1)[row, 0].item() for name, values in batch.items()}
+     for (batch,) in loader for row in range(len(batch["ordinal"]))]
+    for _ in range(epochs)
+]
+print(json.dumps({"rows": rows, "fetched": loader._stager.fetched_bytes}), flush=True)
+sys.stdin.readline()
+loader.close()
+"""
+
+
+@pytest.fixture(scope="module")
+def samples() -> list[Sample]:
+    return make_samples([(40 + 7 * (i % 5), 33 + 5 * (i % 7)) for i in range(NUM_SAMPLES)])
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory, samples: list[Sample]) -> Path:
+    """20 shards of three samples."""
+    return write_shards(tmp_path_factory.mktemp("shared"), samples, per_shard=3)
+
+
+@pytest.fixture
+def cache_dir() -> Iterator[Path]:
+    """In shared memory, where blocks are those of the extents alone: a disk's file system keeps a block more here and
+    there, to find the others by (ext4: one for 340 pieces of a file).
+    """
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="dali-pipes-test-") as directory:
+        yield Path(directory)
+
+
+class Job:
+    """A loader in a process of its own."""
+
+    def __init__(self, shards: Path, cache_dir: Path, **options: object) -> None:
+        text = json.dumps({"cache_dir": str(cache_dir), "epochs": 1} | options)
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, str(shards), text],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def go(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+class Watch:
+    """The most blocks that the images of a cache had while it ran."""
+
+    def __init__(self, cache_dir: Path) -> None:
+        self.peak, self._root, self._over = 0, cache_root(cache_dir), threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            # Of several images one may give up what another then takes between the two looks: both must find the same.
+            found = self._blocks()
+            if found == self._blocks():
+                self.peak = max(self.peak, sum(found.values()))
+            time.sleep(0.0005)
+
+    def _blocks(self) -> dict[Path, int]:
+        return {path: path.stat().st_blocks * 512 for path in self._root.glob("*.image")}
+
+    def __enter__(self) -> "Watch":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+
+def objects_bytes(shards: Path) -> int:
+    """Bytes of all shards and their indexes."""
+    return sum(path.stat().st_size for path in shards.iterdir() if path.name.endswith((".tar", ".index.safetensors")))
+
+
+def check_rows(rows: list[dict[str, int]], samples: list[Sample]) -> None:
+    """Each row is its sample's: label, and length and sum of both files' bytes."""
+    for row in rows:
+        assert {name: value for name, value in row.items() if name != "ordinal"} == expected(samples[row["ordinal"]])
+
+
+def test_two_ranks_fetch_each_shard_once(shards: Path, samples: list[Sample], cache_dir: Path) -> None:
+    """Two processes, two epochs: together they read each sample once an epoch, and fetch each byte once."""
+    jobs = [Job(shards, cache_dir, rank=rank, world_size=2, seed=4, epochs=2) for rank in range(2)]
+    try:
+        assert [job.line() for job in jobs] == ["open", "open"]
+        for job in jobs:
+            job.go()
+        found = [json.loads(job.line()) for job in jobs]
+        for job in jobs:
+            job.go()
+        assert [job.process.wait(30) for job in jobs] == [0, 0]
+    finally:
+        for job in jobs:
+            job.close()
+    for epoch in range(2):
+        rows = [row for one in found for row in one["rows"][epoch]]
+        check_rows(rows, samples)
+        assert sorted(row["ordinal"] for row in rows) == list(range(NUM_SAMPLES))
+    assert sum(one["fetched"] for one in found) == objects_bytes(shards)
+
+
+def test_two_jobs_with_room_for_both_promises_and_no_more(shards: Path, samples: list[Sample], cache_dir: Path) -> None:
+    """Other seeds, other orders: both read to their end, blocks stay below the budget; a third is refused."""
+    window = objects_bytes(shards) // 8
+    with dp.loader(
+        str(shards), summed, batch_size=3, device="cpu", cache_dir=cache_dir, shuffle_window=window
+    ) as loader:
+        promise = loader._image.reserved
+    options = {"shuffle_window": window, "cache_bytes": 2 * promise, "epochs": 3}
+    Cache(cache_dir).clear()
+    jobs = [Job(shards, cache_dir, seed=seed, **options) for seed in (1, 2)]
+    try:
+        assert [job.line() for job in jobs] == ["open", "open"]
+        third = Job(shards, cache_dir, seed=3, **options)
+        pids = ", ".join(map(str, sorted(job.process.pid for job in jobs)))
+        refused = json.loads(third.line())
+        third.close()
+        assert f"may take {2 * promise} bytes; this loader must be able to hold {promise} at a time" in refused
+        assert (
+            f"{2 * promise} are promised to other loaders (process {pids}); pass cache_bytes={3 * promise}" in refused
+        )
+        with Watch(cache_dir) as watch:
+            for job in jobs:
+                job.go()
+            found = [json.loads(job.line()) for job in jobs]
+    finally:
+        for job in jobs:
+            job.close()
+    for one in found:
+        for rows in one["rows"]:
+            check_rows(rows, samples)
+            assert sorted(row["ordinal"] for row in rows) == list(range(NUM_SAMPLES))
+    assert 0 < watch.peak <= 2 * promise
+
+
+def test_train_and_validation_share_a_budget(
+    tmp_path: Path, shards: Path, samples: list[Sample], cache_dir: Path
+) -> None:
+    """Two data sets in one process, the one read in the middle of the other: neither waits for ever."""
+    others = make_samples([(50, 40)] * 24, first=500)
+    validation = write_shards(tmp_path / "validation", others, per_shard=3)
+    window, options = objects_bytes(shards) // 8, {"batch_size": 4, "device": "cpu", "num_threads": 1}
+    reserved = []
+    for directory in (shards, validation):
+        with dp.loader(str(directory), summed, cache_dir=cache_dir, shuffle_window=window, **options) as loader:
+            reserved.append(loader._image.reserved)
+    Cache(cache_dir).clear()
+    options |= {"cache_dir": cache_dir, "cache_bytes": sum(reserved), "shuffle_window": window}
+    with (
+        dp.loader(str(shards), summed, **options) as train,
+        dp.loader(str(validation), summed, shuffle=False, **options) as check,
+        Watch(cache_dir) as watch,
+    ):
+        for _ in range(2):
+            seen = []
+            for step, (batch,) in enumerate(train):
+                seen += batch["ordinal"].tolist()
+                if step % 5 == 2:
+                    assert [i for (b,) in check for i in b["ordinal"].tolist()] == list(range(24))
+            assert sorted(seen) == list(range(NUM_SAMPLES))
+    assert 0 < watch.peak <= sum(reserved)
+
+
+def test_consumed_shards_are_punched_while_the_loader_goes_on(
+    shards: Path, samples: list[Sample], cache_dir: Path
+) -> None:
+    """After each batch all that nobody holds is dropped at once: later batches are whole all the same."""
+    window = objects_bytes(shards) // 8
+    num_dropped = 0
+    with dp.loader(
+        str(shards), summed, batch_size=3, seed=9, device="cpu", cache_dir=cache_dir, shuffle_window=window
+    ) as loader:
+        cache = Cache(cache_dir)
+        for _ in range(2):
+            seen = []
+            for (batch,) in loader:
+                rows = [
+                    {name: values.reshape(len(values), -1)[row, 0].item() for name, values in batch.items()}
+                    for row in range(len(batch["ordinal"]))
+                ]
+                check_rows(rows, samples)
+                seen += [row["ordinal"] for row in rows]
+                num_dropped += cache.clear()[0] > 0
+            assert sorted(seen) == list(range(NUM_SAMPLES))
+        cache.close()
+    assert num_dropped > 5
+
+
+def test_extents_are_read_at_their_place(shards: Path, samples: list[Sample], cache_dir: Path) -> None:
+    """The test of the tests: a shard punched behind the cache's back is noticed."""
+    with dp.loader(str(shards), summed, batch_size=3, shuffle=False, device="cpu", cache_dir=cache_dir) as loader:
+        loader._stager.need(list(range(20)))
+        extent = loader._image.shard_extent(7)
+        punch(extent.file, extent.start, extent.size)
+        rows = [
+            {name: values.reshape(len(values), -1)[row, 0].item() for name, values in batch.items()}
+            for (batch,) in loader
+            for row in range(len(batch["ordinal"]))
+        ]
+    check_rows([row for row in rows if row["ordinal"] // 3 != 7], samples)
+    with pytest.raises(AssertionError):
+        check_rows([row for row in rows if row["ordinal"] // 3 == 7], samples)
+
+
+@pytest.mark.slow
+def test_ranks_that_are_killed_harm_nobody(tmp_path: Path, cache_dir: Path) -> None:
+    """The short form of `tests.dali_pipes.kill_ranks`: five kills."""
+    counts = kill_rounds(tmp_path, cache_dir, rounds=5, seed=int(time.time()) % 1000)
+    assert counts.errors == []
+    assert counts.kills == 5
+    assert counts.epochs > 4
+    assert 0 < counts.peak_bytes <= counts.cache_bytes

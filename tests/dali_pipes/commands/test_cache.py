@@ -1,0 +1,176 @@
+"""`dali-pipes cache`: what it fills a loader finds, what it shows is so, what it clears nobody holds."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dali_pipes as dp
+from dali_pipes.cache.files import cache_root
+from dali_pipes.cli import main
+from dali_pipes.data_set.indexing import find_manifest
+from dali_pipes.store.urls import resolve_shards
+from tests.conftest import Sample, make_samples, write_shards
+from tests.dali_pipes.raw import raw, read_epoch
+
+
+@pytest.fixture(scope="module")
+def samples() -> list[Sample]:
+    return make_samples([(40 + 7 * (i % 5), 33) for i in range(16)])
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory, samples: list[Sample]) -> Path:
+    """Eight shards of two samples."""
+    return write_shards(tmp_path_factory.mktemp("shards"), samples, per_shard=2)
+
+
+@pytest.fixture
+def cache_dir(tmp_path: Path) -> Path:
+    (tmp_path / "cache").mkdir()
+    return tmp_path / "cache"
+
+
+class Command:
+    """Runs the commands on one cache."""
+
+    def __init__(self, cache_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self._cache_dir, self._capsys = cache_dir, capsys
+
+    def __call__(self, name: str, *arguments: object, code: int = 0) -> str:
+        """What it says: on stdout, or as its error."""
+        assert main(["cache", name, *map(str, arguments), "--cache", str(self._cache_dir)]) == code
+        said = self._capsys.readouterr()
+        return said.err if code else said.out
+
+    def json(self, name: str, *arguments: object) -> Any:
+        return json.loads(self(name, *arguments, "--json"))
+
+
+@pytest.fixture
+def run(cache_dir: Path, capsys: pytest.CaptureFixture[str]) -> Command:
+    return Command(cache_dir, capsys)
+
+
+def object_bytes(shards: Path, num: int) -> int:
+    manifest = find_manifest(resolve_shards(shards, endpoint=None))
+    assert manifest is not None
+    return int(manifest.shard_bytes[:num].sum() + manifest.index_bytes[:num].sum())
+
+
+def blocks(cache_dir: Path) -> int:
+    return sum(path.stat().st_blocks * 512 for path in cache_root(cache_dir).glob("*.image"))
+
+
+def test_warm_ls_clear(shards: Path, run: Command, cache_dir: Path) -> None:
+    """All shards come, are listed, and go again; warmed twice, nothing is fetched the second time."""
+    assert run("ls") == "no images\n"
+    first = run.json("warm", shards)
+    assert (first["num_shards"], first["num_staged"]) == (8, 8)
+    assert first["fetched_bytes"] == object_bytes(shards, 8)
+    second = run.json("warm", shards)
+    assert (second["num_staged"], second["fetched_bytes"]) == (8, 0)
+    assert run("warm", shards).startswith("staged 8 shards, ")
+    (row,) = run.json("ls")
+    assert (row["num_shards"], row["num_resident"], row["num_held"], row["pids"]) == (8, 8, 0, [])
+    assert row["resident_bytes"] == row["image_bytes"] == first["num_bytes"]
+    assert row["keep"]
+    assert str(shards) in row["source"]
+    assert "8 of 8 shards resident" in run("ls")
+    assert "unused" in run("ls")
+    assert blocks(cache_dir) >= first["num_bytes"]
+    assert run.json("clear") == {"freed_bytes": first["num_bytes"], "held_bytes": 0}
+    assert run.json("ls") == []
+    assert blocks(cache_dir) == 0
+    assert run("clear").startswith("freed 0")
+
+
+def test_loader_finds_what_was_warmed(shards: Path, samples: list[Sample], run: Command, cache_dir: Path) -> None:
+    """Nothing is fetched, and the shards need not even be there any more."""
+    run("warm", shards)
+    with dp.loader(str(shards), raw, batch_size=4, device="cpu", cache_dir=cache_dir) as loader:
+        assert len(read_epoch([loader], samples)) == 16
+        assert loader._stager.fetched_bytes == 0
+
+
+def test_full_cache_says_so(shards: Path, run: Command) -> None:
+    """The first shards that fit; again, none is fetched."""
+    whole = run.json("warm", shards)["num_bytes"]
+    run("clear")
+    allowed = whole // 2 + 8192  # less than a shard more than half of them, for what the file system itself takes
+    for fetched in (object_bytes(shards, 4), 0):
+        found = run.json("warm", shards, "--cache-bytes", allowed)
+        assert (found["num_staged"], found["fetched_bytes"]) == (4, fetched)
+        assert found["num_bytes"] <= allowed
+    assert "staged 4 shards of 8, the cache is full, " in run("warm", shards, "--cache-bytes", allowed)
+
+
+def test_warm_beside_a_loader_takes_what_was_not_promised(
+    shards: Path, samples: list[Sample], run: Command, cache_dir: Path
+) -> None:
+    """A loader at work keeps its two windows; what is left is filled, and the loader's epoch is whole."""
+    whole = run.json("warm", shards)["num_bytes"]
+    run("clear")
+    window = whole // 8
+    with dp.loader(
+        str(shards),
+        raw,
+        batch_size=2,
+        device="cpu",
+        cache_dir=cache_dir,
+        cache_bytes=whole,
+        shuffle_window=window,
+    ) as loader:
+        batches = iter(loader)
+        next(batches)
+        found = run.json("warm", shards)
+        assert 1 <= found["num_staged"] < 8
+        (row,) = run.json("ls")
+        assert row["pids"] == [os.getpid()]
+        assert row["num_held"] >= 1
+        assert f"used by {os.getpid()}" in run("ls")
+        cleared = run.json("clear")
+        assert cleared["held_bytes"] > 0
+        assert "held by loaders at work" in run("clear")
+        assert len(list(batches)) == 7
+        assert len(read_epoch([loader], samples)) == 16
+
+
+def test_warm_with_a_broken_shard_names_it(run: Command, tmp_path: Path) -> None:
+    """Exit code 1, one line; what came before stays and is not fetched again."""
+    shards = write_shards(tmp_path / "shards", make_samples([(30, 30)] * 4), per_shard=2)
+    data = bytearray((shards / "s-000001.tar").read_bytes())
+    data[700] ^= 1
+    (shards / "s-000001.tar").write_bytes(data)
+    error = run("warm", shards, "--connections", 1, code=1)
+    assert "s-000001.tar' has the xxhash2" in error
+    assert "Traceback" not in error
+    data[700] ^= 1
+    (shards / "s-000001.tar").write_bytes(data)
+    found = run.json("warm", shards)
+    assert found["num_staged"] == 2
+    assert found["fetched_bytes"] == object_bytes(shards, 2) - object_bytes(shards, 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        (["ls", "--cache", "{}/nope"], 2, "cache directory '{}/nope' is not there"),
+        (["clear", "--cache", "{}/nope"], 2, "cache directory '{}/nope' is not there"),
+        (["warm", "{}", "--cache", "{}/nope"], 1, "{}"),
+        (["warm", "{}/none-*.tar", "--cache", "{}"], 1, "none-"),
+        (["warm", "--cache", "{}"], 2, "URL"),
+        (["warm", "{}"], 2, "--cache"),
+        (["warm", "{}", "--cache", "{}", "--cache-bytes", "much"], 2, "much"),
+    ],
+)
+def test_errors_are_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, text: str
+) -> None:
+    """1 failed, 2 misused."""
+    assert main(["cache", *(argument.format(tmp_path) for argument in arguments)]) == code
+    error = capsys.readouterr().err
+    assert text.format(tmp_path) in error
+    assert "Traceback" not in error

@@ -1,0 +1,106 @@
+"""The command line: quick to answer, one line an error, exit codes that scripts can use."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dali_pipes.cli import main
+
+HEAVY = ("nvidia.dali", "torch", "numpy", "aistore", "webdataset", "PIL")
+
+
+def run(*arguments: str, program: str = "dali_pipes", cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", program, *arguments], capture_output=True, text=True, cwd=cwd)
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["prep", "--help"], ["prep", "pack", "--help"], ["bench", "--help"]])
+def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
+    """Help answers at once because it loads none of what the commands need."""
+    program = (
+        "import sys; from dali_pipes.cli import main; code = main(sys.argv[1:])\n"
+        f"print('loaded:', *[name for name in {HEAVY} if name in sys.modules]); sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "Usage: dali-pipes" in done.stdout
+    assert done.stdout.splitlines()[-1].strip() == "loaded:"
+
+
+def test_prep_indexes_without_dali_or_torch(tmp_path: Path, small_shards: Path) -> None:
+    """`prep` works on a machine that has neither."""
+    program = (
+        "import sys\n"
+        "for name in ('torch', 'nvidia.dali'): sys.modules[name] = None\n"  # importing them fails
+        "from dali_pipes.cli import main; sys.exit(main(['prep', 'index', sys.argv[1]]))"
+    )
+    done = subprocess.run([sys.executable, "-c", program, small_shards], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("indexed 4 shards, 23 samples")
+
+
+@pytest.mark.parametrize("program", ["prep", "bench"])
+def test_packages_are_the_same_commands(program: str) -> None:
+    """`python -m prep` and `python -m bench` are `dali-pipes prep` and `dali-pipes bench`."""
+    alone, together = run("--help", program=program), run(program, "--help")
+    assert alone.returncode == together.returncode == 0
+    assert alone.stdout == together.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        (["nonsense"], 2, "No such command 'nonsense'"),
+        (["prep", "index"], 2, "Missing argument"),
+        (["bench", "run", "--repeats", "0"], 2, "0 is not in the range x>=1"),
+        (["prep", "index", "gopher://x"], 2, "error: 'gopher://x': scheme must be one of"),
+        (["prep", "index", "nowhere/x-"], 1, "error: no such directory: 'nowhere', of 'nowhere/x-'"),
+    ],
+)
+def test_misuse_and_failure_have_their_own_exit_codes(
+    arguments: list[str], code: int, text: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """2 for what was typed wrongly, 1 for what failed; one line on stderr, no traceback."""
+    assert main(arguments) == code
+    captured = capfd.readouterr()
+    assert text in captured.err
+    assert "Traceback" not in captured.err
+    assert captured.out == ""
+
+
+def test_verbose_shows_where_it_failed(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """-v adds the traceback, for a report of a bug."""
+    done = run("-v", "prep", "index", str(tmp_path))
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("error: ")
+
+
+def test_version_is_the_distributions() -> None:
+    """What `pip` installed is what answers."""
+    from importlib.metadata import version
+
+    assert version("dali-pipes") in run("--version").stdout
+
+
+def test_sigterm_ends_a_command_as_ctrl_c_does(tmp_path: Path) -> None:
+    """Under `timeout`, Slurm or a container's stop: the embedded node and temporary files go with the command."""
+    program = (
+        "import sys, os, signal, click, dali_pipes.cli as module\n"
+        "from dali_pipes.store import embedded_node\nfrom pathlib import Path\n"
+        "@module.cli.command()\n"
+        "def hang():\n"
+        "    with embedded_node.start(Path(sys.argv[1])) as node:\n"
+        "        print(node._process.pid, flush=True)\n"
+        "        signal.pause()\n"
+        "module._Lazy.get_command = click.Group.get_command\n"
+        "sys.exit(module.main(['hang']))"
+    )
+    done = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert done.stdout is not None
+    node = int(done.stdout.readline())
+    done.terminate()
+    assert done.wait(20) == 128 + 15
+    assert not Path(f"/proc/{node}").exists()
+    done.stdout.close()

@@ -1,0 +1,418 @@
+"""What `doctor` says of machines, clusters and caches, good and bad; and what shells complete."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dali_pipes.cli import main
+from dali_pipes.commands.examine import Finding, examine, gpu_fit, worst
+from dali_pipes.store import embedded_node
+
+REPOSITORY = Path(__file__).parents[3]
+
+# As clusters of AIStore 4.9 and 5.0 answer, recorded; a build without dSort answers [] to any question about jobs.
+NODE = {"ais_version": "4.9.", "status": "", "snode": {"daemon_type": "proxy"}}
+SMAP = {"pmap": {"p1": {}}, "tmap": {"t1": {}, "t2": {}}}
+NO_JOB = {"message": "[dsort] srt-of-nobody does not exist", "method": "GET", "url_path": "/v1/sort", "status": 404}
+NO_KUBERNETES = {"message": "the operation requires Kubernetes", "status": 400}
+WITH_DSORT = {
+    "health": (200, ""),
+    "daemon?what=node_status": (200, NODE),
+    "daemon?what=smap": (200, SMAP),
+    "sort?uuid=srt-of-nobody": (404, NO_JOB),
+    "etl": (400, NO_KUBERNETES),
+}
+
+
+class Answers(BaseHTTPRequestHandler):
+    answers: Mapping[str, tuple[int, Any]]
+    date = ""
+
+    def do_GET(self) -> None:
+        asked = self.path.removeprefix("/v1/").replace("health?prr=true", "health")
+        status, content = self.answers.get(asked, (500, f"not expected: {asked}"))
+        data = content.encode() if isinstance(content, str) else json.dumps(content).encode()
+        self.send_response_only(status)
+        self.send_header("Date", self.date or self.date_time_string())
+        self.send_header("Ais-Cluster-Uptime", "1")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def answering(answers: Mapping[str, tuple[int, Any]], *, date: str = "") -> Iterator[str]:
+    """An endpoint that gives these answers and an error to anything else: nothing else may be asked."""
+    handler = type("Handler", (Answers,), {"answers": answers, "date": date})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+def of(findings: list[Finding], name: str) -> Finding:
+    (found,) = [finding for finding in findings if finding.name.startswith(name)]
+    return found
+
+
+def look(endpoint: str | None = None, **options: Any) -> list[Finding]:
+    return examine(endpoint=endpoint, **{"environment": {}, **options})
+
+
+# This machine
+
+
+def test_machine_that_runs_these_tests_is_fit() -> None:
+    """All is looked at, nothing fails, each warning says what to do, and it is quick."""
+    started = time.perf_counter()
+    findings = look()
+    assert time.perf_counter() - started < 10
+    names = {finding.name.partition(" ")[0] for finding in findings}
+    assert names >= {"python", "packages", "DALI", "GPU", "endpoint", "cache", "memory", "limits"}
+    assert [finding for finding in findings if finding.status == "fail"] == []
+    assert [finding for finding in findings if finding.status == "warn" and not finding.advice] == []
+    assert not [finding for finding in findings if "a check failed" in finding.found]
+
+
+def test_nothing_is_left_in_the_cache_directory(tmp_path: Path) -> None:
+    found = of(look(cache_dir=tmp_path), "cache")
+    assert found.status in ("ok", "warn")
+    assert "holes, reserving and locks work" in found.found
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("directory", "text"),
+    [("nowhere", "cache directory '.*nowhere' is not there"), ("/proc", "")],
+)
+def test_cache_directory_that_will_not_do(tmp_path: Path, directory: str, text: str) -> None:
+    """One that was named, and is not fit, fails."""
+    import re
+
+    found = of(look(cache_dir=tmp_path / directory), "cache")
+    assert found.status == "fail"
+    assert re.match(text, found.found)
+    assert found.advice
+
+
+def test_shared_memory_of_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The 64 MiB that runtimes give by themselves: what to start the container with."""
+    if not Path("/dev/shm").is_dir():
+        pytest.skip("no /dev/shm")
+    monkeypatch.setattr("dali_pipes.commands.examine.CONTAINER_SHM_BYTES", 1 << 60)
+    found = of(look(cache_dir=Path("/dev/shm")), "cache")
+    assert (found.status, found.advice) == ("warn", "a container's default: start it with --shm-size=8g or --ipc=host")
+
+
+@pytest.mark.parametrize(("limit", "status"), [(128, "fail"), (512, "warn"), (1024, "ok")])
+def test_few_open_files(limit: int, status: str) -> None:
+    """A process that was started with few: a command of its own, because a limit does not go up again."""
+    program = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]),) * 2)\n"
+        "from dali_pipes.cli import main; sys.exit(main(['doctor', '--json']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(limit)],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+    )
+    answer = json.loads(done.stdout)
+    (found,) = [finding for finding in answer["findings"] if finding["name"] == "limits"]
+    assert (found["status"], found["found"]) == (status, f"{limit} open files, at most {limit}")
+    assert bool(found["advice"]) == (status != "ok")
+    assert done.returncode == (status == "fail")
+
+
+def test_two_builds_of_dali(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They share a directory: what is imported is a mixture of both."""
+    for cuda in ("120", "130"):
+        info = tmp_path / f"nvidia_dali_cuda{cuda}-2.4.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: nvidia-dali-cuda{cuda}\nVersion: 2.4.0\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = of(look(), "DALI")
+    assert found.status == "fail"
+    assert found.found == "nvidia-dali-cuda120 2.4.0, nvidia-dali-cuda130 2.4.0, both"
+    assert found.advice.startswith("they share one directory; keep one: pip uninstall")
+
+
+def test_no_dali(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dali_pipes.commands.examine._dali_builds", dict)
+    found = of(look(), "DALI")
+    assert (found.status, found.found) == ("fail", "not installed")
+
+
+BUILDS = {"DALI (nvidia-dali-cuda120)": 12, "torch (13.2)": 13}
+
+
+@pytest.mark.parametrize(
+    ("given", "status", "text", "advice"),
+    [
+        (
+            {"problem": "no libcuda.so.1", "kernel": None},
+            "ok",
+            "none: no NVIDIA driver; loaders run with device='cpu'",
+            "",
+        ),
+        ({"problem": "no libcuda.so.1"}, "fail", "the kernel has driver 580.65, and programs", "--gpus all"),
+        ({"devices": []}, "warn", "none visible; driver 580.65 for CUDA 13.0", "CUDA_VISIBLE_DEVICES"),
+        ({}, "ok", "2 x H200; driver 580.65 for CUDA 13.0; DALI (nvidia-dali-cuda120) for CUDA 12, torch (13.2)", ""),
+        # One major version of CUDA back: DALI's build fits, torch's does not.
+        (
+            {"supported": 12080},
+            "fail",
+            "2 x H200; driver 580.65 for CUDA 12.8, too old for torch (13.2)",
+            "a newer one",
+        ),
+        ({"is_cpu_torch": True}, "fail", "torch was built for the CPU alone", "install a torch"),
+    ],
+)
+def test_driver_against_builds(given: dict[str, Any], status: str, text: str, advice: str) -> None:
+    """No GPU is no error; a driver that is older than what was built for it is."""
+    usual: dict[str, Any] = {"devices": ["H200", "H200"], "supported": 13000, "problem": "", "kernel": "580.65"}
+    found = gpu_fit(**(usual | {"builds": BUILDS, "is_cpu_torch": False} | given))
+    assert found.status == status
+    assert text in found.found
+    assert advice in found.advice
+    assert bool(found.advice) == (status != "ok")
+
+
+def test_torchs_cuda_is_told_without_importing_it() -> None:
+    """As torch itself says it."""
+    program = (
+        "import sys; from dali_pipes.commands.examine import _torch_cuda; told = _torch_cuda()\n"
+        "assert 'torch' not in sys.modules\nimport torch; assert told == (torch.version.cuda or ''), told"
+    )
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    subprocess.run([sys.executable, "-c", program], check=True, env=environment)
+
+
+@pytest.mark.gpu
+def test_gpu_of_this_machine(gpu: None) -> None:
+    import torch
+
+    found = of(look(), "GPU")
+    assert found.status == "ok"
+    assert torch.cuda.get_device_name(0) in found.found
+
+
+# The cluster
+
+
+def test_cluster_with_dsort_and_without_kubernetes() -> None:
+    """Version, nodes, dSort and ETL, by nothing but GETs."""
+    with answering(WITH_DSORT) as endpoint:
+        findings = look(endpoint)
+    assert of(findings, "endpoint").found == f"{endpoint}: AIStore 4.9, 1 proxy, 2 targets"
+    assert (of(findings, "dSort").status, of(findings, "dSort").found) == ("ok", "there")
+    etl = of(findings, "ETL")
+    found = "not there (it needs Kubernetes); only prep etl needs it; prep transform does the same from here"
+    assert (etl.status, etl.found) == ("ok", found)
+    assert worst(findings) != "fail"
+
+
+@pytest.mark.parametrize(
+    ("answers", "text", "advice"),
+    [
+        ({"sort?uuid=srt-of-nobody": (200, [])}, "not built in (the tag 'dsort')", "--engine client"),
+        ({"sort?uuid=srt-of-nobody": (404, "404 page not found")}, "not built in", "--engine client"),
+        ({"sort?uuid=srt-of-nobody": (501, "dsort not enabled")}, "not built in", "--engine client"),
+        ({"daemon?what=node_status": (200, NODE | {"ais_version": "5.0.1"})}, "starts no job in AIStore 5.0", "4.9"),
+        ({"sort?uuid=srt-of-nobody": (403, "denied")}, "answers 403: denied", "--engine client"),
+    ],
+)
+def test_cluster_without_a_dsort_that_works(answers: dict[str, tuple[int, Any]], text: str, advice: str) -> None:
+    """A warning, with the way that is left."""
+    with answering(WITH_DSORT | answers) as endpoint:
+        found = of(look(endpoint), "dSort")
+    assert found.status == "warn"
+    assert text in found.found
+    assert advice in found.advice
+
+
+def test_cluster_with_etl() -> None:
+    with answering(WITH_DSORT | {"etl": (200, [])}) as endpoint:
+        assert of(look(endpoint), "ETL").found == "there"
+
+
+def test_cluster_that_wants_a_token() -> None:
+    with answering(WITH_DSORT | {"daemon?what=node_status": (401, "unauthorized")}) as endpoint:
+        found = of(look(endpoint), "endpoint")
+    assert (found.status, found.advice) == (
+        "fail",
+        "the cluster wants a token (401), none is set; set AIS_AUTHN_TOKEN_FILE",
+    )
+
+
+def test_cluster_that_does_not_describe_itself() -> None:
+    """Neither version nor nodes are made up."""
+    with answering({"health": (200, "")}) as endpoint:
+        findings = look(endpoint)
+    assert of(findings, "endpoint").found == f"{endpoint}: is healthy, and does not describe itself (500)"
+    assert of(findings, "dSort").status == "warn"
+
+
+def test_clock_that_is_off() -> None:
+    """By the date that the cluster's answers bear."""
+    with answering(WITH_DSORT, date="Wed, 01 Jan 2025 00:00:00 GMT") as endpoint:
+        found = of(look(endpoint), "clock")
+    assert found.status == "warn"
+    assert found.found.endswith("s ahead of the cluster's")
+    with answering(WITH_DSORT) as endpoint:
+        assert not [finding for finding in look(endpoint) if finding.name == "clock"]
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "text"),
+    [
+        ("http://127.0.0.1:1", "no answer from AIStore at http://127.0.0.1:1"),
+        ("localhost:51080", "endpoint must be a URL such as http://localhost:51080, got 'localhost:51080'"),
+    ],
+)
+def test_endpoint_that_does_not_answer(endpoint: str, text: str) -> None:
+    """Fails, and the rest is looked at all the same."""
+    findings = look(endpoint)
+    found = of(findings, "endpoint")
+    assert found.status == "fail"
+    assert text in found.found
+    assert of(findings, "limits")
+
+
+def test_endpoint_that_is_something_else() -> None:
+    with answering({"health": (404, "nothing here")}) as endpoint:
+        found = of(look(endpoint), "endpoint")
+    assert found.status == "fail"
+    assert "answers 404 to a health check" in found.found
+
+
+def test_embedded_node(tmp_path: Path) -> None:
+    """It says what it is, and has a dSort of its own."""
+    with embedded_node.start(tmp_path) as node:
+        findings = look(node.endpoint)
+    assert "the embedded node, or one like it" in of(findings, "endpoint").found
+    assert of(findings, "dSort").status == "ok"
+    assert worst(findings) != "fail"
+
+
+@pytest.mark.aistore
+def test_real_cluster() -> None:
+    endpoint = os.environ.get("AIS_ENDPOINT")
+    if endpoint is None:
+        pytest.skip("no AIS_ENDPOINT")
+    findings = look(endpoint)
+    assert of(findings, "endpoint").status == "ok"
+    assert of(findings, "dSort").status in ("ok", "warn")
+    assert "answers" not in of(findings, "dSort").found
+
+
+# Proxies
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "environment", "status", "text"),
+    [
+        (None, {}, None, ""),
+        (None, {"HTTP_PROXY": "http://proxy.example:3128"}, "ok", "HTTP_PROXY=http://proxy.example:3128"),
+        (None, {"http_proxy": "http://127.0.0.1:3128"}, "warn", "on this machine's loopback"),
+        ("http://127.0.0.1:1", {"http_proxy": "http://127.0.0.1:3128"}, "ok", "not for 127.0.0.1"),
+        (
+            "http://10.9.9.9:1",
+            {"http_proxy": "http://u:secret@localhost:3128"},
+            "warn",
+            "http_proxy=http://localhost:3128",
+        ),
+        ("http://10.9.9.9:1", {"http_proxy": "localhost:3128", "no_proxy": "10.9.9.9"}, "ok", "not for 10.9.9.9"),
+        ("http://10.9.9.9:1", {"https_proxy": "http://127.0.0.1:3128"}, "ok", "not for 10.9.9.9"),
+    ],
+)
+def test_proxies(endpoint: str | None, environment: dict[str, str], status: str | None, text: str) -> None:
+    """Whether the cluster would be asked through one; a password is not shown."""
+    from dali_pipes.commands.examine import _proxies
+
+    findings = list(_proxies(endpoint, environment))
+    assert [finding.status for finding in findings] == ([] if status is None else [status])
+    for finding in findings:
+        assert text in finding.found
+        assert "secret" not in finding.found
+        assert bool(finding.advice) == (status == "warn")
+
+
+# The commands
+
+
+def test_command_prints_a_table_and_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Exit code 1 on a fail only; no colours where stdout is no terminal."""
+    code = main(["doctor", "--endpoint", "http://127.0.0.1:1"])
+    text = capsys.readouterr().out
+    assert code == 1
+    assert "\x1b[" not in text
+    lines = text.splitlines()
+    at = next(number for number, line in enumerate(lines) if line.startswith("fail  endpoint"))
+    assert lines[at + 1].strip() == "-> is it running? pass --endpoint or set AIS_ENDPOINT"
+    assert main(["doctor", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["status"] in ("ok", "warn")
+    assert set(answer["findings"][0]) == {"name", "status", "found", "advice"}
+    assert main(["doctor", "--cache", str(tmp_path / "nowhere"), "--json"]) == 1
+
+
+def test_a_check_that_breaks_does_not_stop_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> Iterator[Finding]:
+        raise RuntimeError("no such file")
+
+    monkeypatch.setattr("dali_pipes.commands.examine._memory", broken)
+    findings = look()
+    assert of(findings, "doctor").found == "a check failed: RuntimeError: no such file"
+    assert of(findings, "limits")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_prints_the_shells_script(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert "_DALI_PIPES_COMPLETE" in script
+    assert "dali-pipes" in script
+    if shell == "bash":
+        subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+
+
+def test_completion_of_another_shell(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", "tcsh"]) == 2
+    assert "'tcsh' is not one of 'bash', 'zsh', 'fish'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("dali-pipes d", ["demo", "doctor"]),
+        ("dali-pipes prep v", ["verify", "view"]),
+        ("dali-pipes prep verify --mask", ["--mask", "--mask-values"]),
+        ("dali-pipes prep verify --decoder ", ["pillow", "dali"]),
+    ],
+)
+def test_shell_is_given_what_fits(words: str, expected: list[str]) -> None:
+    """What the script asks the program when the tab key is pressed."""
+    split = words.split(" ")
+    environment = {"_DALI_PIPES_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(len(split) - 1)}
+    done = subprocess.run(
+        [sys.executable, "-m", "dali_pipes"],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY)} | environment,
+    )
+    assert done.returncode == 0, done.stderr
+    assert [line.rpartition(",")[2] for line in done.stdout.splitlines()] == expected

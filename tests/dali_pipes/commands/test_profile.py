@@ -1,0 +1,199 @@
+"""``dali-pipes profile``: real epochs to stages, and stages to what is to be turned."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dali_pipes as dp
+from dali_pipes.cli import main
+from dali_pipes.commands.job import find_graph
+from dali_pipes.commands.profile import EpochProfile, StageTimes, find_bottleneck, profile_loader
+from dali_pipes.profiling import recording
+from tests.dali_pipes.raw import raw
+
+
+def an_epoch(*, wall_s: float = 10.0, first_batch_s: float = 0.1, **changed: Any) -> EpochProfile:
+    """Ten seconds on four threads in which nothing is busy, but for what is given: ``read=(busy, waiting)``."""
+    threads = {"fetch": 8, "stage": 8, "decode": 4, "transform": 4}
+    names = ("fetch", "stage", "read", "seam", "decode", "transform", "hand-over", "step")
+    return EpochProfile(
+        epoch=1,
+        num_samples=1000,
+        num_batches=16,
+        wall_s=wall_s,
+        first_batch_s=first_batch_s,
+        fetched_bytes=1 << 30,
+        stages=tuple(
+            StageTimes(
+                stage=name,
+                threads=threads.get(name, 1),
+                busy_s=changed.get(name.replace("-", "_"), (0.0, 0.0))[0],
+                waiting_s=changed.get(name.replace("-", "_"), (0.0, 0.0))[1],
+                queued_s=changed.get("queued_s", 0.0) if name == "decode" else 0.0,
+            )
+            for name in names
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("epoch", "bottleneck", "turn"),
+    [
+        (an_epoch(step=(9.8, 0.2)), "step", "nothing in the loader"),
+        (
+            an_epoch(step=(0, 10), read=(1, 8), fetch=(75, 5)),
+            "fetch",
+            "more num_fetchers",
+        ),
+        (
+            an_epoch(step=(0, 10), read=(1, 8), fetch=(9, 71)),  # one of eight threads at work
+            "fetch",
+            "num_fetchers were not all at work",
+        ),
+        (an_epoch(step=(0, 10), read=(1, 8), fetch=(5, 75), stage=(40, 40)), "stage", "cache_dir in memory"),
+        (an_epoch(step=(0, 10), read=(0, 8), fetch=(75, 5), first_batch_s=7.0), "fetch", "ramp_up=True"),
+        (
+            an_epoch(step=(0, 10), hand_over=(0, 9), decode=(30, 1), transform=(6, 1)),
+            "decode",
+            "more num_threads: 4 of",
+        ),
+        (an_epoch(step=(0, 10), hand_over=(0, 9), decode=(9, 1), transform=(28, 1)), "transform", "fused operators"),
+        (
+            an_epoch(step=(0, 10), hand_over=(0, 9), decode=(12, 1), transform=(3, 1)),
+            "decode",
+            "prefetch_queue_depth=3",
+        ),
+        (
+            an_epoch(step=(0, 10), hand_over=(0, 9), decode=(12, 1), queued_s=20.0),
+            "decode",
+            "fewer num_threads, or fewer other processes",
+        ),
+        (an_epoch(step=(0, 10), read=(8, 1), hand_over=(0, 1)), "read", "a larger batch_size"),
+        (an_epoch(step=(0, 10), seam=(8, 0), hand_over=(0, 1)), "seam", "arrays and parsers"),
+        (an_epoch(step=(0, 10), hand_over=(6, 3)), "hand-over", "with_keys=False"),
+    ],
+)
+def test_find_bottleneck_names_what_the_step_waits_for(epoch: EpochProfile, bottleneck: str, turn: str) -> None:
+    """The largest part of the waiting decides, and what is told to turn belongs to it."""
+    found = find_bottleneck(epoch, cores=8, batch_size=16, on_gpu=False, is_in_memory=False)
+    assert found.bottleneck == bottleneck
+    assert any(turn in text for text in found.turn), found.turn
+
+
+def test_find_bottleneck_on_a_gpu_points_to_tune() -> None:
+    """There the share of the JPEG engines is a thing to turn, and not on the CPU."""
+    epoch = an_epoch(step=(0, 10), hand_over=(0, 9), decode=(30, 1))
+    turns = [
+        " ".join(find_bottleneck(epoch, cores=8, batch_size=64, on_gpu=on_gpu).turn).count("dali-pipes tune")
+        for on_gpu in (False, True)
+    ]
+    assert turns == [0, 1]
+
+
+def test_profile_command_measures_real_epochs(small_shards: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two epochs of all samples; each stage is there, and decode and transform share what DALI's threads did."""
+    arguments = ["profile", str(small_shards), "--crop", "24", "--batch-size", "6", "--device", "cpu"]
+    assert main([*arguments, "--num-threads", "1", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert [epoch["epoch"] for epoch in report["epochs"]] == [0, 1]
+    for epoch in report["epochs"]:
+        assert epoch["num_samples"] == 23
+        assert epoch["num_batches"] == 4
+        stages = {times["stage"]: times for times in epoch["stages"]}
+        assert list(stages) == ["fetch", "stage", "read", "seam", "decode", "transform", "hand-over", "step"]
+        assert stages["read"]["busy_s"] > 0
+        assert stages["decode"]["busy_s"] > 0
+        assert stages["decode"]["threads"] == 1
+        in_step = stages["step"]["busy_s"] + stages["step"]["waiting_s"]
+        assert in_step == pytest.approx(epoch["wall_s"])
+        assert epoch["bottleneck"] in stages
+        assert epoch["turn"]
+    assert report["options"]["decoded_on_gpu"] is False
+
+
+def test_profile_command_prints_a_table_and_what_to_turn(
+    small_shards: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A line a stage, the bottleneck below."""
+    arguments = ["profile", str(small_shards), "--batch-size", "6", "--device", "cpu", "--epochs", "1"]
+    assert main([*arguments, "--graph", "tests.dali_pipes.raw:raw"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("epoch 0: 23 samples in ")
+    assert [line.split()[0] for line in lines[2:10]] == [
+        "fetch", "stage", "read", "seam", "decode", "transform", "hand-over", "step",
+    ]  # fmt: skip
+    assert lines[10].startswith("bottleneck: ")
+
+
+def test_a_step_that_takes_its_time_is_busy(small_shards: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An emulated step counts for the step; a data set of one batch is enough to tell decode from transform."""
+    arguments = ["profile", str(small_shards), "--batch-size", "23", "--device", "cpu", "--epochs", "1", "--json"]
+    assert main([*arguments, "--compute-ms", "30", "--prefetch-queue-depth", "3"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    (epoch,) = report["epochs"]
+    stages = {times["stage"]: times for times in epoch["stages"]}
+    assert stages["step"]["busy_s"] >= 0.03
+    assert stages["decode"]["busy_s"] > 0
+    assert stages["transform"]["busy_s"] > 0
+    assert report["options"]["prefetch_queue_depth"] == 3
+
+
+def test_a_graph_without_decoders_has_nothing_to_decode(small_shards: Path) -> None:
+    """All that DALI's threads do is its transform."""
+    with (
+        recording() as recorder,
+        dp.loader(small_shards, raw, batch_size=6, device="cpu", show_progress=False) as loader,
+    ):
+        (found,) = profile_loader(loader, epochs=1, recorder=recorder)
+    assert found.of("decode").busy_s == 0.0
+
+
+def test_a_constant_among_the_outputs_is_no_matter(small_shards: Path) -> None:
+    """DALI makes nodes of numbers and arrays: there is no decoder behind them to be found."""
+
+    def graph(components: dp.Components, random: dp.Random) -> dict[str, Any]:
+        return {**raw(components, random), "number": 3, "array": np.zeros(2, np.float32)}
+
+    with dp.loader(small_shards, graph, batch_size=6, device="cpu", show_progress=False) as loader:
+        (batch,) = next(loader)
+        assert loader._decode.num_decoders == 0
+    assert batch["number"].tolist() == [3] * 6
+    assert batch["array"].shape == (6, 2)
+
+
+def test_twin_of_the_decoders_gives_what_they_give(small_shards: Path) -> None:
+    """It runs the same decoders and nothing behind them: the share of decoding is of the same work."""
+    with dp.loader(
+        small_shards, dp.segmentation(crop=24), batch_size=6, device="cpu", shuffle=False, show_progress=False
+    ) as loader:
+        next(loader)
+        fed = loader._decode.scheduled[0]
+        twin = loader._decode.twin(only_decoders=True)
+        assert loader._decode.num_decoders == twin.num_decoders == 2
+        twin.run(fed)  # a second one comes through, too: nothing is left of the first
+        twin.feed = iter([fed]).__next__
+        twin.schedule()
+        with twin._iterator_scope():
+            outputs = twin.pipeline.share_outputs()
+            shapes = [{np.asarray(output[0]).shape[-1]} for output in outputs]
+            twin.pipeline.release_outputs()
+        twin.close()
+    assert sorted(map(max, shapes)) == [1, 3], "a mask's one channel and a photo's three, before they are normalised"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("segmentatoin", "--graph must be one of segmentation, classification_train, classification_eval, or package"),
+        ("no_such_module:graph", "cannot import 'no_such_module'"),
+        ("tests.dali_pipes.raw:rwa", "module 'tests.dali_pipes.raw' has no 'rwa'"),
+        ("tests.dali_pipes.raw:__all__", "expected a function, found list"),
+    ],
+)
+def test_find_graph_says_what_is_wrong(name: str, text: str) -> None:
+    """Before anything is opened."""
+    with pytest.raises(ValueError, match=text):
+        find_graph(name, crop=None, photo="image.jpg", mask="trimap.png")

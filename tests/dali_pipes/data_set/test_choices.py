@@ -1,0 +1,356 @@
+"""Which samples, how often, from which data sets: through a whole loader, across ranks, epochs and resumes."""
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import dali_pipes as dp
+from dali_pipes.store.urls import resolve_shards
+from prep.index import index_shards
+from tests.conftest import Sample, make_samples, photo_bytes, write_shards, write_tar
+from tests.dali_pipes.bad_samples.test_bad_samples import gif
+
+NUM_SAMPLES = 23
+
+
+def label_of(key: str) -> int:
+    """As `make_samples` gives them: classes 1 to 5 in turns."""
+    return int(key[1:]) % 5 + 1
+
+
+def open_loader(shards: Any, **options: Any) -> dp.Loader:
+    defaults = {"batch_size": 4, "device": "cpu", "with_keys": True, "num_threads": 1, "seed": 3}
+    graph = options.pop("graph", None) or dp.classification_train(crop=8)
+    return dp.loader(shards, graph, **(defaults | options))
+
+
+def keys_of(batches: Iterable[list[dict[str, Any]]]) -> list[str]:
+    return [key for (batch,) in batches for key in batch["key"]]
+
+
+def test_where_keeps_what_it_says(small_shards: Path) -> None:
+    """By label, and by key; lengths are exact; the order is that of an index of these samples only."""
+    with open_loader(small_shards, where=lambda columns: columns.labels == 2) as loader:
+        wanted = [f"s{i:05d}" for i in range(NUM_SAMPLES) if i % 5 == 1]
+        assert (loader.num_samples, len(loader)) == (5, 2)
+        assert sorted(keys_of(loader)) == wanted
+        assert sorted(keys_of(loader)) == wanted
+    with open_loader(small_shards, where=lambda columns: np.strings.endswith(columns.keys, "7")) as loader:
+        assert sorted(keys_of(loader)) == ["s00007", "s00017"]
+
+
+def test_shards_of_which_nothing_is_left_are_not_staged(small_shards: Path, tmp_path: Path) -> None:
+    """Four shards of six: samples of one only are read, so one is brought into the cache."""
+    options = {"where": lambda columns: columns.shards == "s-000001.tar", "cache_dir": tmp_path}
+    with open_loader(small_shards, **options) as loader:
+        assert sorted(keys_of(loader)) == [f"s{i:05d}" for i in range(6, 12)]
+        assert loader._stager.num_missing([1])[0] == 0
+        assert loader._stager.num_missing([0, 2, 3])[0] == 3
+
+
+def test_oversample_by_class(small_shards: Path) -> None:
+    """Class 1 three times, class 2 not at all, class 3 half of them, others once; copies have crops of their own."""
+    with open_loader(small_shards, oversample={1: 3, 2: 0, 3: 0.5}) as loader:
+        halves = []
+        for _ in range(2):
+            batches = list(loader)
+            read = Counter(keys_of(batches))
+            assert sum(read.values()) == loader.num_samples
+            for number in range(NUM_SAMPLES):
+                key = f"s{number:05d}"
+                assert read[key] in {1: [3], 2: [0], 3: [0, 1], 4: [1], 5: [1]}[label_of(key)]
+            halves.append(sorted(key for key in read if label_of(key) == 3))
+            assert len(halves[-1]) == 2  # five of the class, rounded half to even
+            photos = [
+                photo for (b,) in batches for photo, key in zip(b["image"], b["key"], strict=True) if key == "s00000"
+            ]
+            assert not torch.equal(photos[0], photos[1])
+        assert halves[0] != halves[1]
+
+
+def test_fixed_length_epochs_go_on_where_the_last_stopped(small_shards: Path) -> None:
+    """Five epochs of ten over 23 samples: every lap has each once, whatever the epochs' borders."""
+    with open_loader(small_shards, epoch_samples=10, batch_size=5) as loader:
+        assert (loader.num_samples, len(loader)) == (10, 2)
+        read = [key for _ in range(5) for key in keys_of(loader)]
+    assert sorted(read[:23]) == sorted(read[23:46]) == [f"s{i:05d}" for i in range(NUM_SAMPLES)]
+    with open_loader(small_shards, epoch_samples=10, batch_size=5) as loader:
+        loader.set_epoch(3)
+        assert keys_of(loader) == read[30:40]
+
+
+def test_several_ranks_and_a_resume_with_all_of_it(small_shards: Path, tmp_path: Path) -> None:
+    """Filter, factors, fixed length: two ranks read what one reads, and a resumed job goes on, JSON in between."""
+    excluded = tmp_path / "left-out.txt"
+    excluded.write_text("s00003\ns00004\n")
+    options: dict[str, Any] = {
+        "where": lambda columns: columns.labels != 5,
+        "oversample": {1: 2},
+        "epoch_samples": 24,
+        "exclude": excluded,
+        "shuffle_window": 20_000,
+    }
+    with open_loader(small_shards, **options) as loader:
+        whole = [batch for _ in range(2) for (batch,) in loader]
+    keys = [key for batch in whole for key in batch["key"]]
+    assert not {"s00003", "s00004"} & set(keys)
+    assert 5 not in map(label_of, keys)
+    ranks = [open_loader(small_shards, batch_size=2, rank=rank, world_size=2, **options) for rank in range(2)]
+    together = []
+    for number in range(12):
+        together += [key for loader in ranks for key in next(loader)[0]["key"]]
+        if number == 5:
+            state = json.loads(json.dumps(ranks[0].state_dict()))
+            for loader in ranks:
+                with pytest.raises(StopIteration):
+                    next(loader)
+                iter(loader)
+    assert together == keys
+    for loader in ranks:
+        loader.close()
+    with open_loader(small_shards, batch_size=3, **options) as loader:
+        assert state["delivered"] == 24
+        loader.load_state_dict(state | {"delivered": 9, "epoch": 1})
+        assert keys_of(loader) == keys[24 + 9 :]
+    with (
+        open_loader(small_shards, **(options | {"oversample": {1: 3}})) as loader,
+        pytest.raises(dp.StateError, match=r"another selection of samples.*pass the same exclude=, where=, missing="),
+    ):
+        loader.load_state_dict(state)
+
+
+# Mixtures
+
+
+@pytest.fixture(scope="module")
+def other_shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Seven samples in two shards, of keys and labels of their own."""
+    samples = [Sample(f"o{i}", {"cls": b"40", "image.jpg": photo_bytes(90 + i, 30, 30)}) for i in range(7)]
+    return write_shards(tmp_path_factory.mktemp("other"), samples, per_shard=4)
+
+
+def test_mixture_without_weights_is_one_data_set(small_shards: Path, other_shards: Path) -> None:
+    """Every sample of both once an epoch; labels, photos and keys belong together."""
+    sets = {"small": str(small_shards), "other": str(other_shards)}
+    with open_loader(small_shards, shuffle=False) as loader:
+        alone = {key: label for (b,) in loader for key, label in zip(b["key"], b["label"].tolist(), strict=True)}
+    with open_loader(dp.Mixture(sets)) as loader:
+        assert loader.num_samples == 30
+        for _ in range(2):
+            batches = list(loader)
+            keys = keys_of(batches)
+            assert sorted(keys) == sorted([*alone, *(f"o{i}" for i in range(7))])
+            for (batch,) in batches:
+                for key, label in zip(batch["key"], batch["label"].tolist(), strict=True):
+                    assert label == (40 if key[0] == "o" else alone[key])
+        # Mixed, not one after the other.
+        assert {key[0] for key in keys[:15]} == {key[0] for key in keys[15:]} == {"s", "o"}
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_mixture_with_weights(small_shards: Path, other_shards: Path, world_size: int) -> None:
+    """One to two, exactly, in every epoch; each sample at least once; every rank has both."""
+    mixture = dp.Mixture({"small": small_shards, "other": other_shards}, weights={"small": 1, "other": 2})
+    loaders = [open_loader(mixture, rank=rank, world_size=world_size) for rank in range(world_size)]
+    for _ in range(2):
+        read = Counter()
+        for loader in loaders:
+            mine = keys_of(loader)
+            assert {key[0] for key in mine} == {"s", "o"}
+            read.update(mine)
+        num_small = sum(num for key, num in read.items() if key[0] == "s")
+        assert (num_small, sum(read.values())) == (23, 69)
+        assert len(read) == 30
+        laps = [read[f"o{i}"] for i in range(7)]
+        assert max(laps) - min(laps) <= 1
+    for loader in loaders:
+        loader.close()
+
+
+def test_mixture_resumes_in_mid_epoch(small_shards: Path, other_shards: Path) -> None:
+    """At every batch, with windows; and refuses other weights."""
+    sets = {"small": small_shards, "other": other_shards}
+    options: dict[str, Any] = {"shuffle_window": 12_000, "epoch_samples": 21, "batch_size": 4}
+    mixture = dp.Mixture(sets, weights={"small": 2, "other": 1})
+    states, read = [], []
+    with open_loader(mixture, **options) as loader:
+        for _ in range(2):
+            iter(loader)
+            for _ in range(len(loader)):
+                states.append(loader.state_dict())
+                read.append(next(loader)[0])
+    with open_loader(mixture, **options) as loader:
+        for number, state in enumerate(states):
+            loader.load_state_dict(state)
+            rest = read[number : number + 6 - number % 6]
+            for batch, (found,) in zip(rest, loader, strict=True):
+                assert batch["key"] == found["key"]
+                assert torch.equal(batch["image"], found["image"])
+    with (
+        open_loader(dp.Mixture(sets, weights={"small": 1, "other": 1}), **options) as loader,
+        pytest.raises(dp.StateError, match=r"weights=\(2.0, 1.0\), this loader weights=\(1.0, 1.0\)"),
+    ):
+        loader.load_state_dict(states[1])
+
+
+def test_bad_sample_of_a_mixture_is_named_with_its_set(small_shards: Path, tmp_path: Path) -> None:
+    """The quarantine names the set; the next job leaves the sample out by it."""
+    samples = make_samples([(20, 20)] * 5)
+    samples[2] = Sample("bad", samples[2].components | {"image.jpg": gif(b"")})
+    mixture = dp.Mixture({"small": small_shards, "few": write_shards(tmp_path / "few", samples, per_shard=5)})
+    quarantine = tmp_path / "quarantine-{rank}.tsv"
+    with open_loader(mixture, on_error="substitute", quarantine=quarantine) as loader:
+        list(loader)
+        assert [(bad.shard, bad.key) for bad in loader.bad_samples] == [("few/s-000000.tar", "bad")]
+    with open_loader(mixture, exclude=tmp_path / "quarantine-0.tsv") as loader:
+        assert loader.num_samples == 23 + 4
+        assert "bad" not in keys_of(loader)
+
+
+# Missing components
+
+
+@pytest.fixture(scope="module")
+def gappy_shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twelve samples: every third has no mask, one no label, one neither."""
+    samples = [
+        Sample(
+            sample.key,
+            {
+                name: data
+                for name, data in sample.components.items()
+                if not (name == "trimap.png" and i % 3 == 0) and not (name == "cls" and i in (5, 6))
+            },
+        )
+        for i, sample in enumerate(make_samples([(30, 24)] * 12))
+    ]
+    return write_shards(tmp_path_factory.mktemp("gappy"), samples, per_shard=5)
+
+
+def test_missing_error_names_the_first(gappy_shards: Path) -> None:
+    """The default: nothing is read before it is said."""
+    with pytest.raises(
+        dp.DataError, match=r"key 's00000': no component 'trimap.png' \(found: cls, image.jpg\); 4 of 12"
+    ):
+        open_loader(gappy_shards, graph=dp.segmentation(crop=16))
+
+
+def test_missing_skip_leaves_them_out(gappy_shards: Path) -> None:
+    """Whatever the graph takes counts: mask and label here, the label alone there; lengths are exact."""
+    with open_loader(gappy_shards, graph=dp.segmentation(crop=16), missing="skip", batch_size=3) as loader:
+        assert sorted(keys_of(loader)) == [f"s{i:05d}" for i in (1, 2, 4, 7, 8, 10, 11)]
+        assert (loader.num_samples, len(loader)) == (7, 3)
+    with open_loader(gappy_shards, missing="skip") as loader:
+        assert sorted(keys_of(loader)) == [f"s{i:05d}" for i in range(12) if i not in (5, 6)]
+
+
+def test_missing_empty_lets_them_through(gappy_shards: Path) -> None:
+    """A mask of nothing, class id -1, and a flag; the photo is what it is."""
+
+    def graph(components: dp.Components, random: dp.Random) -> dict[str, Any]:
+        return {**dp.segmentation(crop=16)(components, random), "has_mask": components.present("trimap.png")}
+
+    with open_loader(gappy_shards, graph=graph, missing="empty", shuffle=False) as loader:
+        assert loader.num_samples == 12
+        batches = [batch for (batch,) in loader]
+    masks = torch.cat([batch["trimap"] for batch in batches])
+    labels = torch.cat([batch["label"] for batch in batches]).tolist()
+    has_mask = torch.cat([batch["has_mask"] for batch in batches]).tolist()
+    assert has_mask == [int(i % 3 != 0) for i in range(12)]
+    assert [bool(mask.any()) for mask in masks] == [i % 3 != 0 for i in range(12)]
+    assert labels == [-1 if i in (5, 6) else i % 5 + 1 for i in range(12)]
+    assert all(batch["image"].any() for batch in batches)
+
+
+def test_missing_skip_where_the_first_sample_lacks_it(tmp_path: Path) -> None:
+    """What the graph is made by is a sample that is read."""
+    samples = make_samples([(20, 20)] * 4)
+    bare = [Sample(s.key, {"image.jpg": s.components["image.jpg"]}) for s in samples[:2]]
+    shards = write_shards(tmp_path, [*bare, *samples[2:]], per_shard=2)
+    for options in ({"missing": "skip"}, {"where": lambda columns: columns.labels > 0}):
+        with open_loader(shards, **options) as loader:
+            assert sorted(keys_of(loader)) == ["s00002", "s00003"]
+
+
+def test_factors_may_be_of_numpy(small_shards: Path) -> None:
+    """As counts of classes come."""
+    with open_loader(small_shards, oversample={np.int64(1): np.float32(2)}) as loader:
+        assert loader.num_samples == 23 + 5
+
+
+def test_mixture_of_one_set_has_no_use_for_weights(small_shards: Path) -> None:
+    """All of an epoch is that set's."""
+    with open_loader(dp.Mixture({"small": small_shards}, weights={"small": 3})) as loader:
+        assert sorted(keys_of(loader)) == [f"s{i:05d}" for i in range(23)]
+
+
+def test_exclude_takes_a_wildcard(small_shards: Path, tmp_path: Path) -> None:
+    """A rank that met no bad sample leaves no file: what is there counts, be it nothing."""
+    with open_loader(small_shards, exclude=str(tmp_path / "bad-*.txt")) as loader:
+        assert loader.num_samples == 23
+    (tmp_path / "bad-0.txt").write_text("s00001\n")
+    (tmp_path / "bad-3.txt").write_text("s00002\n")
+    with open_loader(small_shards, exclude=str(tmp_path / "bad-*.txt")) as loader:
+        assert loader.num_samples == 21
+
+
+def test_slices_of_other_lengths_in_each_epoch(tmp_path: Path) -> None:
+    """Two slices of uneven shards: an epoch is as long as its longest slice; a state of another epoch goes on there."""
+    samples = make_samples([(20, 20)] * 24)
+    (tmp_path / "shards").mkdir()
+    start = 0
+    for number, size in enumerate((13, 2, 2, 1, 6)):
+        write_tar(tmp_path / "shards" / f"s-{number:06d}.tar", samples[start : start + size])
+        start += size
+    index_shards(resolve_shards(tmp_path / "shards", endpoint=None))
+    options = {"num_slices": 2, "batch_size": 2, "seed": 0}
+    states, read, lengths = [], [], []
+    with open_loader(tmp_path / "shards", **options) as loader:
+        for _ in range(4):
+            iter(loader)
+            lengths.append(len(loader))
+            for _ in range(len(loader)):
+                states.append((len(lengths) - 1, loader.state_dict()))
+                read.append((len(lengths) - 1, next(loader)[0]["key"]))
+    assert len(set(lengths)) > 1
+    for number, (epoch, state) in enumerate(states):
+        with open_loader(tmp_path / "shards", **options) as loader:
+            loader.load_state_dict(state)
+            assert len(loader) == lengths[epoch]
+            expected = [keys for other, keys in read[number:] if other == epoch]
+            assert [batch["key"] for (batch,) in loader] == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        (
+            {"where": lambda columns: columns.labels},
+            TypeError,
+            "where must give a numpy array of bool, one for each of 23",
+        ),
+        ({"where": lambda columns: columns.labels > 99}, ValueError, "where keeps none of the 23 samples"),
+        ({"oversample": {99: 2}}, ValueError, "oversample names class 99, which no sample has"),
+        ({"oversample": {"1": 2}}, TypeError, "oversample must name classes by integers, as 'cls' holds them, got '1'"),
+        ({"oversample": [2]}, TypeError, "oversample must be a mapping of class ids to factors, got list"),
+        ({"oversample": {1: -1}}, ValueError, r"oversample\[1\] must be a finite number, not negative, got -1"),
+        ({"epoch_samples": 0}, ValueError, "epoch_samples must be positive, got 0"),
+        ({"epoch_samples": 1.5}, TypeError, "epoch_samples must be an integer, got 1.5"),
+        (
+            {"epoch_samples": 9, "num_slices": 2},
+            ValueError,
+            "epoch_samples must be a multiple of num_slices, got 9 and 2",
+        ),
+        ({"exclude": "/nowhere.txt"}, dp.StoreError, "cannot read '/nowhere.txt', a list of samples to leave out"),
+    ],
+)
+def test_choices_that_cannot_be(small_shards: Path, options: dict[str, Any], error: type[Exception], text: str) -> None:
+    """Refused when the loader is made."""
+    with pytest.raises(error, match=text):
+        open_loader(small_shards, **options)

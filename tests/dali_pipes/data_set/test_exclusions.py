@@ -1,0 +1,362 @@
+"""Samples that are left out: by lists, by a predicate, by what they lack; what is read for it, and what is refused."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dali_pipes.bad_samples.quarantine import Quarantine
+from dali_pipes.data_set.data_set import Indexed
+from dali_pipes.data_set.exclusions import excluded_ordinals
+from dali_pipes.data_set.mixture import Mixture
+from dali_pipes.errors import DataError, StoreError
+from dali_pipes.formats.names import columns_name, manifest_name
+from dali_pipes.formats.sample_columns import Columns
+from dali_pipes.store import embedded_node
+from dali_pipes.store.ais import AisStore
+from dali_pipes.store.urls import resolve_shards
+from prep.index import index_shards
+from tests.conftest import Sample, write_tar
+from tests.dali_pipes.data_set.test_mixture import find
+
+NUM_SHARDS, PER_SHARD = 4, 5
+
+
+def components_of(ordinal: int) -> dict[str, bytes]:
+    """All have txt; every third lacks cls, jpg or jpeg are there in turn, and in one neither."""
+    components = {"txt": b"x"}
+    if ordinal % 3:
+        components["cls"] = str(ordinal % 4).encode()
+    if ordinal != 7:
+        components["jpg" if ordinal % 2 else "jpeg"] = b"\xff\xd8\xff"
+    return components
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four shards of five samples, ``cat/00`` to ``dog/19``."""
+    directory = tmp_path_factory.mktemp("chosen")
+    for number in range(NUM_SHARDS):
+        ordinals = range(number * PER_SHARD, (number + 1) * PER_SHARD)
+        samples = [Sample(f"{'cat' if row < 8 else 'dog'}/{row:02d}", components_of(row)) for row in ordinals]
+        write_tar(directory / f"s-{number:06d}.tar", samples)
+    index_shards(resolve_shards(directory, endpoint=None))
+    return directory
+
+
+class Counted(Indexed):
+    """Tells which shards' indexes were read."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.read: list[int] = []
+
+    def read_index(self, shard: int) -> bytes:
+        self.read.append(shard)
+        return super().read_index(shard)
+
+
+@pytest.fixture
+def indexed(shards: Path) -> Counted:
+    return Counted(resolve_shards(shards, endpoint=None))
+
+
+def part_of(shards: Path, *numbers: int) -> Counted:
+    return Counted(resolve_shards([shards / f"s-{number:06d}.tar" for number in numbers], endpoint=None))
+
+
+@pytest.fixture
+def listed(tmp_path: Path) -> Callable[[str], Path]:
+    """Writes a list of samples."""
+
+    def write(text: str) -> Path:
+        path = tmp_path / "bad.tsv"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+# --- lists ------------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_asked_for_leaves_out_nothing(indexed: Counted) -> None:
+    excluded, summary = excluded_ordinals(indexed)
+    assert excluded.tolist() == []
+    assert excluded.dtype == np.int64
+    assert summary == "0 samples left out"
+    assert indexed.read == []
+
+
+def test_quarantine_of_a_job_is_left_out_of_the_next(indexed: Counted, tmp_path: Path) -> None:
+    """Only the indexes of shards that it names are read; what two ranks wrote down counts once."""
+    for rank in range(2):
+        quarantine = Quarantine(tmp_path / f"q-{rank}.tsv", manifest=indexed.manifest.digest)
+        quarantine.add("s-000003.tar", "dog/16", "jpg", "broken")
+        quarantine.add("s-000001.tar", f"cat/0{5 + rank}", "", "broken")
+    excluded, summary = excluded_ordinals(indexed, exclude=[tmp_path / "q-0.tsv", str(tmp_path / "q-1.tsv")])
+    assert excluded.tolist() == [5, 6, 16]
+    assert summary == "3 samples left out: 3 by exclude"
+    assert sorted(indexed.read) == [1, 3]
+
+
+def test_quarantine_is_of_names_not_of_places(shards: Path, listed: Callable[[str], Path]) -> None:
+    """A loader of other shards, in another order: the same samples, by their ordinals there."""
+    path = listed("s-000003.tar\tdog/16\ns-000001.tar\tcat/05\n")
+    assert excluded_ordinals(part_of(shards, 3, 0, 1), exclude=path).excluded.tolist() == [1, 10]
+
+
+def test_listed_shards_that_the_loader_has_not_are_counted(
+    shards: Path, listed: Callable[[str], Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    """No error: a quarantine of a whole data set serves its parts."""
+    path = listed("s-000003.tar\tdog/16\ns-000009.tar\tx\ns-000001.tar\tcat/05\ns-000009.tar\ty\n")
+    with caplog.at_level(logging.WARNING):
+        assert excluded_ordinals(part_of(shards, 3), exclude=path).excluded.tolist() == [1]
+    assert "3 of 4 listed samples are of other shards than the loader's, 's-000009.tar' for instance" in caplog.text
+
+
+def test_listed_key_that_its_shard_has_not_is_named(indexed: Counted, listed: Callable[[str], Path]) -> None:
+    """File and line: a list of other shards of the same names, most likely."""
+    path = listed("s-000001.tar\tcat/05\n\ns-000001.tar\tcat/01\n")
+    with pytest.raises(
+        DataError, match=rf"'{path}':3: shard 's-000001.tar' has no key 'cat/01'; is the list of these shards, as they"
+    ):
+        excluded_ordinals(indexed, exclude=path)
+
+
+def test_keys_alone_are_looked_up_in_all_shards(indexed: Counted, listed: Callable[[str], Path]) -> None:
+    """By the column file; no shard's index is read."""
+    assert excluded_ordinals(indexed, exclude=listed("dog/19\ncat/00\ndog/19\n")).excluded.tolist() == [0, 19]
+    assert indexed.read == []
+
+
+def test_listed_key_that_no_shard_has_is_named(
+    shards: Path, indexed: Counted, listed: Callable[[str], Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that another shard of the data set has is counted; one with a file's suffix is none."""
+    path = listed("cat/00\ndog/19\n")
+    with caplog.at_level(logging.WARNING):
+        assert excluded_ordinals(part_of(shards, 2, 0), exclude=path).excluded.tolist() == [5]
+    assert "1 of 2 listed keys are of other shards than the loader's, 'dog/19' for instance" in caplog.text
+    path = listed("cat/00\ndog/19.jpg\ncat/000\n")
+    with pytest.raises(
+        DataError, match=rf"'{path}':2: key 'dog/19.jpg' is not in '.*'; nor are 1 more; expected keys such as 'cat/00'"
+    ):
+        excluded_ordinals(indexed, exclude=path)
+
+
+def test_list_that_is_not_there_is_named(indexed: Counted) -> None:
+    with pytest.raises(StoreError, match=r"cannot read 'none\.tsv'"):
+        excluded_ordinals(indexed, exclude="none.tsv")
+
+
+def test_lists_of_a_mixture_and_of_its_sets(shards: Path, tmp_path: Path, listed: Callable[[str], Path]) -> None:
+    """A shard by its combined name, or by its own where one set only has it; never a guess."""
+    other = tmp_path / "other"
+    other.mkdir()
+    write_tar(other / "s-000003.tar", [Sample("dog/16", {"txt": b"x"})])
+    write_tar(other / "s-000008.tar", [Sample("cat/00", {"txt": b"x"}), Sample("z", {"txt": b"x"})])
+    index_shards(resolve_shards(other, endpoint=None))
+    indexed = Indexed(find(Mixture({"a": shards, "b": other})))
+    # By the combined name; by its own; a key alone is in both sets.
+    path = listed("b/s-000003.tar\tdog/16\ns-000001.tar\tcat/05\ns-000008.tar\tz\ncat/00\n")
+    assert excluded_ordinals(indexed, exclude=path).excluded.tolist() == [0, 5, 20, 21, 22]
+    path = listed("s-000001.tar\tcat/05\ns-000003.tar\tdog/16\n")
+    ambiguous = rf"'{path}':2: shard 's-000003.tar' may be 'a/s-000003.tar' or 'b/s-000003.tar'; write which"
+    with pytest.raises(DataError, match=ambiguous):
+        excluded_ordinals(indexed, exclude=path)
+    # Also where the loader has one of the two only: the other may be meant.
+    part = Indexed(find(Mixture({"a": shards / "s-000003.tar", "b": other / "s-000008.tar"})))
+    part_of_all = Indexed(find(Mixture({"a": f"{shards}/s-{{000000..000001}}.tar", "b": other})))
+    with pytest.raises(DataError, match=ambiguous):
+        excluded_ordinals(part_of_all, exclude=path)
+    assert excluded_ordinals(part, exclude=listed("a/s-000003.tar\tdog/16\n")).excluded.tolist() == [1]
+
+
+# --- a predicate ------------------------------------------------------------------------------------------------------
+
+
+def test_where_keeps_what_it_says(indexed: Counted) -> None:
+    """By key, label, shard or component, all at once; nothing is read but the column file."""
+    excluded, summary = excluded_ordinals(indexed, where=lambda columns: np.strings.startswith(columns.keys, "cat/"))
+    assert excluded.tolist() == list(range(8, 20))
+    assert summary == "12 samples left out: 12 by where"
+    kept = excluded_ordinals(indexed, where=lambda c: np.isin(c.labels, [1, 3]) & (c.shards == "s-000001.tar"))
+    assert sorted({*range(20)} - {*kept.excluded.tolist()}) == [5, 7]
+    assert excluded_ordinals(indexed, where=lambda c: c.has("cls")).excluded.tolist() == list(range(0, 20, 3))
+    assert indexed.read == []
+
+
+@pytest.mark.parametrize(
+    ("where", "text"),
+    [
+        (
+            lambda columns: columns.labels,
+            r"one for each of 20 samples, got int64 of shape \[20\]; for instance: lambda",
+        ),
+        (lambda columns: np.ones(3, bool), r"one for each of 20 samples, got bool of shape \[3\]"),
+        (lambda columns: np.ones((20, 1), bool), r"one for each of 20 samples, got bool of shape \[20, 1\]"),
+        (lambda columns: [True] * 20, "one for each of 20 samples, got list"),
+        (lambda columns: None, "one for each of 20 samples, got NoneType"),
+    ],
+)
+def test_where_that_gives_no_choice_is_refused(indexed: Counted, where: Any, text: str) -> None:
+    with pytest.raises(TypeError, match=f"where must give a numpy array of bool, {text}"):
+        excluded_ordinals(indexed, where=where)
+
+
+def test_where_that_keeps_nothing_is_refused(indexed: Counted) -> None:
+    """With a key as an example of what there would be to keep."""
+    with pytest.raises(ValueError, match=r"where keeps none of the 20 samples of '.*/s-'; the first is 'cat/00'"):
+        excluded_ordinals(indexed, where=lambda columns: np.strings.startswith(columns.keys, "cow/"))
+
+
+def test_where_by_labels_that_are_not_there_is_refused(tmp_path: Path) -> None:
+    write_tar(tmp_path / "s-0.tar", [Sample("a", {"txt": b"x"})])
+    index_shards(resolve_shards(tmp_path, endpoint=None))
+    with pytest.raises(DataError, match=r"no labels to choose by: none of 1 samples, .* \(found: txt\)"):
+        excluded_ordinals(Indexed(resolve_shards(tmp_path, endpoint=None)), where=lambda columns: columns.labels > 0)
+
+
+def test_all_that_is_left_out_together_may_not_be_all(indexed: Counted, listed: Callable[[str], Path]) -> None:
+    """Each alone leaves some; each sample counts for the first that leaves it out."""
+    keys = "".join(f"cat/{row:02d}\n" for row in range(8)) + "dog/08\n"
+    chosen = excluded_ordinals(indexed, where=lambda c: c.shards != "s-000001.tar", exclude=listed(keys))
+    assert chosen.excluded.tolist() == list(range(10))
+    assert chosen.summary == "10 samples left out: 5 by where, 5 by exclude"
+    with pytest.raises(ValueError, match=r"nothing is left of the 20 samples of '.*': 12 by where, 8 by exclude"):
+        excluded_ordinals(indexed, where=lambda c: np.strings.startswith(c.keys, "cat/"), exclude=listed(keys))
+
+
+# --- what is lacking --------------------------------------------------------------------------------------------------
+
+LACKING = [
+    ("txt", []),  # none lacks it: the manifest says so
+    ("cls", list(range(0, 20, 3))),
+    ("jpg", [row for row in range(20) if row % 2 == 0 or row == 7]),
+    ("jpg;jpeg", [7]),
+    ("none;cls", list(range(0, 20, 3))),
+    ("jpg;txt", []),
+]
+
+
+@pytest.mark.parametrize(("component", "expected"), LACKING)
+def test_samples_that_lack_a_component_are_left_out(
+    shards: Path, indexed: Counted, component: str, expected: list[int]
+) -> None:
+    """By the manifest or the column file, without a shard's index; of some shards likewise."""
+    assert excluded_ordinals(indexed, lacking=[component]).excluded.tolist() == expected
+    assert indexed.read == []
+    part = part_of(shards, 2, 1)
+    ordinals = [*range(10, 15), *range(5, 10)]
+    found = excluded_ordinals(part, lacking=[component]).excluded.tolist()
+    assert [ordinals[row] for row in found] == [row for row in ordinals if row in expected]
+
+
+@pytest.mark.parametrize(("component", "expected"), LACKING)
+def test_samples_that_lack_a_component_are_found_without_a_column_file(
+    shards: Path, tmp_path: Path, component: str, expected: list[int]
+) -> None:
+    """As data sets have none that were indexed before: the shards' indexes are gone through."""
+    for path in shards.iterdir():
+        if path.name != columns_name("s-"):
+            (tmp_path / path.name).symlink_to(path)
+    indexed = Counted(resolve_shards(tmp_path, endpoint=None))
+    assert excluded_ordinals(indexed, lacking=[component]).excluded.tolist() == expected
+    assert sorted(indexed.read) == ([] if "txt" in component else [0, 1, 2, 3])
+
+
+def test_lists_by_shard_need_no_column_file(shards: Path, tmp_path: Path, listed: Callable[[str], Path]) -> None:
+    """Keys alone and a predicate do, and say so."""
+    for path in shards.iterdir():
+        if path.name != columns_name("s-"):
+            (tmp_path / path.name).symlink_to(path)
+    indexed = Indexed(resolve_shards(tmp_path, endpoint=None))
+    assert excluded_ordinals(indexed, exclude=listed("s-000001.tar\tcat/05\n")).excluded.tolist() == [5]
+    for options in ({"exclude": listed("cat/05\n")}, {"where": lambda columns: columns.labels > 0}):
+        with pytest.raises(DataError, match=r"no column file '.*s-columns.safetensors', .*dali-pipes prep index '"):
+            excluded_ordinals(indexed, **options)
+
+
+def test_several_components_and_reasons_are_counted_once(indexed: Counted) -> None:
+    chosen = excluded_ordinals(
+        indexed, where=lambda columns: np.arange(len(columns)) > 0, lacking=["cls", "jpg;jpeg", "txt"]
+    )
+    assert chosen.excluded.tolist() == [0, 3, 6, 7, 9, 12, 15, 18]
+    assert chosen.summary == "8 samples left out: 1 by where, 6 without 'cls', 1 without 'jpg;jpeg'"
+
+
+def test_component_that_no_sample_has_is_named(indexed: Counted) -> None:
+    with pytest.raises(
+        DataError, match=r"no sample of '.*' has component 'png;gif' \(found: 'cls', 'jpeg', 'jpg', 'txt'"
+    ):
+        excluded_ordinals(indexed, lacking=["png;gif"])
+
+
+def test_index_that_disagrees_with_the_manifest_is_refused(shards: Path, listed: Callable[[str], Path]) -> None:
+    """Ordinals would be other samples'."""
+    indexed = Counted(resolve_shards(shards, endpoint=None))
+    object.__setattr__(indexed.manifest, "samples", indexed.manifest.samples + np.array([0, 1, 0, -1]))
+    with pytest.raises(DataError, match=r"index '.*/s-000001.index.safetensors' lists 5 samples, the manifest says 6"):
+        excluded_ordinals(indexed, exclude=listed("s-000001.tar\tcat/05\n"))
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_ordinals_are_those_of_a_loop(
+    shards: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    """Any shards in any order, any list, any labels, any components: what a loop over the samples would leave out."""
+    numbers = data.draw(st.permutations(range(NUM_SHARDS)))[: data.draw(st.integers(1, NUM_SHARDS))]
+    ordinals = [number * PER_SHARD + row for number in numbers for row in range(PER_SHARD)]
+    bad = data.draw(st.sets(st.integers(0, 19), max_size=6))
+    labels = data.draw(st.sets(st.integers(-1, 3), min_size=1))
+    components = data.draw(st.lists(st.sampled_from(["txt", "cls", "jpg", "jpg;jpeg"]), max_size=2))
+    path = tmp_path_factory.mktemp("list") / "bad.tsv"
+    keys = {row: f"{'cat' if row < 8 else 'dog'}/{row:02d}" for row in range(20)}
+    path.write_text("".join(f"s-{row // 5:06d}.tar\t{keys[row]}\n" if row % 2 else f"{keys[row]}\n" for row in bad))
+
+    def is_kept(row: int) -> bool:
+        has = components_of(row)
+        label = int(has.get("cls", b"-1"))
+        lacks = any(not any(name in has for name in component.split(";")) for component in components)
+        return row not in bad and label in labels and not lacks
+
+    expected = [place for place, row in enumerate(ordinals) if not is_kept(row)]
+    indexed = part_of(shards, *numbers)
+
+    def where(columns: Columns) -> Any:
+        return np.isin(columns.labels, list(labels))
+
+    try:
+        found = excluded_ordinals(indexed, exclude=path, where=where, lacking=components).excluded.tolist()
+    except ValueError as exc:
+        assert "nothing is left" in str(exc) or "where keeps none" in str(exc)  # noqa: PT017 (either is right)
+        assert len(expected) == len(ordinals)
+        return
+    assert found == expected
+
+
+def test_samples_of_a_bucket_are_chosen_as_local_ones(
+    shards: Path, tmp_path: Path, listed: Callable[[str], Path]
+) -> None:
+    """With the index that lies there, and with one that is made on the fly."""
+    with embedded_node.start(tmp_path / "node") as node:
+        store = AisStore(node.endpoint, "chosen")
+        store.create()
+        for path in shards.glob("*.tar"):
+            store.upload(path.name, path)
+        path = listed("s-000001.tar\tcat/05\ndog/19\n")
+        for _ in range(2):
+            indexed = Indexed(resolve_shards("ais://chosen/s-", endpoint=node.endpoint))
+            chosen = excluded_ordinals(indexed, exclude=path, where=lambda c: c.labels != 2, lacking=["jpg;jpeg"])
+            assert chosen.excluded.tolist() == [2, 5, 7, 10, 14, 19]
+            index_shards(resolve_shards("ais://chosen/s-", endpoint=node.endpoint))
+        assert store.size(manifest_name("s-")) is not None
+        assert indexed.indexes is None

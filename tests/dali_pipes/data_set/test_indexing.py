@@ -1,0 +1,319 @@
+"""Indexing, for every kind of archive that other indexers get wrong, and what is refused."""
+
+import io
+import struct
+import tarfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from dali_pipes.data_set.indexing import index_shard, parse_label
+from dali_pipes.errors import DataError, StoreError
+from dali_pipes.formats.column_file import checksum
+from dali_pipes.formats.keys import split_key
+from dali_pipes.formats.manifest import Manifest
+from dali_pipes.formats.names import classes_name, columns_name, index_name, manifest_name
+from dali_pipes.formats.shard_index import ShardIndex
+from dali_pipes.store.urls import resolve_shards
+from prep.index import index_shards
+from tests.conftest import make_samples, mask_bytes, photo_bytes, write_shards
+
+FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
+LONG = "folder-" + "x" * 70 + "/" + "y" * 60  # past ustar's 100 bytes, within its prefix field
+
+
+def tar_bytes(members: list[tuple[str, bytes]], *, format: int = tarfile.USTAR_FORMAT, **fields: object) -> bytes:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w", format=format) as archive:
+        for name, data in members:
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            for field, value in fields.items():
+                setattr(member, field, value)
+            archive.addfile(member, io.BytesIO(data))
+    return stream.getvalue()
+
+
+def index_of(data: bytes, **options: object) -> ShardIndex:
+    return index_shard(io.BytesIO(data), shard="t.tar", **options)
+
+
+def contents(index: ShardIndex, data: bytes) -> dict[str, dict[str, bytes]]:
+    """What the index says is there, read at the places that it names."""
+    return {
+        key: {
+            component: data[offsets[row] : offsets[row] + index.sizes[component][row]]
+            for component, offsets in index.offsets.items()
+            if offsets[row] >= 0
+        }
+        for row, key in enumerate(index.keys)
+    }
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize(
+    "key",
+    ["plain", "a/b.c/deep", LONG, "n" * 150, "ключ/фото", "with space", "./dotted"],
+    ids=["plain", "dotted-folder", "prefix-field", "over-100", "non-ascii", "space", "dot-slash"],
+)
+def test_index_shard_locates_every_member_whatever_the_format(format: str, key: str) -> None:
+    """ustar with its prefix field, GNU long names and PAX long names: the bytes at each place are the member's."""
+    if format == "ustar" and key == "n" * 150:
+        pytest.skip("ustar holds no base name over 100 bytes")
+    members = [(f"{key}.cls", b"7"), (f"{key}.seg.png", b"\x89PNG mask"), ("z.cls", b"-3"), ("z.seg.png", b"")]
+    data = tar_bytes(members, format=FORMATS[format])
+    index = index_of(data)
+    assert contents(index, data) == {
+        key: {"cls": b"7", "seg.png": b"\x89PNG mask"},
+        "z": {"cls": b"-3", "seg.png": b""},
+    }
+    assert index.labels.tolist() == [7, -3]
+    assert all(int(offset) % 512 == 0 for offsets in index.offsets.values() for offset in offsets)
+    assert (index.shard_bytes, index.shard_checksum) == (len(data), checksum(data))
+
+
+def test_index_shard_of_a_webdataset_writers_tar(tmp_path: Path) -> None:
+    """What `webdataset.TarWriter` writes: PAX records with times to the nanosecond."""
+    import webdataset
+
+    path = tmp_path / "w.tar"
+    with webdataset.TarWriter(str(path)) as writer:
+        for number in range(3):
+            writer.write({"__key__": f"k{number}", "cls": number, "image.jpg": photo_bytes(number, 30, 20)})
+    data = path.read_bytes()
+    found = contents(index_of(data), data)
+    expected = {
+        sample["__key__"]: {"cls": sample["cls"], "image.jpg": sample["image.jpg"]}
+        for sample in webdataset.WebDataset(str(path), shardshuffle=False)
+    }
+    assert found == expected
+
+
+def test_index_shard_of_pax_with_records_before_each_member() -> None:
+    """dSort writes PAX headers with records: data start 1,536 bytes in, not 512."""
+    data = tar_bytes([("a.cls", b"1")], format=tarfile.PAX_FORMAT, mtime=1.25)
+    index = index_of(data)
+    assert index.offsets["cls"].tolist() == [1536]
+    assert contents(index, data) == {"a": {"cls": b"1"}}
+
+
+def test_index_shard_passes_over_what_is_no_sample() -> None:
+    """Directories, links, hidden files and names without a dot, between the members of a sample or not."""
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as archive:
+        for name, kind in (("d", tarfile.DIRTYPE), ("l.cls", tarfile.SYMTYPE), ("d/._a.cls", tarfile.REGTYPE)):
+            member = tarfile.TarInfo(name)
+            member.type = kind
+            archive.addfile(member)
+        for name in ("README", "d/a.cls", "d/.hidden.x", "d/a.txt"):
+            member = tarfile.TarInfo(name)
+            member.size = 1
+            archive.addfile(member, io.BytesIO(b"5"))
+    data = stream.getvalue()
+    assert contents(index_of(data), data) == {"d/a": {"cls": b"5", "txt": b"5"}}
+
+
+def test_index_shard_lower_cases_components() -> None:
+    """As WebDataset does; the key keeps its case."""
+    assert list(index_of(tar_bytes([("A.JPG", b""), ("A.Seg.PNG", b"")])).offsets) == ["jpg", "seg.png"]
+
+
+@pytest.mark.parametrize(
+    "name", ["a/001.seg.png", "x.y/z.jpg", "./k.cls", "a.b.c", "dir.v1/README", "plain", "a/b/c.d"]
+)
+def test_split_key_is_webdatasets(name: str) -> None:
+    """The same key and component as WebDataset's own splitting."""
+    from webdataset.tariterators import base_plus_ext
+
+    expected = base_plus_ext(name)
+    assert split_key(name) == (None if expected == (None, None) else expected)
+
+
+def test_index_shard_missing_components_are_marked() -> None:
+    """Offset -1, size 0, and no label where there is no cls."""
+    index = index_of(tar_bytes([("a.cls", b"4"), ("b.txt", b"x")]))
+    assert index.offsets["cls"].tolist() == [512, -1]
+    assert index.offsets["txt"].tolist() == [-1, 1536]
+    assert index.labels.tolist() == [4, 0]
+    assert index_of(tar_bytes([("b.txt", b"x")])).labels is None
+
+
+def test_index_shard_reads_photo_headers() -> None:
+    """Height, width and format of photo and mask, of a PNG under a .jpg name too; 0 where there is no header."""
+    png = mask_bytes(0, 31, 17)
+    members = [
+        ("a.image.jpg", photo_bytes(0, 40, 30)),
+        ("a.trimap.png", mask_bytes(0, 40, 30)),
+        ("b.image.jpg", png),
+        ("c.image.jpg", b"no photo"),
+        ("d.image.jpg", photo_bytes(1, 50, 60, progressive=True, mode="L")),
+        ("e.image.jpg", b"GIF89a" + struct.pack("<HH", 12, 34)),
+    ]
+    photo = index_of(tar_bytes(members)).photos["image.jpg"]
+    assert photo.height.tolist() == [30, 17, 0, 60, 34]
+    assert photo.width.tolist() == [40, 31, 0, 50, 12]
+    assert photo.format.tolist() == [1, 2, 0, 1, 8]
+
+
+def test_index_shard_size_of_a_bomb_is_read_not_refused() -> None:
+    """A header that announces 60,000 x 60,000 pixels: the size goes into the index, nothing is decoded."""
+    stream = io.BytesIO()
+    Image.new("1", (8, 8)).save(stream, "PNG")
+    bomb = bytearray(stream.getvalue())
+    bomb[16:24] = struct.pack(">II", 60_000, 60_000)
+    photo = index_of(tar_bytes([("a.png", bytes(bomb))])).photos["png"]
+    assert (photo.height.tolist(), photo.width.tolist()) == ([60_000], [60_000])
+
+
+def test_index_shard_of_an_empty_archive_has_no_samples() -> None:
+    """Only end blocks: no sample, where DALI's own inference makes one of empty components."""
+    assert index_of(tar_bytes([])).num_samples == 0
+
+
+WHOLE = tar_bytes([("a.cls", b"1"), ("b.cls", b"2" * 700)])
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (b"", r"shard 't.tar' is no readable tar: empty file, 0 bytes read"),
+        (b"garbage " * 200, r"shard 't.tar' is no readable tar"),
+        (WHOLE[: 512 * 2], r"shard 't.tar' is cut off: 1024 bytes, expected an end-of-archive block after byte 1024"),
+        (WHOLE[: 512 * 3 + 100], r"shard 't.tar' (is cut off|is no readable tar)"),
+        (WHOLE[: 512 * 4], r"shard 't.tar' (is cut off|is no readable tar)"),  # in the middle of b's data
+    ],
+    ids=["empty", "garbage", "at-a-member", "in-the-data", "short-data"],
+)
+def test_index_shard_broken_archives_are_refused(data: bytes, text: str) -> None:
+    """A tar that was cut off anywhere, also between two members, where other readers see nothing wrong."""
+    with pytest.raises(DataError, match=text):
+        index_of(data)
+
+
+@pytest.mark.parametrize(
+    ("members", "text"),
+    [
+        ([("a.cls", b"tabby")], "shard 't.tar', key 'a': component 'cls' holds 'tabby', expected an integer"),
+        ([("a.cls", b"")], "component 'cls' holds '', expected an integer"),
+        ([("a.cls", b"1.5")], "component 'cls' holds '1.5', expected an integer"),
+        ([("a.cls", b"99999999999999999999")], "holds '99999999999999999999', expected an integer"),
+        ([("a.cls", b"9")], r"key 'a': class id 9 is not in the class table \(2 classes, 1 to 2\)"),
+        ([("a.x", b""), ("a.X", b"")], r"key 'a': component 'x' is there twice \(member 'a.X'\)"),
+        ([("a.x", b""), ("b.x", b""), ("a.y", b"")], "key 'a': member 'a.y' comes after other samples"),
+    ],
+)
+def test_index_shard_bad_samples_are_refused_by_name(members: list, text: str) -> None:
+    """Shard, key and component, what was expected and what was found."""
+    with pytest.raises(DataError, match=text):
+        index_of(tar_bytes(members), classes={1: "cat", 2: "dog"})
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [(b"7", 7), (b" 12\n", 12), (b"-1", -1), (b"+3", 3), (b"007", 7), (b"9223372036854775807", 2**63 - 1)],
+)
+def test_parse_label(data: bytes, expected: int) -> None:
+    """ASCII digits with a sign or white space around them."""
+    assert parse_label(data, shard="t.tar", key="a") == expected
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.dictionaries(
+        st.text("abcdefgh/ é", min_size=1, max_size=140).filter(lambda key: split_key(f"{key}.x") == (key, "x")),
+        st.dictionaries(st.sampled_from(["bin", "seg.bin", "txt"]), st.binary(max_size=1500), min_size=1),
+        max_size=6,
+    ),
+    st.sampled_from([tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]),
+)
+def test_index_shard_finds_all_bytes(samples: dict[str, dict[str, bytes]], format: int) -> None:
+    """Whatever the keys and sizes: each component's bytes stand where the index says."""
+    members = [(f"{key}.{name}", data) for key, parts in samples.items() for name, data in parts.items()]
+    data = tar_bytes(members, format=format)
+    assert contents(index_of(data), data) == samples
+
+
+# --- the files --------------------------------------------------------------------------------------------------------
+
+
+def test_index_files_round_trip(small_shards: Path) -> None:
+    """Written, read, and written again: the same bytes; the manifest knows each index file's checksum."""
+    data = (small_shards / manifest_name("s-")).read_bytes()
+    manifest = Manifest.from_bytes(data, where="m")
+    assert manifest.to_bytes() == data
+    assert manifest.names == tuple(f"s-{i:06d}.tar" for i in range(4))
+    assert manifest.samples.tolist() == [6, 6, 6, 5]
+    assert manifest.components == {"cls": 23, "image.jpg": 23, "trimap.png": 23}
+    for row, name in enumerate(manifest.names):
+        shard = (small_shards / name).read_bytes()
+        file = (small_shards / index_name(name)).read_bytes()
+        assert (manifest.shard_bytes[row], manifest.checksums[row]) == (len(shard), checksum(shard))
+        assert (manifest.index_bytes[row], manifest.index_checksums[row]) == (len(file), checksum(file))
+        index = ShardIndex.from_bytes(file, where=name)
+        assert index.to_bytes() == file
+        assert contents(index, shard) == contents(index_shard(io.BytesIO(shard), shard=name), shard)
+
+
+def test_index_shards_twice_writes_the_same_bytes(tmp_path: Path) -> None:
+    """Indexing again changes nothing: no time, no path, no hash order goes into the files."""
+    write_shards(tmp_path, make_samples([(20, 20)] * 4), per_shard=2)
+    before = {path.name: path.read_bytes() for path in tmp_path.glob("*.safetensors")}
+    index_shards(resolve_shards(tmp_path, endpoint=None))
+    assert {path.name: path.read_bytes() for path in tmp_path.glob("*.safetensors")} == before
+    assert sorted(before) == [
+        "s-000000.index.safetensors",
+        "s-000001.index.safetensors",
+        "s-columns.safetensors",
+        "s-manifest.safetensors",
+    ]
+
+
+def test_index_shards_takes_the_class_table_that_pack_left(tmp_path: Path) -> None:
+    """Names go from the table beside the shards into the manifest; a broken table is named."""
+    write_shards(tmp_path, make_samples([(20, 20)] * 2), per_shard=2, index=False)
+    shards = resolve_shards(tmp_path, endpoint=None)
+    table = tmp_path / classes_name(shards.prefix)
+    table.write_text('{"1": "Abyssinian", "2": "Bengal"}')
+    assert index_shards(shards).classes == {1: "Abyssinian", 2: "Bengal"}
+    table.write_text("[1]")
+    with pytest.raises(DataError, match=r"class table '.*classes.json': expected"):
+        index_shards(shards)
+
+
+def test_index_shards_missing_shard_is_named(tmp_path: Path) -> None:
+    """Of the shards named by braces one is not there: nothing is written."""
+    write_shards(tmp_path, make_samples([(20, 20)] * 4), per_shard=2, index=False)
+    shards = resolve_shards(f"{tmp_path}/s-{{000000..000003}}.tar", endpoint=None)
+    with pytest.raises(DataError, match=r"no shard '.*s-000002.tar' and 1 more; 4 were named"):
+        index_shards(shards)
+    assert not list(tmp_path.glob("*.safetensors"))
+
+
+def test_index_shards_error_leaves_no_manifest(tmp_path: Path) -> None:
+    """A broken shard among good ones: its name in the error, and no manifest or column file that would lack it."""
+    write_shards(tmp_path, make_samples([(20, 20)] * 6), per_shard=2, index=False)
+    path = tmp_path / "s-000001.tar"
+    path.write_bytes(path.read_bytes()[:1024])
+    with pytest.raises(DataError, match=r"shard 's-000001.tar' is cut off"):
+        index_shards(resolve_shards(tmp_path, endpoint=None))
+    assert not (tmp_path / manifest_name("s-")).exists()
+    assert not (tmp_path / columns_name("s-")).exists()
+
+
+def test_resolve_shards_nothing_there(tmp_path: Path) -> None:
+    """A directory without tars is said to be one."""
+    with pytest.raises(StoreError, match=r"directory '.*' holds no .tar; expected shards such as samples-000000.tar"):
+        resolve_shards(tmp_path, endpoint=None)
+
+
+def test_index_shard_member_name_that_is_not_utf8_is_named() -> None:
+    """Whoever packed it: such a key could not be written to the index."""
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w", format=tarfile.GNU_FORMAT) as archive:
+        archive.addfile(tarfile.TarInfo("caf\udce9.json"), io.BytesIO())
+    stream.seek(0)
+    with pytest.raises(DataError, match=r"shard 's\.tar', member 'caf\\xe9\.json': its name is not UTF-8"):
+        index_shard(stream, shard="s.tar")

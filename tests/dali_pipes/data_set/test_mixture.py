@@ -1,0 +1,321 @@
+"""Mixtures: what may be mixed, one manifest of several data sets, and each object from its own store."""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import FrozenInstanceError
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dali_pipes.cache.extents import Extent
+from dali_pipes.data_set.data_set import Indexed, fetcher_of, find_shards
+from dali_pipes.data_set.mixture import (
+    Mixture,
+    MixtureFetcher,
+    NamedSets,
+    check_class_tables,
+    join_manifests,
+    split_set,
+)
+from dali_pipes.errors import DataError, StoreError
+from dali_pipes.fetch.stager import Fetcher, Wanted
+from dali_pipes.formats.column_file import checksum
+from dali_pipes.formats.manifest import Manifest
+from dali_pipes.formats.names import classes_name, index_name
+from dali_pipes.reader.samples import Samples
+from dali_pipes.store import embedded_node
+from dali_pipes.store.ais import AisStore
+from dali_pipes.store.base import Store
+from dali_pipes.store.local import LocalStore
+from dali_pipes.store.urls import resolve_shards
+from prep.index import index_shards
+from tests.conftest import Sample, make_samples, write_shards, write_tar
+from tests.dali_pipes.data_set.test_data_set import stage
+
+
+def find(mixture: Mixture, *, endpoint: str | None = None) -> NamedSets:
+    with contextlib.ExitStack() as resources:
+        return find_shards(mixture, endpoint=endpoint, embedded_dir=None, resources=resources)
+
+
+@pytest.fixture(scope="module")
+def pets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Five shards of two samples, class ids 1 to 5, with a table."""
+    directory = write_shards(tmp_path_factory.mktemp("pets"), make_samples([(30, 20)] * 10), per_shard=2, index=False)
+    (directory / classes_name("s-")).write_text('{"1": "a", "2": "b", "3": "c", "4": "d", "5": "e"}')
+    index_shards(resolve_shards(directory, endpoint=None))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two shards of the same names as the pets', of a photo and no label."""
+    directory = tmp_path_factory.mktemp("texts")
+    photo = make_samples([(20, 20)])[0].components["image.jpg"]
+    for number in range(2):
+        samples = [Sample(f"t{number}{row}", {"image.jpg": photo, "txt": b"x"}) for row in range(3)]
+        write_tar(directory / f"s-{number:06d}.tar", samples)
+    index_shards(resolve_shards(directory, endpoint=None))
+    return directory
+
+
+# --- what may be mixed ------------------------------------------------------------------------------------------------
+
+
+def test_mixture_keeps_copies_in_the_order_of_its_sets() -> None:
+    """What was passed may change later, or be read only once; weights stand in the order of the sets."""
+    sets: dict[str, Any] = {"b": iter(["x-0.tar", "x-1.tar"]), "a": "ais://pets/s-"}
+    mixture = Mixture(sets, weights={"a": 1, "b": 0.5})
+    sets["c"] = "more"
+    assert mixture.sets == {"b": ("x-0.tar", "x-1.tar"), "a": "ais://pets/s-"}
+    assert list(mixture.weights.items()) == [("b", 0.5), ("a", 1.0)]
+    with pytest.raises(FrozenInstanceError):
+        mixture.weights = None  # type: ignore[misc]
+    assert Mixture({"a": "x"}).weights is None
+
+
+@pytest.mark.parametrize(
+    ("sets", "weights", "kind", "text"),
+    [
+        ({}, None, ValueError, "a mixture must have at least one data set, got none"),
+        (["ais://pets/s-"], None, TypeError, "sets must be a mapping of names to shards, got list"),
+        ({"": "x"}, None, ValueError, "name must not be empty, '.' or '..', .* got ''"),
+        ({"a/b": "x"}, None, ValueError, "nor hold a '/' or what cannot be printed, got 'a/b'"),
+        ({"..": "x"}, None, ValueError, r"got '\.\.'"),
+        ({"a\tb": "x"}, None, ValueError, r"what cannot be printed, got 'a\\tb'"),
+        ({1: "x"}, None, TypeError, "name must be a text, got 1"),
+        ({"a": "x", "b": "y"}, {"a": 1}, ValueError, "exactly the sets 'a', 'b', got none for 'b'"),
+        ({"a": "x"}, {"a": 1, "c": 2}, ValueError, "exactly the sets 'a', got one for 'c'"),
+        ({"a": "x"}, {"b": 2}, ValueError, "exactly the sets 'a', got none for 'a'; one for 'b'"),
+        ({"a": "x"}, {"a": 0}, ValueError, "a weight must be positive and finite, got 0 for 'a'"),
+        ({"a": "x"}, {"a": float("inf")}, ValueError, "positive and finite, got inf for 'a'"),
+        ({"a": "x"}, {"a": float("nan")}, ValueError, "positive and finite, got nan for 'a'"),
+        ({"a": "x"}, {"a": True}, TypeError, "a weight must be a number, got True for 'a'"),
+        ({"a": "x"}, {"a": "1"}, TypeError, "a weight must be a number, got '1' for 'a'"),
+        ({"a": "x"}, [1.0], TypeError, "weights must be a mapping of names to numbers, got list"),
+    ],
+)
+def test_mixture_that_cannot_be_is_refused(sets: Any, weights: Any, kind: type[Exception], text: str) -> None:
+    with pytest.raises(kind, match=text):
+        Mixture(sets, weights=weights)
+
+
+def test_set_that_is_not_there_is_named(pets: Path, tmp_path: Path) -> None:
+    """Which of the data sets the error is about."""
+    with pytest.raises(StoreError, match=rf"data set 'other': directory '{tmp_path}' holds no .tar"):
+        find(Mixture({"pets": pets, "other": tmp_path}))
+    with pytest.raises(ValueError, match="data set 'other': shards must name at least one tar, got an empty list"):
+        find(Mixture({"pets": pets, "other": []}))
+
+
+# --- one manifest -----------------------------------------------------------------------------------------------------
+
+
+def test_mixture_is_one_data_set(pets: Path, texts: Path) -> None:
+    """Names, columns and sums of both, each shard under its set's name; the rest works on it as on any other."""
+    found = find(Mixture({"pets": pets, "texts": texts}, weights={"texts": 3, "pets": 1}))
+    assert found.url == f"pets={pets}/s-, texts={texts}/s-"
+    indexed = Indexed(found)
+    names = [*(f"pets/s-{row:06d}.tar" for row in range(5)), *(f"texts/s-{row:06d}.tar" for row in range(2))]
+    assert indexed.manifest.names == names
+    assert indexed.whole is indexed.manifest
+    assert indexed.rows.tolist() == list(range(7))
+    assert indexed.manifest.samples.tolist() == [2] * 5 + [3] * 2
+    assert indexed.manifest.components == {"cls": 10, "image.jpg": 16, "trimap.png": 10, "txt": 6}
+    assert indexed.manifest.photos == {"image.jpg": {"JPEG": 16}, "trimap.png": {"PNG": 10}}
+    assert indexed.manifest.labels == {"min": 1, "max": 5}
+    assert indexed.manifest.classes == {1: "a", 2: "b", 3: "c", 4: "d", 5: "e"}
+    assert (indexed.set_names, indexed.set_shards, indexed.weights) == (("pets", "texts"), [5, 2], (1.0, 3.0))
+    assert indexed.indexes is None
+    again = Manifest.from_bytes(indexed.whole.to_bytes(), where="m")
+    assert again.digest == indexed.whole.digest
+    samples = Samples(indexed.manifest, indexed.read_index, whole=indexed.whole)
+    samples.check_component("image.jpg")
+    with pytest.raises(DataError, match=r"shard 'texts/s-000000.tar', key 't00': no component 'cls' .*; 6 of 16"):
+        samples.check_component("cls")
+    assert samples.name(15) == "shard 'texts/s-000001.tar', key 't12'"
+
+
+def test_mixture_in_another_order_is_another_data_set(pets: Path, texts: Path) -> None:
+    """And so is one under another name; weights are none of its data."""
+    digests = {
+        Indexed(find(mixture)).whole.digest
+        for mixture in (
+            Mixture({"pets": pets, "texts": texts}),
+            Mixture({"texts": texts, "pets": pets}),
+            Mixture({"pets": pets, "text": texts}),
+            Mixture({"pets": pets, "texts": texts}, weights={"pets": 1, "texts": 2}),
+        )
+    }
+    assert len(digests) == 3
+
+
+def test_shards_of_a_set_are_chosen_by_its_url(pets: Path, texts: Path, tmp_path: Path) -> None:
+    """By braces and by a list, in its order; what is staged are their bytes, in the image of all."""
+    mixture = Mixture(
+        {"texts": f"{texts}/s-{{000001..000001}}.tar", "pets": [pets / "s-000003.tar", pets / "s-000000.tar"]}
+    )
+    indexed = Indexed(find(mixture))
+    assert indexed.manifest.names == ["texts/s-000001.tar", "pets/s-000003.tar", "pets/s-000000.tar"]
+    assert indexed.rows.tolist() == [1, 5, 2]
+    assert indexed.whole.num_shards == 7
+    assert indexed.set_shards == [1, 2]
+    paths = [texts / "s-000001.tar", pets / "s-000003.tar", pets / "s-000000.tar"]
+    for number, (shard, index) in enumerate(stage(indexed, tmp_path)):
+        assert shard == paths[number].read_bytes()
+        assert (
+            index == paths[number].with_name(index_name(paths[number].name)).read_bytes() == indexed.read_index(number)
+        )
+        assert indexed.locate(indexed.manifest.names[number]) == str(paths[number])
+        assert indexed.read_range(number, start=500, size=600) == shard[500:1100]
+    assert indexed.columns().samples.keys == ["t10", "t11", "t12", "s00006", "s00007", "s00000", "s00001"]
+    whole = Indexed(find(Mixture({"texts": texts, "pets": pets})))
+    stage(whole, tmp_path)
+    assert len(list(tmp_path.glob("dali-pipes-*/*.image"))) == 1
+
+
+def test_columns_of_a_mixture_are_those_of_its_sets(pets: Path, texts: Path) -> None:
+    """Labels where a set has them; the set is told by the shard's name."""
+    columns = Indexed(find(Mixture({"texts": texts, "pets": pets}))).columns()
+    assert columns.keys.tolist() == [
+        *(f"t{n}{row}" for n in range(2) for row in range(3)),
+        *(f"s{i:05d}" for i in range(10)),
+    ]
+    assert columns.labels.tolist() == [-1] * 6 + [i % 5 + 1 for i in range(10)]
+    assert np.strings.startswith(columns.shards, "pets/").tolist() == [False] * 6 + [True] * 10
+    assert columns.has("cls").tolist() == [False] * 6 + [True] * 10
+    assert columns.has("image.jpg").all()
+    assert columns.has("txt").tolist() == [True] * 6 + [False] * 10
+
+
+@pytest.fixture
+def endpoint(tmp_path: Path) -> Iterator[str]:
+    with embedded_node.start(tmp_path / "node") as node:
+        yield node.endpoint
+
+
+def test_sets_of_buckets_and_directories_are_mixed(pets: Path, endpoint: str, tmp_path: Path) -> None:
+    """Two buckets, one of them without an index, and a directory: each object from where it is."""
+    stores = [AisStore(endpoint, name) for name in ("first", "second")]
+    for store in stores:
+        store.create()
+        for path in sorted(pets.glob("*.tar"))[:3]:
+            store.upload(f"deep/{path.name}", path)
+    index_shards(resolve_shards("ais://first/deep/", endpoint=endpoint))
+    mixture = Mixture({"a": "ais://first/deep/s-", "b": "ais://second/deep/s-{000001..000002}.tar", "c": pets})
+    indexed = Indexed(find(mixture, endpoint=endpoint))
+    assert indexed.manifest.num_shards == 3 + 2 + 5
+    assert sorted(indexed.indexes) == [f"b/deep/s-00000{number}.index.safetensors" for number in (1, 2)]
+    (tmp_path / "cache").mkdir()
+    expected = [*range(3), 1, 2, *range(5)]
+    for number, (shard, index) in enumerate(stage(indexed, tmp_path / "cache")):
+        assert shard == (pets / f"s-{expected[number]:06d}.tar").read_bytes()
+        assert index == indexed.read_index(number)
+    assert indexed.locate("b/deep/s-000002.tar") == "ais://second/deep/s-000002.tar"
+    assert indexed.columns().samples.keys == [f"s{2 * number + row:05d}" for number in expected for row in range(2)]
+    stores[0].delete("deep/s-000001.tar")
+    (tmp_path / "other").mkdir()
+    with pytest.raises(StoreError, match=r"'ais://first/deep/s-000001.tar' at http.*: 404"):
+        stage(indexed, tmp_path / "other")
+
+
+def test_sets_that_share_a_store_share_a_fetcher(pets: Path, texts: Path, tmp_path: Path) -> None:
+    """Opened when the first object is wanted; closed with all others, twice if need be."""
+    opened: list[str] = []
+
+    def open_fetcher(store: Store) -> Fetcher:
+        opened.append(store.url)
+        return fetcher_of(store)
+
+    stores = {name: LocalStore(path) for name, path in (("a", pets), ("b", texts), ("c", pets))}
+    fetcher = MixtureFetcher(stores, open_fetcher)
+    assert opened == []
+    with (tmp_path / "image").open("w+b") as image:
+        for set_, path in (("c", pets), ("a", pets), ("c", pets), ("b", texts)):
+            data = (path / "s-000001.tar").read_bytes()
+            extent = Extent(image.fileno(), 0, len(data))
+            assert fetcher.fetch([Wanted(f"{set_}/s-000001.tar", extent, checksum(data))], stopped=lambda: False)
+            assert extent.read() == data
+    assert opened == [str(pets), str(texts)]
+    fetcher.close()
+    fetcher.close()
+
+
+def test_one_name_is_a_mixture_too(pets: Path, tmp_path: Path) -> None:
+    indexed = Indexed(find(Mixture({"only": pets})))
+    assert indexed.manifest.names[0] == "only/s-000000.tar"
+    assert (indexed.set_names, indexed.set_shards) == (("only",), [5])
+    assert len(stage(indexed, tmp_path)) == 5
+    single = Indexed(resolve_shards(pets, endpoint=None))
+    assert (single.set_names, single.set_shards, single.weights) == (("",), [5], None)
+
+
+def test_set_that_holds_nothing_is_refused(pets: Path, tmp_path: Path) -> None:
+    write_tar(tmp_path / "e-0.tar", [])
+    with pytest.raises(DataError, match=rf"'{tmp_path}/e-': 1 shards hold no sample"):
+        Indexed(find(Mixture({"pets": pets, "empty": tmp_path})))
+
+
+# --- sums and tables --------------------------------------------------------------------------------------------------
+
+
+def a_manifest(photos: dict[str, dict[str, int]], **columns: Any) -> Manifest:
+    column = np.array([4], np.int64)
+    checksums = column.astype(np.uint64)
+    return Manifest(
+        names=["s.tar"],
+        shard_bytes=column,
+        checksums=checksums,
+        samples=column,
+        index_bytes=column,
+        index_checksums=checksums,
+        photos=photos,
+        **columns,
+    )
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "joined"),
+    [
+        ({"JPEG": 2, "unknown": 1}, {"PNG": 3}, {"JPEG": 2, "PNG": 3, "unknown": 1}),
+        # Unsized is told where it differs from the unknown: 1 + 2 of 1.
+        ({"JPEG": 3, "unknown": 1}, {"JPEG": 4, "unsized": 2}, {"JPEG": 7, "unknown": 1, "unsized": 3}),
+        # Here it differs in one set, and not in both together.
+        ({"unknown": 2, "unsized": 0}, {"JPEG": 4, "unsized": 2}, {"JPEG": 4, "unknown": 2}),
+    ],
+)
+def test_photo_sums_are_added(first: dict[str, int], second: dict[str, int], joined: dict[str, int]) -> None:
+    parts = {"a": a_manifest({"jpg": first}), "b": a_manifest({"jpg": second, "png": {"PNG": 1}})}
+    assert join_manifests(parts).photos == {"jpg": joined, "png": {"PNG": 1}}
+
+
+def test_class_tables_are_united_where_they_agree() -> None:
+    """Of an id with two names the first stays: only a numbering of all classes would be wrong."""
+    parts = {"a": a_manifest({}, classes={1: "cat", 2: "dog"}), "b": a_manifest({}, classes={2: "hound", 3: "ape"})}
+    assert join_manifests(parts).classes == {1: "cat", 2: "dog", 3: "ape"}
+    check_class_tables({"a": {1: "cat", 2: "dog"}, "b": {2: "dog", 3: "ape"}})
+
+
+def test_class_tables_that_disagree_are_refused_for_contiguous_labels(pets: Path, tmp_path: Path) -> None:
+    """The same id with two names, naming both sets; or no table at all."""
+    write_shards(tmp_path, make_samples([(20, 20)] * 2), per_shard=2, index=False)
+    (tmp_path / classes_name("s-")).write_text('{"1": "a", "2": "boxer"}')
+    index_shards(resolve_shards(tmp_path, endpoint=None))
+    indexed = Indexed(find(Mixture({"pets": pets, "own": tmp_path})))
+    with pytest.raises(
+        DataError, match=r"class id 2 is 'b' in data set 'pets', 'boxer' in 'own'; give .* or take labels='raw'"
+    ):
+        indexed.check_classes()
+    (tmp_path / classes_name("s-")).unlink()
+    index_shards(resolve_shards(tmp_path, endpoint=None))
+    indexed = Indexed(find(Mixture({"pets": pets, "own": tmp_path})))
+    with pytest.raises(DataError, match=r"a class table of every data set, and the manifest of 'own' has none; write"):
+        indexed.check_classes()
+    Indexed(find(Mixture({"pets": pets, "again": pets}))).check_classes()
+    Indexed(resolve_shards(tmp_path, endpoint=None)).check_classes()  # one set: `Samples` looks at its table
+
+
+def test_split_set_takes_the_first_part_only() -> None:
+    assert split_set("a/b/c.tar") == ("a", "b/c.tar")

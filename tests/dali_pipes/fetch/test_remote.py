@@ -1,0 +1,169 @@
+"""The loader over a bucket: the embedded node, or any cluster that AIS_ENDPOINT names."""
+
+import os
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import dali_pipes as dp
+from dali_pipes.store import embedded_node
+from dali_pipes.store.ais import AisStore
+from dali_pipes.store.urls import resolve_shards
+from prep.index import index_shards
+from tests.conftest import Sample, write_tar
+
+KEYS = [f"s{i:05d}" for i in range(23)]
+
+
+@pytest.fixture(params=["embedded", pytest.param("cluster", marks=pytest.mark.aistore)])
+def bucket(request: pytest.FixtureRequest, tmp_path: Path, small_shards: Path) -> Iterator[AisStore]:
+    """A bucket of its own with the small shards, indexed there."""
+    if request.param == "cluster":
+        endpoint = os.environ.get("AIS_ENDPOINT")
+        if not endpoint:
+            pytest.skip("AIS_ENDPOINT names no cluster")
+        yield from filled(endpoint, small_shards)
+    else:
+        with embedded_node.start(tmp_path / "node") as node:
+            yield from filled(node.endpoint, small_shards)
+
+
+def filled(endpoint: str, shards: Path) -> Iterator[AisStore]:
+    store = AisStore(endpoint, f"test-loader-{uuid.uuid4().hex[:8]}")
+    store.create()
+    try:
+        for path in shards.glob("*.tar"):
+            store.upload(f"train/{path.name}", path)
+        index_shards(resolve_shards(f"{store.url}/train/s-", endpoint=endpoint))
+        yield store
+    finally:
+        store.client.bucket(store.bucket).delete(missing_ok=True)
+
+
+def keys_of(loader: dp.Loader) -> list[str]:
+    return [key for (batch,) in loader for key in batch["key"]]
+
+
+@pytest.mark.parametrize("form", ["{}/train/s-{{000000..000003}}.tar", "{}/train/s-", "{}/train/"])
+def test_loader_reads_a_bucket(bucket: AisStore, small_shards: Path, form: str) -> None:
+    """By braces, a prefix or a folder; the same batches as from local files, since the shards are the same."""
+    url = form.format(bucket.url)
+    options = {"batch_size": 5, "seed": 3, "device": "cpu", "with_keys": True}
+    with dp.loader(url, dp.segmentation(crop=16), endpoint=bucket.endpoint, **options) as loader:
+        from_bucket = [keys_of(loader), keys_of(loader)]
+    with dp.loader(small_shards, dp.segmentation(crop=16), **options) as loader:
+        assert [keys_of(loader), keys_of(loader)] == from_bucket
+    assert sorted(from_bucket[0]) == KEYS
+
+
+def test_a_batch_of_bad_samples_is_made_up_from_the_bucket(
+    bucket: AisStore, small_samples: list[Sample], tmp_path: Path
+) -> None:
+    """Its shard's windows are over when DALI fails: the neighbour's bytes are asked for, and no more."""
+    for shard in range(4):
+        samples = small_samples[6 * shard : 6 * shard + 6]
+        if shard == 1:
+            # Cut off near the end: nobody knows before they are decoded. All but the shard's fourth.
+            samples = [
+                Sample(s.key, s.components | {"image.jpg": s.components["image.jpg"][:-40]}) if i != 3 else s
+                for i, s in enumerate(samples)
+            ]
+        bucket.upload(f"train/s-{shard:06d}.tar", write_tar(tmp_path / "s.tar", samples))
+    index_shards(resolve_shards(f"{bucket.url}/train/s-", endpoint=bucket.endpoint))
+    with dp.loader(
+        f"{bucket.url}/train/s-",
+        dp.segmentation(crop=96),  # of all rows: a window of the first ones could be decoded
+        batch_size=3,
+        device="cpu",
+        with_keys=True,
+        shuffle=False,
+        endpoint=bucket.endpoint,
+        on_error="substitute",
+        quarantine=tmp_path / "quarantine.tsv",
+    ) as loader:
+        keys = keys_of(loader)
+        assert keys[:6] == KEYS[:6]
+        assert keys[6:12] == ["s00009"] * 6
+        assert keys[12:] == KEYS[12:]
+        assert sorted(bad.key for bad in loader.bad_samples) == [f"s{i:05d}" for i in (6, 7, 8, 10, 11)]
+
+
+def test_loader_of_some_shards_finds_the_manifest_of_all(bucket: AisStore) -> None:
+    """Braces that name two of four shards: the manifest is that of what was indexed together."""
+    url = f"{bucket.url}/train/s-{{000001..000002}}.tar"
+    with dp.loader(url, dp.segmentation(crop=16), batch_size=5, device="cpu", endpoint=bucket.endpoint) as loader:
+        assert loader.num_samples == 12
+
+
+def test_loader_of_a_bucket_without_a_manifest_indexes_it(bucket: AisStore, caplog: pytest.LogCaptureFixture) -> None:
+    """As for local shards: said, with the command that stores the index; nothing is written into the bucket."""
+    bucket.delete("train/s-manifest.safetensors")
+    with dp.loader(
+        f"{bucket.url}/train/s-", dp.segmentation(crop=16), batch_size=5, device="cpu", endpoint=bucket.endpoint
+    ) as loader:
+        assert sum(len(batch["label"]) for (batch,) in loader) == loader.num_samples == 23
+    assert "indexed 4 of them in" in caplog.text
+    assert f"dali-pipes prep index '{bucket.url}/train/s-'" in caplog.text
+    assert bucket.size("train/s-manifest.safetensors") is None
+
+
+def test_loader_missing_bucket_is_named(bucket: AisStore) -> None:
+    """What is missing, and where."""
+    options = {"batch_size": 5, "device": "cpu", "endpoint": bucket.endpoint}
+    with pytest.raises(dp.StoreError, match=rf"no bucket 'ais://{bucket.bucket}-not' at {bucket.endpoint}"):
+        dp.loader(f"ais://{bucket.bucket}-not/s-", dp.segmentation(), **options)
+
+
+def test_loader_shard_gone_from_the_bucket_is_named(bucket: AisStore) -> None:
+    """A shard deleted after it was indexed: the error names it."""
+    bucket.delete("train/s-000002.tar")
+    url = f"{bucket.url}/train/s-{{000000..000003}}.tar"
+    loader = dp.loader(url, dp.segmentation(crop=16), batch_size=5, device="cpu", endpoint=bucket.endpoint)
+    with (
+        loader,
+        pytest.raises(dp.StoreError, match=r"'ais://.*/train/s-000002.tar' at http.*: 404 .*index the shards anew"),
+    ):
+        keys_of(loader)
+
+
+def test_endpoint_that_does_not_answer_is_named_within_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read from AIS_ENDPOINT, refused before anything starts."""
+    monkeypatch.setenv("AIS_ENDPOINT", "http://127.0.0.1:9")
+    started = time.monotonic()
+    with pytest.raises(dp.StoreError, match=r"no answer from AIStore at http://127.0.0.1:9 .*AIS_ENDPOINT"):
+        dp.loader("ais://pets/shuffled-", dp.segmentation(), batch_size=5)
+    assert time.monotonic() - started < 10  # a promise to users, not a benchmark
+
+
+def test_without_an_endpoint_an_embedded_node_serves_the_default_folder(
+    tmp_path: Path, small_shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What one command packed is there for the loader, with no server and no setting; the node ends with the loader."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    with embedded_node.start(tmp_path / "dali-pipes" / "embedded") as node:
+        store = AisStore(node.endpoint, "pets")
+        store.create()
+        for path in small_shards.glob("s-*"):
+            store.upload(path.name, path)
+    with dp.loader("ais://pets/s-", dp.segmentation(crop=16), batch_size=5, device="cpu", with_keys=True) as loader:
+        assert sorted(keys_of(loader)) == KEYS
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("gpu")
+def test_gpu_batches_equal_cpu_batches(small_shards: Path) -> None:
+    """On a GPU: every tensor there, labels and masks equal, photos close; the order the same."""
+    options = {"batch_size": 8, "seed": 5, "with_keys": True}
+    with (
+        dp.loader(small_shards, dp.segmentation(crop=32), device="gpu", **options) as on_gpu,
+        dp.loader(small_shards, dp.segmentation(crop=32), device="cpu", **options) as on_cpu,
+    ):
+        for (gpu_batch,), (cpu_batch,) in zip(on_gpu, on_cpu, strict=True):
+            assert gpu_batch["key"] == cpu_batch["key"]
+            assert all(gpu_batch[name].is_cuda for name in ("image", "trimap", "label"))
+            assert gpu_batch["label"].tolist() == cpu_batch["label"].tolist()
+            assert bool((gpu_batch["trimap"].cpu() == cpu_batch["trimap"]).all())
+            assert float((gpu_batch["image"].cpu() - cpu_batch["image"]).abs().mean()) < 0.035

@@ -1,0 +1,558 @@
+"""Staging: what is wanted is held, in the order of its urgency; errors are told once; nothing stays held by mistake."""
+
+import _thread
+import contextlib
+import random
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dali_pipes.cache.cache import Take
+from dali_pipes.cache.extents import extent_starts
+from dali_pipes.cache.files import cache_root
+from dali_pipes.cache.free_space import Room
+from dali_pipes.cache.share import Image
+from dali_pipes.data_set.data_set import Indexed
+from dali_pipes.errors import CacheError, StoreError
+from dali_pipes.fetch.local import LocalFetcher
+from dali_pipes.fetch.stager import NUM_ASKED, Fetcher, Stager, Wanted
+from dali_pipes.formats.manifest import Manifest
+from dali_pipes.formats.names import index_name
+from dali_pipes.store.urls import resolve_shards
+from tests.conftest import make_samples, write_shards
+
+NUM_SHARDS = 8
+
+
+class Store:
+    """Opens fetchers of a directory, and says for each shard whether it may come: at once, later, or not at all."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.fetched: list[str] = []
+        self.broken: set[str] = set()
+        self.held_back: set[str] = set()
+        self.may_go_on = threading.Event()
+        self.may_go_on.set()
+        self.can_open: Callable[[], bool] = lambda: True
+        self.num_open = self.num_opened = 0
+
+    def open(self) -> Fetcher:
+        if not self.can_open():
+            raise StoreError("no connection to be had")
+        self.num_open += 1
+        self.num_opened += 1
+        return StoreFetcher(self)
+
+
+class StoreFetcher(LocalFetcher):
+    def __init__(self, store: Store) -> None:
+        super().__init__(store.directory)
+        self._store = store
+
+    def fetch(self, wanted: Sequence[Wanted], *, stopped: Callable[[], bool], num_connections: int = 1) -> bool:
+        name = wanted[0].name
+        self._store.fetched.append(name)
+        while not self._store.may_go_on.wait(0.01) or name in self._store.held_back:
+            if stopped():
+                return False
+        if name in self._store.broken:
+            raise StoreError(f"'{name}' cannot be had")
+        return super().fetch(wanted, stopped=stopped, num_connections=num_connections)
+
+    def close(self) -> None:
+        self._store.num_open -= 1
+
+
+class Job:
+    """A stager over a real image of some shards."""
+
+    def __init__(self, shards: Path, cache_dir: Path, *, num_shards: int = NUM_SHARDS, num_fetchers: int = 1) -> None:
+        self.indexed = Indexed(resolve_shards(shards, endpoint=None))
+        self.names = list(self.indexed.manifest.names)
+        self.store = Store(shards)
+        self.image = Image(
+            self.indexed.whole,
+            self.indexed.rows,
+            room=Room.of(cache_dir),
+            source=str(shards),
+            group=1,
+            reserved=int(np.sort(self.indexed.extent_bytes)[::-1][:num_shards].sum()),
+            cache_bytes=int(np.sort(self.indexed.extent_bytes)[::-1][:num_shards].sum()),
+            keep=True,
+        )
+        self.stager = Stager(
+            self.image,
+            self.indexed.manifest,
+            open_fetcher=self.store.open,
+            locate=lambda name: f"store/{name}",
+            num_fetchers=num_fetchers,
+        )
+
+    def fetched(self) -> list[int]:
+        return [self.names.index(name) for name in self.store.fetched]
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 10
+        while not condition():
+            assert time.monotonic() < deadline, "never came"
+            time.sleep(0.002)
+
+    def check(self, *shards: int) -> None:
+        for shard in shards:
+            name = self.names[shard]
+            assert self.image.shard_extent(shard).read() == (self.store.directory / name).read_bytes()
+            assert self.image.index_extent(shard).read() == (self.store.directory / index_name(name)).read_bytes()
+
+    def check_nothing_is_held(self) -> None:
+        """Neither by this loader's own account nor by the table that all loaders share."""
+        self.until(lambda: not (self.stager._held or self.stager._filling or self.stager._asking))
+        stager = self.stager
+        assert not any((stager._needs, stager._ahead, stager._lacking, stager._coming, stager._filling))
+        assert not any((stager._urgent, stager._yielding))
+        assert stager._held_bytes == stager._ahead_bytes == stager._lacking_bytes == 0
+        (status,) = self.image._cache.status()
+        assert status.num_held == 0
+
+    def close(self) -> None:
+        self.stager.close()
+        self.image.close()
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Eight shards of two samples."""
+    return write_shards(tmp_path_factory.mktemp("shards"), make_samples([(40, 33)] * (2 * NUM_SHARDS)), per_shard=2)
+
+
+@pytest.fixture
+def open_job(shards: Path, tmp_path: Path) -> Iterator[Callable[..., Job]]:
+    with contextlib.ExitStack() as jobs:
+
+        def open_(**options: int) -> Job:
+            job = Job(shards, tmp_path, **options)
+            jobs.callback(job.close)
+            jobs.callback(job.store.may_go_on.set)
+            return job
+
+        yield open_
+
+
+# --- order and room ---------------------------------------------------------------------------------------------------
+
+
+def test_need_comes_back_when_all_is_there(open_job: Callable[..., Job]) -> None:
+    """Shards and indexes byte for byte; what is done with stays in the cache and is not fetched again."""
+    job = open_job(num_fetchers=3)
+    left: list[int] = []
+    job.stager.need([6, 1, 3], waiting=left.append)
+    job.check(6, 1, 3)
+    assert left[-1] == 0
+    assert job.stager.num_missing(range(NUM_SHARDS))[0] == NUM_SHARDS - 3
+    assert job.stager.need_resident([1, 3])
+    assert not job.stager.need_resident([1, 2])
+    job.stager.done([1, 3])
+    assert job.stager.num_missing([6, 1, 3]) == (0, 0)  # still needed by the first
+    job.stager.done([6, 1, 3])
+    job.check_nothing_is_held()
+    job.stager.need([1])
+    assert len(job.store.fetched) == 3
+    job.stager.done([1])
+
+
+def test_needed_goes_before_ahead_and_ahead_is_in_order(open_job: Callable[..., Job]) -> None:
+    """One thread: what was begun, then what is needed, then the windows as they were staged."""
+    job = open_job()
+    job.store.may_go_on.clear()
+    job.stager.stage([5, 2])
+    job.stager.stage([7, 0, 2])
+    job.until(lambda: bool(job.store.fetched))
+    threading.Timer(0.05, job.store.may_go_on.set).start()
+    job.stager.need([4])
+    job.until(lambda: job.stager.num_missing([5, 2, 7, 0])[0] == 0)
+    assert job.fetched() == [5, 4, 2, 7, 0]
+    job.stager.done([4])
+    job.stager.unstage([5, 2])
+    assert job.stager.num_missing([2])[0] == 0  # the second window has it, too
+    job.stager.unstage([7, 0, 2])
+    job.check_nothing_is_held()
+
+
+def test_urgent_shard_takes_the_thread_of_one_that_can_wait(open_job: Callable[..., Job]) -> None:
+    """One thread, held up by a shard that is only ahead: it is left off, and fetched anew when its turn comes."""
+    job = open_job()
+    job.store.held_back = {job.names[5]}
+    job.stager.stage([5, 2])
+    job.until(lambda: job.fetched() == [5])
+    job.stager.need([4], urgent=True)  # comes back although nobody lets the other go on
+    job.check(4)
+    job.store.held_back = set()
+    job.until(lambda: job.stager.num_missing([5, 2])[0] == 0)
+    job.check(5, 2)
+    assert job.fetched() == [5, 4, 5, 2]
+    job.stager.done([4])
+    job.stager.unstage([5, 2])
+    job.check_nothing_is_held()
+
+
+def test_urgent_shard_that_another_process_fills_wants_no_thread(open_job: Callable[..., Job]) -> None:
+    """What is only ahead is left off once at most, and not again and again for as long as the other takes."""
+    other, job = open_job(), open_job()
+    other.store.held_back = {other.names[4]}
+    other.stager.stage([4])
+    other.until(lambda: other.fetched() == [4])
+    job.store.held_back = {job.names[5]}
+    job.stager.stage([5, 2])
+    job.until(lambda: job.fetched() == [5])
+    threading.Timer(0.5, other.store.held_back.clear).start()
+    job.stager.need([4], urgent=True)
+    assert len(job.fetched()) <= 2
+    job.store.held_back.clear()
+    job.until(lambda: job.stager.num_missing([5, 2])[0] == 0)
+    job.check(4, 5, 2)
+    assert other.fetched() == [4]
+    assert 4 not in job.fetched()
+    job.stager.done([4])
+    job.stager.unstage([5, 2])
+    other.stager.unstage([4])
+
+
+def test_ahead_is_fetched_as_far_as_may_be_held(open_job: Callable[..., Job]) -> None:
+    """Room for three shards: three windows are staged, two of them are fetched, the next when the first is given up."""
+    job = open_job(num_shards=3)
+    for window in ([0], [1, 2], [3, 4]):
+        assert job.stager.is_short == (window != [3, 4])
+        job.stager.stage(window)
+    job.until(lambda: job.stager.num_missing([0, 1, 2])[0] == 0)
+    time.sleep(0.05)
+    assert job.fetched() == [0, 1, 2]
+    job.stager.unstage([0])
+    job.until(lambda: job.stager.num_missing([1, 2, 3])[0] == 0)
+    job.stager.unstage([1, 2])
+    job.until(lambda: job.stager.num_missing([3, 4])[0] == 0)
+    job.stager.unstage([3, 4])
+    job.check_nothing_is_held()
+
+
+def test_what_is_needed_takes_the_room_of_what_is_ahead(open_job: Callable[..., Job]) -> None:
+    """Samples of the first windows that fill the last batch: needed, while the cache is full of windows ahead."""
+    job = open_job(num_shards=3)
+    job.stager.stage([0, 1, 2])
+    job.until(lambda: job.stager.num_missing([0, 1, 2])[0] == 0)
+    job.stager.need([5, 6])
+    job.check(5, 6)
+    job.stager.done([5, 6])
+    job.stager.need([0, 1, 2])  # its turn came again
+    job.check(0, 1, 2)
+    job.stager.done([0, 1, 2])
+    job.stager.unstage([0, 1, 2])
+    job.check_nothing_is_held()
+
+
+def test_need_fitting_takes_what_there_is_room_for(open_job: Callable[..., Job]) -> None:
+    """The first ones; again, it fetches nothing."""
+    job = open_job(num_shards=3)
+    for _ in range(2):
+        assert job.stager.need_fitting(range(NUM_SHARDS)) == [0, 1, 2]
+        job.check(0, 1, 2)
+        assert job.fetched() == [0, 1, 2]
+        job.stager.done([0, 1, 2])
+        job.check_nothing_is_held()
+
+
+def test_more_is_needed_than_the_cache_can_hold(open_job: Callable[..., Job]) -> None:
+    """No hang: an error that says what to do."""
+    job = open_job(num_shards=3)
+    with pytest.raises(CacheError, match=r"no room for shard 'store/s-00000\d.tar', and none of the loaders"):
+        job.stager.need(range(NUM_SHARDS))
+    job.check_nothing_is_held()
+    job.stager.need([7, 6, 5])
+    job.stager.done([7, 6, 5])
+
+
+def test_threads_are_as_many_as_there_is_work_for(open_job: Callable[..., Job]) -> None:
+    """Windows of one shard each keep several threads busy; one shard starts one."""
+    job = open_job(num_fetchers=3)
+    job.stager.need([0])
+    assert job.store.num_opened == 1
+    job.store.may_go_on.clear()
+    for shard in range(1, 6):
+        job.stager.stage([shard])
+    job.until(lambda: len(job.store.fetched) == 4)
+    assert job.store.num_opened == 3
+    job.store.may_go_on.set()
+    job.stager.done([0])
+    job.stager.unstage(range(1, 6))
+    job.check_nothing_is_held()
+
+
+class CountingImage(Image):
+    """Counts what the cache is asked for."""
+
+    num_asked = 0
+
+    def take(self, wanted: object) -> Take:
+        self.num_asked += len(wanted)  # type: ignore[arg-type]
+        return super().take(wanted)  # type: ignore[arg-type]
+
+
+class Nothing:
+    """Fetches nothing: what is there is right."""
+
+    def fetch(self, wanted: Sequence[Wanted], **_: object) -> bool:
+        return True
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("how", ["need", "stage"])
+def test_work_per_shard_does_not_grow_with_the_window(tmp_path: Path, how: str) -> None:
+    """3,000 shards: the cache is asked for all once, for some of them from then on; resident ones cost one question."""
+    num_shards = 3000
+    column = np.full(num_shards, 100, np.int64)
+    manifest = Manifest(
+        names=[f"s-{i:06d}.tar" for i in range(num_shards)],
+        shard_bytes=column,
+        checksums=column.astype(np.uint64),
+        samples=column,
+        index_bytes=column,
+        index_checksums=column.astype(np.uint64),
+    )
+    total = int(extent_starts(column, column)[-1])
+    image = CountingImage(
+        manifest,
+        np.arange(num_shards),
+        room=Room.of(tmp_path),
+        source="",
+        group=1,
+        reserved=total,
+        cache_bytes=total,
+        keep=False,
+    )
+    stager = Stager(image, manifest, open_fetcher=Nothing, locate=str)
+    image.reserve_blocks = lambda shard, *, name: None  # type: ignore[method-assign]
+    image.room = Room(directory=tmp_path, free=total, total=total, is_memory=True)  # nothing to sync
+    everything = list(range(num_shards))
+    try:
+        if how == "stage":
+            stager.stage(everything)
+        stager.need(everything)
+        # Both ask for all when they begin.
+        assert image.num_asked <= num_shards * NUM_ASKED + 3 * num_shards
+        stager.done(everything)
+        if how == "stage":
+            stager.unstage(everything)
+        image.num_asked = 0
+        stager.need(everything)
+        assert image.num_asked == num_shards
+    finally:
+        stager.close()
+        image.close()
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+
+def test_error_is_told_once_then_the_shard_is_tried_again(open_job: Callable[..., Job]) -> None:
+    """Each call tries again, and what failed holds nothing."""
+    job = open_job()
+    job.store.broken = {job.names[2]}
+    for number in (1, 2):
+        with pytest.raises(StoreError, match=r"'s-000002.tar' cannot be had"):
+            job.stager.need([1, 2, 3])
+        assert job.fetched().count(2) == number
+    job.store.broken.clear()
+    job.stager.need([1, 2, 3])
+    job.check(1, 2, 3)
+    job.stager.done([1, 2, 3])
+    job.check_nothing_is_held()
+
+
+def test_many_errors_are_told_once(open_job: Callable[..., Job]) -> None:
+    """A store that was away for all of eight shards, and is there again: one error, not eight."""
+    job = open_job(num_fetchers=3)
+    job.store.broken = set(job.names)
+    job.stager.stage(range(NUM_SHARDS))
+    job.until(lambda: len(job.stager._failed) == NUM_SHARDS)
+    with pytest.raises(StoreError):
+        job.stager.need(range(NUM_SHARDS))
+    job.store.broken.clear()
+    job.stager.need(range(NUM_SHARDS))
+    job.check(*range(NUM_SHARDS))
+    job.stager.done(range(NUM_SHARDS))
+    job.stager.unstage(range(NUM_SHARDS))
+    job.check_nothing_is_held()
+
+
+def test_error_ahead_is_told_when_its_shard_is_needed(open_job: Callable[..., Job]) -> None:
+    """Without another try, which was made already; the shards after it are fetched all the same."""
+    job = open_job()
+    job.store.broken = {job.names[1]}
+    job.stager.stage([0, 1, 2])
+    job.until(lambda: job.fetched() == [0, 1, 2])
+    job.stager.need([0, 2])
+    with pytest.raises(StoreError, match="s-000001"):
+        job.stager.need([1])
+    assert job.fetched() == [0, 1, 2]
+    job.stager.done([0, 2])
+    job.stager.unstage([0, 1, 2])
+    job.check_nothing_is_held()
+
+
+def test_error_of_a_window_that_was_given_up_is_forgotten(open_job: Callable[..., Job]) -> None:
+    """Another epoch finds out anew."""
+    job = open_job()
+    job.store.broken = {job.names[1]}
+    job.stager.stage([1])
+    job.until(lambda: 1 in job.stager._failed)
+    job.stager.unstage([1])
+    job.store.broken.clear()
+    job.stager.need([1])
+    job.stager.done([1])
+    assert job.fetched() == [1, 1]
+
+
+def test_no_fetcher_can_be_opened(open_job: Callable[..., Job]) -> None:
+    """All threads end: told, not waited for; the next call starts others."""
+    job = open_job(num_fetchers=3)
+    job.store.can_open = lambda: False
+    for _ in range(3):
+        with pytest.raises(StoreError, match="no connection to be had"):
+            job.stager.need(range(NUM_SHARDS))
+        job.until(lambda: not job.stager._threads)
+    job.store.can_open = lambda: True
+    job.stager.need(range(NUM_SHARDS))
+    job.check(*range(NUM_SHARDS))
+    job.stager.done(range(NUM_SHARDS))
+
+
+def test_one_fetcher_of_three_is_enough(open_job: Callable[..., Job]) -> None:
+    """Where two threads get no connection the third does all."""
+    job = open_job(num_fetchers=3)
+    turns = iter([True, False, False])
+    lock = threading.Lock()
+
+    def can_open() -> bool:
+        with lock:
+            return next(turns)
+
+    job.store.can_open = can_open
+    job.stager.need(range(NUM_SHARDS))
+    job.check(*range(NUM_SHARDS))
+    job.stager.done(range(NUM_SHARDS))
+
+
+def test_cache_removed_under_a_loader_is_told_each_time(open_job: Callable[..., Job], tmp_path: Path) -> None:
+    """`rm -r` of the cache: an error for each need, no hang, and closing works."""
+    job = open_job(num_fetchers=2)
+    job.stager.need([0])
+    shutil.rmtree(cache_root(tmp_path))
+    for _ in range(2):
+        with pytest.raises(CacheError, match=r"was removed or taken from this loader"):
+            job.stager.need([1, 2])
+    job.stager.close()
+
+
+# --- cut short --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
+def test_need_that_is_cut_short_needs_nothing(open_job: Callable[..., Job], error: type[BaseException]) -> None:
+    """Ctrl-C while a shard is waited for, or a progress bar that cannot be drawn: given up when it comes."""
+    job = open_job()
+    job.store.may_go_on.clear()
+
+    def cut_short(_: int) -> None:
+        raise error
+
+    with pytest.raises(error):
+        job.stager.need([0, 1], waiting=cut_short)
+    job.store.may_go_on.set()
+    job.until(lambda: not job.stager._filling)
+    job.check_nothing_is_held()
+    assert job.fetched() == [0]
+
+
+def test_ctrl_c_anywhere_breaks_nothing(open_job: Callable[..., Job]) -> None:
+    """Interrupts at random moments of a busy loop; `give_up` then ends all, and the next window comes."""
+    job = open_job(num_shards=4, num_fetchers=3)
+    draw = random.Random(5)
+    num_cut = 0
+    for _ in range(60):
+        timer = threading.Timer(draw.uniform(0, 0.012), _thread.interrupt_main)
+        try:
+            timer.start()
+            for first in range(0, NUM_SHARDS, 2):
+                window = [first, first + 1]
+                job.stager.stage(window)
+                job.stager.need(window)
+                job.stager.done(window)
+                job.stager.unstage(window)
+            timer.join()
+            time.sleep(0.01)
+        except KeyboardInterrupt:
+            num_cut += 1
+        timer.join()
+        job.stager.give_up()
+        job.until(lambda: not job.stager._filling)
+        job.check_nothing_is_held()
+    assert num_cut == 60
+    job.stager.need([0, 3, 5])
+    job.check(0, 3, 5)
+    job.stager.done([0, 3, 5])
+
+
+def test_close_does_not_wait_for_a_silent_store(open_job: Callable[..., Job]) -> None:
+    """Threads end, fetchers are closed, whoever waits is told; closing twice is one."""
+    job = open_job(num_fetchers=2)
+    job.store.may_go_on.clear()
+    errors: list[Exception] = []
+
+    def wait() -> None:
+        try:
+            job.stager.need([0, 1, 2])
+        except ValueError as exc:
+            errors.append(exc)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    job.until(lambda: len(job.store.fetched) == 2)
+    started = time.monotonic()
+    job.stager.close()
+    job.stager.close()
+    waiting.join(5)
+    assert time.monotonic() - started < 2
+    assert "closed meanwhile" in str(errors[0])
+    assert job.store.num_open == 0
+    with pytest.raises(ValueError, match="closed meanwhile"):
+        job.stager.need([0])
+
+
+def test_ctrl_c_in_close_comes_after_the_threads_have_ended(open_job: Callable[..., Job]) -> None:
+    """They write to the image's descriptor, which is closed next, and may be another file's then."""
+    job = open_job(num_fetchers=2)
+    is_over = threading.Event()
+    fetch = StoreFetcher.fetch
+
+    class Slow(StoreFetcher):
+        def fetch(self, *arguments: object, **options: object) -> bool:
+            time.sleep(0.4)
+            is_over.set()
+            return fetch(self, *arguments, **options)  # type: ignore[arg-type]
+
+    job.stager._open_fetcher = lambda: Slow(job.store)
+    job.store.num_open += 1  # one more will be closed than opened
+    job.stager.stage([0])
+    job.until(lambda: bool(job.stager._filling))
+    timer = threading.Timer(0.1, _thread.interrupt_main)
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        job.stager.close()
+    assert is_over.is_set()
+    assert not [thread for thread in job.stager._threads if thread.is_alive()]

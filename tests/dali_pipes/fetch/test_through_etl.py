@@ -1,0 +1,591 @@
+"""A loader whose shards are read through an ETL: the embedded node runs the transform's server as a real process."""
+
+import contextlib
+import dataclasses
+import functools
+import json
+import re
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import dali_pipes as dp
+from dali_pipes.cache.share import image_key
+from dali_pipes.cli import main
+from dali_pipes.data_set.data_set import Indexed, fetcher_of
+from dali_pipes.data_set.indexing import find_manifest, index_in_memory
+from dali_pipes.data_set.mixture import MixtureFetcher, join_manifests
+from dali_pipes.errors import DataError, PipesError, StoreError
+from dali_pipes.fetch import through_etl as transformed
+from dali_pipes.fetch.connection_pool import Connection
+from dali_pipes.fetch.objects import RetryPolicy
+from dali_pipes.fetch.stager import Wanted
+from dali_pipes.fetch.through_etl import TransformedFetcher
+from dali_pipes.formats.manifest import Manifest
+from dali_pipes.formats.names import transformed_name
+from dali_pipes.order.state import StateError
+from dali_pipes.store import embedded_node
+from dali_pipes.store.ais import AisStore
+from dali_pipes.store.embedded_node import ALLOW_ETL
+from dali_pipes.store.etl import TransformedStore, through_etl
+from dali_pipes.store.etl_errors import NoEtlError
+from dali_pipes.store.urls import ShardSet, resolve_shards
+from prep.etl.cluster import start_etl, stop_etl
+from prep.etl.local import open_output, transform_shards
+from prep.index import index_shards
+from tests.conftest import Sample, make_samples, write_shards
+from tests.dali_pipes.fetch.test_objects import Exchange, Place, answering, checksum
+
+TRANSFORMS = "tests.dali_pipes.etl_transforms"
+KEYS = [f"s{i:05d}" for i in range(12)]
+
+
+SAMPLES = make_samples([(40 + 7 * (i % 5), 33 + 5 * (i % 7)) for i in range(12)])
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three shards of four small samples, indexed."""
+    return write_shards(tmp_path_factory.mktemp("plain"), SAMPLES, per_shard=4)
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """An embedded node that may run transforms, and runs two."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(ALLOW_ETL, "1")
+        started = embedded_node.start(tmp_path_factory.mktemp("node"))
+    with started as running:
+        any_bucket = AisStore(running.endpoint, "any")
+        start_etl(any_bucket, "small-pets", transform=f"{TRANSFORMS}:SmallPets")
+        start_etl(any_bucket, "as-told", transform=f"{TRANSFORMS}:AsTold")
+        yield running.endpoint
+
+
+@pytest.fixture
+def bucket(node: str, plain: Path) -> AisStore:
+    """A bucket of its own with the shards and what describes them."""
+    store = AisStore(node, f"through-{uuid.uuid4().hex[:8]}")
+    store.create()
+    for path in plain.iterdir():
+        store.upload(path.name, path)
+    return store
+
+
+def tell(store: AisStore, act: bytes, directory: Path, *, keys: Sequence[str] = KEYS) -> None:
+    """Replace the shards by others of which some samples tell the ETL ``as-told`` what to do."""
+    samples = [Sample(s.key, s.components | ({"act": act} if s.key in keys else {})) for s in SAMPLES]
+    for path in write_shards(directory, samples, per_shard=4, index=False).iterdir():
+        store.upload(path.name, path)
+
+
+def shards_of(store: AisStore, etl: str) -> ShardSet:
+    return through_etl(resolve_shards(f"{store.url}/s-", endpoint=store.endpoint), etl)
+
+
+def tensors(components: dp.Components, random: dp.Random) -> dict[str, Any]:
+    """A graph of what `PetsTransform` makes: nothing is decoded."""
+    return {
+        "image": components.npy("image.npy", dtype=np.float32, ndim=3),
+        "trimap": components.npy("trimap.npy", dtype=np.uint8, ndim=3),
+        "label": components.label,
+    }
+
+
+def labels(components: dp.Components, random: dp.Random) -> dict[str, Any]:
+    return {"label": components.label, "length": components["image.jpg"].shape()}
+
+
+def open_loader(store: AisStore, graph: Callable[..., Any], **options: Any) -> dp.Loader:
+    found: dict[str, Any] = {"batch_size": 5, "seed": 3, "device": "cpu", "with_keys": True, "show_progress": False}
+    return dp.loader(f"{store.url}/s-", graph, endpoint=store.endpoint, **found | options)
+
+
+def keys_of(loader: dp.Loader) -> list[str]:
+    return [key for (batch,) in loader for key in batch["key"]]
+
+
+def assert_batches_equal(left: list[dict[str, Any]], right: list[dict[str, Any]]) -> None:
+    assert len(left) == len(right)
+    for one, other in zip(left, right, strict=True):
+        assert one.keys() == other.keys()
+        for name, value in one.items():
+            assert torch.equal(value, other[name]) if isinstance(value, torch.Tensor) else value == other[name]
+
+
+# --- batches ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_indexed", [True, False], ids=["indexed", "on the fly"])
+def test_batches_are_those_of_shards_that_were_transformed_here(
+    bucket: AisStore, plain: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, is_indexed: bool
+) -> None:
+    """Bit by bit, over two epochs; without an index they are indexed, that is said, and nothing is written."""
+    found = resolve_shards(plain, endpoint=None)
+    transform_shards(found, open_output(tmp_path, endpoint=None), transform=f"{TRANSFORMS}:SmallPets", jobs=1)
+    index_shards(resolve_shards(tmp_path, endpoint=None))
+    before = [entry.name for entry in bucket.list("")]
+    if is_indexed:
+        index_shards(shards_of(bucket, "small-pets"))
+    with (
+        open_loader(bucket, tensors, etl="small-pets") as through,
+        dp.loader(tmp_path, tensors, batch_size=5, seed=3, device="cpu", with_keys=True) as here,
+    ):
+        assert len(through) == len(here) == 3
+        for _ in range(2):
+            batches = [batch for (batch,) in through]
+            assert batches[0]["image"].shape == (5, 3, 24, 24)
+            assert_batches_equal(batches, [batch for (batch,) in here])
+    told = f"as ETL 'small-pets' gives them: indexed 3 of them in .* dali-pipes prep index '{bucket.url}/s-'"
+    assert bool(re.search(told, caplog.text)) is not is_indexed
+    written = {entry.name for entry in bucket.list("")} - set(before)
+    names = [f"s-00000{n}.index.small-pets.etl.safetensors" for n in range(3)]
+    names += ["s-columns.small-pets.etl.safetensors", "s-manifest.small-pets.etl.safetensors"]
+    assert written == (set(names) if is_indexed else set())
+
+
+def test_a_resumed_job_goes_on_at_the_next_sample(bucket: AisStore) -> None:
+    index_shards(shards_of(bucket, "small-pets"))
+    with open_loader(bucket, tensors, etl="small-pets") as whole:
+        batches = [batch for (batch,) in whole]
+    with open_loader(bucket, tensors, etl="small-pets") as first:
+        (delivered,) = next(iter(first))
+        state = json.loads(json.dumps(first.state_dict()))
+    with open_loader(bucket, tensors, etl="small-pets") as second:
+        second.load_state_dict(state)
+        assert_batches_equal([delivered, *(batch for (batch,) in second)], batches)
+    with open_loader(bucket, labels) as stored, pytest.raises(StateError, match="the state is of other shards"):
+        stored.load_state_dict(state)
+
+
+def test_stored_and_transformed_shards_never_share_an_image(bucket: AisStore, tmp_path: Path) -> None:
+    """Also where the ETL changes no byte: another data set, another image."""
+    through = index_shards(shards_of(bucket, "as-told"))
+    stored = find_manifest(resolve_shards(f"{bucket.url}/s-", endpoint=bucket.endpoint))
+    assert stored is not None
+    assert np.array_equal(stored.checksums, through.checksums)
+    assert stored.digest != through.digest
+    assert image_key(stored) != image_key(through)
+    with (
+        open_loader(bucket, labels, etl="as-told", cache_dir=tmp_path) as one,
+        open_loader(bucket, labels, cache_dir=tmp_path) as other,
+    ):
+        assert sorted(keys_of(one)) == sorted(keys_of(other)) == KEYS
+
+
+def test_a_set_of_a_mixture_is_read_through_an_etl(bucket: AisStore) -> None:
+    """Beside the same shards as they are stored."""
+    index_shards(shards_of(bucket, "as-told"))
+    url = f"{bucket.url}/s-"
+    mixture = dp.Mixture({"made": url, "stored": url}, etl={"made": "as-told"})
+    with dp.loader(mixture, labels, batch_size=6, device="cpu", with_keys=True, endpoint=bucket.endpoint) as loader:
+        assert sorted(keys_of(loader)) == sorted([*KEYS, *KEYS])
+
+
+def test_sets_of_one_bucket_have_fetchers_of_their_own_where_they_are_read_otherwise(bucket: AisStore) -> None:
+    """The stored shard is not what the ETL makes of it."""
+    transformed = shards_of(bucket, "small-pets")
+    indexed = {
+        "made": index_in_memory(transformed).manifest,
+        "stored": find_manifest(resolve_shards(f"{bucket.url}/s-", endpoint=bucket.endpoint)),
+    }
+    whole = join_manifests({name: manifest for name, manifest in indexed.items() if manifest is not None})
+    assert whole.etl == "small-pets;"
+    fetcher = MixtureFetcher({"made": transformed.store, "stored": bucket}, fetcher_of)
+    with contextlib.closing(fetcher):
+        for row in (0, 3):
+            place = Place(int(whole.shard_bytes[row]))
+            name, taken = whole.names[row], int(whole.checksums[row])
+            assert fetcher.fetch([Wanted(name, place.extent, taken)], stopped=lambda: False)
+
+
+def test_neighbours_of_bad_samples_come_through_the_etl(bucket: AisStore, tmp_path: Path) -> None:
+    """Whole, since ranges cannot be had: one good sample is left of each shard, and takes the others' places."""
+    good = [f"s{i:05d}" for i in (0, 5, 10)]
+    tell(bucket, b"cut off", tmp_path / "shards", keys=[key for key in KEYS if key not in good])
+    index_shards(shards_of(bucket, "as-told"))
+    options = {"batch_size": 2, "shuffle": False, "on_error": "substitute", "quarantine": tmp_path / "q.tsv"}
+    with open_loader(bucket, dp.segmentation(crop=96), etl="as-told", **options) as loader:
+        keys = keys_of(loader)
+        bad = sorted(found.key for found in loader.bad_samples)
+    assert bad == [key for key in KEYS if key not in good]
+    assert keys == [good[0]] * 4 + [good[1]] * 4 + [good[2]] * 4
+
+
+def test_parts_of_a_shard_are_those_of_the_transformed_one(bucket: AisStore, tmp_path: Path) -> None:
+    """Read once for several parts, and checked; a shard that is another one since is told."""
+    indexed = Indexed(shards_of(bucket, "small-pets"))
+    found = indexed.manifest
+    with contextlib.closing(indexed):
+        store = shards_of(bucket, "small-pets").store
+        for shard in (1, 0):
+            data = store.read(found.names[shard])
+            assert len(data) == found.shard_bytes[shard]
+            for start, size in [(0, 512), (5_000, 9_000), (len(data) - 10, 10)]:
+                assert indexed.read_range(shard, start=start, size=size) == data[start : start + size]
+        assert indexed.source == f"{bucket.url}/s- through ETL small-pets"
+        bucket.write("s-000002.tar", bucket.read("s-000001.tar"))
+        with pytest.raises(DataError, match=r"s-000002.tar through ETL small-pets'.* gave the same twice"):
+            indexed.read_range(2, start=0, size=512)
+
+
+# --- what an ETL may not do -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("act", [b"relabel", b"unsteady"], ids=["changed", "unsteady"])
+def test_other_bytes_than_when_it_was_indexed_are_told(bucket: AisStore, tmp_path: Path, act: bytes) -> None:
+    index_shards(shards_of(bucket, "as-told"))
+    tell(bucket, act, tmp_path / "shards")
+    with (
+        open_loader(bucket, labels, etl="as-told") as loader,
+        pytest.raises(
+            DataError,
+            match=r"s-00000[012].tar through ETL as-told': its b.*; (it gave the same twice: the shard was replaced "
+            r"since, or the transform of ETL 'as-told' is another one; index again: dali-pipes prep index URL --etl as-"
+            r"|ETL 'as-told' gave other bytes each of 2 times)",
+        ) as caught,
+    ):
+        keys_of(loader)
+    assert ("the same twice" in str(caught.value)) is (act == b"relabel")
+
+
+@pytest.mark.parametrize("act", [b"unsteady", b"ragged"])
+def test_a_transform_that_gives_other_bytes_each_time_is_told(bucket: AisStore, tmp_path: Path, act: bytes) -> None:
+    tell(bucket, act, tmp_path / "shards")
+    made = index_in_memory(shards_of(bucket, "as-told")).manifest
+    with pytest.raises(DataError, match=r"ETL 'as-told' gave other bytes each of [2-6] times: its transform must give"):
+        fetch_first(bucket, made, etl="as-told")
+
+
+def test_a_transform_that_fails_is_told_with_shard_and_key(bucket: AisStore, tmp_path: Path) -> None:
+    """When it is indexed, and when it is read."""
+    index_shards(shards_of(bucket, "as-told"))
+    tell(bucket, b"fail", tmp_path / "shards", keys=["s00002"])
+    told = rf"shard 's-000000.tar', key 's00002': transform '{TRANSFORMS}:AsTold' failed: ValueError: a sample that"
+    with pytest.raises(StoreError, match=f"ETL 'as-told' failed: {told}"):
+        index_in_memory(shards_of(bucket, "as-told"))
+    with (
+        open_loader(bucket, labels, etl="as-told", shuffle=False, num_fetchers=1) as loader,
+        pytest.raises(StoreError, match=f"s-000000.tar through ETL as-told' at http.*: the ETL failed: 422 {told}"),
+    ):
+        keys_of(loader)
+
+
+def test_a_shard_that_comes_broken_is_not_taken_for_a_broken_one(bucket: AisStore, plain: Path) -> None:
+    """When it is indexed nobody knows its size."""
+    bucket.upload("half-000000.tar", plain / "s-000000.tar")
+    shards = through_etl(resolve_shards(f"{bucket.url}/half-", endpoint=bucket.endpoint), "as-told")
+    with pytest.raises(DataError, match=r"shard 'half-000000.tar' is cut off.* \(so ETL 'as-told' gave it\)"):
+        index_shards(shards)
+
+
+def test_an_etl_that_is_stopped_is_waited_for_a_while(bucket: AisStore) -> None:
+    """Then told by its name, and how to start it; started again in time nothing is lost."""
+    start_etl(bucket, "comes-goes", transform=f"{TRANSFORMS}:AsTold")
+    made = index_in_memory(shards_of(bucket, "comes-goes")).manifest
+    bucket.client.etl("comes-goes").stop()
+    with pytest.raises(
+        StoreError, match=r"ETL 'comes-goes' at .* does not run, its stage is Aborted .*stop it and start"
+    ):
+        shards_of(bucket, "comes-goes")
+    with pytest.raises(
+        StoreError,
+        match=r"s-000000.tar through ETL comes-goes' at http.*: given up after 6 attempts in .*: no ETL 'comes-goes' "
+        "runs there .*start it: dali-pipes prep etl start comes-goes --function",
+    ):
+        fetch_first(bucket, made, etl="comes-goes")
+    stop_etl(bucket, "comes-goes")
+    later = threading.Timer(0.05, start_etl, (bucket, "comes-goes"), {"transform": f"{TRANSFORMS}:AsTold"})
+    later.start()
+    fetch_first(bucket, made, etl="comes-goes", attempts=10_000, max_attempts=10_000)
+    later.join()
+    stop_etl(bucket, "comes-goes")
+
+
+def test_an_etl_that_stops_in_the_middle_of_an_epoch_is_told_after_what_was_there(
+    bucket: AisStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All batches whose shards were staged come first; then it is named."""
+    monkeypatch.setattr(transformed, "RetryPolicy", functools.partial(RetryPolicy, base_s=0.005, cap_s=0.02))
+    for path in write_shards(tmp_path / "one", SAMPLES, per_shard=1, index=False).iterdir():
+        bucket.upload(f"one/{path.name}", path)
+    start_etl(bucket, "stops-soon", transform=f"{TRANSFORMS}:AsTold")
+    shards = through_etl(resolve_shards(f"{bucket.url}/one/s-", endpoint=bucket.endpoint), "stops-soon")
+    index_shards(shards)
+    options: dict[str, Any] = {"shuffle_window": 1, "shuffle": False, "prefetch_queue_depth": 1}
+    with dp.loader(
+        shards.url,
+        labels,
+        batch_size=1,
+        device="cpu",
+        with_keys=True,
+        endpoint=bucket.endpoint,
+        etl="stops-soon",
+        **options,
+    ) as loader:
+        batches = iter(loader)
+        keys = next(batches)[0]["key"]
+        stop_etl(bucket, "stops-soon")
+        with pytest.raises(
+            StoreError, match=r"through ETL stops-soon' at .*start it: dali-pipes prep etl start stops-"
+        ):
+            keys.extend(key for (batch,) in batches for key in batch["key"])
+        assert keys == KEYS[: len(keys)]
+        assert 1 < len(keys) < len(KEYS)
+        start_etl(bucket, "stops-soon", transform=f"{TRANSFORMS}:AsTold")
+        assert keys + [key for (batch,) in loader for key in batch["key"]] == KEYS
+    stop_etl(bucket, "stops-soon")
+
+
+def fetch_first(store: AisStore, made: Manifest, *, etl: str, **retry: int) -> None:
+    """Fetch the first shard, and expect what the manifest says."""
+    place = Place(int(made.shard_bytes[0]))
+    fetcher = TransformedFetcher(
+        Connection(endpoint=store.endpoint),
+        TransformedStore(store, etl),
+        retry=RetryPolicy(base_s=0.005, cap_s=0.02, **retry),
+    )
+    with contextlib.closing(fetcher):
+        assert fetcher.fetch([Wanted(made.names[0], place.extent, int(made.checksums[0]))], stopped=lambda: False)
+
+
+# --- a transfer that breaks, as AIStore ends it: with 200 said, an error's text in the body, and no sign of it --------
+
+DATA = bytes(range(256)) * 800
+ERROR = b'{"message":"unexpected EOF","method":"GET","status":500}'
+
+
+def through(bodies: list[bytes], *, lengths: bool = False, size: int = len(DATA)) -> tuple[Place, list[str | None]]:
+    """Fetch what a server answers, one body after the other and the last one ever again; the ranges asked for."""
+
+    def act(exchange: Exchange) -> None:
+        body = bodies.pop(0) if len(bodies) > 1 else bodies[0]
+        assert "etl_name=some-etl" in exchange.path
+        if lengths:
+            exchange.say(200, body)
+        else:
+            exchange.say_chunked(body)
+
+    place = Place(size)
+    with answering(act) as server:
+        store = TransformedStore(AisStore(server.endpoint, "b"), "some-etl")
+        fetcher = TransformedFetcher(
+            Connection(endpoint=server.endpoint), store, retry=RetryPolicy(base_s=0.005, cap_s=0.02)
+        )
+        with contextlib.closing(fetcher):
+            # As many connections as it may have: there are no ranges for them.
+            assert fetcher.fetch(
+                [Wanted("x.tar", place.extent, checksum(DATA))], stopped=lambda: False, num_connections=4
+            )
+        return place, server.ranges
+
+
+@pytest.mark.parametrize("lengths", [False, True])
+def test_what_comes_whole_is_taken(lengths: bool) -> None:
+    place, ranges = through([DATA], lengths=lengths)
+    assert place.holds(DATA)
+    assert ranges == [None]
+
+
+def test_what_breaks_off_is_read_again_from_the_beginning() -> None:
+    """Early, and so late that the error's text makes it longer than it should be; no range is asked for."""
+    place, ranges = through([DATA[:100_000] + ERROR, DATA[:-5] + ERROR, DATA[:1] + ERROR, DATA])
+    assert place.holds(DATA)
+    assert ranges == [None] * 4
+
+
+@pytest.mark.parametrize(
+    ("bodies", "message"),
+    [
+        ([DATA[:-1]], r"its body ends after 204799 of 204800 bytes; it gave the same twice: the shard was replaced"),
+        ([DATA + b"x"], r"its body has more than 204800 bytes, the manifest's; it gave the same twice"),
+        ([DATA[::-1]], r"its bytes have the xxhash2 .*, the manifest says .*; it gave the same twice"),
+        ([DATA[::-1], DATA[1:] + b"x"], r"ETL 'some-etl' gave other bytes each of 2 times"),
+        ([DATA[:n] for n in range(1, 9)], r"ends after 6 of 204800 bytes; ETL 'some-etl' gave other bytes each of 6"),
+    ],
+)
+def test_other_bytes_that_cannot_be_a_break_are_told(bodies: list[bytes], message: str) -> None:
+    with pytest.raises(DataError, match=f"'ais://b/x.tar through ETL some-etl'.*{message}"):
+        through(list(bodies))
+
+
+def test_another_length_that_is_announced_is_told_at_once() -> None:
+    bodies = [DATA[:-1], DATA]
+    with pytest.raises(
+        DataError, match=r"has 204799 bytes, the manifest says 204800; the shard was replaced since, or"
+    ):
+        through(bodies, lengths=True)
+    assert bodies == [DATA]
+
+
+# --- errors before any work -------------------------------------------------------------------------------------------
+
+
+def test_an_etl_that_is_not_there_is_told_with_those_that_are(bucket: AisStore) -> None:
+    with pytest.raises(
+        StoreError,
+        match=rf"no ETL 'not-there' at {bucket.endpoint} \(found: 'as-told', 'small-pets'\); start it: dali-pipes prep",
+    ):
+        open_loader(bucket, labels, etl="not-there")
+
+
+@pytest.mark.parametrize(
+    ("shards", "options", "error", "message"),
+    [
+        (
+            "{plain}",
+            {"etl": "small-pets"},
+            ValueError,
+            r"etl='small-pets' with '.*/s-': a cluster's ETL .*prep transform",
+        ),
+        ("ais://b/s-", {"etl": "small-pets"}, ValueError, r"etl='small-pets' with 'ais://b/s-' needs the endpoint"),
+        ("{plain}", {"etl": 3}, TypeError, "etl must be the name of an ETL, got 3"),
+        (
+            dp.Mixture({"a": "ais://b/s-"}),
+            {"etl": "small-pets"},
+            ValueError,
+            r"etl='small-pets' with a mixture: say of which data sets: Mixture\({...}, etl={'a': 'small-pets'}\)",
+        ),
+        (dp.Mixture({"a": "{plain}"}, etl={"a": "small-pets"}), {}, ValueError, "data set 'a': etl='small-pets' with"),
+        (
+            dp.Mixture({"a": "ais://b/s-"}, etl={"a": "some-etl"}),
+            {},
+            ValueError,
+            "etl='some-etl' with 'ais://b/s-' needs",
+        ),
+    ],
+)
+def test_misuse_is_told_before_any_work(
+    plain: Path, shards: Any, options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    if isinstance(shards, str):
+        shards = shards.format(plain=plain)
+    elif shards.sets["a"] == "{plain}":
+        shards = dp.Mixture({"a": str(plain)}, etl=shards.etl)
+    with pytest.raises(error, match=message):
+        dp.loader(shards, labels, batch_size=5, device="cpu", **options)
+
+
+def test_etl_of_a_mixture_is_for_its_sets() -> None:
+    with pytest.raises(ValueError, match="etl must be given for some of the sets 'a', got one for 'b'"):
+        dp.Mixture({"a": "x-"}, etl={"b": "some-etl"})
+    with pytest.raises(TypeError, match="etl must be a mapping of data sets' names to ETLs, got str"):
+        dp.Mixture({"a": "x-"}, etl="some-etl")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "error", "message"),
+    [
+        # As AIS 4.9 and 5.0 answer a question for their ETLs without Kubernetes.
+        (400, "the operation requires Kubernetes", NoEtlError, "it does not run on Kubernetes.*prep transform URL OUT"),
+        (501, "cannot use ETL in a build without ETL support", NoEtlError, "built with the tag etl.*prep transform"),
+        (500, "out of order", StoreError, "'ETL some-etl' at .*: 500 out of order"),
+        (403, "only administrators", None, ""),
+    ],
+)
+def test_what_a_cluster_says_of_its_etls(status: int, text: str, error: type[PipesError] | None, message: str) -> None:
+    """One that lists them to administrators only is not asked again: a training job may still read through them."""
+
+    def act(exchange: Exchange) -> None:
+        exchange.say(status, json.dumps({"message": text, "status": status}).encode(), Connection="close")
+
+    with answering(act) as server:
+        store = AisStore(server.endpoint, "b")
+        expected = contextlib.nullcontext() if error is None else pytest.raises(error, match=message)
+        with expected:
+            through_etl(ShardSet(store=store, names=("s-000000.tar",)), "some-etl")
+    assert server.paths[0] == "/v1/etl"
+
+
+def test_a_node_that_may_not_run_transforms_says_so(
+    tmp_path: Path, plain: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(ALLOW_ETL, raising=False)
+    with embedded_node.start(tmp_path / "node") as without:
+        store = AisStore(without.endpoint, "b")
+        store.create()
+        store.upload("s-000000.tar", plain / "s-000000.tar")
+        with pytest.raises(NoEtlError, match=f"runs code and is off .{ALLOW_ETL}=1 allows it"):
+            open_loader(store, labels, etl="some-etl")
+
+
+# --- names, formats, the command --------------------------------------------------------------------------------------
+
+
+def test_files_of_an_etl_have_names_that_no_others_have() -> None:
+    """Not those of other shards, whatever these are called, nor of another ETL's."""
+    names = ["x-000000.index.safetensors", "x-manifest.safetensors", "x-columns.safetensors"]
+    made = {transformed_name(name, etl=etl) for name in names for etl in ("manifest", "columns", "some-index")}
+    assert len(made) == 9
+    assert not any(
+        name.endswith(tuple(f"{kind}.safetensors" for kind in ("index", "manifest", "columns"))) for name in made
+    )
+
+
+def test_a_manifest_says_through_which_etl(bucket: AisStore) -> None:
+    """Read back as it was written; one that was renamed, or says what cannot be, is refused."""
+    shards = shards_of(bucket, "as-told")
+    made = index_shards(shards)
+    name = "s-manifest.as-told.etl.safetensors"
+    data = bucket.read(name)
+    assert Manifest.from_bytes(data, where="m").to_bytes() == data
+    assert Manifest.from_bytes(data, where="m").digest == made.digest
+    assert made.take(np.array([1, 0])).etl == "as-told"
+    with pytest.raises(DataError, match="'etl' to be an ETL's name"):
+        Manifest.from_bytes(dataclasses.replace(made, etl="as told").to_bytes(), where="m")
+    bucket.write("s-manifest.safetensors", data)
+    stored = resolve_shards(f"{bucket.url}/s-", endpoint=bucket.endpoint)
+    with pytest.raises(
+        DataError, match=r"of shards as ETL 'as-told' gives them, expected one of shards as they are st"
+    ):
+        find_manifest(stored)
+    bucket.write(transformed_name("s-manifest.safetensors", etl="small-pets"), data)
+    with pytest.raises(DataError, match=r"expected one of shards as ETL 'small-pets' gives them; .*--etl small-pets"):
+        find_manifest(shards_of(bucket, "small-pets"))
+
+
+def test_a_bucket_as_an_etl_shows_it(bucket: AisStore, plain: Path) -> None:
+    store = TransformedStore(bucket, "as-told")
+    data = (plain / "s-000001.tar").read_bytes()
+    bucket.write("s-classes.json", b"{}")
+    assert store.read("s-000001.tar") == data
+    assert store.read_range("s-000001.tar", start=1_000, size=70_000) == data[1_000:71_000]
+    assert store.read("s-classes.json") == b"{}"
+    assert store.size("s-manifest.safetensors") is None
+    store.write("s-manifest.safetensors", b"12345")
+    assert bucket.read("s-manifest.as-told.etl.safetensors") == b"12345"
+    assert store.read_range("s-manifest.safetensors", start=1, size=2) == b"23"
+    store.delete("s-manifest.safetensors")
+    assert store.size("s-manifest.safetensors") is None
+    assert bucket.size("s-manifest.safetensors") is not None
+
+
+def test_index_command(bucket: AisStore, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Told where, and as JSON; what cannot be is told."""
+    command = ["prep", "index", f"{bucket.url}/s-", "--endpoint", bucket.endpoint, "--etl"]
+    assert main([*command, "as-told"]) == 0
+    assert re.search(rf"12 samples, .* -> {bucket.url}/s-manifest.as-told.etl.safetensors\n", capsys.readouterr().out)
+    assert main([*command, "as-told", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["etl"], told["manifest"]) == ("as-told", f"{bucket.url}/s-manifest.as-told.etl.safetensors")
+    assert main([*command, "not-there"]) == 1
+    assert "no ETL 'not-there'" in capsys.readouterr().err
+    monkeypatch.delenv("AIS_ENDPOINT", raising=False)
+    assert main(["prep", "index", "ais://b/s-", "--etl", "as-told"]) == 2
+    assert "--etl NAME needs --endpoint" in capsys.readouterr().err
+
+
+def test_a_cache_is_warmed_through_an_etl(bucket: AisStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    index_shards(shards_of(bucket, "small-pets"))
+    arguments = ["--cache", str(tmp_path), "--endpoint", bucket.endpoint, "--etl", "small-pets", "--json"]
+    assert main(["cache", "warm", f"{bucket.url}/s-", *arguments]) == 0
+    assert json.loads(capsys.readouterr().out)["num_staged"] == 3
+    with open_loader(bucket, tensors, etl="small-pets", cache_dir=tmp_path) as loader:
+        assert loader.num_samples == len(SAMPLES)
+        assert sorted(keys_of(loader)) == sorted(KEYS)

@@ -1,0 +1,340 @@
+"""The column file: what it holds of every sample, a million of them, and what is refused in it."""
+
+import json
+import time
+import tracemalloc
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import load, save
+
+from dali_pipes.data_set.indexing import find_columns, find_manifest, index_in_memory
+from dali_pipes.errors import DataError
+from dali_pipes.formats.manifest import Manifest, Texts, pack_texts
+from dali_pipes.formats.names import columns_name, manifest_name
+from dali_pipes.formats.sample_columns import MAX_COMPONENTS, Columns, ColumnsBuilder, SampleColumns, join_columns
+from dali_pipes.formats.shard_index import ShardIndex
+from dali_pipes.store.ais import AisStore
+from dali_pipes.store.urls import resolve_shards
+from prep.index import index_shards
+from tests.conftest import Sample, make_samples, write_shards, write_tar
+
+Row = tuple[str, frozenset[str], int]  # key, components, label
+
+
+def an_index(rows: list[Row]) -> ShardIndex:
+    """A shard of these samples, as `prep.index` makes it."""
+    components = sorted({name for _, names, _ in rows for name in names})
+    offsets = {c: np.array([512 if c in names else -1 for _, names, _ in rows], np.int64) for c in components}
+    labels = np.array([label if "cls" in names else 0 for _, names, label in rows], np.int64)
+    return ShardIndex(
+        shard="s.tar",
+        shard_bytes=4096,
+        shard_checksum=0,
+        keys=[key for key, _, _ in rows],
+        offsets=offsets,
+        sizes=offsets,
+        labels=labels if "cls" in components else None,
+        photos={},
+    )
+
+
+def built(shards: list[list[Row]]) -> SampleColumns:
+    builder = ColumnsBuilder()
+    for rows in shards:
+        builder.add(an_index(rows))
+    return builder.finish()
+
+
+def a_manifest(counts: list[int], components: Mapping[str, int] | None = None) -> Manifest:
+    column = np.array(counts, np.int64)
+    return Manifest(
+        names=[f"s-{row}.tar" for row in range(len(counts))],
+        shard_bytes=column,
+        checksums=column.astype(np.uint64),
+        samples=column,
+        index_bytes=column,
+        index_checksums=column.astype(np.uint64),
+        components=components or {},
+    )
+
+
+def expect(columns: SampleColumns, rows: list[Row]) -> None:
+    """These columns say of these samples what a loop over them says."""
+    assert list(columns.keys) == [key for key, _, _ in rows]
+    names = {name for _, components, _ in rows for name in components}
+    assert columns.has.keys() >= names
+    for name in columns.has:
+        assert columns.lack([name]).tolist() == [name not in components for _, components, _ in rows]
+    if "cls" in names:
+        view = Columns(columns, names=["s-0.tar"], counts=np.array([len(rows)]))
+        assert view.labels.tolist() == [label if "cls" in components else -1 for _, components, label in rows]
+
+
+ROWS = st.tuples(
+    st.text(st.characters(exclude_categories=["Cs"]), max_size=6),
+    st.frozensets(st.sampled_from(["cls", "jpg", "seg.png", "txt"]), min_size=1),
+    st.one_of(st.integers(-3, 200), st.sampled_from([2**15, -(2**31), 2**31, 2**63 - 1, -(2**63)])),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.lists(ROWS, max_size=5), min_size=1, max_size=5), st.data())
+def test_columns_are_those_of_a_loop(shards: list[list[Row]], data: st.DataObject) -> None:
+    """Built, written, read, cut to some shards in any order, joined: always the samples' own."""
+    everything = [row for rows in shards for row in rows]
+    columns = built(shards)
+    expect(columns, everything)
+    manifest = a_manifest([len(rows) for rows in shards])
+    written = columns.to_bytes(manifest=manifest.digest)
+    again = SampleColumns.from_bytes(written, manifest=manifest, where="c")
+    expect(again, everything)
+    assert again.to_bytes(manifest=manifest.digest) == written
+    chosen = data.draw(st.lists(st.integers(0, len(shards) - 1), max_size=6))
+    part = again.of_shards(manifest.samples, np.array(chosen, np.int64))
+    expect(part, [row for number in chosen for row in shards[number]])
+    cut = data.draw(st.integers(0, len(shards)))
+    halves = [built(half) for half in (shards[:cut], shards[cut:])]
+    expect(join_columns([(half, dict.fromkeys(half.has, 1)) for half in halves]), everything)
+
+
+@pytest.mark.parametrize(
+    ("labels", "dtype"),
+    [
+        ([0, 127, -128], np.int8),
+        ([128], np.int16),
+        ([2**15], np.int32),
+        ([-(2**31) - 1], np.int64),
+    ],
+)
+def test_labels_lie_in_the_smallest_type(labels: list[int], dtype: type[np.signedinteger[Any]]) -> None:
+    columns = built([[(str(label), frozenset({"cls"}), label) for label in labels]])
+    assert columns.labels.dtype == dtype
+    assert columns.labels.tolist() == labels
+
+
+def test_components_that_all_have_take_no_room_in_the_file(tmp_path: Path) -> None:
+    """Only what some lack has a bitmap; a set without cls has no labels."""
+    write_tar(tmp_path / "s-0.tar", [Sample("a", {"jpg": b"", "txt": b""}), Sample("b", {"jpg": b""})])
+    index_shards(resolve_shards(tmp_path, endpoint=None))
+    data = (tmp_path / columns_name("s-")).read_bytes()
+    columns = load(data)
+    assert sorted(columns) == ["has/txt", "key/bytes", "key/ends"]
+    assert columns["has/txt"].tolist() == [0b1000_0000]
+
+
+def test_more_components_than_a_file_knows_are_left_to_the_shard_indexes() -> None:
+    """A date in each name makes a component of each sample; labels are known all the same."""
+    rows = [
+        (f"k{row}", frozenset({f"{row:04d}.jpg", "cls"} if row > 90 else {f"{row:04d}.jpg"}), row) for row in range(99)
+    ]
+    columns = built([rows])
+    assert len(columns.has) == MAX_COMPONENTS + 1
+    assert columns.lack(["0000.jpg"]).tolist() == [row > 0 for row in range(99)]
+    assert columns.lack(["0090.jpg"]) is None
+    assert columns.lack(["cls"]).tolist() == [row <= 90 for row in range(99)]
+    counted = {f"{row:04d}.jpg": 1 for row in range(99)} | {"cls": 8}
+    other = built([[("x", frozenset({"0001.jpg", "0090.jpg"}), 0)]])
+    joined = join_columns([(columns, counted), (other, {"0001.jpg": 1, "0090.jpg": 1})])
+    assert joined.lack(["0001.jpg"]).tolist() == [row != 1 for row in range(99)] + [False]
+    assert joined.lack(["0090.jpg"]) is None
+
+
+def test_columns_are_collected_without_an_object_a_sample() -> None:
+    """What stays of a hundred thousand samples: some 35 bytes each; a key alone takes 70 as a Python string."""
+    tracemalloc.start()
+    try:
+        builder = ColumnsBuilder()
+        for number in range(100):
+            names = frozenset({"cls", "jpg"})
+            rows: list[Row] = [(f"n{row:08d}/{number:03d}{row:04d}", names, row) for row in range(1000)]
+            builder.add(an_index([*rows[1:], (rows[0][0], frozenset({"jpg"}), 0)]))
+        del rows
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(builder.finish()) == 100_000
+    assert kept < 5_500_000
+
+
+# --- beside the shards ------------------------------------------------------------------------------------------------
+
+
+def test_column_file_is_written_with_the_index_and_read_again(small_shards: Path, small_samples: list[Sample]) -> None:
+    """Of all samples, in the manifest's order; in memory the same as in the file."""
+    shards = resolve_shards(small_shards, endpoint=None)
+    manifest = find_manifest(shards)
+    found = find_columns(shards, manifest)
+    assert list(found.keys) == [sample.key for sample in small_samples]
+    assert found.labels.tolist() == [int(sample.components["cls"]) for sample in small_samples]
+    assert found.has == {"cls": None, "image.jpg": None, "trimap.png": None}
+    data = (small_shards / columns_name("s-")).read_bytes()
+    assert index_in_memory(shards).columns.to_bytes(manifest=manifest.digest) == data
+
+
+def test_column_file_in_a_bucket(bucket: AisStore, tmp_path: Path) -> None:
+    write_shards(tmp_path, make_samples([(20, 20)] * 4), per_shard=2, index=False)
+    bucket.create()
+    for path in tmp_path.glob("*.tar"):
+        bucket.write(f"d/{path.name}", path.read_bytes())
+    shards = resolve_shards(f"{bucket.url}/d/s-", endpoint=bucket.endpoint)
+    manifest = index_shards(shards)
+    assert find_columns(shards, manifest).keys == [f"s{row:05d}" for row in range(4)]
+    bucket.delete("d/s-columns.safetensors")
+    assert find_columns(shards, manifest) is None
+
+
+def test_data_set_that_was_indexed_before_gets_its_columns(tmp_path: Path) -> None:
+    """No column file: `None`; indexing again writes it, and changes nothing else."""
+    write_shards(tmp_path, make_samples([(20, 20)] * 4), per_shard=2)
+    shards = resolve_shards(tmp_path, endpoint=None)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    (tmp_path / columns_name("s-")).unlink()
+    manifest = find_manifest(shards)
+    assert find_columns(shards, manifest) is None
+    index_shards(shards)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_column_file_of_another_manifest_is_refused(tmp_path: Path) -> None:
+    """Shards were packed anew, the column file is that of before: both digests, and what to do."""
+    write_shards(tmp_path, make_samples([(20, 20)] * 4), per_shard=2)
+    path = tmp_path / columns_name("s-")
+    stale = path.read_bytes()
+    write_shards(tmp_path, make_samples([(20, 20)] * 4, first=9), per_shard=2)
+    path.write_bytes(stale)
+    shards = resolve_shards(tmp_path, endpoint=None)
+    manifest = find_manifest(shards)
+    with pytest.raises(
+        DataError,
+        match=rf"'{path}' is the column file of another manifest: [0-9a-f]{{12}}\.\.\., beside it lies "
+        rf"{manifest.digest[:12]}\.\.\.; index the shards anew: dali-pipes prep index URL",
+    ):
+        find_columns(shards, manifest)
+
+
+GOOD = [[("a", frozenset({"cls", "jpg"}), 3), ("é", frozenset({"jpg"}), 0), ("c", frozenset({"jpg", "cls"}), 5)]]
+
+
+def changed_file(changes: Mapping[str, Any], header: Mapping[str, Any]) -> tuple[bytes, Manifest]:
+    manifest = a_manifest([3])
+    data = built(GOOD).to_bytes(manifest=manifest.digest)
+    columns = {name: column for name, column in (load(data) | dict(changes)).items() if column is not None}
+    stop = 8 + int.from_bytes(data[:8], "little")
+    head = json.loads(json.loads(data[8:stop])["__metadata__"]["header"]) | header
+    return save(columns, metadata={"header": json.dumps(head)}), manifest
+
+
+@pytest.mark.parametrize(
+    ("changes", "header", "text"),
+    [
+        ({"label": np.array([1, 2], np.int8)}, {}, "column 'label' of 3 int8, found int8 of shape"),
+        ({"label": np.array([1, 2, 3], np.uint8)}, {}, "column 'label' of 3 int64, found uint8"),
+        ({"label": None}, {}, "column 'label' of 3 int64, found none"),
+        ({"has/cls": np.array([0b1010_0000, 0], np.uint8)}, {}, "column 'has/cls' of 1 uint8, found uint8 of shape"),
+        ({"has/cls": np.array([0b1011_0000], np.uint8)}, {}, "column 'has/cls' of 3 bits, found more"),
+        ({"has/png": np.array([0], np.uint8)}, {}, "no other columns, found 'has/png'"),
+        ({"key/ends": np.array([1, 0, 4])}, {}, "ends must rise"),
+        (
+            {"key/bytes": np.zeros(0, np.uint8), "key/ends": np.zeros(0, np.int64)},
+            {},
+            "3 samples, the manifest's, found 0",
+        ),
+        ({}, {"components": ["jpg", "cls"]}, "'components' to be names in order"),
+        ({}, {"components": ["cls", 5]}, "'components' to be names in order"),
+        ({}, {"components": ["jpg"]}, "no other columns, found 'has/cls', 'label'"),
+        ({}, {"manifest": 5}, "'manifest' to be a text, found 5"),
+    ],
+)
+def test_column_file_that_says_what_cannot_be_is_refused(
+    changes: dict[str, Any], header: dict[str, Any], text: str
+) -> None:
+    """Every column is as long as there are samples, every bit one of theirs."""
+    data, manifest = changed_file(changes, header)
+    with pytest.raises(DataError, match=f"'c' is a broken dali-pipes column file: expected .*{text}.*; rebuild it"):
+        SampleColumns.from_bytes(data, manifest=manifest, where="c")
+
+
+def test_column_file_of_another_kind_or_version_is_refused(small_shards: Path) -> None:
+    manifest = find_manifest(resolve_shards(small_shards, endpoint=None))
+    with pytest.raises(DataError, match="expected a dali-pipes column file, version 1, found a dali-pipes manifest"):
+        SampleColumns.from_bytes((small_shards / manifest_name("s-")).read_bytes(), manifest=manifest, where="c")
+    data, ours = changed_file({}, {"version": 2})
+    with pytest.raises(DataError, match="version 1, found a dali-pipes column file, version 2; rebuild it"):
+        SampleColumns.from_bytes(data, manifest=ours, where="c")
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_column_file_with_random_bytes_is_refused_or_valid(corruption: st.DataObject) -> None:
+    """Any bytes changed or cut off: a `DataError`, or what can be written again; no other exception."""
+    data, manifest = changed_file({}, {})
+    changed = bytearray(data)
+    places = st.integers(0, len(data) - 1)
+    for place, byte in corruption.draw(st.lists(st.tuples(places, st.integers(0, 255)), min_size=1, max_size=4)):
+        changed[place] = byte
+    changed[corruption.draw(st.one_of(st.just(len(data)), places)) :] = b""
+    try:
+        found = SampleColumns.from_bytes(bytes(changed), manifest=manifest, where="c")
+    except DataError as exc:
+        assert str(exc).startswith("'c'")  # noqa: PT017 (most are refused, some are valid)
+        return
+    again = SampleColumns.from_bytes(found.to_bytes(manifest=manifest.digest), manifest=manifest, where="c")
+    assert again.to_bytes(manifest=manifest.digest) == found.to_bytes(manifest=manifest.digest)
+
+
+# --- what a predicate sees --------------------------------------------------------------------------------------------
+
+
+def a_view(rows: list[Row]) -> Columns:
+    return Columns(built([rows]), names=["a/s-0.tar", "b/s-0.tar"], counts=np.array([1, len(rows) - 1]))
+
+
+def test_columns_are_arrays_that_numpy_chooses_by() -> None:
+    """Keys and shards as numpy's own strings, labels as int64, of any characters."""
+    view = a_view(
+        [("cat/1", frozenset({"cls"}), 7), ("dog/é", frozenset({"jpg"}), 0), ("cat/2", frozenset({"cls"}), 300)]
+    )
+    assert np.strings.startswith(view.keys, "cat/").tolist() == [True, False, True]
+    assert view.keys.tolist() == ["cat/1", "dog/é", "cat/2"]
+    assert view.shards.tolist() == ["a/s-0.tar", "b/s-0.tar", "b/s-0.tar"]
+    assert view.labels.dtype == np.int64
+    assert view.labels.tolist() == [7, -1, 300]
+    assert view.has("cls").tolist() == [True, False, True]
+    assert view.components == ["cls", "jpg"]
+    assert len(view) == 3
+
+
+def test_columns_that_are_not_there_are_named() -> None:
+    """Labels of a set without cls, and a component that no sample has."""
+    view = a_view([("a", frozenset({"jpg", "txt"}), 0), ("b", frozenset({"jpg"}), 0)])
+    with pytest.raises(
+        DataError, match=r"none of 2 samples, from shard 'a/s-0.tar' on, has a component 'cls' \(found: jpg, txt\)"
+    ):
+        _ = view.labels
+    with pytest.raises(DataError, match=r"no component 'png' to choose by, in 2 samples .* \(found: jpg, txt\)"):
+        view.has("png")
+
+
+def test_columns_of_a_million_samples_are_read_at_once() -> None:
+    """Some 20 bytes a sample and no Python object: keys, labels and a bitmap, in a fraction of a second."""
+    count = 1_000_000
+    keys = Texts(*pack_texts([f"n{row % 1000:08d}/{row:07d}" for row in range(count)]))
+    labels = (np.arange(count) % 1000).astype(np.int16)
+    columns = SampleColumns(keys=keys, labels=labels, has={"cls": None, "jpg": None, "txt": labels < 990})
+    manifest = a_manifest([1000] * 1000)
+    data = columns.to_bytes(manifest=manifest.digest)
+    assert len(data) < 28_000_000  # 17 of key, 8 of its end, 2 of label, a bit
+    started = time.perf_counter()
+    found = SampleColumns.from_bytes(data, manifest=manifest, where="c")
+    picked = found.of_shards(manifest.samples, np.arange(1000)[::-1])
+    # Some 0.15 s; a loop over the samples would take longer than that, and a machine may be busy.
+    assert time.perf_counter() - started < 3
+    assert picked.keys[0] == keys[999_000]
+    view = Columns(found, names=manifest.names, counts=manifest.samples)
+    assert int(np.strings.startswith(view.keys, "n00000042/").sum()) == 1000

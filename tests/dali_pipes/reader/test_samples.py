@@ -1,0 +1,358 @@
+"""Ordinals to rows: columns equal a loop over the shard indexes; what is missing or disagrees is named."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dali_pipes.errors import DataError
+from dali_pipes.formats.column_file import checksum
+from dali_pipes.formats.manifest import Manifest
+from dali_pipes.formats.photo_header import PHOTO_FORMATS
+from dali_pipes.formats.shard_index import PhotoColumns, ShardIndex
+from dali_pipes.order.randomness import Stream
+from dali_pipes.reader.samples import NO_PHOTO, Batch, Samples
+
+JPEG = PHOTO_FORMATS.index("JPEG")
+CLASSES = {10: "a", 20: "b", 40: "c"}
+
+
+def make_index(shard: int, num_samples: int) -> ShardIndex:
+    """Samples with `jpg` or `jpeg`, in turns, some with `txt`; every number tells its shard and row."""
+    rows = np.arange(num_samples, dtype=np.int64)
+    base = 512 * (1000 * shard + 10 * rows)
+    offsets = {
+        "cls": base + 1 * 512,
+        "jpg": np.where(rows % 2 == 0, base + 2 * 512, -1),
+        "jpeg": np.where(rows % 2 == 1, base + 3 * 512, -1),
+        "txt": np.where(rows % 3 == 0, base + 4 * 512, -1),
+    }
+    photo = PhotoColumns(
+        height=(100 * shard + 10 + rows).astype(np.int32),
+        width=(200 * shard + 10 + rows).astype(np.int32),
+        format=np.full(num_samples, JPEG, np.uint8),
+    )
+    return ShardIndex(
+        shard=f"s-{shard}.tar",
+        shard_bytes=10_000_000,
+        shard_checksum=shard,
+        keys=[f"{shard}/k{row}" for row in rows],
+        offsets=offsets,
+        sizes={name: np.where(found >= 0, 5 + rows, 0) for name, found in offsets.items()},
+        labels=np.array([10, 20, 40], np.int64)[rows % 3],
+        photos={"jpg": photo, "jpeg": photo},
+    )
+
+
+class DataSet:
+    """Shard indexes, the manifest of them, and which were read."""
+
+    def __init__(self, indexes: Sequence[ShardIndex], *, classes: dict[int, str] | None = None) -> None:
+        self.indexes = indexes
+        self.read: list[int] = []
+        counts = {name: sum(int((index.offsets[name] >= 0).sum()) for index in indexes) for name in indexes[0].offsets}
+        formats: dict[str, dict[str, int]] = {}
+        for name in indexes[0].photos:
+            there = [index.photos[name].format[index.offsets[name] >= 0] for index in indexes]
+            kinds, numbers = np.unique(np.concatenate(there), return_counts=True)
+            formats[name] = {PHOTO_FORMATS[kind]: int(number) for kind, number in zip(kinds, numbers, strict=True)}
+        files = [index.to_bytes() for index in indexes]
+        self.manifest = Manifest(
+            names=[index.shard for index in indexes],
+            shard_bytes=np.array([index.shard_bytes for index in indexes], np.int64),
+            checksums=np.array([index.shard_checksum for index in indexes], np.uint64),
+            samples=np.array([index.num_samples for index in indexes], np.int64),
+            index_bytes=np.array([len(file) for file in files], np.int64),
+            index_checksums=np.array([checksum(file) for file in files], np.uint64),
+            components=counts,
+            classes=CLASSES if classes is None else classes,
+            photos=formats,
+        )
+
+    def samples(self, **options: object) -> Samples:
+        return Samples(self.manifest, self.read_index, **options)  # type: ignore[arg-type]
+
+    def read_index(self, shard: int) -> bytes:
+        self.read.append(shard)
+        return self.indexes[shard].to_bytes()
+
+    def naive(self, ordinal: int) -> tuple[ShardIndex, int]:
+        for index in self.indexes:
+            if ordinal < index.num_samples:
+                return index, ordinal
+            ordinal -= index.num_samples
+        raise IndexError
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=6).filter(any), st.data())
+def test_rows_are_those_of_a_loop(sizes: list[int], data: st.DataObject) -> None:
+    """Any ordinals, in any order, repeated, over shards of any number of samples, none as well."""
+    data_set = DataSet([make_index(shard, size) for shard, size in enumerate(sizes)])
+    ordinals = np.array(data.draw(st.lists(st.integers(0, sum(sizes) - 1), min_size=1, max_size=20)), np.int64)
+    samples = data_set.samples()
+    assert len(samples) == sum(sizes)
+    rows = samples.rows(ordinals)
+    assert len(rows) == len(ordinals)
+    for component in ("jpg", "jpg;jpeg", "txt;jpeg", "none"):
+        places = rows.places(component)
+        for position, ordinal in enumerate(ordinals.tolist()):
+            index, row = data_set.naive(ordinal)
+            has = [name for name in component.split(";") if name in index.offsets and index.offsets[name][row] >= 0]
+            if not has:
+                assert places.offset[position] == -1
+                continue
+            assert places.offset[position] == index.offsets[has[0]][row]
+            assert places.size[position] == index.sizes[has[0]][row]
+            photo = index.photos.get(has[0])
+            found = (places.height[position], places.width[position], places.format[position])
+            assert found == ((photo.height[row], photo.width[row], JPEG) if photo else (0, 0, NO_PHOTO))
+    for position, ordinal in enumerate(ordinals.tolist()):
+        index, row = data_set.naive(ordinal)
+        assert rows.labels[position] == index.labels[row]
+        assert rows.key(position) == index.keys[row]
+        assert rows.name(position) == samples.name(ordinal) == f"shard '{index.shard}', key '{index.keys[row]}'"
+    # A batch is a run of the rows.
+    start = data.draw(st.integers(0, len(ordinals) - 1))
+    stop = data.draw(st.integers(start + 1, len(ordinals)))
+    batch = Batch(rows, start, stop, np.zeros(stop - start, np.int64), num_valid=stop - start, stream=stream)
+    assert batch.ordinals.tolist() == ordinals[start:stop].tolist()
+    assert batch.labels.tolist() == rows.labels[start:stop].tolist()
+    assert batch.keys == [rows.key(position) for position in range(start, stop)]
+    assert "shard '{}', key '{}'".format(*batch.name(0)) == rows.name(start)
+    height, width = batch.size("jpg;jpeg")
+    assert height.dtype == width.dtype == np.int32
+    assert height.tolist() == rows.places("jpg;jpeg").height[start:stop].tolist()
+    assert batch.uniforms("crop", 2).tolist() == stream("crop").uniforms(batch.ordinals, 2).tolist()
+
+
+def stream(name: str) -> Stream:
+    return Stream(3, 1, name)
+
+
+def test_index_is_read_once_until_it_is_forgotten() -> None:
+    """Rows that were made stay whole; what is forgotten is read again when it is wanted."""
+    data_set = DataSet([make_index(0, 3), make_index(1, 3)])
+    samples = data_set.samples()
+    rows = samples.rows(np.array([0, 4, 1]))
+    samples.rows(np.array([5, 2]))
+    assert data_set.read == [0, 1]
+    samples.forget([0, 1])
+    samples.forget([0])
+    assert [rows.key(position) for position in range(3)] == ["0/k0", "1/k1", "0/k1"]
+    assert rows.places("cls").offset.tolist() == [512 * number for number in (1, 1011, 11)]
+    assert data_set.read == [0, 1]
+    samples.rows(np.array([3]))
+    assert data_set.read == [0, 1, 1]
+
+
+def test_example_keeps_nothing() -> None:
+    """The first sample of the first shard that has any."""
+    data_set = DataSet([make_index(0, 0), make_index(1, 2)])
+    samples = data_set.samples()
+    example = samples.example()
+    assert example.keys == ["1/k0"]
+    assert samples._tables == {}
+
+
+def test_labels_contiguous_are_places_in_the_class_table() -> None:
+    """10, 20, 40 -> 0, 1, 2; an id that is not in the table is named."""
+    data_set = DataSet([make_index(0, 6)])
+    ordinals = np.arange(6)
+    assert data_set.samples().rows(ordinals).labels.tolist() == [10, 20, 40] * 2
+    labels = data_set.samples(labels="contiguous").rows(ordinals).labels
+    assert labels.tolist() == [0, 1, 2] * 2
+    assert labels.dtype == np.int64
+    strange = replace(data_set.indexes[0], labels=np.array([10, 20, 40, 41, 10, 9], np.int64))
+    with pytest.raises(
+        DataError,
+        match=r"shard 's-0.tar', key '0/k3': class id 41 is not in the class table \(3 classes, 10 to 40\); add it",
+    ):
+        _ = DataSet([strange]).samples(labels="contiguous").rows(ordinals).labels
+    without = DataSet([make_index(0, 6)], classes={})
+    without.samples().check_labels()
+    with pytest.raises(DataError, match=r"needs a class table, and the manifest has none; write 's-classes.json'"):
+        without.samples(labels="contiguous").check_labels()
+
+
+@pytest.mark.parametrize(
+    ("component", "text"),
+    [
+        ("cls", None),
+        ("jpg;jpeg", None),  # each sample has one of them
+        ("jpg", r"shard 's-0.tar', key '0/k1': no component 'jpg' \(found: cls, jpeg\); 3 of 7 samples lack it"),
+        ("png", r"shard 's-0.tar', key '0/k0': no component 'png' \(found: cls, jpg, txt\); 7 of 7 samples lack it"),
+        ("txt;png", r"shard 's-0.tar', key '0/k1': no component 'txt;png' \(found: cls, jpeg\)$"),
+    ],
+)
+def test_missing_component_names_the_first_sample(component: str, text: str | None) -> None:
+    """By the manifest's sums where they tell it, else by the shards' indexes; in the order of the samples."""
+    data_set = DataSet([make_index(0, 3), make_index(1, 4)])
+    samples = data_set.samples()
+    if text is None:
+        samples.check_component(component)
+    else:
+        with pytest.raises(DataError, match=text):
+            samples.check_component(component)
+    if component == "cls":
+        assert data_set.read == []
+
+
+def test_alternatives_are_looked_for_once() -> None:
+    """A graph is built anew after Ctrl-C, when most indexes cannot be read any more."""
+    data_set = DataSet([make_index(0, 3), make_index(1, 4)])
+    samples = data_set.samples()
+    samples.check_component("jpg;jpeg")
+    assert sorted(data_set.read) == [0, 1]
+    samples.read_index = lambda shard: b""  # not resident: what lies there is no index
+    samples.check_component("jpg;jpeg")
+    with pytest.raises(DataError):
+        samples.check_component("jpg;txt")
+
+
+def with_format(index: ShardIndex, row: int, kind: str, *, height: int = 10) -> ShardIndex:
+    photo = index.photos["jpg"]
+    formats, heights = photo.format.copy(), photo.height.copy()
+    formats[row], heights[row] = PHOTO_FORMATS.index(kind), height
+    changed = PhotoColumns(height=heights, width=photo.width, format=formats)
+    return replace(index, photos={**index.photos, "jpg": changed})
+
+
+def test_photos_that_dali_cannot_decode_are_named() -> None:
+    """A GIF, a header that cannot be read; only where the component is there."""
+    good = make_index(0, 4)
+    good = with_format(good, 1, "GIF")  # row 1 has jpeg, and no jpg
+    DataSet([good]).samples().check_photos("jpg")
+    gif = DataSet([good, with_format(make_index(1, 4), 2, "GIF")]).samples()
+    with pytest.raises(DataError, match=r"shard 's-1.tar', key '1/k2': component 'jpg' holds a GIF, expected JPEG"):
+        gif.check_photos("jpg")
+    unknown = with_format(with_format(make_index(1, 4), 2, "unknown"), 0, "unknown")
+    with pytest.raises(
+        DataError,
+        match=r"key '1/k0': component 'jpg;jpeg' holds an image whose header cannot be read, .*; so do 1 more",
+    ):
+        DataSet([make_index(0, 2), unknown]).samples().check_photos("jpg;jpeg")
+
+
+def test_excluded_samples_are_not_checked() -> None:
+    """What is left out may lack anything."""
+    gif = with_format(make_index(1, 4), 2, "GIF")
+    samples = DataSet([make_index(0, 4), gif]).samples()
+    samples.excluded = np.array([1, 3, 5, 6, 7])
+    samples.check_photos("jpg")
+    samples.check_component("jpg")
+    samples.excluded = np.array([1, 3, 5, 7])
+    with pytest.raises(DataError, match="holds a GIF"):
+        samples.check_photos("jpg")
+    samples = DataSet([make_index(0, 4), gif]).samples()
+    samples.excluded = np.array([1, 3, 7])
+    with pytest.raises(DataError, match="key '1/k1': no component 'jpg'"):
+        samples.check_component("jpg")
+
+
+def test_refused_rows_are_those_that_the_index_speaks_against() -> None:
+    """A GIF, no header, no height, too many pixels; in any component that is decoded and there."""
+    index = with_format(make_index(0, 8), 0, "GIF")
+    index = with_format(index, 2, "unknown")
+    index = with_format(index, 4, "JPEG", height=0)
+    index = with_format(index, 6, "JPEG", height=6000)
+    index = with_format(index, 1, "GIF")  # has no jpg
+    samples = DataSet([index]).samples(max_pixels=17 * 17)
+    rows = samples.rows(np.arange(8))
+    assert np.flatnonzero(rows.refused(["jpg"])).tolist() == [0, 2, 4, 6]
+    assert np.flatnonzero(rows.refused(["txt"])).tolist() == []
+    assert np.flatnonzero(rows.refused(["txt", "jpeg"])).tolist() == []
+    batch = Batch(rows, 2, 7, np.zeros(5, np.int64), num_valid=5, stream=stream)
+    assert {position: problem for position, (_, problem) in batch.refused(["txt", "jpg"]).items()} == {
+        0: "holds an image whose header cannot be read, expected JPEG, PNG or another format that DALI decodes",
+        2: "holds an image whose header cannot be read, expected JPEG, PNG or another format that DALI decodes",
+        4: "holds a photo of 6000 x 16 pixels, expected at most max_pixels=289",
+    }
+
+
+def test_neighbours_are_of_the_same_shard_first_and_the_nearest_first() -> None:
+    """First those before it, then those after, then the shards that follow, the last one's being the first."""
+    samples = DataSet([make_index(0, 3), make_index(1, 5), make_index(2, 2)]).samples()
+
+    def neighbours(ordinal: int) -> list[list[int]]:
+        return [of_a_shard.tolist() for of_a_shard in samples.neighbours(ordinal)]
+
+    assert neighbours(5) == [[4, 3, 6, 7], [8, 9], [0, 1, 2]]
+    assert neighbours(0) == [[1, 2], [3, 4, 5, 6, 7], [8, 9]]
+    samples.excluded = np.array([1, 3, 6, 8, 9])
+    assert neighbours(5) == [[4, 7], [0, 2]]
+
+
+def test_replaced_batch_has_the_others_columns() -> None:
+    """Whatever shards they are of, as long as the batch has one of them; nothing is read for it."""
+    data_set = DataSet([make_index(0, 3), make_index(1, 5)])
+    samples = data_set.samples()
+    batch = Batch(samples.rows(np.array([1, 4])), 0, 2, np.array([0, 3]), num_valid=1, stream=stream)
+    data_set.read.clear()
+    other = batch.replaced(np.array([7, 2]), np.array([5, 6]), substituted=(0,))
+    assert other.keys == ["1/k4", "0/k2"]
+    assert other.size("jpg;jpeg")[0].tolist() == [114, 12]
+    assert (other.num_valid, other.substituted, other.occurrences.tolist()) == (1, (0,), [5, 6])
+    assert not data_set.read
+
+
+def test_missing_components_are_let_through_where_that_is_asked_for() -> None:
+    """``empty``: no place, one pixel, class id -1; a component that nobody has is refused all the same."""
+    index = make_index(0, 4)
+    offsets = index.offsets | {"cls": np.where(np.arange(4) == 2, -1, index.offsets["cls"])}
+    sizes = index.sizes | {"cls": np.where(offsets["cls"] < 0, 0, 1)}
+    samples = DataSet([replace(index, offsets=offsets, sizes=sizes)]).samples(missing="empty")
+    samples.check_component("jpg")
+    rows = samples.rows(np.arange(4))
+    assert rows.places("jpg").offset.tolist() == [1024, -1, 11264, -1]
+    assert rows.places("jpg").height.tolist() == [10, 1, 12, 1]
+    assert rows.labels.tolist() == [10, 20, -1, 10]
+    assert not rows.refused(["jpg"]).any()
+    with pytest.raises(DataError, match="no sample has component 'webp'; the data set has 'cls', 'jpg', 'jpeg', 'txt'"):
+        samples.check_component("webp")
+
+
+def test_component_without_sizes_is_refused_where_they_are_needed() -> None:
+    """`txt` is no photo by its name: nobody has read its header."""
+    samples = DataSet([make_index(0, 4)]).samples()
+    samples.check_photos("txt")
+    with pytest.raises(DataError, match=r"key '0/k0': component 'txt' has no height and width in the index"):
+        samples.check_sized("txt")
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (
+            lambda index: make_index(1, 2),
+            r"index 's-1.index.safetensors' lists 2 samples in 10000000 bytes, the manifest says 3 in 10000000; ",
+        ),
+        (
+            lambda index: replace(index, shard_bytes=20_000_000),
+            r"lists 3 samples in 20000000 bytes, the manifest says 3 in 10000000; rebuild it: dali-pipes prep index",
+        ),
+    ],
+)
+def test_index_that_disagrees_with_the_manifest_is_refused(
+    change: Callable[[ShardIndex], ShardIndex], text: str
+) -> None:
+    """Another number of samples, or of bytes: ordinals would name other samples."""
+    data_set = DataSet([make_index(0, 3), make_index(1, 3)])
+    data_set.indexes = [data_set.indexes[0], change(data_set.indexes[1])]
+    samples = data_set.samples()
+    samples.rows(np.array([0, 1]))
+    with pytest.raises(DataError, match=text):
+        samples.rows(np.array([0, 4]))
+
+
+def test_shard_without_labels_is_named() -> None:
+    """The manifest's sums tell it before; this is for whoever did not ask."""
+    index = make_index(0, 2)
+    rest = {name: column for name, column in index.offsets.items() if name != "cls"}
+    sizes = {name: column for name, column in index.sizes.items() if name != "cls"}
+    data_set = DataSet([replace(index, offsets=rest, sizes=sizes, labels=None)])
+    with pytest.raises(DataError, match=r"shard 's-0.tar', key '0/k0': no component 'cls'"):
+        _ = data_set.samples().rows(np.array([0])).labels

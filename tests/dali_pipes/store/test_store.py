@@ -1,0 +1,285 @@
+import contextlib
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+import xxhash
+
+from dali_pipes.errors import StoreError
+from dali_pipes.store.ais import AisStore, check_endpoint
+from dali_pipes.store.base import Store
+from dali_pipes.store.endpoint import cluster
+from dali_pipes.store.local import LocalStore
+
+
+@pytest.fixture(params=["directory", "bucket"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    if request.param == "directory":
+        yield LocalStore(tmp_path / "store")
+        return
+    made: AisStore = request.getfixturevalue("bucket")
+    made.create()
+    yield made
+
+
+def test_store_written_object_is_read_back(store: Store) -> None:
+    store.write("a/b.bin", b"12345")
+    assert store.read("a/b.bin") == b"12345"
+    assert store.size("a/b.bin") == 5
+    assert store.find("a/b.bin") == store.read("a/b.bin")
+    with store.open("a/b.bin") as stream:
+        assert stream.read(2) == b"12"
+        assert stream.read() == b"345"
+
+
+@pytest.mark.parametrize(
+    ("start", "size", "expected"),
+    [
+        (0, 5, b"01234"),
+        (3, 4, b"3456"),
+        (9, 1, b"9"),
+        (7, 100, b"789"),  # less where the object ends
+        (4, 0, b""),
+    ],
+)
+def test_store_range_is_what_stands_there(store: Store, start: int, size: int, expected: bytes) -> None:
+    store.write("a", b"0123456789")
+    assert store.read_range("a", start=start, size=size) == expected
+    with pytest.raises(StoreError, match="nothing-here"):
+        store.read_range("nothing-here", start=0, size=1)
+
+
+def test_store_write_replaces_the_object(store: Store) -> None:
+    store.write("a", b"old and longer")
+    store.write("a", b"new")
+    assert store.read("a") == b"new"
+
+
+def test_store_upload_has_the_bytes_of_the_file(store: Store, tmp_path: Path) -> None:
+    data = bytes(range(256)) * 20_000  # several blocks
+    (tmp_path / "file").write_bytes(data)
+    store.upload("up", tmp_path / "file")
+    assert store.read("up") == data
+    assert store.size("up") == len(data)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "names"),
+    [
+        ("", ["a-0", "a-1", "b-0", "sub/a-0"]),
+        ("a-", ["a-0", "a-1"]),
+        ("sub/", ["sub/a-0"]),
+        ("sub/a", ["sub/a-0"]),
+        ("s", ["sub/a-0"]),  # a prefix of the name, not a folder
+        ("nope", []),
+        ("nope/nope", []),
+    ],
+)
+def test_store_list_gives_names_below_prefix_in_order(store: Store, prefix: str, names: list[str]) -> None:
+    for name in ("b-0", "a-1", "a-0", "sub/a-0"):
+        store.write(name, name.encode())
+    if isinstance(store, LocalStore):
+        # A directory may be the root of everything: of it only the prefix's own folder is listed.
+        names = [name for name in names if name.rpartition("/")[0] == prefix.rpartition("/")[0]]
+    listed = store.list(prefix)
+    assert [entry.name for entry in listed] == names
+    assert [entry.size for entry in listed] == [len(name) for name in names]
+    for entry in listed:
+        assert entry.checksum in (None, xxhash.xxh64_hexdigest(entry.name.encode()))
+
+
+def test_store_of_a_missing_object_says_which(store: Store) -> None:
+    assert store.size("nope") is None
+    assert store.find("nope") is None
+    store.delete("nope")
+    with pytest.raises(StoreError, match=f"{re.escape(store.locate('nope'))}"):
+        store.read("nope")
+    with pytest.raises(StoreError, match="nope"), store.open("nope"):
+        pass
+
+
+def test_store_deleted_object_is_gone(store: Store) -> None:
+    store.write("a", b"1")
+    store.delete("a")
+    assert store.size("a") is None
+    assert store.list("") == []
+
+
+def test_local_store_failed_write_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    store = LocalStore(tmp_path)
+    with pytest.raises(StoreError, match=r"cannot write '.*/file/a'"):
+        store.write("file/a", b"1")
+    store.write("b", b"old")
+    with pytest.raises(IsADirectoryError):
+        store.upload("b", tmp_path)
+    assert store.read("b") == b"old"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["b", "file"]
+
+
+def test_ais_store_exists_only_once_created(bucket: AisStore) -> None:
+    assert not bucket.exists()
+    bucket.create()
+    assert bucket.exists()
+    bucket.create()  # kept
+
+
+def test_ais_store_of_a_missing_bucket_says_how_to_make_one(bucket: AisStore) -> None:
+    with pytest.raises(StoreError, match=f"no bucket '{bucket.url}' at {bucket.endpoint}; `dali-pipes prep pack`"):
+        bucket.list("")
+
+
+def test_ais_store_at_a_closed_port_fails_within_ten_seconds(closed_port: int) -> None:
+    endpoint = f"http://127.0.0.1:{closed_port}"
+    started = time.monotonic()
+    with pytest.raises(StoreError, match=rf"no answer from AIStore at {endpoint} \(.*\); is it running\?"):
+        AisStore(endpoint, "pets").list("")
+    with pytest.raises(StoreError, match=endpoint):
+        check_endpoint(endpoint)
+    assert time.monotonic() - started < 10
+
+
+@pytest.mark.parametrize("endpoint", ["localhost:8080", "nonsense", ""])
+def test_check_endpoint_that_is_no_url_says_so(endpoint: str) -> None:
+    with pytest.raises(ValueError, match=r"endpoint must be a URL such as http://localhost:51080, got"):
+        check_endpoint(endpoint)
+
+
+def test_cluster_without_endpoint_runs_a_node_for_as_long_as_needed(tmp_path: Path) -> None:
+    with cluster(None, embedded_dir=tmp_path / "node") as endpoint:
+        check_endpoint(endpoint)
+    with pytest.raises(StoreError, match="no answer"):
+        check_endpoint(endpoint)
+
+
+def test_cluster_keeps_buckets_for_the_next_time(tmp_path: Path) -> None:
+    for _ in range(2):
+        with cluster(None, embedded_dir=tmp_path) as endpoint:
+            store = AisStore(endpoint, "pets")
+            store.create()
+            kept = store.size("a")
+            store.write("a", b"12")
+    assert kept == 2
+
+
+@contextlib.contextmanager
+def _serving(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str]:
+    """A web server that answers by ``answer``; its endpoint."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            answer(self)
+
+        do_HEAD = do_POST = do_GET  # noqa: N815  # http.server's names
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def _reply(
+    handler: BaseHTTPRequestHandler, body: bytes = b"", status: int = 200, headers: Mapping[str, str] | None = None
+) -> None:
+    handler.send_response(status)
+    for name, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
+        handler.send_header(name, value)
+    handler.end_headers()
+    handler.wfile.write(body)
+
+
+@pytest.fixture
+def proxy(monkeypatch: pytest.MonkeyPatch, closed_port: int) -> str:
+    """A proxy in the environment at which nothing answers."""
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("HTTP_PROXY", "http_proxy"):
+        monkeypatch.setenv(name, f"http://user:secret@127.0.0.1:{closed_port}")
+    return f"'http://127.0.0.1:{closed_port}'"
+
+
+def test_loopback_endpoint_is_reached_past_a_proxy(proxy: str, node: str) -> None:
+    """By name, too; what is not on this machine goes through it."""
+    for endpoint in (node, node.replace("127.0.0.1", "localhost")):
+        check_endpoint(endpoint)
+        store = AisStore(endpoint, "past-a-proxy")
+        store.create()
+        store.write("a", b"1")
+        assert store.read("a") == b"1"
+
+
+def test_proxy_that_does_not_answer_is_named(proxy: str) -> None:
+    """Without its password, and with nothing of an exception's own spelling."""
+    with pytest.raises(StoreError) as failed:
+        check_endpoint("http://aistore.invalid:51080")
+    assert f"through the proxy {proxy} (" in str(failed.value)
+    assert "secret" not in str(failed.value)
+    assert ")))" not in str(failed.value)
+
+
+def test_check_endpoint_of_another_web_server_says_that_it_is_no_aistore() -> None:
+    with (
+        _serving(lambda handler: _reply(handler, b"<html>")) as endpoint,
+        pytest.raises(StoreError, match=f"what answers at {endpoint} is no AIStore"),
+    ):
+        check_endpoint(endpoint)
+
+
+@pytest.mark.parametrize("kind", ["application/json", "application/msgpack"])
+def test_ais_store_answer_that_cannot_be_decoded_is_a_store_error(kind: str) -> None:
+    with (
+        _serving(lambda handler: _reply(handler, b"<html>", headers={"Content-Type": kind})) as endpoint,
+        pytest.raises(StoreError, match=rf"'ais://pets/a' at {endpoint}: what answers is no AIStore \(.+\)"),
+    ):
+        AisStore(endpoint, "pets").list("a")
+
+
+def test_ais_store_at_a_hung_endpoint_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Silence is not asked again, not for a listing, a HEAD or a small object."""
+    monkeypatch.setattr("dali_pipes.store.ais.ANSWER_TIMEOUT_S", 0.2)
+    asked: list[str] = []
+    done = threading.Event()
+
+    def hang(handler: BaseHTTPRequestHandler) -> None:
+        asked.append(handler.path)
+        done.wait(20)
+
+    with _serving(hang) as endpoint:
+        store = AisStore(endpoint, "pets")
+        asks: list[Callable[[], object]] = [store.exists, store.create]
+        asks += [lambda: store.list(""), lambda: store.size("a"), lambda: store.read("a"), lambda: store.find("a")]
+        for ask in asks:
+            asked.clear()
+            with pytest.raises(StoreError, match=rf"no answer from AIStore at {endpoint} \(Read timed out"):
+                ask()
+            assert len(asked) == 1
+        done.set()
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "text"),
+    [
+        (b'{"message": "no room", "status": 507}', {}, "507 no room$"),
+        (b"no JSON", {}, "507 no JSON$"),
+        (b"", {}, "507 Insufficient Storage$"),
+        (b"", {"Hdr-Error": '{"message": "no room"}'}, "507 no room$"),  # HEAD has no body
+    ],
+)
+def test_ais_store_error_has_the_message_and_no_json(body: bytes, headers: dict[str, str], text: str) -> None:
+    with (
+        _serving(lambda handler: _reply(handler, body, 507, headers)) as endpoint,
+        pytest.raises(StoreError, match=text),
+    ):
+        AisStore(endpoint, "pets").list("")

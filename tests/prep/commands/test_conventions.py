@@ -1,0 +1,297 @@
+"""What holds for every command: --json means one thing, stdout is for results, bars and colours are for people.
+
+The commands are found by walking the program: one that is new and not told of here fails.
+"""
+
+import json
+import os
+import pty
+import re
+import shutil
+import subprocess
+import sys
+import termios
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from dali_pipes.cli import cli, main
+from dali_pipes.store.local import LocalStore
+from dali_pipes.store.urls import resolve_shards
+from prep.export.export import export_tfrecords
+from prep.index import index_shards
+from prep.pack.pack import pack
+from prep.sources.demo_photos import demo_photos
+from tests.sources import encode_photo, write_pets
+
+WITHOUT_JSON = {
+    "completion": "prints a script, for a shell to read",
+}
+ELSEWHERE = {
+    "demo": "tests/bench",
+    "profile": "its own tests",
+    "tune": "its own tests",
+    "prep embedded": "runs until it is ended: test_embedded_prints_its_endpoint_as_json",
+    "prep etl get": "tests/prep/etl/test_etl.py, with a node that runs transforms",
+    "prep etl run": "tests/prep/etl/test_etl.py",
+    "prep etl start": "tests/prep/etl/test_etl.py",
+    "prep etl stop": "tests/prep/etl/test_etl.py",
+}
+"""Commands that are not run here, and where they are."""
+
+# Placeholders are folders of `places`.
+RUNS = {
+    "cache clear": "--cache {cache}",
+    "cache ls": "--cache {cache}",
+    "cache warm": "{shards} --cache {cache}",
+    "doctor": "--cache {cache}",
+    "prep export tfrecord": "{shards} {out}",
+    "prep index": "{shards}",
+    "prep info": "{shards}",
+    "prep pack demo": "{out} --count 8",
+    "prep pack imagefolder": "{photos} {out}",
+    "prep pack pets": "{pets} {out}",
+    "prep pack table": "{photos}/list.csv {out}",
+    "prep pack tars": "{shards} {out}",
+    "prep pack tfrecords": "{records} {out}",
+    "prep shuffle": "{mixed}/samples-",
+    "prep transform": "{shards} {out} --overwrite --jobs 1 --function tests.prep.commands.test_conventions:as_it_is",
+    "prep verify": "{shards}",
+    "prep view": "{shards} {out}.png",
+}
+
+# What each says, with exit code 1, where its input is not there; {closed} is a port at which nothing answers.
+FAILS = {
+    "prep embedded": ("--dir {photos}/list.csv/x", "list.csv"),
+    "prep etl get": (
+        "ais://b/x-0.tar {out} --function pets --endpoint {closed}",
+        "no answer from AIStore at",
+    ),
+    "prep etl run": ("ais://b/x- ais://c --function pets --endpoint {closed}", "no answer from AIStore at"),
+    "prep etl start": ("some-etl --function pets --endpoint {closed}", "no answer from AIStore at"),
+    "prep etl stop": ("some-etl --endpoint {closed}", "no answer from AIStore at"),
+    "cache warm": ("{out}/none --cache {cache}", "no such directory: '{out}'"),
+    "prep export tfrecord": ("{photos} {out}", "'{photos}' holds no .tar"),
+    "prep index": ("{photos}", "'{photos}' holds no .tar"),
+    "prep info": ("{photos}", "'{photos}' holds no .tar"),
+    "prep pack demo": ("{photos}/list.csv/x --count 8", "{photos}/list.csv/x"),
+    "prep pack imagefolder": ("{out} {out}", "no such directory: '{out}'"),
+    "prep pack pets": ("{photos} {out}", "no such directory: '{photos}/images'"),
+    "prep pack table": ("{photos}/none.csv {out}", "cannot read '{photos}/none.csv'"),
+    "prep pack tars": ("{photos} {out}", "'{photos}' holds no .tar"),
+    "prep pack tfrecords": ("{photos}/none {out}", "'{photos}/none'"),
+    "prep shuffle": ("{photos}", "'{photos}' holds no .tar"),
+    "prep transform": ("{photos} {out} --function pets", "'{photos}' holds no .tar"),
+    "prep verify": ("{photos}", "'{photos}' holds no .tar"),
+    "prep view": ("{photos} {out}.png", "'{photos}' holds no .tar"),
+}
+CANNOT_FAIL = {"cache clear", "cache ls", "doctor"}
+"""On what is not there; a directory that is none is a misuse."""
+
+# Those that read where a component lies, in a plain tar.
+READ_PLAIN = {
+    "cache warm": "{packed} --cache {cache}",
+    "prep export tfrecord": "{packed} {out}",
+    "prep index": "{packed}",
+    "prep info": "{packed}",
+    "prep transform": "{packed} {out} --function pets",
+    "prep verify": "{packed}",
+    "prep view": "{packed} {out}.png",
+}
+
+
+def as_it_is(sample: dict[str, bytes]) -> dict[str, bytes]:
+    return sample
+
+
+def _walk(command: click.Command, context: click.Context, path: str = "") -> Iterator[tuple[str, click.Command]]:
+    if not isinstance(command, click.Group):
+        yield path, command
+        return
+    for name in command.list_commands(context):
+        # Its --json FILE writes a record, which is what a benchmark is run for.
+        if name != "bench":
+            found = command.get_command(context, name)
+            assert found is not None
+            yield from _walk(found, context, f"{path} {name}".strip())
+
+
+COMMANDS = dict(_walk(cli, click.Context(cli)))
+OWN = [path for path in COMMANDS if path.split()[0] in ("prep", "cache", "doctor")]
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Something of every kind that a command reads."""
+    root = tmp_path_factory.mktemp("conventions")
+    names = ("shards", "mixed", "packed", "photos", "pets", "records")
+    found = {name: root / name for name in names}
+    pack(demo_photos(count=8, seed=0), store=LocalStore(found["shards"]), max_count=4)
+    shutil.copytree(found["shards"], found["mixed"])
+    index_shards(resolve_shards(found["shards"], endpoint=None))
+    export_tfrecords(resolve_shards(found["shards"], endpoint=None), store=LocalStore(found["records"]), prefix="r-")
+    found["packed"].mkdir()
+    (found["packed"] / "x-000000.tgz").touch()
+    write_pets(found["pets"], {"Abyssinian_1": 1, "beagle_1": 5})
+    for number in range(2):
+        path = found["photos"] / ("cat", "dog")[number] / f"{number}.jpg"
+        path.parent.mkdir(parents=True)
+        path.write_bytes(encode_photo(seed=number))
+    (found["photos"] / "list.csv").write_text("path,label\ncat/0.jpg,1\ndog/1.jpg,2\n")
+    return {name: str(path) for name, path in found.items()}
+
+
+@pytest.fixture
+def fill(places: dict[str, str], tmp_path: Path, closed_port: int) -> "Filler":
+    (tmp_path / "cache").mkdir()
+    return Filler(
+        {
+            **places,
+            "out": str(tmp_path / "out"),
+            "cache": str(tmp_path / "cache"),
+            "closed": f"http://127.0.0.1:{closed_port}",
+        }
+    )
+
+
+class Filler:
+    """Places in the place of their names."""
+
+    def __init__(self, places: dict[str, str]) -> None:
+        self._places = places
+
+    def text(self, text: str) -> str:
+        return text.format(**self._places)
+
+    def __call__(self, path: str, text: str) -> list[str]:
+        return [*path.split(), *(self.text(word) for word in text.split())]
+
+
+def test_every_command_is_told_of() -> None:
+    """A command that is new needs a line above: how it is run, and how it fails."""
+    assert sorted([*RUNS, *ELSEWHERE, *WITHOUT_JSON]) == sorted(COMMANDS)
+    assert sorted([*FAILS, *CANNOT_FAIL]) == sorted(OWN)
+
+
+@pytest.mark.parametrize("path", sorted(set(COMMANDS) - set(WITHOUT_JSON)))
+def test_json_is_a_flag_of_every_command(path: str) -> None:
+    """Of one name, that takes nothing."""
+    found = [parameter for parameter in COMMANDS[path].params if "--json" in parameter.opts]
+    assert len(found) == 1, f"{path} has no --json"
+    [option] = found
+    assert isinstance(option, click.Option)
+    assert option.is_flag
+    assert option.name == "as_json"
+
+
+@pytest.mark.parametrize("path", sorted(RUNS))
+def test_json_prints_one_document_and_nothing_else(path: str, fill: Filler, capfd: pytest.CaptureFixture[str]) -> None:
+    """With the keys of a result; without --json there are lines for a person, and no document."""
+    arguments = fill(path, RUNS[path])
+    code = main([*arguments, "--json"])
+    said = capfd.readouterr()
+    # doctor: 1 where this machine does not fit, which is a result, too.
+    assert code == 0 or path == "doctor", said.err
+    assert isinstance(json.loads(said.out), dict | list)
+    assert said.out.count("\n") == 1
+    assert "\r" not in said.err
+    assert main(arguments) == code
+    said = capfd.readouterr()
+    assert said.out.strip()
+    with pytest.raises(json.JSONDecodeError):
+        json.loads(said.out)
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+@pytest.mark.parametrize("path", sorted(FAILS))
+def test_failure_is_one_line_on_stderr_and_1(
+    path: str, as_json: bool, fill: Filler, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Whether a document was asked for or not: a program looks at the exit code."""
+    text, expected = FAILS[path]
+    assert main([*fill(path, text), *(["--json"] if as_json else [])]) == 1
+    said = capfd.readouterr()
+    assert said.out == ""
+    assert said.err.count("\n") == 1
+    assert said.err.startswith("error: ")
+    assert fill.text(expected) in said.err
+
+
+@pytest.mark.parametrize("path", OWN)
+def test_misuse_is_2(path: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main([*path.split(), "--no-such-option"]) == 2
+    said = capfd.readouterr()
+    assert said.out == ""
+    assert "No such option" in said.err
+
+
+@pytest.mark.parametrize("path", sorted(READ_PLAIN))
+def test_compressed_shards_are_told_at_once(path: str, fill: Filler, capfd: pytest.CaptureFixture[str]) -> None:
+    """By whatever reads plain tars: the name, why it cannot be read, and the command that can."""
+    assert main(fill(path, READ_PLAIN[path])) == 1
+    said = capfd.readouterr().err
+    assert fill.text("error: shard '{packed}/x-000000.tgz' is compressed: DALI reads a sample at its place") in said
+    assert fill.text("dali-pipes prep shuffle '{packed}' --extension .tar") in said
+
+
+# A terminal
+
+
+def _on_a_terminal(*arguments: str, both: bool, **environment: str) -> str:
+    """What a command writes to a terminal: of stderr, and with ``both`` of stdout, too."""
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 100))
+    variables = {name: value for name, value in os.environ.items() if name != "NO_COLOR"} | environment
+    with subprocess.Popen(
+        [sys.executable, "-m", "dali_pipes", *arguments],
+        stdout=theirs if both else subprocess.DEVNULL,
+        stderr=theirs,
+        stdin=subprocess.DEVNULL,
+        env=variables,
+    ) as process:
+        os.close(theirs)
+        parts = []
+        try:
+            while part := os.read(ours, 1 << 16):
+                parts.append(part)
+        except OSError:  # its last writer is gone
+            pass
+    os.close(ours)
+    assert process.returncode == 0
+    return b"".join(parts).decode()
+
+
+def test_bars_have_rate_and_time_left_on_a_terminal_and_nowhere_else(
+    fill: Filler, capfd: pytest.CaptureFixture[str]
+) -> None:
+    arguments = fill("prep index", RUNS["prep index"])
+    drawn = _on_a_terminal(*arguments, both=False)
+    # 100%|####| 1.2M/1.2M [00:00<00:00, 90MB/s]
+    assert re.search(r"index: +100%.*\[[0-9:]+<[0-9:]+, .*B/s\]", drawn), drawn
+    assert _on_a_terminal(*arguments, "--json", both=False) == ""
+    assert main(arguments) == 0
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("environment", [{}, {"NO_COLOR": "1"}])
+def test_colours_are_for_a_terminal_that_wants_them(
+    fill: Filler, environment: dict[str, str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    arguments = fill("prep verify", RUNS["prep verify"])
+    written = _on_a_terminal(*arguments, both=True, **environment)
+    assert ("\x1b[32m" in written) is not bool(environment)
+    assert "nothing is wrong with" in written
+    assert main(arguments) == 0
+    assert "\x1b" not in capfd.readouterr().out
+
+
+def test_embedded_prints_its_endpoint_as_json(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "dali_pipes", "prep", "embedded", "--dir", str(tmp_path / "ais"), "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        found = json.loads(process.stdout.readline())
+        process.terminate()
+    assert found["endpoint"].startswith("http://127.0.0.1:")
+    assert found["dir"] == str(tmp_path / "ais")

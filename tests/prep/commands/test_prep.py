@@ -1,0 +1,294 @@
+import json
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from dali_pipes.commands.options import format_bytes, parse_bytes
+from dali_pipes.errors import DataError, StoreError
+from dali_pipes.formats.manifest import Manifest
+from prep.commands.prep import prep
+from tests.sources import encode_photo, start_python, write_pets
+
+COMMANDS = [
+    ["pack"],
+    ["pack", "pets"],
+    ["pack", "imagefolder"],
+    ["pack", "demo"],
+    ["pack", "table"],
+    ["pack", "tars"],
+    ["pack", "tfrecords"],
+    ["shuffle"],
+    ["index"],
+    ["embedded"],
+]
+
+
+def _run(*arguments: str | Path, expect: type[BaseException] | None = None, match: str = "") -> Result:
+    result = CliRunner().invoke(prep, [str(argument) for argument in arguments])
+    if expect is None:
+        if result.exception is not None:
+            raise result.exception
+        return result
+    with pytest.raises(expect, match=match):
+        raise result.exception or AssertionError(result.output)
+    return result
+
+
+def _json(*arguments: str | Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(_run(*arguments, "--json").stdout)
+    return found
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Twelve photos in two classes."""
+    for number in range(12):
+        path = tmp_path / "photos" / ("cat", "dog")[number % 2] / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(encode_photo(seed=number))
+    return tmp_path / "photos"
+
+
+def test_prep_packs_shuffles_and_indexes_in_a_bucket(photos: Path, node: str, tmp_path: Path) -> None:
+    """The path that the README shows, each command ending in one line."""
+    line = _run("pack", "imagefolder", photos, "ais://walk", "--max-count", "5", "--endpoint", node).stdout
+    assert re.fullmatch(
+        r"wrote 3 shards, 12 samples, \d+\.\d KiB in \d+\.\d s -> ais://walk/samples-\{000000\.\.000002\}\.tar\n", line
+    )
+    line = _run("shuffle", "ais://walk/samples-", "--seed", "7", "--endpoint", node).stdout
+    assert re.fullmatch(
+        r"shuffled 3 shards into \d shards?, 12 samples, \d+\.\d KiB in \d+\.\d s, verified"
+        r" -> ais://walk/shuffled-.*\.tar\n",
+        line,
+    )
+    line = _run("index", "ais://walk/shuffled-", "--endpoint", node).stdout
+    assert re.fullmatch(
+        r"indexed \d shards?, 12 samples, .* in .* s -> ais://walk/shuffled-manifest\.safetensors\n", line
+    )
+    found = _json("index", "ais://walk/shuffled-", "--endpoint", node)
+    assert found["classes"] == {"0": "cat", "1": "dog"}
+    assert found["components"] == {"cls": 12, "jpg": 12}
+
+
+def test_prep_without_endpoint_runs_an_embedded_node_each_time(photos: Path, tmp_path: Path) -> None:
+    """What one command stored is there for the next."""
+    options = ("--embedded-dir", tmp_path / "node")
+    assert _json("pack", "imagefolder", photos, "ais://pets", *options)["num_written"] == 1
+    assert _json("pack", "imagefolder", photos, "ais://pets", *options)["num_written"] == 0
+    assert _json("index", "ais://pets", *options)["num_samples"] == 12
+
+
+def test_prep_takes_the_endpoint_from_the_environment(photos: Path, node: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIS_ENDPOINT", node)
+    assert _json("pack", "imagefolder", photos, "ais://from-environment")["num_samples"] == 12
+
+
+def test_pack_to_a_directory_asks_no_cluster(photos: Path, tmp_path: Path, closed_port: int) -> None:
+    found = _json("pack", "imagefolder", photos, tmp_path / "out", "--endpoint", f"http://127.0.0.1:{closed_port}")
+    assert found["shards"] == ["samples-000000.tar"]
+    manifest = _json("index", tmp_path / "out")["manifest"]
+    assert Manifest.from_bytes(Path(manifest).read_bytes(), where=manifest).classes == {0: "cat", 1: "dog"}
+
+
+def test_pack_pets_names_what_it_leaves_out_on_stderr(tmp_path: Path) -> None:
+    write_pets(tmp_path / "pets", {"boxer_1": 9, "boxer_2": 9, "boxer_3": 9})
+    (tmp_path / "pets" / "images" / "boxer_1.jpg").write_bytes(encode_photo("gif", mode="L"))
+    (tmp_path / "pets" / "annotations" / "trimaps" / "boxer_2.png").unlink()
+    arguments = ("pack", "pets", tmp_path / "pets", tmp_path / "out")
+    _run(*arguments, expect=DataError, match=r"1 of 2 records .* are bad: boxer_1: image\.jpg is a GIF")
+    assert not (tmp_path / "out").exists()
+    result = _run(*arguments, "--on-bad", "skip")
+    assert result.stderr.splitlines() == [
+        "skipped: boxer_2: no trimap",
+        "skipped: boxer_1: image.jpg is a GIF, which DALI cannot decode",
+    ]
+    assert re.match(r"wrote 1 shard, 1 sample, 10\.0 KiB in .* \(skipped 2\) -> ", result.stdout)
+    (tmp_path / "pets" / "images" / "boxer_3.jpg").write_bytes(encode_photo("png"))
+    result = _run(*arguments, "--on-bad", "skip", "--overwrite")
+    assert result.stderr.splitlines()[2:] == ["noted: boxer_3: image.jpg is a PNG"]
+    found = _json(*arguments, "--on-bad", "keep", "--overwrite")
+    assert found["noted"] == ["boxer_3: image.jpg is a PNG"]
+    assert found["kept"] == ["boxer_1: image.jpg is a GIF, which DALI cannot decode"]
+    assert found["classes"] == {"9": "boxer"}
+
+
+def test_pack_pets_download_goes_through_torchvision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prep.sources.pets.download_pets", lambda directory: write_pets(directory, {"boxer_1": 9}))
+    assert _json("pack", "pets", tmp_path / "new", tmp_path / "out", "--download")["num_samples"] == 1
+
+
+def test_pack_demo_into_shards_by_bytes(tmp_path: Path) -> None:
+    pytest.importorskip("skimage")
+    arguments = ("pack", "demo", tmp_path, "--count", "16", "--seed", "3", "--max-bytes", "200KiB")
+    dry = _run(*arguments, "--dry-run").stdout
+    assert dry.startswith("would write ")
+    assert list(tmp_path.iterdir()) == []
+    found = _json(*arguments)
+    assert (found["num_samples"], found["dry_run"]) == (16, False)
+    assert len(found["shards"]) > 1
+    line = _run(*arguments).stdout
+    assert f"({len(found['shards'])} of the shards were there already)" in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "match"),
+    [
+        (["pack", "pets", "nope", "out"], DataError, "no such directory: 'nope'"),
+        (["pack", "imagefolder", "nope", "out"], DataError, "no such directory: 'nope'"),
+        (["pack", "imagefolder", "photos", "out/a.tar"], ValueError, r"'out/a\.tar' names shards"),
+        (["index", "nope"], StoreError, r"'nope' matches no \.tar"),
+        (["index", "http://nope/x-0.tar"], ValueError, "scheme must be one of"),
+        (["index", "ais://nope", "--endpoint", "{node}"], StoreError, "no bucket 'ais://nope'"),
+        (["shuffle", "ais://nope/a-{0..3}.tar", "--endpoint", "{node}"], StoreError, "no bucket 'ais://nope'"),
+        (["shuffle", "photos/x-0.tar"], StoreError, "no shard .*x-0"),
+        (["pack", "imagefolder", "photos", "ais://x", "--endpoint", "{closed}"], StoreError, "no answer .* {closed} "),
+        (["shuffle", "ais://x/a-0.tar", "--endpoint", "{closed}"], StoreError, "no answer from AIStore at {closed} "),
+        (["index", "ais://x", "--endpoint", "{closed}"], StoreError, "no answer from AIStore at {closed} "),
+    ],
+)
+def test_prep_error_says_where_and_what(
+    photos: Path,
+    node: str,
+    closed_port: int,
+    arguments: list[str],
+    error: type[Exception],
+    match: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(photos.parent)
+    places = {"{node}": node, "{closed}": f"http://127.0.0.1:{closed_port}"}
+    for placeholder, value in places.items():
+        arguments = [argument.replace(placeholder, value) for argument in arguments]
+        match = match.replace(placeholder, value)
+    _run(*arguments, expect=error, match=match)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["pack", "pets", "x"], "Missing argument 'URL'"),
+        (["pack", "demo", "x", "--max-bytes", "64M"], "a size is a number and one of B, KiB, .*, got '64M'"),
+        (["pack", "demo", "x", "--max-count", "0"], "0 is not in the range"),
+        (["pack", "demo", "x", "--on-bad", "ignore"], "'ignore' is not one of 'fail', 'skip', 'keep'"),
+        (["shuffle"], "Missing argument 'URL...'"),
+        (["shuffle", "x", "--seed", "-1"], "-1 is not in the range"),
+        (["embedded"], "Missing option '--dir'"),
+        (["pack", "nope"], "No such command 'nope'"),
+    ],
+)
+def test_prep_misuse_exits_with_2(arguments: list[str], message: str) -> None:
+    result = CliRunner().invoke(prep, arguments)
+    assert result.exit_code == 2
+    assert re.search(message, result.stderr)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_prep_help_names_every_default(command: list[str]) -> None:
+    result = _run(*command, "--help")
+    found: click.Command = prep
+    for name in command:
+        assert isinstance(found, click.Group)
+        found = found.commands[name]
+    for parameter in found.params:
+        if not isinstance(parameter, click.Option) or parameter.is_flag or parameter.required:
+            continue
+        described = parameter.show_default or "[default:" in (parameter.help or "") or parameter.name == "endpoint"
+        assert described, f"--help of {command} does not say the default of {parameter.name}"
+    assert result.stdout.startswith("Usage:")
+
+
+def test_prep_cli_imports_nothing_heavy() -> None:
+    script = (
+        "import sys, prep.commands.prep;"
+        "heavy = {'numpy', 'torch', 'nvidia', 'webdataset', 'aistore', 'requests', 'PIL', 'tqdm'};"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    output, _ = start_python(script).communicate(timeout=30)
+    assert output == "[]\n"
+
+
+def test_prep_pack_needs_neither_dali_nor_cuda_to_index(photos: Path, tmp_path: Path) -> None:
+    script = (
+        "import sys\n"
+        "sys.modules['nvidia'] = sys.modules['torch'] = None  # importing them fails\n"
+        "from prep.commands.prep import prep\n"
+        "prep(['pack', 'imagefolder', sys.argv[1], sys.argv[2]], standalone_mode=False)\n"
+        "prep(['index', sys.argv[2]], standalone_mode=False)\n"
+    )
+    process = start_python(script, photos, tmp_path / "out")
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert "indexed 1 shard, 12 samples" in output
+
+
+def test_embedded_serves_until_ctrl_c(tmp_path: Path) -> None:
+    script = "import sys; from prep.commands.prep import prep; prep(['embedded', '--dir', sys.argv[1]], standalone_mode=False)"
+    process = start_python(script, tmp_path / "node")
+    assert process.stdout is not None
+    match = re.search(r"http://127\.0\.0\.1:\d+", process.stdout.readline())
+    try:
+        assert match is not None
+        from dali_pipes.store.ais import check_endpoint
+
+        check_endpoint(match[0])
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=30)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("4096", 4096),
+        ("1B", 1),
+        ("64MB", 64_000_000),
+        ("64kB", 64_000),
+        ("1GiB", 1 << 30),
+        ("1.5 MiB", 3 << 19),
+        (" 2TB ", 2 * 10**12),
+    ],
+)
+def test_parse_bytes_tells_binary_from_decimal_units(text: str, expected: int) -> None:
+    assert parse_bytes(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "1M", "1mib", "-1MB", "1e6", "0", "0.4B", "one"])
+def test_parse_bytes_of_anything_else_is_an_error(text: str) -> None:
+    with pytest.raises(ValueError, match=r"a size (is a number and one of B, KiB|must be at least one byte)"):
+        parse_bytes(text)
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "expected"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (23173530, "22.1 MiB"),
+        (5 << 40, "5.0 TiB"),
+        (5 << 50, "5120.0 TiB"),
+    ],
+)
+def test_format_bytes_takes_the_largest_unit(num_bytes: int, expected: str) -> None:
+    assert format_bytes(num_bytes) == expected
+
+
+@pytest.mark.parametrize("group", [[], ["pack"]])
+def test_help_of_a_group_cuts_no_line(group: list[str]) -> None:
+    assert "..." not in _run(*group, "--help").stdout.partition("Commands:")[2]
+
+
+def test_embedded_ends_well_on_ctrl_c(tmp_path: Path) -> None:
+    """Exit status 0: it is the way to end it."""
+    script = "import sys; from prep.commands.prep import prep; prep(['embedded', '--dir', sys.argv[1]])"
+    process = start_python(script, tmp_path / "ais")
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith("http://127.0.0.1:")
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=30)[1] == ""
+    assert process.returncode == 0

@@ -1,0 +1,223 @@
+"""``prep shuffle``: options in, shards and one line out."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from dali_pipes.errors import DataError, StoreError
+from dali_pipes.store.ais import AisStore
+from dali_pipes.store.local import LocalStore
+from prep.commands.prep import prep
+from prep.pack.pack import pack
+from tests.sources import make_source
+
+
+def _run(*arguments: str | Path, expect: type[BaseException] | None = None, match: str = "") -> Result:
+    result = CliRunner().invoke(prep, ["shuffle", *map(str, arguments)])
+    if expect is None:
+        if result.exception is not None:
+            raise result.exception
+        return result
+    with pytest.raises(expect, match=match):
+        raise result.exception or AssertionError(result.output)
+    return result
+
+
+def _json(*arguments: str | Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(_run(*arguments, "--json").stdout)
+    return found
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """Three shards of ten samples and less, of three classes."""
+    pack(make_source(25), store=LocalStore(tmp_path / "shards"), max_count=10)
+    return tmp_path / "shards"
+
+
+def test_shuffle_of_a_directory_needs_no_cluster(directory: Path, closed_port: int) -> None:
+    endpoint = f"http://127.0.0.1:{closed_port}"
+    line = _run(directory, "--seed", "7", "--endpoint", endpoint).stdout
+    assert re.fullmatch(
+        rf"shuffled 3 shards into 3 shards, 25 samples, .* KiB in .* s, verified -> {directory}/shuffled-"
+        r"\{000000\.\.000002\}\.tar\n",
+        line,
+    )
+    again = _run(directory / "samples-", "--seed", "7").stdout
+    assert "verified (3 of the shards were there already) -> " in again
+
+
+def test_shuffle_sorts_by_label(directory: Path) -> None:
+    options = ("--algorithm", "content", "--component", ".cls", "--key-type", "int", "--decreasing")
+    found = _json(directory, "--output", "sorted-", *options)
+    assert found["engine"] == "client"
+    assert [shard["name"] for shard in found["planned"]] == found["shards"]
+
+
+def test_shuffle_by_class_tells_how_many_sets(directory: Path) -> None:
+    line = _run(directory, "--by", "class", "--shard-bytes", "1GiB").stdout
+    sets = "(3 sets, 'shuffled-class0-000000.tar' to 'shuffled-class2-000000.tar')"
+    assert line.endswith(f"{directory}/shuffled-... {sets}\n")
+
+
+def test_shuffle_by_split(directory: Path) -> None:
+    found = _json(directory, "--by", "split", "--splits", "train=0.8, val=0.2", "--shard-bytes", "1GiB")
+    assert found["shards"] == ["shuffled-train-000000.tar", "shuffled-val-000000.tar"]
+    assert [shard["num_samples"] for shard in found["planned"]] == [20, 5]
+
+
+def test_shuffle_by_a_key_map_drops_only_when_asked(directory: Path, tmp_path: Path) -> None:
+    (tmp_path / "map.json").write_text('{"few-{0..9}.tar": ["folder/0001", "^folder/000[4-6]"]}')
+    arguments = (directory, "--shard-bytes", "1GiB", "--ekm", tmp_path / "map.json")
+    _run(*arguments, expect=DataError, match=r"key map '.*map\.json': has nothing for 21 of 25 keys: 'folder/0000'")
+    line = _run(*arguments, "--drop-unmapped").stdout
+    assert "1 shard, 4 samples" in line
+    assert "(left out 21 samples that the key map lacks)" in line
+    assert line.endswith(f"{directory}/few-0.tar\n")
+
+
+def test_shuffle_by_a_key_map_says_what_is_wrong_with_it(
+    directory: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    key_map = tmp_path / "map.json"
+    key_map.write_text('{"few-{0..0}.tar": ["^folder/"]}')
+    names = r"key map '.*map\.json': number of shards .* exceeds .* \(1\); name more there, or take larger shards"
+    _run(directory, "--shard-bytes", "1KiB", "--ekm", key_map, expect=DataError, match=names)
+    key_map.write_text('{"few-{0..9}.tar": ["folder/0001", "folder/1", "folder/0001.cls"]}')
+    _run(directory, "--ekm", key_map, "--drop-unmapped")
+    assert caplog.messages == [f"key map '{key_map}': no sample for 1 of its 3 keys: 'folder/1'"]
+    key_map.write_text('{"few-{0..9}.tar": ["folder/0002"]}')
+    there = (
+        f"'{directory}' holds 1 shards already, from 'few-0.tar'; --overwrite replaces them, or name others in key map"
+    )
+    _run(directory / "samples-", "--ekm", key_map, "--drop-unmapped", expect=StoreError, match=re.escape(there))
+
+
+def test_shuffle_of_an_epoch_lies_beside(directory: Path) -> None:
+    first, second = (_json(directory / "samples-", "--seed", "1", "--epoch", epoch) for epoch in ("1", "2"))
+    assert (first["shards"][0], second["shards"][0]) == ("e000001-shuffled-000000.tar", "e000002-shuffled-000000.tar")
+    one, two = ((directory / found["shards"][0]).read_bytes() for found in (first, second))
+    assert one != two
+
+
+def test_shuffle_dry_run_prints_the_spec_and_the_shards(node: str, bucket: AisStore) -> None:
+    pack(make_source(25), store=bucket, max_count=10)
+    output = _run(f"{bucket.url}/samples-", "--dry-run", "--endpoint", node).stdout
+    text, _, rest = output.partition("\n}\n")
+    spec = json.loads(f"{text}}}")
+    assert spec["input_bck"] == {"name": bucket.bucket, "provider": "ais"}
+    lines = rest.splitlines()
+    assert len(lines) == 4
+    assert re.fullmatch(r"shuffled-000000\.tar: \d+ samples, .* KiB", lines[0])
+    assert lines[-1].startswith("would shuffle 3 shards into 3 shards, 25 samples, ")
+    assert bucket.list("shuffled-") == []
+
+
+def test_shuffle_dry_run_tells_of_shards_that_are_there(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
+    shards = directory / "samples-"
+    _run(shards, "--dry-run")
+    assert caplog.messages == []
+    _run(shards)
+    _run(shards, "--dry-run", "--overwrite")
+    assert caplog.messages == []
+    _run(shards, "--dry-run", "--seed", "1")
+    there = f"3 shards are there already, from '{directory}/shuffled-000000.tar': where they are others"
+    assert [message.startswith(there) for message in caplog.messages] == [True]
+
+
+def test_shuffle_dry_run_as_a_spec_does_the_same(node: str, bucket: AisStore, tmp_path: Path) -> None:
+    """What --dry-run prints is a spec that --spec and `ais start dsort -f` take."""
+    pack(make_source(25), store=bucket, max_count=10)
+    found = _json(f"{bucket.url}/samples-", "--seed", "3", "--dry-run", "--endpoint", node)
+    (tmp_path / "spec.json").write_text(json.dumps(found["spec"]))
+    for engine, prefix in (("dsort", "shuffled-"), ("client", "again-")):
+        spec = found["spec"] | {"output_format": found["spec"]["output_format"].replace("shuffled-", prefix)}
+        (tmp_path / "spec.json").write_text(json.dumps(spec))
+        done = _json("--spec", tmp_path / "spec.json", "--engine", engine, "--endpoint", node)
+        assert done["engine"] == engine
+        assert [(shard["num_samples"], shard["num_bytes"]) for shard in done["planned"]] == [
+            (shard["num_samples"], shard["num_bytes"]) for shard in found["planned"]
+        ]
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "match"),
+    [
+        (
+            {"output_format": "out-{0..1}"},
+            ValueError,
+            r"'out-\{0\.\.1\}' names 2 output shards, 25 of 1 bytes are needed",
+        ),
+        ({"input_format": {"template": "samples-{000000..000007}"}}, StoreError, "no shard .*; 8 were named"),
+        # More names than memory holds are not made to find that they are not there.
+        (
+            {"input_format": {"template": "samples-{0..999999999999}"}},
+            StoreError,
+            "'.*samples-2.tar'; 1000000000000 were",
+        ),
+        ({"input_format": {"template": "absent-"}}, StoreError, r"absent-' matches no \.tar"),
+        ({"input_format": {"template": "samples-{0.."}}, DataError, "has braces without a pair"),
+        ({"output_format": "samples-{000000..000099}"}, ValueError, "names the input itself"),
+        ({"output_shard_size": "-1"}, DataError, "output_shard_size: a size is a number that is not negative"),
+        ({"algorithm": {"kind": "sideways"}}, DataError, "algorithm must be one of"),
+        ({"shards": 3}, DataError, "unknown field 'shards'"),
+        ({"ekm_file": "http://127.0.0.1:9/map"}, StoreError, "cannot read key map 'http://127.0.0.1:9/map'"),
+    ],
+)
+def test_shuffle_spec_that_cannot_be_done_is_refused_and_nothing_written(
+    node: str, bucket: AisStore, tmp_path: Path, change: dict[str, Any], error: type[Exception], match: str
+) -> None:
+    pack(make_source(25), store=bucket, max_count=10)
+    spec = {
+        "input_bck": {"name": bucket.bucket},
+        "input_format": {"template": "samples-{000000..000002}"},
+        "output_format": "out-{00..99}",
+        "output_shard_size": "1B",
+        "algorithm": {"kind": "alphanumeric"},
+    } | change
+    (tmp_path / "spec.json").write_text(json.dumps(spec))
+    before = bucket.list("")
+    _run("--spec", tmp_path / "spec.json", "--endpoint", node, expect=error, match=match)
+    assert bucket.list("") == before
+
+
+def test_shuffle_spec_with_a_prefix_reads_what_it_names(node: str, bucket: AisStore, tmp_path: Path) -> None:
+    """A cluster takes a prefix, reads nothing and reports success."""
+    pack(make_source(25), store=bucket, max_count=10)
+    bucket.write("map.json", b'{"o-{0..9}.tar": ["^folder/"]}')
+    (tmp_path / "spec.yaml").write_text(
+        f"""
+input_bck: {{name: {bucket.bucket}}}
+input_format: {{template: samples-}}
+output_shard_size: 1GiB
+ekm_file: {bucket.url}/map.json
+"""
+    )
+    assert _json("--spec", tmp_path / "spec.yaml", "--endpoint", node)["shards"] == ["o-0.tar"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--spec", "x.json", "ais://b/a-", "--seed", "1"], "--spec says it all; drop URL, --seed, or write it"),
+        (["x", "--ekm", "a", "--by", "class"], "--ekm and --by are two ways to say"),
+        (["x", "--splits", "a=1"], "--splits goes with --by split"),
+        (["x", "--by", "split", "--splits", "a"], "--splits are names and shares, train=0.9,val=0.1, got 'a'"),
+        (["x", "--by", "split", "--splits", "a=x"], "--splits are names and shares"),
+        (["x", "--algorithm", "sideways"], "'sideways' is not one of 'shuffle', 'alphanumeric', 'content', 'none'"),
+        (["x", "--engine", "cluster"], "'cluster' is not one of 'auto', 'dsort', 'client'"),
+        (["x", "--shard-bytes", "-1"], "a size is a number"),
+        (["x", "--epoch", "-1"], "-1 is not in the range"),
+        (["x", "--epoch", "1", "--ekm", "m"], "it does not go with --ekm, which names the shards"),
+        (["x", "--epoch", "1", "--algorithm", "none"], "it does not go with --algorithm none, which draws nothing"),
+        (["x", "--output", "y-", "--ekm", "m"], "--ekm names the shards; drop --output"),
+    ],
+)
+def test_shuffle_misuse_exits_with_2(arguments: list[str], message: str) -> None:
+    result = CliRunner().invoke(prep, ["shuffle", *arguments])
+    assert result.exit_code == 2
+    assert message in result.stderr

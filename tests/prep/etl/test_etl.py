@@ -1,0 +1,649 @@
+"""A transform gives the same bytes from here, inline and offline; what is wrong with it is told by shard and key."""
+
+import http.client
+import io
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml  # type: ignore[import-untyped]  # its stubs are a package of their own
+from PIL import Image
+
+from dali_pipes.cli import main
+from dali_pipes.errors import DataError, StoreError
+from dali_pipes.store import embedded_node
+from dali_pipes.store.ais import AisStore
+from dali_pipes.store.embedded_node import ALLOW_ETL
+from dali_pipes.store.etl_errors import NoEtlError
+from dali_pipes.store.local import LocalStore
+from dali_pipes.store.urls import resolve_shards
+from prep.etl.cluster import get_transformed, run_offline, start_etl, stop_etl
+from prep.etl.local import Output, open_output, transform_shards
+from prep.etl.transforms import FunctionTransform, PetsTransform, ShardTransform, load_transform
+from tests.sources import REPOSITORY, encode_mask, encode_photo
+
+THIS = "tests.prep.etl.test_etl"
+
+# As the clusters said them: AIS 4.9 and 5.0 without Kubernetes.
+NO_KUBERNETES = (
+    400,
+    "unable to load in-cluster configuration, KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT must be defined",
+)
+NEEDS_KUBERNETES = (400, "the operation requires Kubernetes")
+NO_TAG = (501, "cannot use ETL in a build without ETL support - operation not supported")
+
+
+def shout(sample: dict[str, bytes]) -> dict[str, bytes]:
+    """Renames, adds and keeps."""
+    return {"loud.txt": sample["txt"].upper() + b"!", "cls": sample["cls"]}
+
+
+def drop_odd(sample: dict[str, bytes]) -> dict[str, bytes]:
+    return sample if int(sample["cls"]) % 2 == 0 else {}
+
+
+def as_text(sample: dict[str, bytes]) -> dict[str, object]:
+    return {"txt": "no bytes"}
+
+
+def forget(sample: dict[str, bytes]) -> None:
+    """Lacks its return."""
+
+
+def misname(sample: dict[str, bytes]) -> dict[str, bytes]:
+    return {"a/b": b""}
+
+
+def capital(sample: dict[str, bytes]) -> dict[str, bytes]:
+    return {"TXT": b""}
+
+
+class Reversed(ShardTransform):
+    """A class of a user's own."""
+
+    def transform_sample(self, sample: dict[str, bytes]) -> Mapping[str, bytes]:
+        return {"txt": sample["txt"][::-1]}
+
+
+def make_shard(samples: Mapping[str, Mapping[str, bytes]]) -> bytes:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as tar:
+        for key, components in samples.items():
+            for component, data in components.items():
+                info = tarfile.TarInfo(f"{key}.{component}")
+                info.size, info.mtime, info.uname = len(data), 1234, "somebody"
+                tar.addfile(info, io.BytesIO(data))
+    return stream.getvalue()
+
+
+def words(first: int = 0, count: int = 3) -> bytes:
+    return make_shard({f"d/{n:03d}": {"txt": b"word %d" % n, "cls": b"%d" % n} for n in range(first, first + count)})
+
+
+def read_tar(data: bytes) -> dict[str, bytes]:
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        members = {}
+        for member in tar:
+            file = tar.extractfile(member)
+            assert file is not None
+            members[member.name] = file.read()
+        return members
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> Path:
+    """Two shards of text and a class table."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "samples-000000.tar").write_bytes(words())
+    (folder / "samples-000001.tar").write_bytes(words(3, 2))
+    (folder / "samples-classes.json").write_text('{"0": "zero"}')
+    return folder
+
+
+@pytest.fixture(scope="module")
+def etl_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """An embedded node that may run transforms."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(ALLOW_ETL, "1")
+        with embedded_node.start(tmp_path_factory.mktemp("etl")) as running:
+            yield running.endpoint
+
+
+@pytest.fixture
+def source(etl_node: str, shards: Path, request: pytest.FixtureRequest) -> AisStore:
+    """The shards in a bucket of that node, beside what is no shard."""
+    store = AisStore(etl_node, f"b{abs(hash(request.node.nodeid)):x}")
+    store.create()
+    for path in shards.iterdir():
+        store.write(path.name, path.read_bytes())
+    store.write("samples-manifest.safetensors", b"no tar")
+    return store
+
+
+@contextmanager
+def running(store: AisStore, name: str, transform: str) -> Iterator[str]:
+    start_etl(store, name, transform=transform)
+    yield name
+    stop_etl(store, name)
+
+
+# A shard
+
+
+def test_function_makes_new_components_and_a_tar_without_time_or_owner() -> None:
+    made = FunctionTransform(shout, name="shout").transform(words(), "bucket/s.tar")
+    assert read_tar(made)["d/001.loud.txt"] == b"WORD 1!"
+    assert list(read_tar(made))[:3] == ["d/000.loud.txt", "d/000.cls", "d/001.loud.txt"]
+    assert len(made) % 10240 == 0
+    with tarfile.open(fileobj=io.BytesIO(made)) as tar:
+        assert {(member.mtime, member.uname, member.mode) for member in tar} == {(0, "", 0o644)}
+
+
+def test_identity_gives_the_bytes_that_pack_writes(tmp_path: Path) -> None:
+    """So a transform that changes nothing changes no byte of a shard of this project."""
+    from prep.pack.pack import pack
+    from tests.sources import make_source
+
+    pack(make_source(5), store=LocalStore(tmp_path), prefix="s-", max_count=10, max_bytes=1 << 20)
+    packed = (tmp_path / "s-000000.tar").read_bytes()
+    assert FunctionTransform(lambda sample: sample, name="same").transform(packed, "s") == packed
+
+
+def test_empty_dict_leaves_the_sample_out() -> None:
+    made = FunctionTransform(drop_odd, name="drop_odd").transform(words(), "s.tar")
+    assert list(read_tar(made)) == ["d/000.txt", "d/000.cls", "d/002.txt", "d/002.cls"]
+
+
+def test_pieces_come_sample_by_sample() -> None:
+    """A shard need not be in memory: after the first sample's pieces no more than a read's worth was taken."""
+    big = make_shard({f"{n:03d}": {"txt": bytes(1 << 20)} for n in range(8)})
+    stream = io.BytesIO(big)
+    next(FunctionTransform(lambda sample: sample, name="same").pieces(stream, shard="s"))
+    assert stream.tell() <= 3 << 20
+
+
+@pytest.mark.parametrize(
+    ("transform", "message"),
+    [
+        ("forget", r"shard 's.tar', key 'd/000': transform 'x' returned NoneType, expected a dict"),
+        ("as_text", r"transform 'x' made component 'txt' of str, expected bytes"),
+        ("misname", r"transform 'x' named a component 'a/b', expected an extension such as 'jpg'"),
+        ("capital", r"transform 'x' named a component 'TXT', expected lower case"),
+    ],
+)
+def test_what_a_function_returns_is_checked(transform: str, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        FunctionTransform(globals()[transform], name="x").transform(words(), "b/s.tar")
+
+
+def test_what_a_function_raises_is_told_with_shard_and_key() -> None:
+    def fail(sample: dict[str, bytes]) -> dict[str, bytes]:
+        return {"txt": sample["gone"]}
+
+    with pytest.raises(DataError, match=r"shard 's.tar', key 'd/000': transform 'fail' failed: KeyError: 'gone'"):
+        FunctionTransform(fail, name="fail").transform(words(), "ais%2Fb/s.tar")
+
+
+def test_broken_shards_are_told() -> None:
+    same = FunctionTransform(lambda sample: sample, name="same")
+    with pytest.raises(DataError, match=r"shard 's.tar' is cut off"):
+        same.transform(words()[:2048], "s.tar")
+    twice = words() + words()  # the reader stops at the first end
+    assert same.transform(twice, "s.tar") == same.transform(words(), "s.tar")
+    apart = io.BytesIO()
+    with tarfile.open(fileobj=apart, mode="w") as tar:
+        for name in ("a.txt", "b.txt", "a.cls"):
+            tar.addfile(tarfile.TarInfo(name))
+    with pytest.raises(DataError, match=r"shard 's.tar', key 'a': its members do not stand together"):
+        same.transform(apart.getvalue(), "s.tar")
+    double = io.BytesIO()
+    with tarfile.open(fileobj=double, mode="w") as tar:
+        for name in ("a.txt", "a.TXT"):
+            tar.addfile(tarfile.TarInfo(name))
+    with pytest.raises(DataError, match=r"key 'a': component 'txt' comes twice"):
+        same.transform(double.getvalue(), "s.tar")
+
+
+def test_arguments_of_a_request_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"transform 'x' takes no arguments with a request, got 'crop=3'"):
+        FunctionTransform(shout, name="x").transform(words(), "s.tar", "crop=3")
+
+
+# Pets
+
+
+@pytest.mark.parametrize("size", [(500, 375), (355, 353), (350, 350), (347, 500), (201, 120)])
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_pets_is_torchvisions_transform(size: tuple[int, int], mode: str) -> None:
+    """Crop, padding and normalisation of the tutorial: no pixel differs by more than float32's last bits."""
+    from bench.transforms import mask_transform, photo_transform
+
+    photo, mask = encode_photo(size=size, mode=mode), encode_mask(size=size)
+    shard = make_shard({"a": {"image.jpg": photo, "cls": b"3", "trimap.png": mask}})
+    made = read_tar(PetsTransform().transform(shard, "s.tar"))
+    assert list(made) == ["a.image.npy", "a.cls", "a.trimap.npy"]
+    assert made["a.cls"] == b"3"
+    image, trimap = (np.load(io.BytesIO(made[name])) for name in ("a.image.npy", "a.trimap.npy"))
+    assert (image.shape, image.dtype, trimap.shape, trimap.dtype) == ((3, 350, 350), "float32", (1, 350, 350), "uint8")
+    wanted = photo_transform(350)(Image.open(io.BytesIO(photo)).convert("RGB")).numpy()
+    np.testing.assert_allclose(image, wanted, rtol=0, atol=1e-6)
+    np.testing.assert_array_equal(trimap, mask_transform(350)(Image.open(io.BytesIO(mask))).numpy())
+
+
+@pytest.mark.parametrize(
+    ("sample", "message"),
+    [
+        ({"image.jpg": b""}, "key 'a': transform 'pets' failed: no component 'trimap.png' .found: image.jpg."),
+        (
+            {"image.jpg": b"no photo", "trimap.png": b""},
+            "key 'a': transform 'pets' failed: component 'image.jpg' cannot be decoded: cannot identify image file",
+        ),
+        (
+            {"image.jpg": encode_photo(size=(64, 64))[:600], "trimap.png": b""},
+            "component 'image.jpg' cannot be decoded: .*(?i:truncated)",
+        ),
+    ],
+)
+def test_pets_tells_what_is_wrong(sample: dict[str, bytes], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        PetsTransform().transform(make_shard({"a": sample}), "s.tar")
+
+
+def test_pets_crop_must_be_positive() -> None:
+    with pytest.raises(ValueError, match="crop must be positive, got 0"):
+        PetsTransform(crop=0)
+
+
+# Names of transforms
+
+
+def test_transforms_are_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pets, functions, classes, and what lies in the current directory."""
+    (tmp_path / "lying_here.py").write_text("def same(sample):\n    return sample\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert isinstance(load_transform("pets"), PetsTransform)
+    assert load_transform(f"{THIS}:shout").name == f"{THIS}:shout"
+    assert read_tar(load_transform(f"{THIS}:Reversed").transform(words(), "s"))["d/001.txt"] == b"1 drow"
+    assert load_transform("lying_here:same").transform_sample({"a": b""}) == {"a": b""}
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("dogs", r"a transform is 'pets' or MODULE:FUNCTION, such as my_module:crop, got 'dogs'"),
+        ("no_such_module:f", r"transform 'no_such_module:f': no module 'no_such_module' in '.*' or on Python's path"),
+        ("json:no_such", r"transform 'json:no_such': module 'json' has no 'no_such'"),
+        (f"{THIS}:THIS", r"is str, expected a function of a sample"),
+    ],
+)
+def test_names_of_no_transform_are_refused(spec: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        load_transform(spec)
+
+
+def test_a_module_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "breaks_here.py").write_text("1 / 0\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    with pytest.raises(ValueError, match="transform 'breaks_here:f': importing it failed: ZeroDivisionError"):
+        load_transform("breaks_here:f")
+
+
+# From here
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_transform_here_writes_all_shards_and_the_class_table(shards: Path, tmp_path: Path, jobs: int) -> None:
+    out = tmp_path / "out"
+    found = resolve_shards(f"{shards}/samples-", endpoint=None)
+    report = transform_shards(found, open_output(out, endpoint=None), transform=f"{THIS}:shout", jobs=jobs)
+    assert report.shards == ("samples-000000.tar", "samples-000001.tar")
+    assert report.num_bytes == sum((out / name).stat().st_size for name in report.shards)
+    wanted = load_transform(f"{THIS}:shout").transform(words(3, 2), "s")
+    assert (out / "samples-000001.tar").read_bytes() == wanted
+    assert (out / "samples-classes.json").read_text() == '{"0": "zero"}'
+    assert sorted(path.name for path in out.iterdir()) == [*report.shards, "samples-classes.json"]
+
+
+def test_transform_here_refuses_what_is_there(shards: Path, tmp_path: Path) -> None:
+    """Replaced only if asked, and then what describes the old shards goes."""
+    found = resolve_shards(f"{shards}/samples-", endpoint=None)
+    output = Output(store=LocalStore(tmp_path / "out"), prefix="small-")
+    transform_shards(found, output, transform=f"{THIS}:shout", jobs=1)
+    (tmp_path / "out" / "small-samples-manifest.safetensors").write_bytes(b"")
+    with pytest.raises(StoreError, match=r"has 'small-samples-000000.tar', .* already; pass --overwrite to replace"):
+        transform_shards(found, output, transform=f"{THIS}:drop_odd", jobs=1)
+    transform_shards(found, output, transform=f"{THIS}:drop_odd", jobs=1, overwrite=True)
+    assert not (tmp_path / "out" / "small-samples-manifest.safetensors").exists()
+    assert "d/000.txt" in read_tar((tmp_path / "out" / "small-samples-000000.tar").read_bytes())
+
+
+def test_transform_here_refuses_its_input(shards: Path) -> None:
+    found = resolve_shards(f"{shards}/samples-", endpoint=None)
+    with pytest.raises(ValueError, match=r"samples-000000.tar' is an input; give the output another place"):
+        transform_shards(found, open_output(shards, endpoint=None), transform="pets", overwrite=True)
+    with pytest.raises(ValueError, match="names shards; expected where they go"):
+        open_output("out/s.tar", endpoint=None)
+
+
+def test_transform_here_that_fails_leaves_no_part(shards: Path, tmp_path: Path) -> None:
+    found = resolve_shards(f"{shards}/samples-", endpoint=None)
+    with pytest.raises(DataError, match=r"shard 'samples-00000[01].tar', key 'd/00[03]': transform .* returned None"):
+        transform_shards(found, open_output(tmp_path / "out", endpoint=None), transform=f"{THIS}:forget", jobs=2)
+    assert not (tmp_path / "out").exists() or not list((tmp_path / "out").iterdir())
+
+
+# Through an ETL
+
+
+def test_three_ways_give_the_same_bytes(source: AisStore, tmp_path: Path) -> None:
+    """From here, inline and offline; other objects under the prefix are left alone."""
+    found = resolve_shards(f"{source.url}/samples-", endpoint=source.endpoint)
+    here = open_output(tmp_path / "here", endpoint=None)
+    transform_shards(found, here, transform=f"{THIS}:shout", jobs=1, endpoint=source.endpoint)
+    target = AisStore(source.endpoint, f"{source.bucket}-out")
+    with running(source, "shout-etl", f"{THIS}:shout") as etl:
+        inline = io.BytesIO()
+        num_bytes = get_transformed(source, "samples-000000.tar", inline, etl=etl)
+        report = run_offline(found, Output(store=target, prefix="new/"), etl=etl)
+    wanted = [(tmp_path / "here" / name).read_bytes() for name in found.names]
+    assert inline.getvalue() == wanted[0]
+    assert num_bytes == len(wanted[0])
+    assert report.shards == ("new/samples-000000.tar", "new/samples-000001.tar")
+    assert [target.read(name) for name in report.shards] == wanted
+    assert report.num_bytes == sum(map(len, wanted))
+    assert [entry.name for entry in target.list("")] == [*report.shards, "new/samples-classes.json"]
+
+
+def test_transform_that_fails_in_an_etl_names_shard_and_key(source: AisStore) -> None:
+    found = resolve_shards(f"{source.url}/samples-", endpoint=source.endpoint)
+    target = AisStore(source.endpoint, f"{source.bucket}-out")
+    told = rf"shard 'samples-000000.tar', key 'd/000': transform '{THIS}:forget' returned NoneType"
+    with running(source, "forget-etl", f"{THIS}:forget") as etl:
+        with pytest.raises(StoreError, match=f"ETL 'forget-etl' failed: {told}"):
+            get_transformed(source, "samples-000000.tar", io.BytesIO(), etl=etl)
+        with pytest.raises(StoreError, match=f"left 2 of 2 shards untransformed, .*{told}"):
+            run_offline(found, Output(store=target, prefix=""), etl=etl)
+    assert target.list("") == []
+
+
+def test_offline_refuses_before_anything_is_written(source: AisStore) -> None:
+    found = resolve_shards(f"{source.url}/samples-", endpoint=source.endpoint)
+    target = AisStore(source.endpoint, f"{source.bucket}-out")
+    with pytest.raises(StoreError, match=r"no ETL 'not-there' at .*; start it: dali-pipes prep etl start not-there"):
+        run_offline(found, Output(store=target, prefix=""), etl="not-there")
+    assert not target.exists()
+    with running(source, "same-etl", f"{THIS}:drop_odd") as etl:
+        with pytest.raises(ValueError, match=r"samples-000000.tar' is an input"):
+            run_offline(found, Output(store=source, prefix=""), etl=etl)
+        with pytest.raises(ValueError, match="is a directory, a cluster's ETL goes from bucket to bucket"):
+            run_offline(found, Output(store=LocalStore(Path("out")), prefix=""), etl=etl)
+        run_offline(found, Output(store=target, prefix=""), etl=etl)
+        with pytest.raises(StoreError, match="already; pass --overwrite to replace"):
+            run_offline(found, Output(store=target, prefix=""), etl=etl)
+        target.write("samples-000001.tar", b"stale")
+        run_offline(found, Output(store=target, prefix=""), etl=etl, overwrite=True)
+    assert list(read_tar(target.read("samples-000001.tar"))) == ["d/004.txt", "d/004.cls"]
+
+
+def test_etl_errors_say_what_to_do(source: AisStore) -> None:
+    with pytest.raises(StoreError, match=r"no ETL 'nobodys' at .*does not exist.*start it: dali-pipes prep etl start"):
+        get_transformed(source, "samples-000000.tar", io.BytesIO(), etl="nobodys")
+    with pytest.raises(StoreError, match=r"ETL\[never-starts\] did not start: error: a transform is 'pets' or"):
+        start_etl(source, "never-starts", transform="dogs")
+    with pytest.raises(ValueError, match="ETL name 'x' is too short"):
+        start_etl(source, "x", transform="pets")
+    with running(source, "taken-name", "pets"):
+        with pytest.raises(StoreError, match=r"409 ETL\[taken-name\] already exists"):
+            start_etl(source, "taken-name", transform="pets")
+        with pytest.raises(StoreError, match=r"no object '.*/samples-9.tar'|samples-9.tar does not exist"):
+            get_transformed(source, "samples-9.tar", io.BytesIO(), etl="taken-name")
+
+
+@pytest.mark.parametrize("answer", [NO_KUBERNETES, NEEDS_KUBERNETES, NO_TAG], ids=["4.9", "4.9 stop", "5.0"])
+def test_cluster_without_kubernetes_is_told_with_the_way_out(answer: tuple[int, str], tmp_path: Path) -> None:
+    """As AIS 4.9 and 5.0 answered; every use of ETL says the same."""
+    status, text = answer
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_PUT(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            body = json.dumps({"message": text, "status": status}).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_GET = do_POST = do_PUT  # noqa: N815  # http.server's names
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    store = AisStore(f"http://127.0.0.1:{server.server_port}", "pets")
+    out = Output(store=AisStore(store.endpoint, "out"), prefix="")
+    found = resolve_shards("ais://pets/samples-000000.tar", endpoint=store.endpoint)
+    try:
+        for ask in (
+            lambda: start_etl(store, "pets-etl", transform="pets"),
+            lambda: stop_etl(store, "pets-etl"),
+            lambda: get_transformed(store, "samples-000000.tar", io.BytesIO(), etl="pets-etl"),
+            lambda: run_offline(found, out, etl="pets-etl"),
+        ):
+            with pytest.raises(NoEtlError) as caught:
+                ask()
+            said = str(caught.value)
+            assert f"no ETL at {store.endpoint}: {status} {text}; " in said
+            assert "on Kubernetes" in said
+            assert said.endswith("from here, with no ETL: dali-pipes prep transform URL OUT --function ...")
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+# The server, as AIStore asks it
+
+
+@contextmanager
+def serving(transform: str, *, target: str) -> Iterator[int]:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        port = int(listening.getsockname()[1])
+    process = subprocess.Popen(
+        [sys.executable, "-m", "prep.etl", transform, "--host", "127.0.0.1", "--port", str(port)],
+        stdout=subprocess.DEVNULL,
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY), "AIS_TARGET_URL": target},
+    )
+    try:
+        for _ in range(300):
+            try:
+                if ask(port, "GET", "/health") == (200, b"Running"):
+                    break
+            except OSError:
+                time.sleep(0.1)
+        yield port
+    finally:
+        process.terminate()
+        assert process.wait(20) == 0
+
+
+def ask(
+    port: int, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
+) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    try:
+        connection.request(method, path, body, dict(headers or {}))
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
+def test_server_answers_what_aistore_sends(source: AisStore, tmp_path: Path) -> None:
+    """Health; a body; a file's path; a read from the target; a result that is sent on to another target."""
+    path = tmp_path / "lom.tar"
+    path.write_bytes(words())
+    wanted = load_transform(f"{THIS}:shout").transform(words(), "s.tar")
+    with serving(f"{THIS}:shout", target=source.endpoint) as port:
+        assert ask(port, "PUT", "/b/s.tar", words()) == (200, wanted)
+        assert ask(port, "PUT", f"/b/s.tar?etl_fqn={path}") == (200, wanted)
+        assert ask(port, "GET", f"/v1/objects/{source.bucket}/samples-000000.tar") == (200, wanted)
+        other = f"{source.endpoint}/v1/objects/{source.bucket}/direct.tar?provider=ais&pid=x"
+        status, body = ask(port, "PUT", "/b/s.tar", words(), {"Ais-Node-Url": other})
+        assert (status, body) == (204, b"")
+        assert source.read("direct.tar") == wanted
+
+
+def test_server_tells_which_sample_failed(source: AisStore) -> None:
+    with serving(f"{THIS}:forget", target=source.endpoint) as port:
+        status, body = ask(port, "PUT", "/b/%C3%A4.tar", words())
+        assert status == 422
+        assert "shard 'ä.tar', key 'd/000': transform".encode() in body
+        assert b"returned NoneType" in body
+        assert ask(port, "GET", "/v1/objects/nothing/s.tar")[0] == 404
+
+
+def test_server_that_cannot_start_says_why(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from prep.etl.__main__ import main as serve
+
+    monkeypatch.delenv("AIS_TARGET_URL", raising=False)
+    assert serve(["dogs"]) == 2
+    assert "error: a transform is 'pets' or MODULE:FUNCTION" in capfd.readouterr().err
+    assert serve(["pets"]) == 1
+    assert "'AIS_TARGET_URL' must be set" in capfd.readouterr().err
+
+
+def test_spec_is_what_start_sends() -> None:
+    """The YAML for `ais etl init` and the request of `prep etl start` stay one."""
+    asked: list[dict[str, object]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_PUT(self) -> None:
+            asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    start_etl(AisStore(f"http://127.0.0.1:{server.server_port}", "b"), "dali-pipes-pets", transform="pets")
+    server.shutdown()
+    server.server_close()
+    assert yaml.safe_load((REPOSITORY / "deploy/etl/pets.yaml").read_text()) == asked[0]
+
+
+def test_image_holds_what_the_server_imports() -> None:
+    """The recipe's files are there, its requirements pinned; what it leaves out is not needed."""
+    recipe = (REPOSITORY / "deploy/etl/Dockerfile").read_text()
+    copied = re.findall(r"^COPY (.+) \S+$", recipe, re.MULTILINE)
+    assert all((REPOSITORY / name).exists() for names in copied for name in names.split())
+    lines = (REPOSITORY / "deploy/etl/requirements.txt").read_text().splitlines()
+    wanted = {line for line in lines if not line.startswith("#")}
+    pinned = {line.partition("==")[0] for line in (REPOSITORY / "constraints.txt").read_text().splitlines()}
+    assert wanted <= pinned
+    left_out = "torch nvidia webdataset click google_crc32c fastapi flask uvicorn httpx"
+    script = f"""
+import sys
+sys.modules.update(dict.fromkeys("{left_out}".split()))  # importing one of them fails
+import prep.etl.__main__, prep.etl.server
+sample = dict(zip(("image.jpg", "trimap.png"), [bytes.fromhex(line) for line in sys.stdin]))
+print(*prep.etl.load_transform("pets").transform_sample(sample))
+"""
+    sample = f"{encode_photo().hex()}\n{encode_mask().hex()}"
+    made = subprocess.run(
+        [sys.executable, "-c", script], input=sample, text=True, cwd=REPOSITORY, check=True, stdout=subprocess.PIPE
+    )
+    assert made.stdout.split() == ["image.npy", "trimap.npy"]
+
+
+# Commands
+
+
+def test_commands_on_a_laptop(tmp_path: Path, shards: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With no endpoint an embedded node does it, and no setting is left behind."""
+    node = ["--embedded-dir", str(tmp_path / "node")]
+    function = ["--function", f"{THIS}:shout"]
+    before = dict(os.environ)
+    local, inline = tmp_path / "local", tmp_path / "one.tar"
+    assert main(["prep", "transform", f"{shards}/samples-", str(local), *function]) == 0
+    assert "transformed 2 shards by" in capsys.readouterr().out
+    assert main(["prep", "transform", f"{shards}/samples-", "ais://words", "--function", f"{THIS}:Same", *node]) == 0
+    capsys.readouterr()
+    assert main(["prep", "etl", "get", "ais://words/samples-000000.tar", str(inline), *function, *node]) == 0
+    assert "read ais://words/samples-000000.tar through ETL" in capsys.readouterr().out
+    assert main(["prep", "etl", "run", "ais://words/samples-", "ais://run", *function, *node, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["shards"] == ["samples-000000.tar", "samples-000001.tar"]
+    with embedded_node.start(tmp_path / "node") as there:
+        offline = [AisStore(there.endpoint, "run").read(name) for name in report["shards"]]
+    assert offline == [(local / name).read_bytes() for name in report["shards"]]
+    assert offline[0] == inline.read_bytes()
+    assert report["num_bytes"] == sum(map(len, offline))
+    assert dict(os.environ) == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "local", "node", "one.tar"]
+
+
+class Same(ShardTransform):
+    def transform_sample(self, sample: dict[str, bytes]) -> Mapping[str, bytes]:
+        return sample
+
+
+def test_etl_that_stays(etl_node: str, source: AisStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    at = ["--endpoint", etl_node]
+    assert main(["prep", "etl", "start", "stays-on", "--function", f"{THIS}:shout", *at]) == 0
+    assert f"ETL 'stays-on' runs {THIS}:shout at {etl_node}" in capsys.readouterr().out
+    one = str(tmp_path / "one.tar")
+    assert main(["prep", "etl", "get", f"{source.url}/samples-000000.tar", one, "--etl", "stays-on", *at]) == 0
+    assert main(["prep", "etl", "stop", "stays-on", *at]) == 0
+    capsys.readouterr()
+    Path(one).unlink()
+    assert main(["prep", "etl", "get", f"{source.url}/samples-000000.tar", one, "--etl", "stays-on", *at]) == 1
+    assert "no ETL 'stays-on'" in capsys.readouterr().err
+    assert list(tmp_path.glob("*.tar")) == list(tmp_path.glob(".partial*")) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["transform", "in", "--function", "pets"], 2, "expected URL... and OUT"),
+        (["transform", "a-{0..1}.tar", "out", "--function", "dogs"], 2, "a transform is 'pets' or MODULE:FUNCTION"),
+        (
+            ["etl", "get", "in/s.tar", "o.tar", "--function", "pets"],
+            2,
+            "'in/s.tar' is no bucket, an ETL reads from one",
+        ),
+        (["etl", "get", "ais://b/s.tar", "o.tar"], 2, "--etl NAME needs --endpoint"),
+        (["etl", "get", "ais://b/s.tar", "no/o.tar", "--function", "pets"], 2, "no directory 'no'; make it"),
+        (["etl", "run", "ais://b/s-", "out", "--function", "pets"], 2, "'out' is no bucket, a cluster's ETL goes"),
+        (["etl", "start", "some-name", "--function", "pets"], 2, "Missing option '--endpoint'"),
+    ],
+)
+def test_misuse_is_told(
+    arguments: list[str],
+    code: int,
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("AIS_ENDPOINT", raising=False)
+    assert main(["prep", *arguments]) == code
+    assert message in capsys.readouterr().err

@@ -1,0 +1,318 @@
+"""What `prep info` says of sets whose photos are known, and how headers are read."""
+
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+from PIL import Image
+
+from dali_pipes.commands.options import format_bytes
+from dali_pipes.errors import DataError, StoreError
+from dali_pipes.store.ais import AisStore
+from dali_pipes.store.urls import resolve_shards
+from prep.commands.prep import prep
+from prep.index import index_shards
+from prep.inspect.info import Distribution, SetInfo, describe_set
+from prep.photos.details import PhotoDetails, end_problem, photo_details
+from tests.conftest import SHARED_DATA, Sample, make_samples, mask_bytes, photo_bytes, write_shards
+
+
+def describe(shards: Path | str, **options: int) -> SetInfo:
+    return describe_set(resolve_shards(shards, endpoint=None), **options)
+
+
+def call(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(prep, ["info", *map(str, arguments)])
+
+
+def encoded(mode: str, kind: str, **options: object) -> bytes:
+    stream = io.BytesIO()
+    Image.new(mode, (40, 33)).save(stream, kind, **options)
+    return stream.getvalue()
+
+
+def oriented(orientation: int) -> bytes:
+    exif = Image.Exif()
+    exif[274] = orientation
+    return encoded("RGB", "JPEG", exif=exif.tobytes())
+
+
+# Headers
+
+DETAILS = [
+    (encoded("RGB", "JPEG", subsampling="4:2:0"), "JPEG baseline 3 8 4:2:0", True),
+    (encoded("RGB", "JPEG", subsampling="4:2:2"), "JPEG baseline 3 8 4:2:2", True),
+    (encoded("RGB", "JPEG", subsampling="4:4:4"), "JPEG baseline 3 8 4:4:4", True),
+    (encoded("L", "JPEG"), "JPEG baseline 1 8 ", True),
+    (encoded("CMYK", "JPEG"), "JPEG baseline 4 8 ", False),  # four channels
+    (encoded("RGB", "JPEG", progressive=True), "JPEG progressive 3 8 4:2:0", False),
+    (encoded("RGB", "PNG"), "PNG  3 8 ", False),
+    (encoded("RGBA", "PNG"), "PNG  4 8 ", False),
+    (encoded("P", "PNG"), "PNG  1 1 ", False),
+    (encoded("I;16", "PNG"), "PNG  1 16 ", False),
+]
+
+
+@pytest.mark.parametrize(("data", "expected", "is_for_hardware"), DETAILS, ids=[row[1] for row in DETAILS])
+def test_photo_details_of_what_pillow_writes(data: bytes, expected: str, is_for_hardware: bool) -> None:
+    """Format, process, channels, bits and sampling; the same from the whole file and from its head."""
+    details = photo_details(data)
+    assert details is not None
+    shown = f"{details.format} {details.process} {details.channels} {details.bits} {details.subsampling}"
+    assert shown == expected
+    assert (details.height, details.width) == (33, 40)
+    assert details.is_for_hardware == is_for_hardware
+    assert photo_details(data[: len(data) - 10]) == details
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_orientation_is_read_from_exif(orientation: int) -> None:
+    details = photo_details(oriented(orientation))
+    assert details is not None
+    assert details.orientation == orientation
+
+
+def test_png_orientation_and_a_broken_exif() -> None:
+    """PNGs have it in a chunk of their own; a block that ends too early has none."""
+    exif = Image.Exif()
+    exif[274] = 6
+    details = photo_details(encoded("RGB", "PNG", exif=exif))
+    assert details is not None
+    assert details.orientation == 6
+    jpeg = oriented(6)
+    start = jpeg.index(b"Exif\0\0") + 6
+    broken = photo_details(jpeg[:start] + b"\xff" * 14 + jpeg[start + 14 :])
+    assert broken is not None
+    assert broken.orientation == 0
+
+
+def test_details_of_a_long_head_ask_for_more() -> None:
+    """A colour profile of 100 KB stands before the frame: the first 64 KiB do not tell, the whole file does."""
+    data = encoded("RGB", "JPEG", icc_profile=bytes(100_000))
+    assert photo_details(data[: 64 << 10]) is None
+    whole = photo_details(data)
+    assert whole is not None
+    assert (whole.process, whole.height) == ("baseline", 33)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_details_of_damaged_heads_never_raise(seed: int) -> None:
+    """Whatever the bytes are."""
+    draw = np.random.default_rng(seed)
+    for data in (oriented(6), encoded("RGB", "PNG"), encoded("RGB", "JPEG", progressive=True)):
+        damaged = bytearray(data)
+        for at in draw.integers(2, min(len(data), 400), 8).tolist():
+            damaged[at] = int(draw.integers(0, 256))
+        for stop in (len(damaged), *draw.integers(0, len(damaged), 5).tolist()):
+            photo_details(bytes(damaged[:stop]))
+            for kind in ("JPEG", "PNG"):
+                end_problem(bytes(damaged[:stop]), kind)
+
+
+def test_details_of_every_head_are_right_or_ask_for_more() -> None:
+    """Cut at any byte, a header gives what the whole file gives, or nothing."""
+    data = oriented(6)
+    whole = photo_details(data)
+    answers = [photo_details(data[:stop]) for stop in range(3, len(data))]
+    first = next(number for number, answer in enumerate(answers) if answer is not None)
+    assert first > data.index(b"\xff\xc0")
+    assert set(answers[first:]) == {whole}
+
+
+def test_details_agree_with_pillow_on_real_files() -> None:
+    """Height, width, channels and progressiveness of every real photo that Pillow can open."""
+    folder = SHARED_DATA / "odd-images"
+    if not folder.is_dir():
+        pytest.skip("no ../shared/data/odd-images beside the checkout")
+    compared = 0
+    for path in sorted(folder.glob("*.jp*g")):
+        try:
+            with Image.open(path) as photo:
+                expected = (photo.height, photo.width, len(photo.getbands()), "progression" in photo.info)
+                orientation = photo.getexif().get(274, 0)
+        except OSError:
+            continue
+        details = photo_details(path.read_bytes())
+        assert details is not None
+        is_progressive = details.process == "progressive"
+        assert (details.height, details.width, details.channels, is_progressive) == expected, path.name
+        assert details.orientation == orientation, path.name
+        compared += 1
+    assert compared > 20
+
+
+def test_several_scans_are_not_for_hardware() -> None:
+    """Baseline, 8 bits, three channels, and the engine takes one scan."""
+    one = PhotoDetails("JPEG", 64, 64, 3, 8, "baseline", "4:4:0", 0, False, 3)
+    assert one.is_for_hardware
+    assert not one._replace(num_scan_channels=1).is_for_hardware
+    assert not one._replace(subsampling="4:1:1").is_for_hardware
+    assert not one._replace(bits=12).is_for_hardware
+
+
+# Sets
+
+
+def test_info_of_a_known_set(tmp_path: Path) -> None:
+    """Ten photos of two sizes, three classes, and a class of the table that nobody has."""
+    samples = make_samples([(40, 30)] * 6 + [(100, 80)] * 4, num_classes=3)
+    (tmp_path / "s-classes.json").write_text(json.dumps({"1": "cat", "2": "dog", "3": "cow", "4": "pig"}))
+    write_shards(tmp_path, samples, per_shard=4)
+    info = describe(tmp_path)
+    assert (info.num_shards, info.num_samples, info.is_indexed) == (3, 10, True)
+    assert info.components == {"cls": 10, "image.jpg": 10, "trimap.png": 10}
+    assert info.component_bytes["image.jpg"] == sum(len(s.components["image.jpg"]) for s in samples)
+    assert info.class_counts == {1: 4, 2: 3, 3: 3, 4: 0}
+    photo, mask = info.photos["image.jpg"], info.photos["trimap.png"]
+    assert (photo.is_mask, mask.is_mask) == (False, True)
+    assert photo.height is not None
+    assert (photo.height.least, photo.height.median, photo.height.greatest) == (30, 30, 80)
+    assert photo.short_side is not None
+    assert (photo.short_side.edges, photo.short_side.counts) == ([24, 32, 48, 64, 96], [6, 0, 0, 4])
+    assert photo.kinds == {"JPEG baseline 4:2:0": 10}
+    assert (photo.num_for_hardware, photo.num_headers) == (10, 10)
+    assert mask.pixels is None
+
+
+def test_pixels_are_those_of_numpy(tmp_path: Path) -> None:
+    """Mean and deviation against a computation in floating point; each photo counts the same, whatever its size."""
+    samples = make_samples([(40, 30), (120, 90), (64, 64)])
+    write_shards(tmp_path, samples, per_shard=2)
+    pixels = describe(tmp_path).photos["image.jpg"].pixels
+    assert pixels is not None
+    arrays = [np.asarray(Image.open(io.BytesIO(s.components["image.jpg"]))) / 255 for s in samples]
+    mean = np.mean([array.mean(axis=(0, 1)) for array in arrays], axis=0)
+    squares = np.mean([(array**2).mean(axis=(0, 1)) for array in arrays], axis=0)
+    assert pixels.num_photos == 3
+    np.testing.assert_allclose(pixels.mean, mean, rtol=1e-12)
+    np.testing.assert_allclose(pixels.std, np.sqrt(squares - mean**2), rtol=1e-9)
+
+
+def test_sample_of_pixels_is_seeded(small_shards: Path) -> None:
+    """The same seed draws the same photos, another draws others; none are decoded for 0."""
+
+    def means(seed: int) -> object:
+        pixels = describe(small_shards, num_pixels=5, seed=seed).photos["image.jpg"].pixels
+        assert pixels is not None
+        assert pixels.num_photos == 5
+        return pixels.mean
+
+    assert means(1) == means(1) != means(2)
+    assert describe(small_shards, num_pixels=0).photos["image.jpg"].pixels is None
+    assert describe(small_shards, num_headers=7).photos["image.jpg"].num_headers == 7
+    assert describe(small_shards, num_headers=0).photos["image.jpg"].num_headers == 23
+
+
+def test_traits_are_counted(tmp_path: Path) -> None:
+    """Progressive, CMYK, gray, rotated, 12 and 16 bits; and what cannot be decoded is counted, not raised."""
+    photos = [
+        encoded("RGB", "JPEG", progressive=True),
+        encoded("CMYK", "JPEG"),
+        encoded("L", "JPEG"),
+        oriented(6),
+        encoded("I;16", "PNG"),
+        encoded("RGBA", "PNG"),
+        b"GIF89a" + bytes(20),
+        photo_bytes(1, 40, 33)[:-2],
+        # An extended one, of 12 bits, by what its frame header says.
+        encoded("L", "JPEG").replace(b"\xff\xc0\x00\x0b\x08", b"\xff\xc1\x00\x0b\x0c"),
+    ]
+    write_shards(tmp_path, [Sample(f"a{i}", {"jpg": data}) for i, data in enumerate(photos)], per_shard=3)
+    photo = describe(tmp_path).photos["jpg"]
+    assert photo.formats == {"JPEG": 6, "PNG": 2, "GIF": 1}
+    bits = {"12-bit": 1, "16-bit": 1}
+    assert photo.traits == {"progressive": 1, "CMYK": 1, "gray": 3, "EXIF-rotated": 1, "alpha": 1} | bits
+    assert photo.num_for_hardware == 3
+    assert photo.pixels is not None
+    assert (photo.pixels.num_photos, photo.pixels.num_undecodable) == (6, 3)
+
+
+def test_shards_without_an_index_are_read(tmp_path: Path, small_samples: list[Sample]) -> None:
+    """The same figures as with one, and nothing is written."""
+    write_shards(tmp_path, small_samples, per_shard=6, index=False)
+    before = sorted(path.name for path in tmp_path.iterdir())
+    info = describe(tmp_path)
+    assert not info.is_indexed
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+    index_shards(resolve_shards(tmp_path, endpoint=None))
+    indexed = describe(tmp_path)
+    indexed.is_indexed = False
+    assert indexed.as_json() == info.as_json()
+    assert "(not indexed: read in full)" not in call(tmp_path).stdout
+
+
+def test_info_of_a_bucket_reads_no_shard(bucket: AisStore, node: str, small_shards: Path) -> None:
+    """Manifest, indexes and ranges of photos: a shard as a whole is never asked for."""
+    bucket.create()
+    for path in small_shards.iterdir():
+        bucket.upload(path.name, path)
+    shards = resolve_shards(f"{bucket.url}/s-", endpoint=node)
+    opened: list[str] = []
+    original = shards.store.open
+    shards.store.open = lambda name: opened.append(name) or original(name)  # type: ignore[method-assign, func-returns-value]
+    info = describe_set(shards)
+    local = describe(small_shards)
+    assert opened == []
+    assert info.as_json() | {"url": ""} == local.as_json() | {"url": ""}
+
+
+def test_components_that_are_no_photos_and_a_set_without_labels(tmp_path: Path) -> None:
+    write_shards(tmp_path, [Sample("a", {"txt": b"one"}), Sample("b", {"txt": b"two", "json": b"{}"})], per_shard=2)
+    info = describe(tmp_path)
+    assert (info.photos, info.class_counts, info.components) == ({}, {}, {"json": 1, "txt": 2})
+    assert "json: 1, 2 B, 1 samples lack it" in call(tmp_path).stdout
+
+
+@pytest.mark.parametrize(
+    ("values", "edges", "counts"),
+    [
+        ([0], [0, 1], [1]),
+        ([1], [1, 2], [1]),
+        ([0, 1, 2, 3], [0, 1, 2, 3, 4], [1, 1, 1, 1]),
+        ([64, 95, 96, 127], [64, 96, 128], [2, 2]),
+        ([1, 1 << 20], [1 << power for power in range(22)], [1, *[0] * 19, 1]),  # too many bins for halves
+    ],
+)
+def test_distribution_bins_hold_all(values: list[int], edges: list[int], counts: list[int]) -> None:
+    """Powers of two and halves; the least and greatest are within."""
+    found = Distribution.of(np.array(values))
+    assert (found.edges, found.counts) == (edges, counts)
+    assert (found.least, found.greatest, sum(found.counts)) == (min(values), max(values), len(values))
+
+
+# The command
+
+
+def test_command_tells_and_prints_json(small_shards: Path) -> None:
+    text = call(small_shards).stdout
+    size = sum(path.stat().st_size for path in small_shards.glob("*.tar"))
+    assert text.splitlines()[0] == f"{small_shards}/s-: 4 shards, 23 samples, {format_bytes(size)}"
+    assert "5 classes of 4 to 5 samples" in text
+    assert "image.jpg: 23 photos (23 JPEG)" in text
+    assert "trimap.png: 23 masks (23 PNG)" in text
+    assert "JPEG engine: takes 100.0% (23 of 23)" in text
+    assert "\x1b[" not in text
+    answer = json.loads(call(small_shards, "--json").stdout)
+    assert answer["photos"]["image.jpg"]["num_for_hardware"] == 23
+    assert answer["class_counts"] == {"1": 5, "2": 5, "3": 5, "4": 4, "5": 4}
+
+
+def test_bad_input_is_told(small_shards: Path, tmp_path: Path) -> None:
+    """Arguments, places that are none, manifests and indexes that are damaged."""
+    assert "-1 is not in the range x>=0" in call(small_shards, "--pixels", "-1").output
+    for options in ({"num_pixels": -1}, {"num_headers": -1}):
+        with pytest.raises(ValueError, match="must not be negative, got -1"):
+            describe(small_shards, **options)
+    with pytest.raises(StoreError, match="no such directory"):
+        describe(tmp_path / "nowhere" / "s-")
+    write_shards(tmp_path / "set", make_samples([(40, 30)] * 4), per_shard=2)
+    index = tmp_path / "set" / "s-000001.index.safetensors"
+    index.write_bytes(index.read_bytes()[:-1] + b"\xff")
+    with pytest.raises(DataError, match="is not the index that the manifest was made with; see what is wrong: dali-pi"):
+        describe(tmp_path / "set")
+    (tmp_path / "set" / "s-manifest.safetensors").write_bytes(mask_bytes(1, 3, 3))
+    with pytest.raises(DataError, match="expected a dali-pipes manifest"):
+        describe(tmp_path / "set")

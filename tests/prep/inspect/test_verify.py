@@ -1,0 +1,747 @@
+"""What `prep verify` finds, one defect a test, in real tars read by the real decoders."""
+
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+from PIL import Image
+
+import dali_pipes as dp
+from dali_pipes.bad_samples.quarantine import read_exclusions
+from dali_pipes.errors import DataError, PipesError, StoreError
+from dali_pipes.formats.names import index_name
+from dali_pipes.formats.quarantine import QuarantineFile
+from dali_pipes.store.ais import AisStore
+from dali_pipes.store.urls import resolve_shards
+from prep.commands.prep import prep
+from prep.index import index_shards
+from prep.inspect.verify import VerifyReport, _without_interrupts, verify
+from prep.pack.pack import open_target
+from prep.photos.decoders import Undecodable, decode, open_decoder
+from tests.conftest import SHARED_DATA, Sample, make_samples, mask_bytes, photo_bytes, write_shards, write_tar
+
+REPOSITORY = Path(__file__).parents[3]
+
+
+def png_bytes(pixels: "np.ndarray[tuple[int, ...], np.dtype[np.uint8 | np.uint16]]", mode: str | None = None) -> bytes:
+    stream = io.BytesIO()
+    image = Image.fromarray(pixels)
+    (image.convert(mode) if mode else image).save(stream, "PNG")
+    return stream.getvalue()
+
+
+def samples_with(component: str, data: bytes | None, *, at: int = 2, num: int = 5) -> list[Sample]:
+    """Good samples of 40 x 33 pixels, one of them with another component, or without it."""
+    samples = make_samples([(40, 33)] * num)
+    changed = {name: old for name, old in samples[at].components.items() if name != component}
+    if data is not None:
+        changed[component] = data
+    samples[at] = Sample(samples[at].key, changed)
+    return samples
+
+
+def run(shards: Path, **options: object) -> VerifyReport:
+    return verify(resolve_shards(shards, endpoint=None), **{"workers": 1, **options})  # type: ignore[arg-type]
+
+
+def found(report: VerifyReport) -> list[tuple[str, str, str, str]]:
+    """Kind, key, component and text, without notes."""
+    return [(f.kind, f.key, f.component, f.text) for f in report.findings if f.kind != "note"]
+
+
+def notes(report: VerifyReport) -> list[str]:
+    return [finding.text for finding in report.findings if finding.kind == "note"]
+
+
+def call(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(prep, ["verify", *map(str, arguments)])
+
+
+# What is right
+
+
+def test_whole_set_has_no_findings(small_shards: Path) -> None:
+    """A set that is indexed and whole: everything was read, every photo and mask decoded, nothing said."""
+    report = run(small_shards)
+    assert report.findings == []
+    assert (report.num_shards, report.num_samples, report.num_files, report.num_decoded) == (4, 23, 69, 46)
+    assert report.num_bytes == sum(path.stat().st_size for path in small_shards.glob("*.tar"))
+    assert report.usual == ["cls", "image.jpg", "trimap.png"]
+    assert set(report.mask_values) == {1, 2, 3}
+
+
+@pytest.mark.parametrize("workers", [2, 5])
+def test_parts_of_shards_in_processes_find_the_same(tmp_path: Path, workers: int) -> None:
+    """More processes than shards: a shard's samples are dealt out, and each is looked at once."""
+    samples = samples_with("image.jpg", photo_bytes(7, 40, 33)[:-2], num=9)
+    samples[5] = Sample("s00005", samples[5].components | {"cls": b"cat"})
+    write_shards(tmp_path / "set", samples, per_shard=9, index=False)
+    alone, together = run(tmp_path / "set"), run(tmp_path / "set", workers=workers)
+    assert len(found(alone)) == 2
+    assert sorted(found(alone)) == sorted(found(together))
+    assert (together.num_samples, together.num_decoded) == (alone.num_samples, alone.num_decoded) == (9, 17)
+    assert together.mask_values == alone.mask_values
+
+
+def test_bucket_is_verified_in_processes(bucket: AisStore, node: str, small_samples: list[Sample]) -> None:
+    """Each process opens the bucket for itself; the URL is a template with braces."""
+    bucket.create()
+    for number in range(2):
+        stream = io.BytesIO()
+        with tarfile.open(fileobj=stream, mode="w") as archive:
+            for sample in small_samples[number::2]:
+                for component, data in sample.components.items():
+                    member = tarfile.TarInfo(f"{sample.key}.{component}")
+                    member.size = len(data)
+                    archive.addfile(member, io.BytesIO(data))
+        bucket.write(f"x-{number}.tar", stream.getvalue())
+    index_shards(resolve_shards(f"{bucket.url}/x-", endpoint=node))
+    report = verify(resolve_shards(f"{bucket.url}/x-{{0..1}}.tar", endpoint=node), workers=2)
+    assert report.findings == []
+    assert report.num_samples == 23
+
+
+def test_glob_and_part_of_an_indexed_set(small_shards: Path) -> None:
+    """Shards that are some of those the manifest lists are held against their own rows."""
+    report = run(small_shards / "s-00000[13].tar")
+    assert (found(report), report.num_samples) == ([], 11)
+
+
+# What is wrong with a sample
+
+
+GIF = b"GIF89a" + bytes(20)
+BAD = [
+    ("image.jpg", b"", "photo", "is empty"),
+    ("image.jpg", GIF, "photo", "holds a GIF, expected JPEG, PNG or another format that DALI decodes"),
+    ("image.jpg", b"hello", "photo", "holds no photo of a known format (starts with 68 65 6c 6c)"),
+    ("image.jpg", photo_bytes(1, 40, 33)[:12], "photo", "holds a JPEG whose header cannot be read"),
+    # Pillow takes it, DALI does not.
+    (
+        "image.jpg",
+        photo_bytes(1, 40, 33)[:-2],
+        "photo",
+        "is cut off: it has no end-of-image marker, without which DALI",
+    ),
+    ("trimap.png", mask_bytes(1, 40, 33)[:-12], "photo", "is cut off: it has no whole IEND chunk, without which"),
+    ("image.jpg", photo_bytes(1, 200, 33), "mask size", "has 33 x 40 pixels, 'image.jpg' 33 x 200"),
+    ("trimap.png", mask_bytes(1, 33, 40), "mask size", "has 40 x 33 pixels, 'image.jpg' 33 x 40"),
+    ("trimap.png", png_bytes(np.full((33, 40), 7, np.uint8)), "mask values", "holds 7, expected 1, 2, 3"),
+    (
+        "trimap.png",
+        png_bytes(np.ones((33, 40), np.uint8), "P"),
+        "mask",
+        "is a 8-bit palette PNG, expected an 8-bit gray",
+    ),
+    ("trimap.png", png_bytes(np.ones((33, 40), np.uint16)), "mask", "is a 16-bit gray PNG, expected an 8-bit gray PNG"),
+    ("trimap.png", photo_bytes(1, 40, 33), "mask", "is a JPEG, expected an 8-bit gray PNG"),
+    ("cls", b"cat", "label", "holds 'cat', expected an integer"),
+    ("cls", b"", "label", "holds '', expected an integer"),
+    ("cls", b"99", "label", "class id 99 is not in the class table (5 classes, 1 to 5)"),
+    ("trimap.png", None, "missing", "is not there (found: cls, image.jpg)"),
+    ("cls", None, "missing", "is not there (found: image.jpg, trimap.png)"),
+]
+
+
+@pytest.mark.parametrize(("component", "data", "kind", "text"), BAD, ids=[f"{row[0]} {row[3]:.24}" for row in BAD])
+def test_bad_sample_is_named_with_its_component(
+    tmp_path: Path, component: str, data: bytes | None, kind: str, text: str
+) -> None:
+    """One finding for one defect, and the sample is in the quarantine."""
+    write_shards(tmp_path, samples_with(component, data), per_shard=3, index=False)
+    (tmp_path / "s-classes.json").write_text(json.dumps({str(label): f"c{label}" for label in range(1, 6)}))
+    report = run(tmp_path, mask_values=[1, 2, 3], quarantine=tmp_path / "bad.tsv")
+    named = "trimap.png" if kind == "mask size" else component
+    assert [finding[:3] for finding in found(report)] == [(kind, "s00002", named)]
+    assert found(report)[0][3].startswith(text)
+    assert report.num_bad_samples == 1
+    (entry,) = read_exclusions(tmp_path / "bad.tsv")
+    assert (entry.shard, entry.key) == ("s-000000.tar", "s00002")
+
+
+def test_photo_above_max_pixels_is_not_decoded(tmp_path: Path) -> None:
+    """A decompression bomb is told by its header: 40,000 x 40,000 pixels would be 5 GB."""
+    bomb = bytearray(png_bytes(np.zeros((2, 2), np.uint8)))
+    bomb[16:24] = (40_000).to_bytes(4) * 2
+    write_shards(tmp_path, samples_with("image.jpg", bytes(bomb)), per_shard=5, index=False)
+    started = time.perf_counter()
+    assert found(run(tmp_path)) == [
+        ("photo", "s00002", "image.jpg", "holds a photo of 40000 x 40000 pixels, expected at most 89478485")
+    ]
+    assert time.perf_counter() - started < 5
+    assert found(run(tmp_path, max_pixels=1000))[0][3] == "holds a photo of 33 x 40 pixels, expected at most 1000"
+
+
+def test_decoders_agree_on_cut_and_odd_photos() -> None:
+    """What Pillow and the rules for ends refuse is what DALI refuses: that is why Pillow is the default."""
+    pytest.importorskip("nvidia.dali")
+    pillow, dali = open_decoder("pillow"), open_decoder("dali")
+    jpeg, png = photo_bytes(1, 64, 48), mask_bytes(1, 64, 48)
+    photos = {
+        f"{name} {cut}": data[:cut] for name, data in (("jpeg", jpeg), ("png", png)) for cut in (-1, -2, -13, -40)
+    }
+    photos |= {"gray": photo_bytes(1, 64, 48, mode="L"), "cmyk": photo_bytes(1, 64, 48, mode="CMYK"), "jpeg": jpeg}
+    photos["progressive"] = photo_bytes(1, 64, 48, progressive=True)
+    photos["junk behind"] = jpeg + b"junk"
+    photos["half"] = jpeg[: len(jpeg) // 2] + b"\xff\xd9"
+    if (odd := SHARED_DATA / "odd-images").is_dir():
+        photos |= {path.name: path.read_bytes() for path in odd.iterdir() if path.suffix in (".jpg", ".jpeg", ".png")}
+        del photos["png_decompression_dos.png"]  # text that Pillow does not unpack; its one pixel DALI decodes
+    differing = []
+    for name, data in photos.items():
+        answers = []
+        for decoder in (pillow, dali):
+            try:
+                header, pixels = decode(decoder, data, max_pixels=10**8, output="rgb")
+                assert pixels.shape == (header.height, header.width, 3)
+                answers.append(True)
+            except Undecodable:
+                answers.append(False)
+        if answers[0] != answers[1]:
+            differing.append((name, answers))
+    assert differing == []
+
+
+def test_dali_decodes_in_a_process_of_its_own(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """`--decoder dali` names the bad photo, and what the libraries write is not on the terminal."""
+    pytest.importorskip("nvidia.dali")
+    data = bytearray(mask_bytes(1, 40, 33))
+    data[len(data) // 2] ^= 0xFF
+    write_shards(tmp_path, samples_with("trimap.png", bytes(data)), per_shard=5, index=False)
+    report = run(tmp_path, decoder="dali", workers=1)
+    assert [finding[:3] for finding in found(report)] == [("photo", "s00002", "trimap.png")]
+    assert "cannot be decoded: DALI" in found(report)[0][3]
+    assert report.num_decoded == 9
+    assert capfd.readouterr().err == ""
+
+
+def test_photo_in_another_format_is_a_note_not_a_missing_component(tmp_path: Path) -> None:
+    """A folder of photos of which some are PNG: a loader that names both takes all of them."""
+    samples = [Sample(f"a{i}", {"jpg": photo_bytes(i, 40, 33)}) for i in range(3)]
+    samples.append(Sample("a9", {"png": png_bytes(np.zeros((33, 40, 3), np.uint8))}))
+    write_shards(tmp_path, samples, per_shard=4)
+    report = run(tmp_path)
+    assert found(report) == []
+    assert notes(report) == ["1 samples have 'png' in place of 'jpg'; name both: 'jpg;png'"]
+
+
+def test_masks_are_what_the_caller_says(tmp_path: Path) -> None:
+    """A depth map beside a photo looks like a mask by its name; the caller knows."""
+    write_shards(tmp_path, samples_with("trimap.png", png_bytes(np.ones((33, 40), np.uint16))), per_shard=5)
+    assert [kind for kind, *_ in found(run(tmp_path))] == ["mask"]
+    assert found(run(tmp_path, masks=())) == []
+    assert {kind for kind, *_ in found(run(tmp_path, masks=["image.jpg"]))} == {"mask"}
+
+
+def test_same_key_in_two_shards_is_a_duplicate(tmp_path: Path) -> None:
+    """Named in the later shard, which is the one that is left out."""
+    samples = make_samples([(40, 33)] * 4)
+    write_tar(tmp_path / "s-0.tar", samples[:2])
+    write_tar(tmp_path / "s-1.tar", [samples[2], samples[1]])
+    report = run(tmp_path, quarantine=tmp_path / "bad.tsv")
+    assert found(report) == [("duplicate", "s00001", "", "is in shard 's-0.tar' too")]
+    assert [(entry.shard, entry.key) for entry in read_exclusions(tmp_path / "bad.tsv")] == [("s-1.tar", "s00001")]
+
+
+# What is wrong with a tar
+
+
+def write_members(
+    path: Path, members: Sequence[tuple[str, bytes]], *, format: int = tarfile.USTAR_FORMAT, folder: str = ""
+) -> Path:
+    with tarfile.open(path, "w", format=format) as archive:
+        if folder:
+            member = tarfile.TarInfo(folder)
+            member.type = tarfile.DIRTYPE
+            archive.addfile(member)
+        for name, data in members:
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    return path
+
+
+PHOTO = photo_bytes(1, 40, 33)
+
+
+def test_interleaved_samples(tmp_path: Path) -> None:
+    """Readers make a sample of each run of members: both are without the other's components."""
+    write_members(tmp_path / "s.tar", [("a.jpg", PHOTO), ("b.jpg", PHOTO), ("a.cls", b"1"), ("b.cls", b"1")])
+    kinds = [(kind, key, text) for kind, key, _, text in found(run(tmp_path)) if kind == "split"]
+    assert kinds == [
+        ("split", "a", "member 'a.cls' comes after other samples; those of one sample must stand together"),
+        ("split", "b", "member 'b.cls' comes after other samples; those of one sample must stand together"),
+    ]
+
+
+def test_sample_twice_in_one_shard(tmp_path: Path) -> None:
+    """Not to be told from a duplicate in another shard, but no index can be made."""
+    write_members(tmp_path / "s.tar", [("a.jpg", PHOTO), ("b.jpg", PHOTO), ("a.jpg", PHOTO)])
+    assert found(run(tmp_path)) == [("split", "a", "", "is there twice, again from member 'a.jpg' on")]
+
+
+def test_component_twice_in_one_sample(tmp_path: Path) -> None:
+    """The first counts; the second would be passed over in silence."""
+    write_members(tmp_path / "s.tar", [("a.jpg", PHOTO), ("a.JPG", PHOTO), ("b.jpg", PHOTO)])
+    assert found(run(tmp_path)) == [("twice", "a", "jpg", "is there twice (member 'a.JPG')")]
+
+
+@pytest.mark.parametrize(
+    ("cut", "text"),
+    [
+        (lambda size: size - 1024 - 200, "is cut off: member 'b.jpg' claims bytes"),  # within a member
+        (lambda size: 512 + 512 * -(-len(PHOTO) // 512), "is cut off: "),  # between two members
+        (lambda size: 300, "is no readable tar: its header is cut off, 300 bytes read"),
+        (lambda size: 0, "is no readable tar: empty file, 0 bytes read"),
+    ],
+)
+def test_cut_off_tar(tmp_path: Path, cut: Callable[[int], int], text: str) -> None:
+    """At every place, and what came before is verified still."""
+    path = write_members(tmp_path / "s.tar", [("a.jpg", PHOTO), ("b.jpg", PHOTO)])
+    # tarfile fills the archive to 10 KiB.
+    end = 2 * (512 + 512 * -(-len(PHOTO) // 512))
+    path.write_bytes(path.read_bytes()[: cut(end + 1024)])
+    report = run(tmp_path)
+    assert [(kind, key) for kind, key, _, _ in found(report)] == [("archive", "")]
+    assert found(report)[0][3].startswith(text)
+    assert str(report.findings[1]).startswith(f"shard 's.tar': {text}")
+
+
+@pytest.mark.parametrize("name", ["b.jpg", "f/" + "y" * 120 + ".jpg"])
+@pytest.mark.parametrize("kind", [tarfile.LNKTYPE, tarfile.SYMTYPE])
+@pytest.mark.parametrize("format", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
+def test_link_is_found_where_readers_pass_it_over(tmp_path: Path, name: str, kind: bytes, format: int) -> None:
+    """What tar makes of a photo with two names: for a reader the second sample is not there, and nothing says so."""
+    with tarfile.open(tmp_path / "s.tar", "w", format=format) as archive:
+        photo = tarfile.TarInfo("a.jpg")
+        photo.size = len(PHOTO)
+        archive.addfile(photo, io.BytesIO(PHOTO))
+        for linked in (name, "README"):  # that of no sample is nobody's loss
+            link = tarfile.TarInfo(linked)
+            link.type, link.linkname = kind, "a.jpg"
+            archive.addfile(link)
+    text = "is a link, which no reader of shards follows; pack it anew (tar: --hard-dereference or -h)"
+    report = run(tmp_path)
+    assert found(report) == [("link", name.removesuffix(".jpg"), "jpg", text)]
+    assert (report.num_samples, report.num_problems, report.num_bad_samples) == (1, 1, 0)
+
+
+def test_tar_without_samples_is_a_note(tmp_path: Path) -> None:
+    write_members(tmp_path / "s.tar", [("README", b"r")])
+    report = run(tmp_path)
+    assert found(report) == []
+    assert "holds no sample; DALI without an index takes it for one of empty components" in [
+        finding.text for finding in report.findings if finding.shard
+    ]
+
+
+def test_garbage_is_no_tar(tmp_path: Path) -> None:
+    (tmp_path / "s.tar").write_bytes(b"\x07" * 2048)
+    assert found(run(tmp_path)) == [("archive", "", "", "is no readable tar: no header at byte 0; pack it anew")]
+
+
+def test_peculiar_names_and_ends_are_notes(tmp_path: Path) -> None:
+    """What other readers get wrong, and this project's do not: told, and exit code 0."""
+    long = "f/" + "x" * 120
+    write_members(tmp_path / "gnu-0.tar", [(f"{long}.jpg", PHOTO)], format=tarfile.GNU_FORMAT, folder="f")
+    write_members(tmp_path / "gnu-1.tar", [(f"{long}1.jpg", PHOTO)], format=tarfile.PAX_FORMAT)
+    odd = [("README", b"r"), ("f/.hidden.x", b"h"), ("a b.jpg", PHOTO), ("dot.", b"d")]
+    path = write_members(tmp_path / "gnu-2.tar", odd)
+    size = sum(512 + 512 * -(-len(data) // 512) for _, data in odd)
+    path.write_bytes(path.read_bytes()[: size + 1024] + b"behind the end")
+    path = write_members(tmp_path / "gnu-3.tar", [("c.jpg", PHOTO)])
+    path.write_bytes(path.read_bytes()[: 512 + 512 * -(-len(PHOTO) // 512) + 512])
+    report = run(tmp_path)
+    assert found(report) == []
+    said = {(f.shard, f.text) for f in report.findings if f.shard}
+    assert said == {
+        ("gnu-0.tar", "1 member with GNU's long name, at which wds2idx points to wrong bytes"),
+        ("gnu-1.tar", "1 member with a PAX long name, which DALI without an index takes for another sample"),
+        ("gnu-2.tar", "3 files belong to no sample: 'README', 'f/.hidden.x', 'dot.'"),
+        ("gnu-2.tar", "1 names with white space, which DALI's own index format cannot hold"),
+        ("gnu-2.tar", f"bytes after the end of the archive, at byte {size}: readers of tars pass them over"),
+        ("gnu-3.tar", "one end-of-archive block, where there ought to be two"),
+    }
+    assert call(tmp_path).exit_code == 0
+
+
+@pytest.mark.parametrize(("name", "text"), [("a\nb.jpg", "holds a control character"), ("a\udcff.jpg", "is not UTF-8")])
+def test_names_that_are_no_keys(tmp_path: Path, name: str, text: str) -> None:
+    """The index refuses them; the report says which, and can be printed."""
+    write_members(tmp_path / "s.tar", [(name, PHOTO[:-2]), ("b.jpg", PHOTO)])
+    report = run(tmp_path, quarantine=tmp_path / "q.tsv")
+    assert [kind for kind, *_ in found(report)] == ["name", "photo"]
+    assert text in found(report)[0][3]
+    assert call(tmp_path, "--json").stdout.isascii()
+    shown = call(tmp_path)
+    assert shown.exit_code == 1
+    assert f"key '{name[0]}\\x{ord(name[1]) & 0xFF:02x}" in shown.stdout
+
+
+# What is wrong with what was written about the shards
+
+
+@pytest.fixture
+def indexed(tmp_path: Path) -> Path:
+    """Two indexed shards of two samples."""
+    return write_shards(tmp_path / "set", make_samples([(40, 33)] * 4), per_shard=2)
+
+
+def test_shard_that_was_changed_since(indexed: Path) -> None:
+    """Another photo of the same size: the manifest's checksum tells, and nothing else can."""
+    path = indexed / "s-000001.tar"
+    data = bytearray(path.read_bytes())
+    data[data.index(b"\xff\xda") + 40] ^= 0x01
+    path.write_bytes(data)
+    ((kind, _, _, text),) = found(run(indexed))
+    assert kind == "manifest"
+    assert text.startswith(f"has {len(data)} bytes, xxhash2 ")
+    assert text.endswith("index the shards anew: dali-pipes prep index URL")
+
+
+def test_shard_with_other_samples_than_indexed(indexed: Path) -> None:
+    """The manifest, the index and the column file each say what they have."""
+    write_tar(indexed / "s-000001.tar", make_samples([(40, 33)] * 2, first=10))
+    texts = {kind: text for kind, _, _, text in found(run(indexed))}
+    assert set(texts) == {"manifest", "index", "columns"}
+    assert "its index 's-000001.index.safetensors' has key 's00002' where the shard has 's00010'" in texts["index"]
+    assert texts["columns"].startswith("the column file has other keys")
+
+
+def test_index_that_is_damaged_or_gone(indexed: Path) -> None:
+    """By its checksum in the manifest."""
+    path = indexed / index_name("s-000000.tar")
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    (indexed / index_name("s-000001.tar")).unlink()
+    texts = [text for kind, _, _, text in found(run(indexed)) if kind == "index"]
+    assert f"has {len(data)} bytes, xxhash2 " in texts[0]
+    assert texts[1].startswith("its index 's-000001.index.safetensors' is not there")
+
+
+def test_manifest_and_column_file_that_are_none(indexed: Path, tmp_path: Path) -> None:
+    """The shards are verified all the same."""
+    (indexed / "s-columns.safetensors").write_bytes(b"no columns")
+    report = run(indexed)
+    assert [kind for kind, *_ in found(report)] == ["columns"]
+    assert report.num_samples == 4
+    (indexed / "s-manifest.safetensors").write_bytes(b"no manifest")
+    assert [kind for kind, *_ in found(run(indexed))] == ["manifest"]
+    (indexed / "s-manifest.safetensors").unlink()
+    assert "the shards are not indexed" in notes(run(indexed))[0]
+    (indexed / "s-classes.json").write_text("[]")
+    ((kind, _, _, text),) = found(run(indexed))
+    assert kind == "manifest"
+    assert "class table" in text
+
+
+def test_column_file_with_other_labels(indexed: Path) -> None:
+    """A label that was changed in the shard and in the index, and not in the column file."""
+    from dali_pipes.data_set.indexing import find_manifest
+    from dali_pipes.formats.sample_columns import SampleColumns
+
+    manifest = find_manifest(resolve_shards(indexed, endpoint=None))
+    assert manifest is not None
+    path = indexed / "s-columns.safetensors"
+    columns = SampleColumns.from_bytes(path.read_bytes(), manifest=manifest, where="")
+    assert columns.labels is not None
+    labels = columns.labels.copy()
+    labels[3] = 5
+    path.write_bytes(
+        SampleColumns(keys=columns.keys, labels=labels, has=columns.has).to_bytes(manifest=manifest.digest)
+    )
+    ((kind, _, _, text),) = found(run(indexed))
+    assert (kind, text.partition(";")[0]) == (
+        "columns",
+        "the column file has class id 5 for key 's00003', where the shard has 4",
+    )
+
+
+# The quarantine
+
+
+def test_quarantine_is_what_a_loader_takes(tmp_path: Path) -> None:
+    """The way from `prep verify` to a run: what cannot be decoded is left out, the rest comes once."""
+    samples = samples_with("image.jpg", photo_bytes(7, 40, 33)[:-2], num=9)
+    write_shards(tmp_path / "set", samples, per_shard=4)
+    quarantine = tmp_path / "bad.tsv"
+    result = call(tmp_path / "set", "--quarantine", quarantine)
+    assert result.exit_code == 1
+    assert f"1 bad sample in '{quarantine}': pass exclude='{quarantine}'" in result.stdout
+    with dp.loader(
+        tmp_path / "set",
+        dp.classification_eval(resize=32, crop=32),
+        batch_size=4,
+        device="cpu",
+        exclude=quarantine,
+        cache_dir=tmp_path,
+    ) as loader:
+        assert loader.num_samples == 8
+        assert sum(len(batch[0]["label"]) for batch in loader) == 8
+
+
+def test_quarantine_is_added_to_and_made_for_no_samples(small_shards: Path, tmp_path: Path) -> None:
+    """Run again, nothing comes twice; of a whole set it is a list of nothing, which can be passed too."""
+    quarantine = tmp_path / "bad.tsv"
+    run(small_shards, quarantine=quarantine)
+    assert read_exclusions(quarantine) == []
+    for _ in range(2):
+        report = run(small_shards, quarantine=quarantine, mask_values=[1, 2])
+    assert len(read_exclusions(quarantine)) == report.num_bad_samples > 15
+    assert quarantine.read_text().count("# dali-pipes quarantine") == 1
+
+
+def test_findings_past_the_most_are_counted_and_quarantined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A set that is all bad: memory is bounded, the list of what to leave out is not."""
+    monkeypatch.setattr("prep.inspect.verify.MAX_FINDINGS", 2)
+    write_shards(tmp_path, [Sample(f"a{i}", {"jpg": b"x"}) for i in range(6)], per_shard=3, index=False)
+    report = run(tmp_path, quarantine=tmp_path / "bad.tsv")
+    assert (len(report.findings), report.counts["photo"], report.num_bad_samples) == (2, 6, 6)
+    assert len(read_exclusions(tmp_path / "bad.tsv")) == 6
+
+
+def test_quarantine_of_the_loader_has_the_same_lines(tmp_path: Path) -> None:
+    """One format, whoever writes it."""
+    from dali_pipes.bad_samples.quarantine import Quarantine
+
+    loaders = Quarantine(tmp_path / "a.tsv", manifest="0123456789abcdef")
+    loaders.add("s.tar", "k\u00e9y", "jpg", "two\nlines")
+    with QuarantineFile(tmp_path / "b.tsv", manifest="0123456789abcdef") as own:
+        own.add("s.tar", "k\u00e9y", "jpg", "two\nlines")
+        own.add("s.tar", "k\u00e9y", "png", "again")
+    assert (tmp_path / "a.tsv").read_bytes() == (tmp_path / "b.tsv").read_bytes()
+
+
+def test_quarantine_that_cannot_be_one(tmp_path: Path, small_shards: Path) -> None:
+    """Another file is not written to; a tab in a name would be two fields."""
+    other = tmp_path / "notes.txt"
+    other.write_text("my notes\n")
+    with pytest.raises(DataError, match=r"notes.txt' is there, and no quarantine \(found 'my notes"):
+        run(small_shards, quarantine=other)
+    assert other.read_text() == "my notes\n"
+    with pytest.raises(StoreError, match=r"cannot write the quarantine '.*nowhere/q.tsv': No such file"):
+        run(small_shards, quarantine=tmp_path / "nowhere" / "q.tsv")
+    with (
+        QuarantineFile(tmp_path / "q.tsv", manifest="") as own,
+        pytest.raises(DataError, match="holds a tab or a line break"),
+    ):
+        own.add("s.tar", "a\tb", "", "x")
+
+
+# The command
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        (["--mask-values", "1,x"], 2, "expected numbers such as '1,2,3' or '0-20,255', got '1,x'"),
+        (["--mask-values", "256"], 2, "a mask's values are 0 to 255, got '256'"),
+        (["--mask-values", "1,3-1"], 2, "a range goes from its least number to its greatest, got '3-1'"),
+        (["--mask-values", "0-999999999999"], 2, "a mask's values are 0 to 255"),  # no list of as many is made
+        (["--decoder", "opencv"], 2, "'opencv' is not one of 'pillow', 'dali'"),
+        (["--workers", "0"], 2, "0 is not in the range x>=1"),
+        (["--max-pixels", "0"], 2, "0 is not in the range x>=1"),
+        (["--no-masks", "--mask", "x.png"], 2, "--no-masks goes with neither --mask nor --mask-values"),
+        (["--quarantine", "."], 2, "File '.' is a directory"),
+    ],
+)
+def test_misuse_says_what_was_expected(small_shards: Path, arguments: list[str], code: int, text: str) -> None:
+    result = call(small_shards, *arguments)
+    assert result.exit_code == code
+    assert text in result.output
+
+
+def test_library_refuses_bad_arguments(small_shards: Path) -> None:
+    for options, text in (
+        ({"max_pixels": 0}, "max_pixels must be positive, got 0"),
+        ({"workers": 0}, "workers must be positive, got 0"),
+        ({"mask_values": [1, 256]}, r"mask_values must be in \[0, 255\], got 256"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            run(small_shards, **options)
+    with pytest.raises(DataError, match=r"no shard '.*s-000009.tar'; 1 were named"):
+        run(small_shards / "s-000009.tar")
+
+
+def test_dali_that_is_not_installed(small_shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Said before a process is started."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(PipesError, match="decoder 'dali' needs DALI; install nvidia-dali-cuda120, or pass --decoder"):
+        run(small_shards, decoder="dali")
+
+
+def test_json_and_text_have_the_same_findings(tmp_path: Path) -> None:
+    """Machines get all, people a few of each kind and a line at the end; exit code 1 either way."""
+    write_shards(tmp_path, make_samples([(40, 33)] * 6), per_shard=3)
+    result = call(tmp_path, "--json", "--mask-values", "1-2")
+    answer = json.loads(result.stdout)
+    assert result.exit_code == 1
+    assert (answer["ok"], answer["counts"], answer["num_bad_samples"]) == (False, {"mask values": 6}, 6)
+    assert len(answer["findings"]) == 6
+    assert answer["findings"][0] == {
+        "kind": "mask values",
+        "shard": "s-000000.tar",
+        "key": "s00000",
+        "component": "trimap.png",
+        "text": "holds 3, expected 1, 2",
+    }
+    result = call(tmp_path, "--mask-values", "1,2", "--show", "2")
+    assert result.exit_code == 1
+    lines = result.stdout.splitlines()
+    assert lines[0] == "       6  masks with other values"
+    assert "shard 's-000000.tar', key 's00000', component 'trimap.png': holds 3, expected 1, 2" in lines[1]
+    assert lines[3].strip() == "and 4 more, --json has all"
+    assert lines[-1].startswith("6 problems, 6 bad samples in 2 shards, 6 samples, 12 photos decoded by pillow")
+
+
+def test_commands_need_neither_dali_nor_torch(small_shards: Path, tmp_path: Path) -> None:
+    """`prep` works on a machine that packs, and trains nothing; help loads nothing at all."""
+    program = (
+        "import sys\n"
+        "for name in ('torch', 'nvidia.dali', 'dali_pipes.bad_samples.quarantine'): sys.modules[name] = None\n"
+        "from dali_pipes.cli import main\n"
+        "for name in ('verify', 'info', 'view'): assert main(['prep', name, '--help']) == 0\n"
+        "assert not {'numpy', 'PIL', 'aistore'} & set(sys.modules)\n"
+        "assert main(['prep', 'verify', sys.argv[1]]) == 0\n"
+        "assert main(['prep', 'info', sys.argv[1]]) == 0\n"
+        "assert main(['prep', 'view', sys.argv[1], sys.argv[2]]) == 0\n"
+    )
+    command = [sys.executable, "-c", program, str(small_shards), str(tmp_path / "out.png")]
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(("environment", "is_coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])
+def test_colours_on_a_terminal_unless_no_color(
+    small_shards: Path, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], is_coloured: bool
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    result = CliRunner().invoke(prep, ["verify", str(small_shards)], color=True)
+    assert ("\x1b[" in result.stdout) == is_coloured
+    assert "\x1b[" not in call(small_shards).stdout
+
+
+def is_running(pid: str) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def die(task: object) -> None:
+    os.abort()
+
+
+def test_interrupt_ends_the_processes(tmp_path: Path) -> None:
+    """Ctrl-C: one line, exit code 130, and no process is left."""
+    write_shards(tmp_path, make_samples([(600, 600)] * 60), per_shard=15, index=False)
+    command = [sys.executable, "-m", "dali_pipes", "prep", "verify", str(tmp_path), "--workers", "2"]
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+    ) as running:
+        children = Path(f"/proc/{running.pid}/task/{running.pid}/children")
+        started = time.monotonic()
+        while len(children.read_text().split()) < 3 and time.monotonic() < started + 30:
+            time.sleep(0.02)
+        pids = children.read_text().split()
+        os.killpg(running.pid, signal.SIGINT)
+        _, errors = running.communicate(timeout=30)
+        assert running.returncode == 130, errors
+    assert "Traceback" not in errors
+    assert errors.strip().splitlines()[-1] == "error: interrupted"
+    # What spawned processes share is tidied up by one that ends last.
+    started = time.monotonic()
+    while any(is_running(pid) for pid in pids) and time.monotonic() < started + 10:
+        time.sleep(0.05)
+    assert not [pid for pid in pids if is_running(pid)]
+
+
+def test_interrupt_waits_until_a_process_was_told_its_work() -> None:
+    """Also where a library's thread takes the signal, which the mask of the main one does not hold back."""
+    ended, told = threading.Event(), []
+    thread = threading.Thread(target=ended.wait)
+
+    def start_a_process() -> None:
+        with _without_interrupts():
+            signal.pthread_kill(thread.ident or 0, signal.SIGINT)
+            status = Path(f"/proc/self/task/{thread.native_id}/status")
+            while int(re.findall(r"SigPnd:\t(\w+)", status.read_text())[0], 16):
+                time.sleep(0.001)
+            told.append("all")
+
+    thread.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            start_a_process()
+    finally:
+        ended.set()
+        thread.join()
+    assert told == ["all"]
+
+
+def test_process_that_dies_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A decoder that brings its process down, or no memory left: not a hang, and the shard is named."""
+    write_shards(tmp_path, make_samples([(40, 33)] * 4), per_shard=2, index=False)
+    monkeypatch.setattr("prep.inspect.verify._verify", die)
+    with pytest.raises(PipesError, match=r"a process died while it verified 's-000000.tar' or one of"):
+        run(tmp_path, workers=2)
+
+
+def test_shard_that_goes_away_is_an_error_with_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Deleted after it was listed: raised in a process, told as what it is."""
+    write_shards(tmp_path, make_samples([(40, 33)] * 4), per_shard=2, index=False)
+    shards = resolve_shards(tmp_path, endpoint=None)
+
+    def listed(listed_shards: object) -> list[int]:
+        sizes = [path.stat().st_size for path in sorted(tmp_path.glob("*.tar"))]
+        (tmp_path / "s-000001.tar").unlink()
+        return sizes
+
+    monkeypatch.setattr("prep.inspect.verify.listed_sizes", listed)
+    with pytest.raises(StoreError, match=r"cannot read '.*s-000001.tar': No such file or directory"):
+        verify(shards, workers=2)
+
+
+def test_pets_sample_is_as_its_readme_says(pets_dir: Path, tmp_path: Path) -> None:
+    """Real photos: an RGBA PNG under a .jpg name and EXIF orientations of 0 are no matter; nothing is wrong."""
+    from prep.pack.pack import pack
+    from prep.sources.pets import pets
+
+    store, prefix = open_target(str(tmp_path / "out"), endpoint=None)
+    pack(pets(pets_dir), store=store, prefix=prefix, max_count=100, on_bad="keep")
+    index_shards(resolve_shards(tmp_path / "out", endpoint=None))
+    report = run(tmp_path / "out", mask_values=[1, 2, 3], workers=2)
+    assert found(report) == []
+    assert (report.num_samples, report.num_decoded, set(report.mask_values)) == (292, 584, {1, 2, 3})
+
+
+def test_odd_images_that_loaders_refuse(tmp_path: Path) -> None:
+    """Real damaged, hostile and unusual files: each of the bad ones, and no other."""
+    odd = SHARED_DATA / "odd-images"
+    if not odd.is_dir():
+        pytest.skip("no ../shared/data/odd-images beside the checkout")
+    photos = [path for path in sorted(odd.iterdir()) if path.suffix in (".jpg", ".jpeg", ".png", ".gif", ".mpo")]
+    write_tar(tmp_path / "odd.tar", [Sample(path.stem, {"photo.jpg": path.read_bytes()}) for path in photos])
+    assert {key for _, key, _, _ in found(run(tmp_path))} == {
+        *("broken", "broken_data_stream", "chi", "decompression_bomb", "invalid-dimensions", "null_height"),
+        *("png_decompression_dos", "testorig12", "truncated_jpeg", "xcrn0g04", "xd0n2c08", "xdtn0g01", "xhdn0g08"),
+    }

@@ -1,0 +1,732 @@
+import json
+import os
+import re
+import signal
+import tarfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+import webdataset
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dali_pipes.errors import DataError, StoreError
+from dali_pipes.store.ais import AisStore
+from dali_pipes.store.base import Store
+from dali_pipes.store.local import LocalStore
+from dali_pipes.store.urls import resolve_shards
+from prep.index import index_shards
+from prep.pack.pack import OnBad, open_target, pack
+from prep.pack.plan import ShardPlan, plan_shards, tar_bytes
+from prep.sources.imagefolder import imagefolder
+from prep.sources.pets import pets
+from prep.sources.record import Record, Source
+from prep.tar.writer import Range
+from tests.sources import encode_mask, encode_photo, make_source, start_python, write_pets
+
+
+@pytest.fixture(params=["directory", "bucket"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    """A place that is not there yet."""
+    return LocalStore(tmp_path / "out") if request.param == "directory" else request.getfixturevalue("bucket")
+
+
+def _read_back(store: Store, names: tuple[str, ...], folder: Path) -> list[dict[str, Any]]:
+    """What WebDataset makes of the shards."""
+    folder.mkdir(exist_ok=True)
+    for name in names:
+        (folder / name).write_bytes(store.read(name))
+    dataset = webdataset.WebDataset([str(folder / name) for name in names], shardshuffle=False, empty_check=False)
+    return [
+        {key: value for key, value in sample.items() if key not in ("__url__", "__local_path__")} for sample in dataset
+    ]
+
+
+def _contents(store: Store) -> dict[str, bytes]:
+    return {entry.name: store.read(entry.name) for entry in store.list("")}
+
+
+def _source(*records: Record) -> Source:
+    return Source(name="made up", records=records, classes={0: "zero"}, masks=frozenset({"trimap.png"}))
+
+
+def _record(key: str = "a", **components: bytes) -> Record:
+    return Record(key=key, components={name.replace("_", "."): data for name, data in components.items()}, label=0)
+
+
+# What is written
+
+
+def test_pack_is_read_back_by_webdataset_byte_for_byte(store: Store, tmp_path: Path) -> None:
+    source = make_source(23)
+    report = pack(source, store=store, max_count=10)
+    assert report.shards == ("samples-000000.tar", "samples-000001.tar", "samples-000002.tar")
+    assert (report.num_samples, report.num_written, report.url) == (23, 3, store.locate("samples-"))
+    assert _read_back(store, report.shards, tmp_path / "read") == [
+        {"__key__": record.key, "cls": str(record.label).encode(), **record.components} for record in source.records
+    ]
+    assert report.num_bytes == sum(entry.size for entry in store.list("samples-0"))
+    assert json.loads(store.read("samples-classes.json")) == {"0": "zero", "1": "one", "2": "two"}
+
+
+def test_pack_photos_keep_their_original_bytes(tmp_path: Path) -> None:
+    source = pets(write_pets(tmp_path / "in", {"Abyssinian_1": 1, "beagle_1": 5}))
+    store = LocalStore(tmp_path / "out")
+    samples = _read_back(store, pack(source, store=store).shards, tmp_path / "read")
+    assert [sample["cls"] for sample in samples] == [b"1", b"5"]
+    for sample in samples:
+        assert sample["image.jpg"] == (tmp_path / "in" / "images" / f"{sample['__key__']}.jpg").read_bytes()
+        trimap = tmp_path / "in" / "annotations" / "trimaps" / f"{sample['__key__']}.png"
+        assert sample["trimap.png"] == trimap.read_bytes()
+
+
+def test_pack_long_and_unusual_keys_are_indexed_and_planned_to_the_byte(tmp_path: Path) -> None:
+    keys = ["x" * 90, "a/" + "y" * 150, "ä/ö", "with space/1", "z" * 300]
+    source = _source(*(_record(key, image_jpg=encode_photo()) for key in keys))
+    store = LocalStore(tmp_path / "out")
+    report = pack(source, store=store, max_count=2)
+    assert report.num_bytes == sum(entry.size for entry in store.list("samples-0"))
+    manifest = index_shards(resolve_shards(tmp_path / "out", endpoint=None))
+    assert manifest.num_samples == len(keys)
+    assert manifest.classes == {0: "zero"}
+
+
+def test_pack_same_records_give_same_bytes(tmp_path: Path) -> None:
+    first, second = LocalStore(tmp_path / "1"), LocalStore(tmp_path / "2")
+    for store in (first, second):
+        pack(make_source(9), store=store, max_count=4)
+    assert _contents(first) == _contents(second)
+
+
+def test_pack_members_carry_no_time_owner_or_name(tmp_path: Path) -> None:
+    pack(make_source(2), store=LocalStore(tmp_path))
+    with tarfile.open(tmp_path / "samples-000000.tar") as archive:
+        assert {(m.mtime, m.uid, m.gid, m.uname, m.gname, m.mode) for m in archive} == {(0, 0, 0, "", "", 0o644)}
+
+
+def test_pack_into_a_directory_with_a_percent_sign(tmp_path: Path) -> None:
+    pack(make_source(4), store=LocalStore(tmp_path / "100%d"), max_count=2)
+    assert len(list((tmp_path / "100%d").glob("samples-00000?.tar"))) == 2
+
+
+def test_pack_dry_run_writes_nothing_and_tells_the_same(store: Store) -> None:
+    planned = pack(make_source(23), store=store, max_count=10, dry_run=True)
+    assert not store.exists() if isinstance(store, AisStore) else store.list("") == []
+    done = pack(make_source(23), store=store, max_count=10)
+    assert (planned.shards, planned.num_bytes, planned.num_samples) == (done.shards, done.num_bytes, done.num_samples)
+    assert (planned.dry_run, planned.num_written) == (True, 0)
+
+
+# Where shards end
+
+
+@pytest.mark.parametrize(
+    ("sizes", "max_count", "max_bytes", "expected"),
+    [
+        ([], 10, 10240, []),
+        ([1024], 10, 10240, [(0, 1, 10240)]),  # filled up to a record of 20 blocks
+        ([9216, 1024], 10, 10240, [(0, 1, 10240), (1, 2, 10240)]),  # 9216 and two end blocks are exactly 10240
+        ([9216, 1024], 10, 20480, [(0, 2, 20480)]),
+        ([1024] * 5, 2, 1 << 20, [(0, 2, 10240), (2, 4, 10240), (4, 5, 10240)]),
+        ([1024, 50_000, 1024], 10, 10240, [(0, 1, 10240), (1, 2, 51200), (2, 3, 10240)]),  # too large: a shard alone
+        ([1024] * 3, 1, 1, [(0, 1, 10240), (1, 2, 10240), (2, 3, 10240)]),
+    ],
+)
+def test_plan_shards_fills_each_up_to_both_limits(
+    sizes: list[int], max_count: int, max_bytes: int, expected: list[tuple[int, int, int]]
+) -> None:
+    assert plan_shards(sizes, max_count=max_count, max_bytes=max_bytes) == [ShardPlan(*row) for row in expected]
+
+
+@given(
+    sizes=st.lists(st.integers(512, 40_000), max_size=40),
+    max_count=st.integers(1, 12),
+    max_bytes=st.integers(1, 100_000),
+)
+def test_plan_shards_keeps_order_and_limits(sizes: list[int], max_count: int, max_bytes: int) -> None:
+    plan = plan_shards(sizes, max_count=max_count, max_bytes=max_bytes)
+    assert [number for shard in plan for number in range(shard.start, shard.stop)] == list(range(len(sizes)))
+    for shard in plan:
+        count = shard.stop - shard.start
+        assert 1 <= count <= max_count
+        assert shard.num_bytes <= max_bytes or count == 1
+        assert shard.num_bytes >= sum(sizes[shard.start : shard.stop]) + 1024
+
+
+def test_plan_shards_beyond_six_digits_says_what_to_change() -> None:
+    with pytest.raises(ValueError, match="1000001 shards, names count to 1000000; use larger --max-bytes"):
+        plan_shards([512] * 1_000_001, max_count=1, max_bytes=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "expected"),
+    [
+        ("a.jpg", 0, 512),
+        ("a.jpg", 1, 1024),
+        ("a.jpg", 512, 1024),
+        ("a.jpg", 513, 1536),
+        ("x" * 100, 1, 1024),
+        ("x" * 101, 1, 1024 + 1024),  # PAX: a header and a record of its own
+        ("ä.jpg", 1, 1024 + 1024),
+    ],
+)
+def test_tar_bytes_counts_headers_and_blocks(name: str, size: int, expected: int) -> None:
+    assert tar_bytes(name, size) == expected
+
+
+@pytest.mark.parametrize(
+    ("url", "store_url", "prefix"),
+    [
+        ("ais://pets", "ais://pets", "samples-"),
+        ("ais://pets/", "ais://pets", "samples-"),
+        ("ais://pets/train-", "ais://pets", "train-"),
+        ("ais://pets/a/train_", "ais://pets", "a/train_"),
+        ("ais://pets/train", "ais://pets", "train/samples-"),
+        ("ais://pets/train/", "ais://pets", "train/samples-"),
+        ("out", "out", "samples-"),
+        ("out/", "out", "samples-"),
+        ("out/train-", "out", "train-"),
+        ("/a/b_", "/a", "b_"),
+    ],
+)
+def test_open_target_tells_folder_from_prefix(url: str, store_url: str, prefix: str) -> None:
+    store, found = open_target(url, endpoint="http://127.0.0.1:1")
+    assert (store.url, found) == (store_url, prefix)
+
+
+def test_open_target_of_an_existing_directory_that_ends_in_a_dash_is_that_directory(tmp_path: Path) -> None:
+    (tmp_path / "out-").mkdir()
+    store, prefix = open_target(f"{tmp_path}/out-", endpoint=None)
+    assert (store.url, prefix) == (f"{tmp_path}/out-", "samples-")
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("ais://pets/a-{0..1}.tar", "names shards; expected what their names start with"),
+        ("a.tar", "names shards"),
+        ("ais://pets/a.tgz", "names shards"),  # pack writes plain ones
+        ("ais://pets", "no AIStore endpoint is given"),
+        ("http://pets", "scheme must be one of ais"),
+    ],
+)
+def test_open_target_that_is_no_prefix_is_an_error(url: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        open_target(url, endpoint=None)
+
+
+# Bad records
+
+
+GIF = encode_photo("gif", mode="L")
+PNG = encode_photo("png")
+RGBA_PNG = encode_photo("png", mode="RGBA")
+BAD = [
+    ({"image_jpg": GIF}, "image.jpg is a GIF, which DALI cannot decode"),
+    ({"gif": GIF}, "gif is a GIF, which DALI cannot decode"),
+    ({"jpg": b""}, "jpg is empty"),
+    ({"jpg": encode_photo(), "json": b""}, "json is empty"),
+    ({"jpg": b"<html>"}, "jpg is no photo of a known format (starts with 3c 68 74 6d)"),
+    ({"jpg": b"\xff"}, "jpg is no photo of a known format (starts with ff)"),
+    ({"jpg": encode_photo(), "trimap_png": PNG}, "trimap.png is no 8-bit grey PNG (bit depth 8, colour type 2)"),
+    ({"jpg": encode_photo(), "trimap_png": encode_photo()}, "trimap.png is a JPEG, a mask must be an 8-bit grey PNG"),
+    ({"jpg": encode_photo(), "trimap_png": encode_mask()[:-12]}, "trimap.png is cut off: it has no end"),
+    (
+        {"jpg": encode_photo(), "trimap_png": encode_mask().replace(b"IDATx", b"IDATy")},
+        "trimap.png is damaged: the 'IDAT' at byte 33 has another checksum than it says",
+    ),
+    (
+        {"jpg": encode_photo(), "trimap_png": encode_mask(size=(24, 32))},
+        "trimap.png has 32 x 24 pixels, 'jpg' 24 x 32",
+    ),
+]
+
+
+@pytest.mark.parametrize(("components", "reason"), BAD)
+def test_pack_bad_record_fails_before_anything_is_written(
+    components: dict[str, bytes], reason: str, tmp_path: Path
+) -> None:
+    source = _source(_record("good", jpg=encode_photo()), _record("bad", **components))
+    with pytest.raises(DataError, match=f"1 of 2 records of made up are bad: bad: {re.escape(reason)}.*--on-bad skip"):
+        pack(source, store=LocalStore(tmp_path / "out"))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("components", "reason"), BAD)
+@pytest.mark.parametrize("on_bad", ["skip", "keep"])
+def test_pack_bad_record_is_skipped_or_kept_and_named(
+    on_bad: OnBad, components: dict[str, bytes], reason: str, tmp_path: Path
+) -> None:
+    source = _source(_record("good", jpg=encode_photo()), _record("bad", **components), _record("good2", json=b"1"))
+    store = LocalStore(tmp_path / "out")
+    report = pack(source, store=store, on_bad=on_bad)
+    named = {"skip": report.skipped, "keep": report.kept}
+    assert len(named[on_bad]) == 1
+    assert named[on_bad][0].startswith(f"bad: {reason}")
+    assert named["keep" if on_bad == "skip" else "skip"] == ()
+    samples = {sample.pop("__key__"): sample for sample in _read_back(store, report.shards, tmp_path / "read")}
+    assert set(samples) == {"good", "good2"} | ({"bad"} if on_bad == "keep" else set())
+    if on_bad == "keep":
+        assert samples["bad"] == {"cls": b"0", **{name.replace("_", "."): data for name, data in components.items()}}
+
+
+@pytest.mark.parametrize(
+    ("extension", "photo"),
+    [("jpg", encode_photo()), ("jpeg", encode_photo()), ("png", RGBA_PNG), ("webp", encode_photo("webp"))],
+)
+def test_pack_photo_that_is_what_its_extension_says_is_good(extension: str, photo: bytes, tmp_path: Path) -> None:
+    record = Record(key="a", components={extension: photo, "trimap.png": encode_mask()}, label=0)
+    assert pack(_source(record), store=LocalStore(tmp_path)).num_samples == 1
+
+
+@pytest.mark.parametrize(
+    ("extension", "photo", "note"),
+    [
+        ("jpg", PNG, "a: jpg is a PNG"),
+        ("png", encode_photo("jpg"), "a: png is a JPEG"),
+        ("jpg", encode_photo("webp"), "a: jpg is a WEBP"),
+        ("gif", encode_photo("jpg"), "a: gif is a JPEG"),
+    ],
+)
+def test_pack_photo_in_another_format_that_dali_decodes_is_packed_and_noted(
+    extension: str, photo: bytes, note: str, tmp_path: Path
+) -> None:
+    """Its bytes and its name stay as they are."""
+    report = pack(_source(_record("a", **{extension: photo})), store=LocalStore(tmp_path / "out"))
+    assert (report.noted, report.skipped, report.kept) == ((note,), (), ())
+    [sample] = _read_back(LocalStore(tmp_path / "out"), report.shards, tmp_path / "read")
+    assert sample[extension] == photo
+
+
+def test_pack_pets_sample_as_it_is_notes_the_png(pets_dir: Path, tmp_path: Path) -> None:
+    report = pack(pets(pets_dir), store=LocalStore(tmp_path), max_count=80)
+    assert (report.num_samples, len(report.shards)) == (292, 4)
+    assert report.skipped == ("Abyssinian_34: no row in list.txt", "Abyssinian_82: no row in list.txt")
+    assert report.noted == ("Abyssinian_5: image.jpg is a PNG",)
+
+
+def test_pack_names_that_are_not_utf8_are_refused(tmp_path: Path) -> None:
+    """A file's and a class's, with the bytes that are not."""
+    folder = tmp_path / "in" / "cat"
+    folder.mkdir(parents=True)
+    (folder / os.fsdecode(b"caf\xe9.jpg")).write_bytes(encode_photo())
+    store = LocalStore(tmp_path / "out")
+    with pytest.raises(DataError, match=r"the name of file '.*/cat/caf\\xe9\.jpg' is not UTF-8"):
+        pack(imagefolder(tmp_path / "in"), store=store)
+    folder.rename(folder.with_name(os.fsdecode(b"c\xe0t")))
+    with pytest.raises(DataError, match=r"the name of class 0 is not UTF-8: 'c\\xe0t'; rename it"):
+        pack(imagefolder(tmp_path / "in"), store=store)
+    assert not (tmp_path / "out").exists()
+
+
+def test_pack_prefix_that_leads_into_another_bucket_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"'ais://pets/\.\./photos/a-': the parts of an object's name must not be"):
+        open_target("ais://pets/../photos/a-", endpoint="http://127.0.0.1:1")
+    with pytest.raises(ValueError, match=r"'ais://pets/\.\./photos/a-': the parts"):
+        pack(make_source(1), store=AisStore("http://127.0.0.1:1", "pets"), prefix="../photos/a-")
+
+
+def test_pack_gif_under_a_jpg_name_in_an_imagefolder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "in" / "cat").mkdir(parents=True)
+    (tmp_path / "in" / "cat" / "1.jpg").write_bytes(GIF)
+    with pytest.raises(DataError, match=r"cat/1: jpg is a GIF, which DALI cannot decode"):
+        pack(imagefolder(tmp_path / "in"), store=LocalStore(tmp_path / "out"))
+    with pytest.raises(DataError, match=r"no record is left to pack; cat/1: jpg is a GIF"):
+        pack(imagefolder(tmp_path / "in"), store=LocalStore(tmp_path / "out"), on_bad="skip")
+
+
+@pytest.mark.parametrize(
+    ("records", "message"),
+    [
+        ([_record("a", json=b"1"), _record("a", json=b"2")], "key 'a' is there twice, records 0 and 1"),
+        ([_record("a.b", json=b"1")], "'a.b.json' would not be read back as key 'a.b', component 'json'"),
+        ([_record("", json=b"1")], "WebDataset cuts the key at the first dot, and it must not be empty"),
+        ([], "no record is left to pack"),
+    ],
+)
+def test_pack_records_that_could_not_be_read_back_are_an_error(
+    records: list[Record], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(DataError, match=message):
+        pack(_source(*records), store=LocalStore(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_count": 0}, "max_count must be positive, got 0"),
+        ({"max_bytes": -1}, "max_bytes must be positive, got -1"),
+        ({"on_bad": "ignore"}, "on_bad must be one of fail, skip, keep, got 'ignore'"),
+        ({"jobs": 0}, "jobs must be positive, got 0"),
+        ({"prefix": ""}, "prefix must end in a name's start that is no digit"),
+        ({"prefix": "a/"}, "prefix must end in"),
+        ({"prefix": "v2"}, "prefix must end in"),  # v2000000.tar: where does the number start?
+    ],
+)
+def test_pack_bad_argument_is_refused(options: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        pack(make_source(1), store=LocalStore(tmp_path), **options)
+
+
+def _with_lost_files(folder: Path) -> Source:
+    """Four records: a good one, one without its photo, one whose mask is a directory, one of which nothing is there."""
+    for name, data in (("a.jpg", encode_photo()), ("a.png", encode_mask()), ("b.png", encode_mask()), ("c.jpg", b"x")):
+        (folder / name).write_bytes(encode_photo() if name == "c.jpg" else data)
+    (folder / "c.png").mkdir()
+    records = [
+        Record(
+            key=key,
+            components={"jpg": folder / f"{key}.jpg", "trimap.png": folder / f"{key}.png", "json": b"{}"},
+            label=0,
+        )
+        for key in "abcd"
+    ]
+    return replace(_source(*records), masks=frozenset({"trimap.png"}))
+
+
+def test_pack_files_that_cannot_be_read_fail_before_anything_is_written(tmp_path: Path) -> None:
+    source = _with_lost_files(tmp_path)
+    with pytest.raises(
+        DataError,
+        match=rf"3 of 4 records of made up are bad: b: jpg: cannot read '{tmp_path}/b\.jpg': No such file or "
+        rf"directory; c: trimap\.png: cannot read '{tmp_path}/c\.png': Is a directory; d: jpg: cannot read .*; "
+        r"trimap\.png: cannot read .*--on-bad skip",
+    ):
+        pack(source, store=LocalStore(tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_pack_files_that_cannot_be_read_are_skipped_or_kept_without_them(tmp_path: Path) -> None:
+    """What is kept is what is there, planned to the byte; of a record with no file at all there is nothing to keep."""
+    source = _with_lost_files(tmp_path)
+    skipping = pack(source, store=LocalStore(tmp_path / "skip"), on_bad="skip")
+    assert [text[:10] for text in skipping.skipped] == ["b: jpg: ca", "c: trimap.", "d: jpg: ca"]
+    assert (skipping.num_samples, skipping.kept) == (1, ())
+
+    store = LocalStore(tmp_path / "keep")
+    for num_written in (2, 0):
+        keeping = pack(source, store=store, on_bad="keep", max_count=2)
+        assert (keeping.num_samples, keeping.num_written) == (3, num_written)
+    assert [text[:10] for text in keeping.kept] == ["b: jpg: ca", "c: trimap."]
+    assert [text[:10] for text in keeping.skipped] == ["d: jpg: ca"]
+    samples = _read_back(store, keeping.shards, tmp_path / "read")
+    assert [sorted(sample) for sample in samples] == [
+        ["__key__", "cls", "jpg", "json", "trimap.png"],
+        ["__key__", "cls", "json", "trimap.png"],
+        ["__key__", "cls", "jpg", "json"],
+    ]
+    assert keeping.num_bytes == sum(entry.size for entry in store.list("samples-0"))
+
+
+@pytest.mark.parametrize("on_bad", ["skip", "keep"])
+def test_pack_of_files_none_of_which_is_there_leaves_no_record(on_bad: OnBad, tmp_path: Path) -> None:
+    record = Record(key="a", components={"jpg": tmp_path / "gone.jpg"}, label=0)
+    with pytest.raises(DataError, match=r"no record is left to pack; a: jpg: cannot read '.*gone\.jpg': No such file"):
+        pack(_source(record), store=LocalStore(tmp_path), on_bad=on_bad)
+
+
+def test_pack_file_that_changes_while_it_is_packed_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.jpg"
+    path.write_bytes(encode_photo())
+    source = _source(Record(key="a", components={"jpg": path}, label=0))
+    monkeypatch.setattr("prep.pack.pack._Target.stale", lambda *_: path.write_bytes(b"\xff\xd8\xff" * 30_000) and [])
+    with pytest.raises(DataError, match=r"shard 'samples-000000\.tar' came out at .* source files changed"):
+        pack(source, store=LocalStore(tmp_path / "out"))
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+# What is there already
+
+
+def test_pack_again_writes_nothing_anew(store: Store) -> None:
+    pack(make_source(23), store=store, max_count=10)
+    index_shards(resolve_shards(f"{store.url}/samples-", endpoint=getattr(store, "endpoint", None)))
+    before = _contents(store)
+    report = pack(make_source(23), store=store, max_count=10)
+    assert report.num_written == 0
+    assert _contents(store) == before  # the manifest, too
+
+
+def test_pack_finishes_what_was_interrupted(store: Store) -> None:
+    pack(make_source(23), store=store, max_count=10)
+    before = _contents(store)
+    store.delete("samples-000001.tar")
+    store.delete("samples-classes.json")
+    assert pack(make_source(23), store=store, max_count=10).num_written == 1
+    assert _contents(store) == before
+
+
+@pytest.mark.parametrize(
+    ("other", "max_count", "message"),
+    [
+        (make_source(40), 10, r"holds shards of another pack: 'samples-000003\.tar'"),  # one shard too many
+        (make_source(23), 5, r"'samples-000003\.tar', 'samples-000004\.tar', 'samples-000000\.tar' and 1 more;"),
+        (make_source(23, seed=1), 10, r"samples-000000\.tar' is there with other content"),  # same sizes
+    ],
+)
+def test_pack_over_other_shards_is_refused_and_done_with_overwrite(
+    store: Store, other: Source, max_count: int, message: str
+) -> None:
+    pack(other, store=store, max_count=max_count)
+    index_shards(resolve_shards(f"{store.url}/samples-", endpoint=getattr(store, "endpoint", None)))
+    before = _contents(store)
+    with pytest.raises(StoreError, match=message):
+        pack(make_source(23), store=store, max_count=10)
+    assert _contents(store) == before  # nothing was lost
+
+    report = pack(make_source(23), store=store, max_count=10, overwrite=True)
+    names = {entry.name for entry in store.list("")}
+    # No shard of the other pack is left, nor an index or a manifest that describes one.
+    assert names - {"samples-000000.index.safetensors"} >= {*report.shards, "samples-classes.json"}
+    assert "samples-manifest.safetensors" not in names
+    assert "samples-columns.safetensors" not in names
+    assert {name for name in names if name.endswith(".tar")} == set(report.shards)
+    again = pack(make_source(23), store=store, max_count=10)
+    assert again.num_written == 0
+
+
+def test_pack_leaves_other_prefixes_alone(store: Store) -> None:
+    pack(make_source(23), store=store, prefix="train-", max_count=2)
+    pack(make_source(3), store=store, prefix="train-val-")
+    pack(make_source(3), store=store, prefix="samples-")
+    assert len(store.list("train-0")) == 12
+    assert pack(make_source(23), store=store, prefix="train-", max_count=2).num_written == 0
+
+
+# Interrupted and out of room: real signals and limits, in a process of its own
+
+
+LONG_PACK = """
+import sys
+from pathlib import Path
+from prep.pack.pack import pack
+from prep.sources.record import Record, Source
+from dali_pipes.store.local import LocalStore
+
+big = Path(sys.argv[1])
+records = [Record(key=str(number), components={"bin": big}, label=0) for number in range(40)]
+pack(Source(name="big", records=records, classes={0: "zero"}), store=LocalStore(Path(sys.argv[2])), max_count=1, jobs=2)
+"""
+
+
+def test_pack_interrupted_by_ctrl_c_leaves_whole_shards_and_is_finished_by_running_again(tmp_path: Path) -> None:
+    """Two are being written when it comes; of neither is anything left."""
+    out, big = tmp_path / "out", tmp_path / "big"
+    with big.open("wb") as stream:
+        stream.truncate(30 << 20)
+    process = start_python(LONG_PACK, big, out)
+    deadline = time.monotonic() + 30
+    while len(list(out.glob("*.tar"))) < 2:
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode != 0
+    assert errors.rstrip().endswith("KeyboardInterrupt")
+
+    written = sorted(path.name for path in out.iterdir())  # hidden ones, too
+    assert 2 <= len(written) < 40
+    assert all(re.fullmatch(r"samples-\d{6}\.tar", name) for name in written)
+    assert {(out / name).stat().st_size for name in written} == {(30 << 20) + 10240}
+
+    process = start_python(LONG_PACK.replace("range(40)", f"range({len(written) + 2})"), big, out)
+    _, errors = process.communicate(timeout=120)
+    assert (process.returncode, errors) == (0, "")
+    names = {path.name for path in out.iterdir()}
+    assert names == {f"samples-{number:06d}.tar" for number in range(len(written) + 2)} | {"samples-classes.json"}
+
+
+NO_ROOM = """
+import resource, sys
+from pathlib import Path
+from dali_pipes.errors import StoreError
+from prep.pack.pack import pack
+from dali_pipes.store.local import LocalStore
+from tests.prep.conftest import make_source
+
+out, limited = sys.argv[1:]
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(limited), resource.RLIM_INFINITY))
+try:
+    pack(make_source(200), store=LocalStore(Path(out)), max_count=100)
+except StoreError as exc:
+    print(exc)
+"""
+
+
+def test_pack_out_of_room_says_where_and_leaves_nothing_half_written(tmp_path: Path) -> None:
+    source = make_source(200)
+    planned = pack(source, store=LocalStore(tmp_path / "planned"), max_count=100)
+    sizes = [(tmp_path / "planned" / name).stat().st_size for name in planned.shards]
+    assert sizes[0] < sizes[1]
+    process = start_python(NO_ROOM, tmp_path / "out", str(sizes[1] - 1))
+    output, errors = process.communicate(timeout=30)
+    assert errors == ""
+    assert output == f"cannot write '{tmp_path}/out/samples-000001.tar': File too large\n"
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["samples-000000.tar"]
+    assert pack(source, store=LocalStore(tmp_path / "out"), max_count=100).num_written == 1
+
+
+def test_pack_needs_no_temporary_directory(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shards are streamed to where they go: there is no second copy."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
+    assert pack(make_source(4), store=store).num_written == 1
+
+
+# Several at a time
+
+
+@pytest.fixture
+def _shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes for the smallest set, too."""
+    monkeypatch.setattr("prep.pack.check.MIN_SHARED_RECORDS", 0)
+    monkeypatch.setattr("prep.pack.check.NUM_RECORDS", 5)
+    monkeypatch.setattr("prep.pack.pack.MIN_SHARED_BYTES", 0)
+
+
+@pytest.mark.usefixtures("_shared")
+def test_pack_by_processes_gives_the_same_bytes_notes_and_reports(store: Store, tmp_path: Path) -> None:
+    """From files, and from memory; a second run finds all there, a third what is missing."""
+    write_pets(tmp_path / "in", {f"Abyssinian_{number}": 1 for number in range(23)})
+    (tmp_path / "in" / "images" / "Abyssinian_7.jpg").write_bytes(PNG)
+    (tmp_path / "in" / "images" / "Abyssinian_12.jpg").write_bytes(GIF)
+    alone = LocalStore(tmp_path / "alone")
+    for source, prefix in ((pets(tmp_path / "in"), "samples-"), (make_source(23), "made-")):
+        one = pack(source, store=alone, prefix=prefix, max_count=4, on_bad="skip", jobs=1)
+        two = pack(source, store=store, prefix=prefix, max_count=4, on_bad="skip", jobs=2)
+        assert (two.shards, two.num_samples, two.num_bytes) == (one.shards, one.num_samples, one.num_bytes)
+        assert (two.skipped, two.noted, two.num_written) == (one.skipped, one.noted, 6)
+    assert two.skipped == ()
+    assert _contents(store) == _contents(alone)
+    assert pack(source, store=store, prefix="made-", max_count=4, jobs=2).num_written == 0
+    store.delete("made-000003.tar")
+    assert pack(source, store=store, prefix="made-", max_count=4, jobs=2).num_written == 1
+    assert _contents(store) == _contents(alone)
+
+
+@pytest.mark.usefixtures("_shared")
+def test_pack_by_processes_fails_as_in_one(tmp_path: Path) -> None:
+    """What a worker finds reaches the caller as it is."""
+    source = pets(write_pets(tmp_path / "in", {f"Abyssinian_{number}": 1 for number in range(23)}))
+    (tmp_path / "in" / "images" / "Abyssinian_7.jpg").write_bytes(GIF)
+    with pytest.raises(DataError, match=r"1 of 23 records .* are bad: Abyssinian_7: image\.jpg is a GIF"):
+        pack(source, store=LocalStore(tmp_path / "out"), max_count=4, jobs=2)
+    (tmp_path / "in" / "images" / "Abyssinian_9.jpg").unlink()
+    with pytest.raises(DataError, match=r"2 of 23 .*; Abyssinian_9: image\.jpg: cannot read '.*': No such file"):
+        pack(source, store=LocalStore(tmp_path / "out"), max_count=4, jobs=2)
+    # One file of many records: it is no single record that is bad.
+    parts = [Record(key=f"{n}", components={"jpg": Range(tmp_path / "gone", n, 1)}, label=0) for n in range(23)]
+    with pytest.raises(StoreError, match=r"cannot read '.*/gone': No such file"):
+        pack(_source(*parts), store=LocalStore(tmp_path / "out"), on_bad="skip", jobs=2)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.usefixtures("_shared")
+def test_pack_of_much_that_is_in_memory_is_not_copied_to_a_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process that has the bytes writes them itself."""
+    monkeypatch.setattr("prep.pack.check.MAX_SENT_BYTES", 500)
+    monkeypatch.setattr("prep.pack.pack.MAX_SENT_BYTES", 500)
+    monkeypatch.setattr("prep.workers.Workers.start", lambda _: pytest.fail("a process was started"))
+    assert pack(make_source(23), store=LocalStore(tmp_path), max_count=4, jobs=2).num_written == 6
+
+
+PEAK = """
+import json, resource, sys
+from pathlib import Path
+from prep.pack.pack import pack
+from prep.sources.record import Record, Source
+from dali_pipes.store.ais import AisStore
+from dali_pipes.store.local import LocalStore
+from tests.prep.conftest import encode_photo
+
+folder, where, num = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+store = AisStore(where, "peak") if where.startswith("http") else LocalStore(Path(where))
+pack(Source(name="small", records=[Record(key="a", components={"json": b"1"}, label=0)], classes={}), store=store)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+records = [Record(key=str(number), components={"bin": folder / "big"}, label=0) for number in range(num)]
+source = Source(name="big", records=records, classes={})
+report = pack(source, store=store, prefix="big-", max_bytes=1 << 40, max_count=num // 2, jobs=int(sys.argv[4]))
+own, workers = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+print(json.dumps([report.num_bytes, own - before, workers]))
+"""
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_pack_holds_a_mebibyte_of_files_and_shards_of_any_size(store: Store, tmp_path: Path, jobs: int) -> None:
+    """Two shards of 300 MiB, each of two files of 150 MiB."""
+    (tmp_path / "in").mkdir()
+    with (tmp_path / "in" / "big").open("wb") as stream:
+        stream.truncate(150 << 20)
+    where = store.endpoint if isinstance(store, AisStore) else str(store.url)
+    process = start_python(PEAK, tmp_path / "in", where, "4", str(jobs))
+    output, errors = process.communicate(timeout=120)
+    assert errors == ""
+    num_bytes, own_kib, workers_kib = json.loads(output)
+    assert num_bytes > 600 << 20
+    assert own_kib < 16 << 10
+    if jobs == 2:
+        assert workers_kib < 120 << 10  # an interpreter with `requests`, which has 35 MiB
+
+
+def test_pack_conflict_in_the_last_shard_is_found_before_the_first_is_written(store: Store) -> None:
+    pack(make_source(23, seed=1), store=store, max_count=10)
+    for name in ("samples-000000.tar", "samples-000001.tar"):
+        store.delete(name)
+    before = _contents(store)
+    with pytest.raises(StoreError, match=r"samples-000002\.tar' is there with other content; --overwrite"):
+        pack(make_source(23), store=store, max_count=10)
+    assert _contents(store) == before
+
+
+@pytest.mark.parametrize("checksum_type", ["md5", "crc32c", "none"])
+def test_pack_again_into_a_bucket_of_another_checksum_writes_nothing_anew(node: str, checksum_type: str) -> None:
+    """Compared by the bucket's own checksum, or where it has none by reading the shards."""
+    store = AisStore(node, f"pack-{checksum_type}")
+    store.create()
+    _set_checksum(store, checksum_type)
+    assert pack(make_source(23), store=store, max_count=10).num_written == 3
+    assert pack(make_source(23), store=store, max_count=10).num_written == 0
+    with pytest.raises(StoreError, match=r"is there with other content, and 2 more are; --overwrite"):
+        pack(make_source(23, seed=1), store=store, max_count=10)
+    assert pack(make_source(23, seed=1), store=store, max_count=10, overwrite=True).num_written == 3
+
+
+def _set_checksum(store: AisStore, checksum_type: str) -> None:
+    url = f"{store.endpoint}/v1/buckets/{store.bucket}"
+    message: Any = {"action": "set-bprops", "value": {"checksum": {"type": checksum_type}}}
+    assert requests.patch(url, json=message, timeout=10).status_code == 200
+
+
+def test_pack_broken_records_of_a_source_are_an_error_unless_skipped(tmp_path: Path) -> None:
+    source = replace(make_source(4), broken=["'x.tfrecord', record 7 at byte 512: damaged"])
+    with pytest.raises(
+        DataError, match=r"1 records of made up cannot be read: 'x\.tfrecord', record 7 .*--on-bad skip"
+    ):
+        pack(source, store=LocalStore(tmp_path / "out"))
+    with pytest.raises(DataError, match="1 records of made up cannot be read"):
+        pack(source, store=LocalStore(tmp_path / "out"), on_bad="keep")
+    assert not (tmp_path / "out").exists()
+    report = pack(source, store=LocalStore(tmp_path / "out"), on_bad="skip")
+    assert (report.num_samples, report.skipped) == (4, tuple(source.broken))
+
+
+def test_pack_without_labels_has_no_cls(tmp_path: Path) -> None:
+    record = Record(key="a", components={"jpg": encode_photo()}, label=None)
+    report = pack(_source(record), store=LocalStore(tmp_path / "out"))
+    [sample] = _read_back(LocalStore(tmp_path / "out"), report.shards, tmp_path / "read")
+    assert set(sample) == {"__key__", "jpg"}
+
+
+def test_pack_to_an_endpoint_that_dies_says_so_and_is_finished_later(tmp_path: Path) -> None:
+    from dali_pipes.store import embedded_node
+
+    with embedded_node.start(tmp_path / "node") as node:
+        store = AisStore(node.endpoint, "pets")
+        pack(make_source(4), store=store, prefix="a-")
+    with pytest.raises(StoreError, match=f"no answer from AIStore at {node.endpoint}"):
+        pack(make_source(23), store=store, max_count=10)

@@ -1,0 +1,239 @@
+"""A second copy of what is packed: the same bytes, whole or not at all, and finished by running it again."""
+
+import errno
+import os
+import pickle
+import shutil
+import signal
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from dali_pipes.errors import DataError, StoreError
+from dali_pipes.store.ais import AisStore
+from dali_pipes.store.base import Store
+from dali_pipes.store.local import LocalStore
+from dali_pipes.store.urls import resolve_shards
+from prep.index import index_shards
+from prep.pack.pack import pack
+from prep.pack.second_copy import CopiedTarget
+from prep.sources.record import Record, Source
+from tests.sources import encode_photo, make_source, start_python
+
+
+@pytest.fixture(params=["directory", "bucket"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    """A place that is not there yet."""
+    return LocalStore(tmp_path / "out") if request.param == "directory" else request.getfixturevalue("bucket")
+
+
+def _contents(store: Store) -> dict[str, bytes]:
+    return {entry.name: store.read(entry.name) for entry in store.list("a/")}
+
+
+def _pack(store: Store, copy: Path, *, count: int = 10, seed: int = 0, overwrite: bool = False) -> tuple[int, int]:
+    source = make_source(count, seed=seed)
+    report = pack(source, store=store, prefix="a/x-", max_count=4, copy=copy, overwrite=overwrite, jobs=2)
+    assert report.copy == str(copy)
+    return report.num_written, report.num_copied
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_copy_has_the_bytes_of_what_is_uploaded(
+    store: Store, tmp_path: Path, is_shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under the same names, with the class table: a data set of its own. Without asking for it there is none."""
+    if is_shared:
+        monkeypatch.setattr("prep.pack.pack.MIN_SHARED_BYTES", 0)
+    copy = tmp_path / "copy"
+    assert _pack(store, copy) == (3, 3)
+    assert _contents(LocalStore(copy)) == _contents(store)
+    assert sorted(path.name for path in copy.rglob("*") if path.is_file()) == [
+        "x-000000.tar",
+        "x-000001.tar",
+        "x-000002.tar",
+        "x-classes.json",
+    ]
+    assert {path.stat().st_mode & 0o777 for path in copy.rglob("*") if path.is_file()} == {0o644}
+    manifest = index_shards(resolve_shards(copy / "a", endpoint=None))
+    assert (manifest.num_samples, manifest.classes) == (10, {0: "zero", 1: "one", 2: "two"})
+    report = pack(make_source(10), store=store, prefix="b/x-")
+    assert (report.copy, report.num_copied) == (None, 0)
+    assert not (copy / "b").exists()
+
+
+def test_copy_that_is_run_again_has_what_was_lacking_written_where_it_was(store: Store, tmp_path: Path) -> None:
+    """Nothing twice; what one side lost, to that side alone; a copy that is asked for later."""
+    assert pack(make_source(10), store=store, prefix="a/x-", max_count=4).num_written == 3
+    copy = tmp_path / "copy"
+    assert _pack(store, copy) == (0, 3)
+    assert _pack(store, copy) == (0, 0)
+    store.delete("a/x-000001.tar")
+    (copy / "a" / "x-000001.tar").unlink()
+    (copy / "a" / "x-000002.tar").unlink()
+    before = (copy / "a" / "x-000000.tar").stat()
+    assert _pack(store, copy) == (1, 2)
+    assert (copy / "a" / "x-000000.tar").stat() == before
+    assert _contents(LocalStore(copy)) == _contents(store)
+    store.delete("a/x-000002.tar")
+    assert _pack(store, copy) == (1, 0)
+    assert _contents(LocalStore(copy)) == _contents(store)
+
+
+def test_copy_where_other_shards_are_is_refused_or_replaced(store: Store, tmp_path: Path) -> None:
+    """Before anything is written, on either side; what described them goes with them."""
+    copy = tmp_path / "copy"
+    pack(make_source(14, seed=1), store=LocalStore(copy), prefix="a/x-", max_count=4)
+    index_shards(resolve_shards(copy / "a", endpoint=None))
+    others = _contents(LocalStore(copy))
+    with pytest.raises(StoreError, match=rf"'{copy}/a/x-' holds shards of another pack: 'a/x-000003\.tar'"):
+        _pack(store, copy)
+    (copy / "a" / "x-000003.tar").unlink()
+    with pytest.raises(StoreError, match=rf"'{copy}/a/x-000000\.tar' is there with other content, and 2 more are"):
+        _pack(store, copy, count=12)
+    assert _contents(LocalStore(copy)) == {name: others[name] for name in others if name != "a/x-000003.tar"}
+    assert not isinstance(store, LocalStore) or not store.directory.exists()
+    assert _pack(store, copy, overwrite=True) == (3, 3)
+    kept = {"a/x-000003.index.safetensors": others["a/x-000003.index.safetensors"]}
+    assert _contents(LocalStore(copy)) == _contents(store) | kept
+
+
+def test_copy_of_a_dry_run_is_not_made(store: Store, tmp_path: Path) -> None:
+    report = pack(make_source(10), store=store, max_count=4, copy=tmp_path / "copy", dry_run=True)
+    assert (report.num_written, report.num_copied, report.copy) == (0, 0, str(tmp_path / "copy"))
+    assert not (tmp_path / "copy").exists()
+
+
+def test_copy_that_cannot_be_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = LocalStore(tmp_path / "out")
+    with pytest.raises(ValueError, match=r"copy must be another directory than that of the pack, got '.*/out' twice"):
+        pack(make_source(3), store=store, copy=tmp_path / "copy" / ".." / "out")
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=rf"copy must be a directory, '{tmp_path}/file' is a file"):
+        pack(make_source(3), store=store, copy=tmp_path / "file")
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: usage._replace(free=10_000))
+    with pytest.raises(StoreError, match=r"copy' has room for 10000 bytes, the copy takes 20480 more; name another"):
+        pack(make_source(3), store=store, copy=tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
+    assert list((tmp_path / "out").glob("*.tar")) == []
+
+
+def test_copy_of_a_pack_that_fails_leaves_no_part(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A source file that grows: neither side has the shard, and no file is left."""
+    path = tmp_path / "a.jpg"
+    path.write_bytes(encode_photo())
+    source = Source(name="s", records=[Record(key="a", components={"jpg": path}, label=0)], classes={})
+    monkeypatch.setattr("prep.pack.pack._Target.stale", lambda *_: path.write_bytes(b"\xff\xd8\xff" * 900_000) and [])
+    with pytest.raises(DataError, match="source files changed"):
+        pack(source, store=store, copy=tmp_path / "copy")
+    assert store.list("") == []
+    assert list((tmp_path / "copy").iterdir()) == []
+
+
+# One stream, two places
+
+PIECES = [b"one", b"two" * 50_000, b"three"]
+NUM_BYTES = sum(map(len, PIECES))
+
+
+def _chunks() -> Iterable[memoryview]:
+    return (memoryview(piece) for piece in PIECES)
+
+
+def _refuse_unnamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = os.open
+
+    def refusing(path: str, flags: int, *rest: int) -> int:
+        if flags & os.O_TMPFILE == os.O_TMPFILE:
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+        return opened(path, flags, *rest)
+
+    monkeypatch.setattr("os.open", refusing)
+
+
+class _Twice:
+    """A store that breaks off and tries again."""
+
+    def write_stream(self, name: str, chunks: Callable[[], Iterable[memoryview]], *, num_bytes: int) -> None:
+        next(iter(chunks()))
+        self.received = b"".join(map(bytes, chunks()))
+
+
+class _Failing:
+    """A store that takes half."""
+
+    def write_stream(self, name: str, chunks: Callable[[], Iterable[memoryview]], *, num_bytes: int) -> NoReturn:
+        stream = iter(chunks())
+        next(stream), next(stream)
+        raise StoreError("no more room in the bucket")
+
+
+@pytest.mark.parametrize("is_named", [False, True])
+def test_copied_target_keeps_the_last_attempt_or_none(
+    tmp_path: Path, is_named: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On file systems with files without names, and on others; a copy that is there is replaced only when all is."""
+    if is_named:
+        _refuse_unnamed(monkeypatch)
+    copy, twice = LocalStore(tmp_path / "copy"), _Twice()
+    for _ in range(2):
+        CopiedTarget(target=twice, copy=copy).write_stream("a/x.tar", _chunks, num_bytes=NUM_BYTES)
+        assert twice.received == b"".join(PIECES) == copy.read("a/x.tar")
+    copy.write("a/x.tar", b"before")
+    with pytest.raises(StoreError, match="no more room in the bucket"):
+        CopiedTarget(target=_Failing(), copy=copy).write_stream("a/x.tar", _chunks, num_bytes=NUM_BYTES)
+    assert [path.name for path in (tmp_path / "copy" / "a").iterdir()] == ["x.tar"]
+    assert copy.read("a/x.tar") == b"before"
+    CopiedTarget(target=None, copy=copy).write_stream("a/x.tar", _chunks, num_bytes=NUM_BYTES)
+    assert copy.read("a/x.tar") == b"".join(PIECES)
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from prep.pack.second_copy import CopiedTarget
+from dali_pipes.store.local import LocalStore
+
+class Killed:
+    def write_stream(self, name, chunks, *, num_bytes):
+        for number, _ in enumerate(chunks()):
+            if number == 4:
+                os.kill(os.getpid(), int(sys.argv[2]))
+
+copy = LocalStore(Path(sys.argv[1]))
+pieces = [memoryview(bytes(1 << 20))] * 9
+CopiedTarget(target=Killed(), copy=copy).write_stream("x.tar", lambda: iter(pieces), num_bytes=9 << 20)
+"""
+
+
+def test_copied_target_of_a_process_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
+    """Not even where nothing can be cleaned up."""
+    process = start_python(KILLED, tmp_path, str(int(signal.SIGKILL)))
+    process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGKILL
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_copied_target_on_a_disk_that_takes_no_more_names_the_copy(tmp_path: Path) -> None:
+    script = KILLED.replace("os.kill(os.getpid(), int(sys.argv[2]))", "pass").replace(
+        "copy = LocalStore",
+        "import resource; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 21, 1 << 21))\ncopy = LocalStore",
+    )
+    process = start_python(script, tmp_path)
+    assert f"StoreError: cannot write the copy '{tmp_path}/x.tar': File too large" in process.communicate(timeout=60)[1]
+    assert process.returncode == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_copy_by_the_sdk_of_a_bucket_survives_a_worker(bucket: AisStore, tmp_path: Path) -> None:
+    """What a worker is sent: without what is open."""
+    bucket.create()
+    sent = pickle.loads(pickle.dumps(CopiedTarget(target=bucket.access(), copy=LocalStore(tmp_path))))
+    sent.write_stream("x.tar", _chunks, num_bytes=NUM_BYTES)
+    assert bucket.read("x.tar") == (tmp_path / "x.tar").read_bytes() == b"".join(PIECES)

@@ -1,0 +1,159 @@
+"""Masks before they are packed: every PNG that Pillow decodes is taken, and none that it does not."""
+
+import io
+import itertools
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from dali_pipes.formats.photo_header import MAX_PIXELS, read_photo_header
+from prep.photos.masks import mask_problem, photo_size
+from tests.conftest import SHARED_DATA
+from tests.sources import encode_mask, encode_photo
+
+SIGNATURE = b"\x89PNG\r\n\x1a\n"
+
+
+def _chunk(kind: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+
+def _png(height: int, width: int, *pixels: bytes, interlace: int = 0) -> bytes:
+    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, interlace)
+    chunks = [_chunk(b"IHDR", header), *(_chunk(b"IDAT", part) for part in pixels), _chunk(b"IEND", b"")]
+    return SIGNATURE + b"".join(chunks)
+
+
+def _is_decoded(data: bytes) -> bool:
+    try:
+        with Image.open(io.BytesIO(data), formats=("PNG",)) as photo:
+            photo.load()
+    except (OSError, SyntaxError, ValueError):
+        return False
+    return True
+
+
+def _size(data: bytes) -> tuple[int, int] | None:
+    return photo_size(lambda offset, num: data[offset : offset + num], len(data))
+
+
+@given(
+    height=st.integers(1, 40),
+    width=st.integers(1, 40),
+    seed=st.integers(0, 99),
+    cuts=st.lists(st.integers(0, 2000), max_size=3),
+)
+def test_mask_in_any_number_of_chunks_is_good(height: int, width: int, seed: int, cuts: list[int]) -> None:
+    rows = np.random.default_rng(seed).integers(0, 4, (height, width), np.uint8)
+    packed = zlib.compress(b"".join(b"\0" + row.tobytes() for row in rows))
+    ends = [0, *sorted(min(cut, len(packed)) for cut in cuts), len(packed)]
+    data = _png(height, width, *(packed[start:stop] for start, stop in itertools.pairwise(ends)))
+    assert _is_decoded(data)
+    assert mask_problem(data, decoded=True) is None
+
+
+@pytest.mark.parametrize(("height", "width"), [(1, 1), (3, 2), (8, 8), (9, 17), (5, 1)])
+def test_interlaced_mask_has_the_bytes_of_its_passes(height: int, width: int) -> None:
+    """A pass that has no pixel has no row, either; one byte less is missed."""
+    passes = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
+    rows = [
+        bytes(1 + len(range(x, width, by_x)))
+        for x, y, by_x, by_y in passes
+        for _ in range(y, height, by_y)
+        if range(x, width, by_x)
+    ]
+    pixels = b"".join(rows)
+    whole = _png(height, width, zlib.compress(pixels), interlace=1)
+    assert _is_decoded(whole)
+    assert mask_problem(whole, decoded=True) is None
+    short = mask_problem(_png(height, width, zlib.compress(pixels[:-1]), interlace=1), decoded=True)
+    assert short is not None
+    assert short.endswith(f"pixels are {len(pixels)} bytes, it holds {len(pixels) - 1}")
+
+
+ROWS = bytes(3 * 5)
+DAMAGED = [
+    (_png(3, 4, zlib.compress(ROWS[:-1])), "cannot be decoded: 3 x 4 pixels are 15 bytes, it holds 14"),
+    (_png(3, 4, zlib.compress(ROWS)[:-8]), "cannot be decoded: 3 x 4 pixels are 15 bytes, it holds "),
+    (_png(3, 4, b"no zlib"), "cannot be decoded: incorrect header check"),
+]
+
+
+@pytest.mark.parametrize(("data", "problem"), DAMAGED)
+def test_mask_of_a_faulty_encoder_is_found_by_decoding_alone(data: bytes, problem: str) -> None:
+    assert not _is_decoded(data)
+    assert mask_problem(data, decoded=False) is None
+    found = mask_problem(data, decoded=True)
+    assert found is not None
+    assert found.startswith(problem)
+
+
+@pytest.mark.parametrize("decoded", [False, True])
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        (_png(3, 4), "is cut off: it has no pixels"),
+        (encode_mask()[:40], "is cut off: it has no end"),
+        (encode_mask()[:-1], "is cut off: it has no end"),
+        (_png(0, 4, zlib.compress(b"")), "announces 0 x 4 pixels"),
+        (_png(3, 4, zlib.compress(ROWS))[:-15] + b"\1" + encode_mask()[-14:], "is damaged: the 'IDAT' at byte 33 has"),
+    ],
+)
+def test_mask_that_is_damaged_is_found_without_decoding(data: bytes, problem: str, decoded: bool) -> None:
+    found = mask_problem(data, decoded=decoded)
+    assert found is not None
+    assert found.startswith(problem)
+
+
+def test_mask_that_stands_for_gigabytes_is_not_inflated() -> None:
+    """By what it announces, or by what comes: more than is announced is not taken out, and no decoder looks at it."""
+    found = mask_problem(_png(40_000, 40_000, b""), decoded=True)
+    assert found == f"announces 40000 x 40000 pixels, expected at most {MAX_PIXELS}"
+    bomb = zlib.compress(bytes(1 << 26))
+    assert mask_problem(_png(3, 4, bomb), decoded=True) is None
+
+
+def test_mask_with_a_text_of_another_checksum_is_good() -> None:
+    """No decoder looks at it."""
+    text = bytearray(_chunk(b"tEXt", b"a\0b"))
+    text[-1] ^= 1
+    mask = encode_mask()
+    assert mask_problem(mask[:33] + bytes(text) + mask[33:], decoded=True) is None
+
+
+@pytest.mark.parametrize("extension", ["jpg", "png", "gif", "webp"])
+def test_photo_size_is_that_of_its_header(extension: str) -> None:
+    data = encode_photo(extension, size=(37, 21), mode="L" if extension == "gif" else "RGB")
+    assert _size(data) == (21, 37)
+
+
+def test_photo_size_of_a_jpeg_is_found_past_its_thumbnail() -> None:
+    """Behind 60,000 bytes of metadata and fill bytes, with two reads; not in what is no JPEG, or ends before."""
+    plain = encode_photo(size=(37, 21))
+    data = plain[:2] + b"\xff\xe1" + struct.pack(">H", 60_002) + bytes(60_000) + b"\xff\xff" + plain[2:]
+    reads: list[int] = []
+
+    def read(offset: int, num: int) -> bytes:
+        reads.append(offset)
+        return data[offset : offset + num]
+
+    assert photo_size(read, len(data)) == (21, 37)
+    assert reads == [0, 60_006]
+    for cut in (2, 100, 60_010, 60_030):
+        assert _size(data[:cut]) is None
+    assert _size(b"\xff\xd8" + bytes(3000)) is None
+
+
+@pytest.mark.skipif(not (SHARED_DATA / "odd-images").is_dir(), reason="no odd images beside the checkout")
+def test_photo_size_of_odd_photos_is_pillows() -> None:
+    """Where it reads one: of 12 bits a sample it does not."""
+    for path in sorted(path for path in (SHARED_DATA / "odd-images").iterdir() if path.is_file()):
+        data = path.read_bytes()
+        _, height, width = read_photo_header(data)
+        found = _size(data)
+        assert found == ((height, width) if width and height else found if path.name == "testorig12.jpg" else None)

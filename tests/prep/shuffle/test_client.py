@@ -1,0 +1,749 @@
+"""The client's engine: the order of the embedded node, in a bucket and in a directory; restartable; within its disk."""
+
+import fcntl
+import io
+import os
+import shutil
+import signal
+import tarfile
+import tracemalloc
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from aistore.sdk.dsort.core import Dsort
+
+from dali_pipes.data_set.indexing import find_manifest
+from dali_pipes.errors import DataError, StoreError
+from dali_pipes.store.ais import AisStore
+from dali_pipes.store.base import ObjectEntry, Store
+from dali_pipes.store.local import LocalStore
+from dali_pipes.store.shard_names import Template
+from dali_pipes.store.urls import ShardSet, resolve_shards
+from prep.index import index_shards
+from prep.pack.pack import pack
+from prep.shuffle.client import Output, write_outputs
+from prep.shuffle.contents import join_contents, read_contents, read_shard
+from prep.shuffle.input import epoch_prefix, epoch_seed
+from prep.shuffle.key_map import Grouping, parse_key_map
+from prep.shuffle.order import Algorithm
+from prep.shuffle.plan import Plan
+from prep.shuffle.shuffle import Engine, dsort_job, shuffle
+from prep.shuffle.shuffle import client as client_shuffle
+from prep.sources.record import Source
+from tests.prep.embedded.tars import make_tar
+from tests.sources import make_source, start_python
+
+NUM_SAMPLES = 43
+
+
+def _members(store: Store, names: Sequence[str]) -> list[tuple[str, bytes]]:
+    found: list[tuple[str, bytes]] = []
+    for name in names:
+        with tarfile.open(fileobj=io.BytesIO(store.read(name)), mode="r:*") as archive:
+            for member in archive:
+                stream = archive.extractfile(member)
+                assert stream is not None
+                found.append((member.name, stream.read()))
+    return found
+
+
+def _keys(store: Store, names: Sequence[str]) -> list[str]:
+    return list(dict.fromkeys(name.partition(".")[0] for name, _ in _members(store, names)))
+
+
+def _bytes(store: Store, names: Sequence[str]) -> dict[str, bytes]:
+    return {name: store.read(name) for name in names}
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> ShardSet:
+    """Five shards of ten samples and less, in a directory."""
+    store = LocalStore(tmp_path / "shards")
+    return ShardSet(store=store, names=pack(make_source(NUM_SAMPLES), store=store, max_count=10).shards)
+
+
+@pytest.fixture
+def packed(bucket: AisStore) -> ShardSet:
+    """The same, in a bucket."""
+    return ShardSet(store=bucket, names=pack(make_source(NUM_SAMPLES), store=bucket, max_count=10).shards)
+
+
+ORDERS = [
+    Algorithm(seed=7),
+    Algorithm(seed=2**63 - 1),
+    Algorithm(kind="alphanumeric"),
+    Algorithm(kind="alphanumeric", decreasing=True),
+    Algorithm(kind="content", component="cls", key_type="int"),
+    Algorithm(kind="content", component=".cls", key_type="float", decreasing=True),
+    Algorithm(kind="content", component="json"),
+    Algorithm(kind="none"),
+]
+
+
+@pytest.mark.parametrize("algorithm", ORDERS, ids=lambda found: f"{found.kind}-{found.component}-{found.decreasing}")
+def test_client_gives_the_members_of_the_embedded_node_in_its_order(
+    packed: ShardSet, bucket: AisStore, directory: ShardSet, algorithm: Algorithm
+) -> None:
+    """One code decides for both, from a bucket and from a directory."""
+    by_node = shuffle(packed, algorithm=algorithm, output_prefix="node-", shard_bytes=9000, engine="dsort")
+    by_client = shuffle(packed, algorithm=algorithm, output_prefix="client-", shard_bytes=9000, engine="client")
+    local = shuffle(directory, algorithm=algorithm, output_prefix="local-", shard_bytes=9000)
+    assert (by_node.engine, by_client.engine, local.engine) == ("dsort", "client", "client")
+    for node, client, other in zip(by_node.shards, by_client.shards, local.shards, strict=True):
+        assert _members(bucket, [node]) == _members(bucket, [client])
+        assert bucket.read(client) == directory.store.read(other)
+    assert [shard["num_bytes"] for shard in by_client.planned] == [bucket.size(name) for name in by_client.shards]
+
+
+def test_orders_are_what_they_say(directory: ShardSet) -> None:
+    store = directory.store
+    keys = _keys(store, directory.names)
+
+    def run(name: str, **algorithm: Any) -> list[str]:
+        return _keys(store, shuffle(directory, algorithm=Algorithm(**algorithm), output_prefix=f"{name}-").shards)
+
+    assert run("none", kind="none") == keys
+    assert run("down", kind="alphanumeric", decreasing=True) == sorted(keys, reverse=True)
+    by_label = run("label", kind="content", component="cls", key_type="int")
+    assert by_label == sorted(keys, key=lambda key: int(key.rpartition("/")[2]) % 3)  # ties as they stood
+    shuffled = run("shuffled", seed=1)
+    assert sorted(shuffled) == sorted(keys) != shuffled
+
+
+def test_output_of_a_directory_is_indexed_with_its_class_table(directory: ShardSet) -> None:
+    report = shuffle(directory, seed=7)
+    manifest = index_shards(resolve_shards(report.url, endpoint=None))
+    assert (manifest.num_samples, manifest.names) == (NUM_SAMPLES, report.shards)
+    assert manifest.classes == {0: "zero", 1: "one", 2: "two"}
+    assert isinstance(directory.store, LocalStore)
+    assert [path for path in directory.store.directory.iterdir() if path.name.startswith(".")] == []
+
+
+def test_output_may_lie_in_another_store(directory: ShardSet, bucket: AisStore, tmp_path: Path) -> None:
+    """From a directory into a bucket that is not made yet, and into another directory."""
+    report = shuffle(directory, target=bucket, seed=3)
+    other = LocalStore(tmp_path / "other" / "deep")
+    again = shuffle(directory, target=other, output_prefix="a/b-", seed=3)
+    assert list(_bytes(bucket, report.shards).values()) == list(_bytes(other, again.shards).values())
+    assert bucket.read("shuffled-classes.json") == other.read("a/b-classes.json")
+
+
+def test_output_of_another_kind_under_the_names_is_in_the_way(directory: ShardSet) -> None:
+    """A set of two kinds could be neither indexed nor shuffled again."""
+    shuffle(directory, extension=".tgz")
+    with pytest.raises(StoreError, match=r"holds \d+ shards already, from 'shuffled-000000\.tgz'; --overwrite"):
+        shuffle(directory)
+    report = shuffle(directory, overwrite=True)
+    assert [entry.name for entry in directory.store.list("shuffled-0")] == list(report.shards)
+
+
+# Running again
+
+
+def test_run_again_writes_nothing_and_keeps_the_index(directory: ShardSet) -> None:
+    first = shuffle(directory, seed=7, shard_bytes=5000)
+    index_shards(resolve_shards(first.url, endpoint=None))
+    again = shuffle(directory, seed=7, shard_bytes=5000)
+    assert (again.num_written, again.shards) == (0, first.shards)
+    assert find_manifest(resolve_shards(first.url, endpoint=None)) is not None
+
+
+@pytest.mark.parametrize("kind", ["gone", "other"])
+def test_run_again_writes_what_is_missing_or_differs_only(directory: ShardSet, kind: str) -> None:
+    store = directory.store
+    assert isinstance(store, LocalStore)
+    first = shuffle(directory, seed=7, shard_bytes=5000)
+    before = _bytes(store, first.shards)
+    index_shards(resolve_shards(first.url, endpoint=None))
+    times = {name: (store.directory / name).stat().st_mtime_ns for name in first.shards}
+    victim = first.shards[3]
+    if kind == "gone":
+        store.delete(victim)
+    else:
+        data = bytearray(before[victim])
+        data[512] ^= 1  # the first byte of its first member
+        store.write(victim, bytes(data))
+        with pytest.raises(StoreError, match=r"holds \d+ shards already, from .*--overwrite replaces them"):
+            shuffle(directory, seed=7, shard_bytes=5000)
+    report = shuffle(directory, seed=7, shard_bytes=5000, overwrite=kind == "other")
+    assert report.num_written == 1
+    assert _bytes(store, report.shards) == before
+    kept = {name for name in first.shards if (store.directory / name).stat().st_mtime_ns == times[name]}
+    assert kept == set(first.shards) - {victim}
+    # What described the shards before is gone; an index of a shard that stays is right, still.
+    assert store.size("shuffled-manifest.safetensors") is None
+    assert store.size("shuffled-columns.safetensors") is None
+    assert store.size(victim.replace(".tar", ".index.safetensors")) is None
+
+
+def test_output_of_another_seed_needs_overwrite_and_leaves_nothing_of_the_old(directory: ShardSet) -> None:
+    shuffle(directory, seed=7, shard_bytes=1)
+    with pytest.raises(StoreError, match=r"shuffled-' holds 43 shards already, from 'shuffled-000000\.tar'"):
+        shuffle(directory, seed=8)
+    report = shuffle(directory, seed=8, overwrite=True)
+    names = [entry.name for entry in directory.store.list("shuffled-")]
+    assert names == [*report.shards, "shuffled-classes.json"]
+
+
+KILLED = """
+import sys, time
+from prep import client_shuffle, dsort_job
+from prep.shuffle.shuffle import shuffle
+from dali_pipes.store.urls import resolve_shards
+publish = client_shuffle._publish
+def slow(target, output, path):
+    publish(target, output, path)
+    print(output.name, flush=True)
+    if output.name.endswith("3.tar"):
+        time.sleep(60)
+client_shuffle._publish = slow
+shuffle(resolve_shards(sys.argv[1], endpoint=None), seed=7, shard_bytes=3000)
+"""
+
+
+def test_run_that_was_killed_is_finished_by_running_it_again(directory: ShardSet) -> None:
+    store = directory.store
+    assert isinstance(store, LocalStore)
+    expected = _bytes(store, shuffle(directory, seed=7, shard_bytes=3000, output_prefix="whole-").shards)
+    command = start_python(KILLED, str(store.directory / "samples-"))
+    assert command.stdout is not None
+    while not command.stdout.readline().startswith("shuffled-000003"):
+        assert command.poll() is None, command.communicate()
+    with pytest.raises(StoreError, match="another process is writing"):
+        shuffle(directory, seed=7, shard_bytes=3000)
+    os.kill(command.pid, signal.SIGKILL)
+    command.communicate()
+    left = [path.name for path in store.directory.iterdir() if path.name.startswith(".partial-")]
+    assert len(left) == 1
+    report = shuffle(directory, seed=7, shard_bytes=3000)
+    assert report.num_written == len(expected) - 4
+    assert list(_bytes(store, report.shards).values()) == list(expected.values())
+    assert [path.name for path in store.directory.iterdir() if path.name.startswith(".partial-")] == []
+
+
+def test_spool_that_its_owner_removes_meanwhile_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lock on a folder that is gone would keep nobody out of the one that comes in its place."""
+    lock, removed = fcntl.flock, False
+
+    def late(descriptor: int, operation: int) -> None:
+        nonlocal removed
+        if not removed:
+            [folder] = tmp_path.iterdir()
+            folder.rmdir()
+            removed = True
+        lock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with client_shuffle._spool(LocalStore(tmp_path), "out-", None) as folder:
+        assert list(tmp_path.iterdir()) == [folder]
+        refused = pytest.raises(StoreError, match="another process is writing")
+        with refused, client_shuffle._spool(LocalStore(tmp_path), "out-", None):
+            pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_output_that_is_deleted_meanwhile_is_told(directory: ShardSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By another run with --overwrite, say, which has other names to write."""
+    publish = client_shuffle._publish
+
+    def publish_and_lose(target: Store, output: Output, path: Path) -> None:
+        publish(target, output, path)
+        if output.name == "shuffled-000001.tar":
+            target.delete("shuffled-000000.tar")
+
+    monkeypatch.setattr(client_shuffle, "_publish", publish_and_lose)
+    with pytest.raises(StoreError, match=r"shuffled-000000\.tar' was written, and is gone; does another process"):
+        shuffle(directory)
+
+
+def test_auto_completes_what_the_client_has_begun(packed: ShardSet, bucket: AisStore) -> None:
+    """The cluster could not: it writes all or nothing."""
+    first = shuffle(packed, seed=7, shard_bytes=3000, engine="client")
+    bucket.delete(first.shards[2])
+    with pytest.raises(StoreError, match="--overwrite replaces them"):
+        shuffle(packed, seed=7, shard_bytes=3000, engine="dsort")
+    report = shuffle(packed, seed=7, shard_bytes=3000)
+    assert (report.engine, report.num_written) == ("client", 1)
+
+
+# Disk
+
+
+def test_rounds_within_the_disk_give_the_same_bytes(directory: ShardSet, tmp_path: Path) -> None:
+    """The input is read once a round."""
+    contents = read_contents(directory.store, directory.names, what="read", show_progress=False)
+    order = np.arange(NUM_SAMPLES)[::-1]
+    outputs = [Output(f"out-{number}.tar", order[number * 10 : number * 10 + 10]) for number in range(5)]
+    sizes = [output.num_bytes(contents) for output in outputs]
+    stores = [LocalStore(tmp_path / name) for name in ("whole", "rounds")]
+    assert write_outputs(directory.store, contents, outputs, target=stores[0], prefix="out-") == 1
+    rounds = write_outputs(
+        directory.store,
+        contents,
+        outputs,
+        target=stores[1],
+        prefix="out-",
+        spool_dir=tmp_path / "spool",
+        spool_bytes=max(sizes) * 2,
+    )
+    assert rounds == 3
+    names = [output.name for output in outputs]
+    assert _bytes(stores[0], names) == _bytes(stores[1], names)
+    assert [len(data) for data in _bytes(stores[0], names).values()] == sizes
+    assert list((tmp_path / "spool").iterdir()) == []
+
+
+def test_disk_that_does_not_hold_the_largest_shard_is_refused(directory: ShardSet, tmp_path: Path) -> None:
+    contents = read_contents(directory.store, directory.names, what="read", show_progress=False)
+    outputs = [Output("out-0.tar", np.arange(NUM_SAMPLES))]
+    with pytest.raises(StoreError, match=r"has room for 5000 bytes, the largest output shard takes \d+; name another"):
+        write_outputs(directory.store, contents, outputs, target=LocalStore(tmp_path), prefix="out-", spool_bytes=5000)
+
+
+def test_directory_that_does_not_hold_the_output_is_refused_before_anything_is_written(
+    directory: ShardSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A spool on another disk does not help; outputs that are there already, and are replaced, make room."""
+    free = 20_000
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda path: SimpleNamespace(free=1 << 30 if "spool" in str(path) else free)
+    )
+    with pytest.raises(StoreError, match=r"shards' has 20000 bytes free, the output shards take \d+ more; make room"):
+        shuffle(directory, seed=1, spool_dir=tmp_path / "spool")
+    assert directory.store.list("shuffled-") == []
+    free = 1 << 30
+    first = shuffle(directory, seed=1, spool_dir=tmp_path / "spool")
+    free = 20_000
+    assert shuffle(directory, seed=2, spool_dir=tmp_path / "spool", overwrite=True).shards == first.shards
+
+
+def test_compressed_output_has_room_beside_its_tar(directory: ShardSet, tmp_path: Path) -> None:
+    contents = read_contents(directory.store, directory.names, what="read", show_progress=False)
+    order = np.arange(NUM_SAMPLES)
+    outputs = [Output(f"out-{number}.tgz", order[number * 10 : number * 10 + 10]) for number in range(3)]
+    sizes = [output.num_bytes(contents) for output in outputs]
+    store = LocalStore(tmp_path / "out")
+    store.directory.mkdir()
+    options: dict[str, Any] = {"target": store, "prefix": "out-", "spool_dir": tmp_path / "spool"}
+    with pytest.raises(StoreError, match="name another disk with --spool-dir"):
+        write_outputs(directory.store, contents, outputs, spool_bytes=max(sizes), **options)
+    assert write_outputs(directory.store, contents, outputs, spool_bytes=2 * max(sizes), **options) == 3
+
+
+def test_sets_of_many_classes_are_listed_at_once(directory: ShardSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before and after: a listing for each class would read a directory of a thousand sets a thousand times."""
+    listed: list[str] = []
+    whole = LocalStore.list
+
+    def counted(store: LocalStore, prefix: str) -> list[ObjectEntry]:
+        listed.append(prefix)
+        return whole(store, prefix)
+
+    monkeypatch.setattr(LocalStore, "list", counted)
+    assert len(shuffle(directory, mapped=Grouping(by="class"), shard_bytes=1 << 30).shards) == 3
+    assert [prefix for prefix in listed if prefix.startswith("shuffled")] == ["shuffled-class"] * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("a-000.tar", True),
+        ("a-12345.tgz", True),  # past the template's end, and of another kind: read as one of the set
+        ("a-.tar", False),
+        ("a-1x.tar", False),
+        ("a-001.json", False),
+        ("b-a-001.tar", False),
+        ("v22-1.tar", False),
+        ("v217.tar", True),  # a prefix that ends in a digit
+        ("x-0-y-03.tar", True),
+        ("x-0-y-3.tar", False),
+        ("x-2-y-03.tar", False),
+    ],
+)
+def test_names_that_belong_to_the_output(name: str, expected: bool) -> None:
+    templates = [Template.parse(text) for text in ("a-{000..009}", "v2{00..99}", "x-{0..1}-y-{00..09}")]
+    assert Plan(join_contents([]), [], templates, 1).is_output(name) is expected
+
+
+def test_spool_that_is_full_says_where(directory: ShardSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device", str(tmp_path / "spool" / "0"))
+
+    monkeypatch.setattr(client_shuffle, "_write_at", full)
+    with pytest.raises(StoreError, match=r"cannot write '.*spool/0': No space left on device; .*--spool-dir"):
+        shuffle(directory, spool_dir=tmp_path / "spool")
+    assert list((tmp_path / "spool").iterdir()) == []
+
+
+@pytest.mark.parametrize("where", ["directory", "bucket"])
+def test_memory_is_less_than_two_shards_whatever_their_number(where: str, bucket: AisStore, tmp_path: Path) -> None:
+    """Four readers are at work: each holds a sample and a piece of 1 MiB, none a shard."""
+    store = LocalStore(tmp_path / "large") if where == "directory" else bucket
+    shards = ShardSet(store=store, names=pack(make_source(480, num_bytes=100_000), store=store, max_count=80).shards)
+    shard_bytes = max(entry.size for entry in store.list("samples-0"))
+    assert (len(shards.names), shard_bytes > 8_000_000) == (6, True)
+    tracemalloc.start()
+    try:
+        report = shuffle(shards, seed=1, engine="client", spool_dir=tmp_path / "spool")
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert report.num_samples == 480
+    assert peak < 2 * shard_bytes
+
+
+# What must not pass
+
+
+def test_shards_without_a_sample_are_refused(directory: ShardSet) -> None:
+    directory.store.write("empty-0.tar", make_tar({"README": b"x"}))
+    with pytest.raises(DataError, match=r"empty-': the 1 shards hold no sample"):
+        shuffle(ShardSet(store=directory.store, names=("empty-0.tar",)))
+
+
+def test_input_that_changes_meanwhile_is_noticed(directory: ShardSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sample of the same size in the place of another: the checksum tells."""
+    fill = client_shuffle._fill
+    store = directory.store
+
+    def change(*arguments: Any, **options: Any) -> None:
+        data = bytearray(store.read(directory.names[1]))
+        data[600] ^= 1
+        store.write(directory.names[1], bytes(data))
+        fill(*arguments, **options)
+
+    monkeypatch.setattr(client_shuffle, "_fill", change)
+    with pytest.raises(DataError, match=r"samples-000001\.tar': changed while it was being read; start again"):
+        shuffle(directory)
+    assert store.list("shuffled-") == []
+
+
+def test_store_that_gives_back_other_bytes_is_noticed(directory: ShardSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish = client_shuffle._publish
+
+    def flip(target: Store, output: Output, path: Path) -> None:
+        data = bytearray(path.read_bytes())
+        data[512] ^= 1
+        path.write_bytes(data)
+        publish(target, output, path)
+
+    monkeypatch.setattr(client_shuffle, "_publish", flip)
+    with pytest.raises(DataError, match=r"shuffled-000000\.tar': what was written is not what is read back"):
+        shuffle(directory)
+
+
+def test_manifest_that_counts_other_samples_is_refused(directory: ShardSet, bucket: AisStore) -> None:
+    index_shards(directory)
+    store = directory.store
+    store.write(directory.names[0], store.read(directory.names[4]))
+    store.delete(directory.names[4])
+    part = ShardSet(store=store, names=directory.names[:4])
+    with pytest.raises(DataError, match=r"counts 10 samples in 'samples-000000\.tar', the shard holds 3; index the"):
+        shuffle(part)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        (
+            {"algorithm": Algorithm(kind="content", component="nope")},
+            DataError,
+            r"key 'folder/0000': no component 'nope'",
+        ),
+        (
+            {"algorithm": Algorithm(kind="content", component="json", key_type="int")},
+            DataError,
+            r"shard 'samples-000000\.tar', key 'folder/0000': component 'json' holds '\{\"number\": 0\}', expected int",
+        ),
+        ({"shard_bytes": 0}, ValueError, "shard_bytes must be positive, got 0"),
+        ({"shard_bytes": -5}, ValueError, "shard_bytes must be positive, got -5"),
+        ({"engine": "cluster"}, ValueError, "engine must be one of auto, dsort, client, got 'cluster'"),
+        ({"extension": ".zip"}, ValueError, r"extension must be one of \.tar, \.tgz, \.tar\.gz, got '\.zip'"),
+        ({"output_prefix": "samples-"}, ValueError, "output prefix 'samples-' names the input itself"),
+        ({"drop_unmapped": True}, ValueError, "no key map is given"),
+    ],
+)
+def test_bad_request_is_refused_before_anything_is_written(
+    directory: ShardSet, options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    before = directory.store.list("")
+    with pytest.raises(error, match=message):
+        shuffle(directory, **options)
+    assert directory.store.list("") == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"kind": "sideways"}, "algorithm must be one of shuffle, alphanumeric, content, none, got 'sideways'"),
+        ({"seed": -1}, r"seed must be in \[0, 2\*\*63\), got -1"),
+        ({"kind": "content"}, "algorithm 'content' needs the component"),
+        ({"kind": "none", "component": "cls"}, "algorithm 'none' sorts by no component, got 'cls'"),
+        ({"decreasing": True}, "algorithm 'shuffle' has no decreasing order"),
+        ({"kind": "content", "component": "cls", "key_type": "date"}, "key type must be one of int, float, string"),
+    ],
+)
+def test_algorithm_that_is_none_is_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Algorithm(**arguments)
+
+
+# Compressed shards
+
+
+@pytest.mark.parametrize("extension", [".tgz", ".tar.gz"])
+def test_compressed_shards_go_in_and_out(directory: ShardSet, extension: str) -> None:
+    store = directory.store
+    assert isinstance(store, LocalStore)
+    packed = shuffle(directory, output_prefix="packed-", extension=extension, shard_bytes=9000)
+    assert all(name.endswith(extension) for name in packed.shards)
+    assert sorted(_members(store, packed.shards)) == sorted(_members(store, directory.names))
+    assert shuffle(directory, output_prefix="packed-", extension=extension, shard_bytes=9000).num_written == 0
+    found = resolve_shards([str(store.directory / "packed-")], endpoint=None, compressed=True)
+    assert found.names == packed.shards
+    plain = shuffle(found, output_prefix="plain-", algorithm=Algorithm(kind="none"), extension=".tar")
+    assert _members(store, plain.shards) == _members(store, packed.shards)
+
+
+def test_compressed_shard_that_is_cut_off_names_it(directory: ShardSet) -> None:
+    store = directory.store
+    [name] = shuffle(directory, output_prefix="packed-", extension=".tgz", shard_bytes=1 << 30).shards
+    store.write(name, store.read(name)[:-20])
+    with pytest.raises(DataError, match=r"packed-000000\.tgz' is no whole gzip file: .*; pack it anew"):
+        shuffle(ShardSet(store=store, names=(name,)))
+    store.write(name, b"no gzip")
+    with pytest.raises(DataError, match=r"packed-000000\.tgz' is no whole gzip file"):
+        shuffle(ShardSet(store=store, names=(name,)))
+
+
+def test_compressed_shards_on_the_embedded_node(packed: ShardSet, bucket: AisStore) -> None:
+    there = shuffle(packed, output_prefix="packed-", extension=".tgz", seed=7, engine="dsort")
+    again = shuffle(
+        ShardSet(store=bucket, names=there.shards),
+        output_prefix="plain-",
+        extension=".tar",
+        engine="dsort",
+        algorithm=Algorithm(kind="none"),
+    )
+    assert _members(bucket, again.shards) == _members(bucket, there.shards)
+    assert sorted(_members(bucket, again.shards)) == sorted(_members(bucket, packed.names))
+
+
+def test_shards_of_two_kinds_are_refused(directory: ShardSet) -> None:
+    with pytest.raises(ValueError, match=r"shards must all end alike, got \.tar and \.tgz"):
+        shuffle(ShardSet(store=directory.store, names=("a-0.tar", "a-1.tgz")))
+    with pytest.raises(ValueError, match=r"shards must all end in one of \.tar, \.tgz, \.tar\.gz, got 'a-1\.zip'"):
+        shuffle(ShardSet(store=directory.store, names=("a-0.tar", "a-1.zip")))
+
+
+# By key
+
+
+@pytest.mark.parametrize("engine", ["dsort", "client"])
+def test_key_map_sends_each_key_to_its_shards(packed: ShardSet, bucket: AisStore, engine: Any) -> None:
+    data = b'{"low-{00..20}.tar": ["^folder/000[0-9]", "folder/0042"], "rest-{00..40}": ["folder/00[1-4]"]}'
+    mapped = parse_key_map(data, where="map")
+    report = shuffle(packed, mapped=mapped, shard_bytes=3000, algorithm=Algorithm(kind="alphanumeric"), engine=engine)
+    low = [name for name in report.shards if name.startswith("low-")]
+    rest = [name for name in report.shards if name.startswith("rest-")]
+    assert _keys(bucket, low) == [*(f"folder/{number:04d}" for number in range(10)), "folder/0042"]
+    assert _keys(bucket, rest) == [f"folder/{number:04d}" for number in range(10, 42)]
+    assert (low[0], rest[0]) == ("low-00.tar", "rest-00.tar")
+    assert len(low) > 1
+    assert [entry.name for entry in bucket.list("") if "key-map" in entry.name] == []
+    assert bucket.read("low-classes.json") == bucket.read("rest-classes.json")
+
+
+def test_key_map_gives_the_same_shards_by_both_engines(packed: ShardSet, bucket: AisStore) -> None:
+    outputs = []
+    engines: tuple[Engine, ...] = ("dsort", "client")
+    for engine in engines:
+        report = shuffle(packed, mapped=Grouping(by="class"), output_prefix=f"{engine}-", seed=5, engine=engine)
+        outputs.append([_members(bucket, [name]) for name in report.shards])
+    assert outputs[0] == outputs[1]
+
+
+def test_key_map_that_lacks_keys_must_be_asked_to_drop_them(packed: ShardSet, bucket: AisStore) -> None:
+    mapped = parse_key_map(b"folder/0001\tone-{0..9}.tar\nfolder/0002\tone-{0..9}.tar\n", where="map")
+    with pytest.raises(DataError, match=r"map: has nothing for 41 of 43 keys: 'folder/0000', .*--drop-unmapped"):
+        shuffle(packed, mapped=mapped)
+    with pytest.raises(ValueError, match="dSort cannot leave samples out; use --engine client"):
+        shuffle(packed, mapped=mapped, drop_unmapped=True, engine="dsort")
+    report = shuffle(packed, mapped=mapped, drop_unmapped=True)
+    assert (report.engine, report.num_samples, report.num_dropped) == ("client", 2, 41)
+    assert sorted(_keys(bucket, report.shards)) == ["folder/0001", "folder/0002"]
+
+
+@pytest.mark.parametrize("engine", ["dsort", "client"])
+def test_key_map_with_too_few_names_is_refused(packed: ShardSet, bucket: AisStore, engine: Any) -> None:
+    mapped = parse_key_map(b'{"few-{0..1}": ["^folder/"]}', where="map")
+    with pytest.raises(DataError, match=r"using few-\{0\.\.1\} template exceeds expected number of shards \(2\)"):
+        shuffle(packed, mapped=mapped, shard_bytes=1000, engine=engine)
+    assert bucket.list("few-") == []
+
+
+def test_balanced_shards_have_the_same_mixture(directory: ShardSet) -> None:
+    """43 samples in 3 classes (15, 14, 14) over 4 shards: each 3 or 4 of a class, 10 or 11 in all."""
+    total = int(read_contents(directory.store, directory.names, what="", show_progress=False).num_bytes.sum())
+    report = shuffle(directory, mapped=Grouping(by="balanced"), shard_bytes=-(-total // 4), seed=3)
+    assert report.shards == tuple(f"shuffled-{number:06d}.tar" for number in range(4))
+    for name in report.shards:
+        found = read_shard(directory.store, name, components=("cls",)).values["cls"]
+        counts = [list(found).count(str(label).encode()) for label in range(3)]
+        assert set(counts) <= {3, 4}
+        assert sum(counts) in (10, 11)
+
+
+def test_split_is_a_function_of_seed_and_key(directory: ShardSet) -> None:
+    shares = {"train": 0.8, "val": 0.1, "test": 0.1}
+    keys = {}
+    for seed, prefix in ((1, "a-"), (1, "b-"), (2, "c-")):
+        report = shuffle(directory, mapped=Grouping(by="split", shares=shares), output_prefix=prefix, seed=seed)
+        for name in shares:
+            shards = [shard for shard in report.shards if shard.startswith(f"{prefix}{name}-")]
+            keys[prefix, name] = set(_keys(directory.store, shards))
+    assert [len(keys["a-", name]) for name in shares] == [34, 5, 4]
+    assert all(keys["a-", name] == keys["b-", name] for name in shares)
+    assert keys["a-", "val"] != keys["c-", "val"]
+    assert set.union(*(keys["a-", name] for name in shares)) == {f"folder/{n:04d}" for n in range(NUM_SAMPLES)}
+
+
+def test_by_folder_takes_the_first_directory(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    source = make_source(9)
+    folders = ("cat", "dog", "cat/x")
+    records = [replace(r, key=f"{folders[n % 3]}/{n}") for n, r in enumerate(source.records)]
+    names = pack(Source(name="made up", records=records, classes=source.classes), store=store).shards
+    report = shuffle(ShardSet(store=store, names=names), mapped=Grouping(by="folder"), shard_bytes=1 << 30)
+    assert report.shards == ("shuffled-cat-000000.tar", "shuffled-dog-000000.tar")
+    assert sorted(_keys(store, report.shards[1:])) == ["dog/1", "dog/4", "dog/7"]
+
+
+def test_key_map_that_the_targets_cannot_read_is_done_from_here(
+    packed: ShardSet, bucket: AisStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where a cluster's nodes refuse each other (403), or ask for a token."""
+    url = f"{bucket.endpoint}/v1/objects/{bucket.bucket}/absent?provider=ais"
+    monkeypatch.setattr(dsort_job, "_put_key_map", lambda *_: url)
+    with pytest.raises(StoreError, match=r"404\) when requesting ekm file .*its targets cannot read the key map"):
+        shuffle(packed, mapped=Grouping(by="class"), engine="dsort")
+    assert bucket.list("shuffled-") == []
+    report = shuffle(packed, mapped=Grouping(by="class"))
+    assert (report.engine, report.num_samples) == ("client", NUM_SAMPLES)
+    assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 1
+
+
+@pytest.mark.parametrize("kind", [tarfile.LNKTYPE, tarfile.SYMTYPE])
+def test_link_in_a_sample_is_refused(tmp_path: Path, kind: bytes) -> None:
+    """Neither engine would carry it over: the sample would come out without it, and the comparison not see it."""
+    with tarfile.open(tmp_path / "in-0.tar", "w") as archive:
+        archive.addfile(tarfile.TarInfo("a.jpg"))
+        for name in ("README", "b.jpg"):
+            link = tarfile.TarInfo(name)
+            link.type, link.linkname = kind, "a.jpg"
+            archive.addfile(link)
+    with pytest.raises(DataError, match=r"shard '.*in-0\.tar', member 'b\.jpg': is a link, which no reader of shards"):
+        shuffle(resolve_shards(tmp_path / "in-0.tar", endpoint=None))
+    assert [path.name for path in tmp_path.iterdir()] == ["in-0.tar"]
+
+
+def test_component_twice_in_one_sample_is_refused(tmp_path: Path) -> None:
+    """AIS 4.9 keeps one of them, which the comparison notices after all the work."""
+    with tarfile.open(tmp_path / "in-0.tar", "w") as archive:
+        for name in ("a.jpg", "a.cls", "a.JPG"):
+            archive.addfile(tarfile.TarInfo(name))
+    with pytest.raises(DataError, match=r"shard '.*in-0\.tar', key 'a': component 'jpg' is there twice"):
+        shuffle(resolve_shards(tmp_path / "in-0.tar", endpoint=None))
+
+
+def test_component_in_capitals_is_sorted_by_from_here(
+    packed: ShardSet, bucket: AisStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What AIS 4.9 answers where the shards have ``u5.CLS``: a component's name is any letters' to us, not to it."""
+    text = 'key is missing for "up-000000.tar|u5"'
+    failed = SimpleNamespace(aborted=False, metrics=SimpleNamespace(aborted=True, errors=[text]))
+    monkeypatch.setattr(Dsort, "get_job_info", lambda _: {"t1": failed})
+    algorithm = Algorithm(kind="content", component="cls", key_type="int")
+    with pytest.raises(
+        StoreError, match=r"key is missing for .*another component than 'cls'\. Shuffle from here: --engine client"
+    ):
+        shuffle(packed, algorithm=algorithm, engine="dsort")
+    report = shuffle(packed, algorithm=algorithm)
+    assert (report.engine, report.num_samples) == ("client", NUM_SAMPLES)
+    assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 1
+
+
+def test_numbers_that_dsort_cannot_read_are_sorted_from_here(bucket: AisStore) -> None:
+    """AIS reads no number with a line's end; here it is one."""
+    members = {f"{number}.cls": b"%d\n" % (7 * number % 10) for number in range(10)}
+    bucket.create()
+    bucket.write("in-0.tar", make_tar(members))
+    shards = ShardSet(store=bucket, names=("in-0.tar",))
+    algorithm = Algorithm(kind="content", component="cls", key_type="int")
+    with pytest.raises(ValueError, match=r"dSort reads no number with white space .*, key '0' has it in 'cls'; use"):
+        shuffle(shards, algorithm=algorithm, engine="dsort")
+    report = shuffle(shards, algorithm=algorithm)
+    assert report.engine == "client"
+    assert [data for _, data in _members(bucket, report.shards)] == [b"%d\n" % number for number in range(10)]
+
+
+# Dry run, epochs
+
+
+@pytest.mark.parametrize("indexed", [False, True])
+@pytest.mark.parametrize(
+    "algorithm", [Algorithm(seed=7), Algorithm(kind="content", component="cls", key_type="int")], ids=str
+)
+def test_dry_run_plans_what_is_then_written(
+    packed: ShardSet, bucket: AisStore, indexed: bool, algorithm: Algorithm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shards that are indexed are not read for it."""
+    if indexed:
+        index_shards(packed)
+        open_stream: Callable[..., Any] = AisStore.open
+        monkeypatch.setattr(
+            AisStore, "open", lambda store, name: pytest.fail(name) if "samples" in name else open_stream(store, name)
+        )
+    dry = shuffle(packed, algorithm=algorithm, shard_bytes=5000, dry_run=True)
+    monkeypatch.undo()
+    assert bucket.list("shuffled-") == []
+    assert (dry.dry_run, dry.num_written, dry.num_samples) == (True, 0, NUM_SAMPLES)
+    assert dry.spec is not None
+    assert dry.spec["input_format"] == {"template": "samples-{000000..000004}"}
+    done = shuffle(packed, algorithm=algorithm, shard_bytes=5000, engine="client")
+    assert [shard["name"] for shard in dry.planned] == list(done.shards) == list(dry.shards)
+    assert [shard["num_bytes"] for shard in dry.planned] == [bucket.size(name) for name in done.shards]
+
+
+def test_dry_run_makes_no_bucket(directory: ShardSet, bucket: AisStore) -> None:
+    shuffle(directory, target=bucket, dry_run=True)
+    assert not bucket.exists()
+
+
+def test_epochs_lie_beside_each_other(directory: ShardSet) -> None:
+    """Each another order; the prefix of the first still names one set."""
+    store = directory.store
+    first = shuffle(directory, seed=3)
+    epochs = [
+        shuffle(directory, seed=epoch_seed(3, epoch), output_prefix=epoch_prefix("shuffled-", epoch)).shards
+        for epoch in (1, 2)
+    ]
+    assert epochs[0][0] == "e000001-shuffled-000000.tar"
+    orders = [tuple(_keys(store, names)) for names in (first.shards, *epochs)]
+    assert len(set(orders)) == 3
+    assert resolve_shards(first.url, endpoint=None).names == first.shards
+
+
+def test_epoch_seed_is_the_same_for_ever() -> None:
+    assert (epoch_seed(0, 1), epoch_seed(0, 2), epoch_seed(1, 1)) == (
+        8372147079113586533,
+        6049555782909542890,
+        1066406101564956322,
+    )
+    with pytest.raises(ValueError, match="epoch must not be negative, got -1"):
+        epoch_seed(0, -1)

@@ -1,0 +1,387 @@
+import io
+import json
+import tarfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from aistore.sdk.dsort.core import Dsort
+from aistore.sdk.errors import AISError
+
+from dali_pipes.errors import DataError, StoreError
+from dali_pipes.store.ais import AisStore
+from dali_pipes.store.local import LocalStore
+from dali_pipes.store.urls import ShardSet, resolve_shards
+from prep.index import index_shards
+from prep.pack.pack import pack
+from prep.shuffle import shuffle as shuffle_module
+from prep.shuffle.dsort_spec import DsortSpec
+from prep.shuffle.shuffle import shuffle
+from tests.sources import make_source
+
+NUM_SAMPLES = 43
+
+
+@pytest.fixture
+def packed(bucket: AisStore) -> ShardSet:
+    """Five shards of ten samples and less, in a bucket of their own."""
+    names = pack(make_source(NUM_SAMPLES), store=bucket, max_count=10).shards
+    return ShardSet(store=bucket, names=names)
+
+
+def _read(store: AisStore, names: Sequence[str]) -> list[tuple[str, bytes]]:
+    """Member names and bytes in the order of the shards."""
+    members: list[tuple[str, bytes]] = []
+    for name in names:
+        with tarfile.open(fileobj=io.BytesIO(store.read(name))) as archive:
+            for member in archive:
+                stream = archive.extractfile(member)
+                assert stream is not None
+                members.append((member.name, stream.read()))
+    return members
+
+
+def _names(store: AisStore, prefix: str) -> list[str]:
+    return [entry.name for entry in store.list(prefix)]
+
+
+# The job, on the embedded node
+
+
+def test_shuffle_gives_the_same_samples_in_another_order(packed: ShardSet, bucket: AisStore) -> None:
+    report = shuffle(packed, seed=7)
+    assert (report.num_samples, report.num_input_shards) == (NUM_SAMPLES, 5)
+    assert report.url == f"{bucket.url}/shuffled-"
+    assert report.shards == tuple(f"shuffled-{number:06d}.tar" for number in range(len(report.shards)))
+    before, after = _read(bucket, packed.names), _read(bucket, report.shards)
+    assert sorted(before) == sorted(after)
+    assert [name.partition(".")[0] for name, _ in before] != [name.partition(".")[0] for name, _ in after]
+    assert bucket.read("shuffled-classes.json") == bucket.read("samples-classes.json")
+    assert report.num_bytes == sum(bucket.size(name) or 0 for name in report.shards)
+
+
+def test_shuffle_output_is_indexed_with_the_class_table(packed: ShardSet, bucket: AisStore) -> None:
+    report = shuffle(packed, seed=7)
+    manifest = index_shards(resolve_shards(report.url, endpoint=bucket.endpoint))
+    assert (manifest.num_samples, manifest.names) == (NUM_SAMPLES, report.shards)
+    assert manifest.classes == {0: "zero", 1: "one", 2: "two"}
+
+
+def test_shuffle_on_the_embedded_node_is_fixed_by_the_seed(packed: ShardSet, bucket: AisStore) -> None:
+    outputs = [
+        _read(bucket, shuffle(packed, seed=seed, output_prefix=f"{name}-").shards)
+        for seed, name in ((7, "a"), (7, "b"), (8, "c"))
+    ]
+    assert outputs[0] == outputs[1] != outputs[2]
+
+
+@pytest.mark.parametrize(
+    ("shard_bytes", "least", "most"),
+    [
+        (None, 4, 5),  # the mean of the input: as many shards, or one fewer
+        (1, NUM_SAMPLES, NUM_SAMPLES),  # a shard holds one sample at least
+        (4000, 8, 15),
+        (1 << 30, 1, 1),
+    ],
+)
+def test_shuffle_fills_output_shards_to_the_size_asked_for(
+    packed: ShardSet, shard_bytes: int | None, least: int, most: int
+) -> None:
+    assert least <= len(shuffle(packed, shard_bytes=shard_bytes).shards) <= most
+
+
+def test_shuffle_of_a_part_of_the_shards_takes_only_those(packed: ShardSet, bucket: AisStore) -> None:
+    part = ShardSet(store=bucket, names=packed.names[1:3])
+    report = shuffle(part)
+    assert sorted(_read(bucket, report.shards)) == sorted(_read(bucket, part.names))
+
+
+def test_shuffle_over_output_that_is_there_needs_overwrite(packed: ShardSet, bucket: AisStore) -> None:
+    first = shuffle(packed, shard_bytes=1)
+    index_shards(ShardSet(store=bucket, names=first.shards))
+    with pytest.raises(
+        StoreError, match=r"/shuffled-' holds 43 shards already, from 'shuffled-000000\.tar'; --overwrite"
+    ):
+        shuffle(packed)
+    assert len(_names(bucket, "shuffled-")) == 2 * NUM_SAMPLES + 3
+    report = shuffle(packed, overwrite=True)
+    # Neither a shard of the first time is left, nor its index, nor the manifest and its columns.
+    assert _names(bucket, "shuffled-") == [*report.shards, "shuffled-classes.json"]
+
+
+# What is refused before a job is started
+
+
+def test_shuffle_of_a_directory_by_dsort_says_that_it_needs_a_bucket(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    names = pack(make_source(4), store=store).shards
+    with pytest.raises(ValueError, match=rf"'{tmp_path}' is a directory; engine 'dsort' needs a bucket"):
+        shuffle(ShardSet(store=store, names=names), engine="dsort")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"output_prefix": "samples-"},
+            "output prefix 'samples-' names the input itself; choose another with --output",
+        ),
+        ({"output_prefix": ""}, "a prefix must hold"),
+        ({"output_prefix": "out2"}, "a prefix must end in a name's start that is no digit"),
+        ({"output_prefix": "out/"}, "a prefix must end in a name's start"),
+        ({"output_prefix": "out{-"}, "neither braces nor white space"),
+        ({"shard_bytes": 0}, "shard_bytes must be positive, got 0"),
+        ({"seed": -1}, "seed must be in"),
+    ],
+)
+def test_shuffle_bad_argument_is_refused_and_nothing_started(
+    packed: ShardSet, options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Dsort, "start", lambda *_: pytest.fail("started"))
+    with pytest.raises(ValueError, match=message):
+        shuffle(packed, **options)
+
+
+def test_shuffle_of_absent_shards_names_them(packed: ShardSet, bucket: AisStore) -> None:
+    absent = ShardSet(store=bucket, names=tuple(f"samples-{number:06d}.tar" for number in range(7)))
+    with pytest.raises(StoreError, match=r"no shard '.*samples-000005\.tar', '.*samples-000006\.tar'; 7 were named"):
+        shuffle(absent)
+
+
+def test_shuffle_of_shards_that_share_a_key_names_it(bucket: AisStore) -> None:
+    """Shuffled, the two samples could come to stand together, and every reader would take them for one."""
+    for number in range(2):
+        pack(make_source(4), store=bucket, prefix=f"same{number}-")
+        bucket.write(f"joined-{number}.tar", bucket.read(f"same{number}-000000.tar"))
+    with pytest.raises(DataError, match=r"4 keys come more than once in the 2 shards: 'folder/0000', .* and 1 more;"):
+        shuffle(ShardSet(store=bucket, names=("joined-0.tar", "joined-1.tar")))
+    assert _names(bucket, "shuffled-") == []
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "message"),
+    [
+        (0, "is no readable tar: empty file"),
+        (300, "is no readable tar"),
+        (4608, r"is cut off: 4608 bytes"),  # between two members
+        (5000, r"is cut off: 5000 bytes"),  # in a header
+        (5700, r"is cut off: 5700 bytes, member 'folder/0021\.image\.jpg' claims bytes 5120 to 5970"),
+    ],
+)
+def test_shuffle_of_a_shard_that_is_cut_off_names_it(
+    packed: ShardSet, bucket: AisStore, num_bytes: int, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Dsort, "start", lambda *_: pytest.fail("started"))
+    bucket.write("samples-000002.tar", bucket.read("samples-000002.tar")[:num_bytes])
+    with pytest.raises(DataError, match=rf"samples-000002\.tar' {message}"):
+        shuffle(packed)
+
+
+def test_shuffle_in_a_missing_bucket_says_how_to_make_one(bucket: AisStore) -> None:
+    with pytest.raises(StoreError, match=f"no bucket '{bucket.url}'"):
+        shuffle(ShardSet(store=bucket, names=("samples-000000.tar",)))
+
+
+# A job that fails
+
+
+def test_shuffle_job_that_fails_leaves_nothing(
+    packed: ShardSet, bucket: AisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cluster that needs more names than the plan does: it says so after its work, not before."""
+    whole = DsortSpec.json
+    monkeypatch.setattr(DsortSpec, "json", lambda spec: whole(spec) | {"output_format": "shuffled-{000000..000001}"})
+    with pytest.raises(
+        StoreError, match=r"dSort job 'srt-.*' at http.* failed: number of shards to be created exceeds"
+    ):
+        shuffle(packed)
+    assert _names(bucket, "shuffled-") == []
+
+
+REFUSALS = [
+    (400, "stats.NodeStatus.Status: ReadString: expects"),  # as AIS 5.0 answers; see the recorded exchanges
+    (404, "invalid path"),
+    (501, "not supported"),
+]
+
+
+def _refuse_dsort(monkeypatch: pytest.MonkeyPatch, status: int, text: str) -> None:
+    def refuse(*_: object) -> None:
+        raise AISError(status, text, "http://x/v1/sort", SimpleNamespace())
+
+    monkeypatch.setattr(Dsort, "start", refuse)
+
+
+@pytest.mark.parametrize(("status", "text"), REFUSALS)
+def test_shuffle_by_dsort_on_a_cluster_without_it_says_so(
+    packed: ShardSet, bucket: AisStore, status: int, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _refuse_dsort(monkeypatch, status, text)
+    with pytest.raises(
+        StoreError, match=rf"no dSort that works at http://127.*: {status} {text}.*shuffle from here: --engine client"
+    ):
+        shuffle(packed, engine="dsort")
+    assert _names(bucket, "shuffled-") == []
+
+
+@pytest.mark.parametrize(("status", "text"), REFUSALS)
+def test_shuffle_on_a_cluster_without_dsort_goes_on_from_here_with_one_warning(
+    packed: ShardSet,
+    bucket: AisStore,
+    status: int,
+    text: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    expected = _read(bucket, shuffle(packed, seed=7, output_prefix="node-").shards)
+    _refuse_dsort(monkeypatch, status, text)
+    report = shuffle(packed, seed=7)
+    assert report.engine == "client"
+    assert _read(bucket, report.shards) == expected
+    [warning] = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert f"{status} {text}" in warning.message
+    assert warning.message.endswith("Shuffling from here now: all bytes pass through this machine")
+
+
+def test_shuffle_interrupted_aborts_the_job(
+    packed: ShardSet, bucket: AisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    aborted: list[str] = []
+
+    def interrupt(_: Dsort) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Dsort, "get_job_info", interrupt)
+    monkeypatch.setattr(Dsort, "abort", lambda job: aborted.append(job.dsort_id))
+    with pytest.raises(KeyboardInterrupt):
+        shuffle(packed)
+    assert len(aborted) == 1
+    assert _names(bucket, "samples-") == [*packed.names, "samples-classes.json"]
+
+
+# A job that ends well and should not have
+
+
+Tamper = Callable[[dict[str, dict[str, bytes]]], None]
+
+
+def _lose(samples: dict[str, dict[str, bytes]]) -> None:
+    for key in list(samples)[:5]:
+        del samples[key]
+
+
+def _invent(samples: dict[str, dict[str, bytes]]) -> None:
+    samples["new"] = {"json": b"1"}
+
+
+def _flip_a_bit(samples: dict[str, dict[str, bytes]]) -> None:
+    photo = samples["folder/0007"]["image.jpg"]
+    samples["folder/0007"]["image.jpg"] = photo[:-1] + bytes([photo[-1] ^ 1])
+
+
+def _lose_a_component(samples: dict[str, dict[str, bytes]]) -> None:
+    del samples["folder/0007"]["cls"]
+
+
+def _swap_components(samples: dict[str, dict[str, bytes]]) -> None:
+    sample = samples["folder/0007"]
+    sample["cls"], sample["json"] = sample["json"], sample["cls"]
+
+
+def _rename(samples: dict[str, dict[str, bytes]]) -> None:
+    samples["other"] = samples.pop("folder/0007")
+
+
+@pytest.mark.parametrize(
+    ("tamper", "message"),
+    [
+        (_lose, r"43 samples went in, 38 came out of .*: 5 missing \('folder/0000', 'folder/0001', .* and 2 more\)\."),
+        (_invent, r"43 samples went in, 44 came out of .*: 1 extra \('new'\)\. Do not use"),
+        (_flip_a_bit, r"1 changed \('folder/0007'\)"),
+        (_lose_a_component, r"1 changed \('folder/0007'\)"),
+        (_swap_components, r"1 changed \('folder/0007'\)"),
+        (_rename, r"1 missing \('folder/0007'\), 1 extra \('other'\)"),
+    ],
+)
+def test_shuffle_that_changed_the_data_names_the_keys(
+    packed: ShardSet, bucket: AisStore, tamper: Tamper, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def tampering_job(store: AisStore, *_: object, **__: object) -> None:
+        samples: dict[str, dict[str, bytes]] = {}
+        for name, data in _read(store, packed.names):
+            samples.setdefault(name.partition(".")[0], {})[name.partition(".")[2]] = data
+        tamper(samples)
+        stream = io.BytesIO()
+        with tarfile.open(fileobj=stream, mode="w") as archive:
+            for key, components in reversed(samples.items()):
+                for component, data in components.items():
+                    member = tarfile.TarInfo(f"{key}.{component}")
+                    member.size = len(data)
+                    archive.addfile(member, io.BytesIO(data))
+        store.write("shuffled-000000.tar", stream.getvalue())
+
+    monkeypatch.setattr(shuffle_module, "run_job", tampering_job)
+    with pytest.raises(DataError, match=f"dSort changed the data: .*{message}"):
+        shuffle(packed)
+    assert "shuffled-classes.json" not in _names(bucket, "shuffled-")
+
+
+def test_shuffle_that_split_a_sample_in_two_is_noticed(packed: ShardSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All members are there, but not together: no reader would give the sample whole."""
+
+    def splitting_job(store: AisStore, *_: object, **__: object) -> None:
+        stream = io.BytesIO()
+        with tarfile.open(fileobj=stream, mode="w") as archive:
+            members = _read(store, packed.names)
+            for name, data in [*members[1:], members[0]]:
+                member = tarfile.TarInfo(name)
+                member.size = len(data)
+                archive.addfile(member, io.BytesIO(data))
+        store.write("shuffled-000000.tar", stream.getvalue())
+
+    monkeypatch.setattr(shuffle_module, "run_job", splitting_job)
+    with pytest.raises(DataError, match=r"43 samples went in, 44 came out of .*: 1 changed \('folder/0000'\)"):
+        shuffle(packed)
+
+
+def test_shuffle_that_wrote_nothing_is_noticed(packed: ShardSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shuffle_module, "run_job", lambda *_, **__: None)
+    with pytest.raises(DataError, match="reported success and wrote no shard; 5 went in"):
+        shuffle(packed)
+
+
+def test_shuffle_that_wrote_a_broken_shard_names_it(packed: ShardSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        shuffle_module, "run_job", lambda store, *_, **__: store.write("shuffled-000000.tar", b"x" * 2048)
+    )
+    with pytest.raises(DataError, match=r"shuffled-000000\.tar' is no readable tar"):
+        shuffle(packed)
+
+
+@pytest.mark.aistore
+def test_shuffle_on_a_named_cluster_is_verified(request: pytest.FixtureRequest) -> None:
+    import os
+    import uuid
+
+    endpoint = os.environ.get("AIS_ENDPOINT")
+    if not endpoint:
+        pytest.skip("AIS_ENDPOINT names no cluster")
+    store = AisStore(endpoint, f"dali-pipes-test-{uuid.uuid4().hex[:12]}")
+    try:
+        source = make_source(NUM_SAMPLES)
+        names = pack(source, store=store, max_count=10).shards
+        assert pack(source, store=store, max_count=10).num_written == 0  # its checksums are ours
+        try:
+            report = shuffle(ShardSet(store=store, names=names), seed=7, engine="dsort")
+        except StoreError as exc:
+            if "; it needs an AIStore built with dSort, 4.x" not in str(exc):
+                raise
+            assert _names(store, "shuffled-") == []
+            pytest.skip(f"no dSort that starts: {exc}")  # AIS 5.0 answers 400, one built without it 501
+        assert report.num_samples == NUM_SAMPLES
+        assert json.loads(store.read("shuffled-classes.json")) == {"0": "zero", "1": "one", "2": "two"}
+    finally:
+        if store.exists():
+            store.client.bucket(store.bucket).delete()

@@ -1,0 +1,98 @@
+import hashlib
+import io
+from collections import Counter
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from dali_pipes.errors import PipesError
+from prep.sources.demo_photos import MAX_SIDE, MIN_SIDE, NUM_PHOTOS, PHOTOGRAPHS, demo_photos
+from prep.sources.record import Source
+from tests.sources import start_python
+
+pytest.importorskip("skimage")
+
+
+@pytest.fixture(scope="module")
+def demo() -> Source:
+    return demo_photos()
+
+
+def _open(source: Source, component: str) -> list[Image.Image]:
+    return [Image.open(io.BytesIO(bytes_of(record.components[component]))) for record in source.records]
+
+
+def bytes_of(content: object) -> bytes:
+    assert isinstance(content, bytes)
+    return content
+
+
+def _digest(source: Source) -> str:
+    state = hashlib.sha256()
+    for record in source.records:
+        for component in sorted(record.components):
+            state.update(f"{record.key} {component} {record.label}".encode() + bytes_of(record.components[component]))
+    return state.hexdigest()
+
+
+def test_demo_photos_have_a_class_for_each_photograph(demo: Source) -> None:
+    assert len(demo.records) == NUM_PHOTOS
+    assert list(demo.classes.values()) == list(PHOTOGRAPHS)
+    counts = Counter(record.label for record in demo.records)
+    assert set(counts) == set(demo.classes) == set(range(1, len(PHOTOGRAPHS) + 1))
+    assert max(counts.values()) - min(counts.values()) <= 1
+    assert len({record.key for record in demo.records}) == NUM_PHOTOS
+
+
+def test_demo_photos_are_as_varied_as_real_ones(demo: Source) -> None:
+    photos = _open(demo, "image.jpg")
+    sides = [side for photo in photos for side in photo.size]
+    assert {photo.format for photo in photos} == {"JPEG"}
+    assert min(sides) >= MIN_SIDE
+    assert max(sides) <= MAX_SIDE
+    assert min(sides) < 200
+    assert max(sides) > 900
+    assert {side % 2 for side in sides} == {0, 1}
+    small = Counter(sum(side < 350 for side in photo.size) for photo in photos)
+    assert all(small[count] > 10 for count in (0, 1, 2))  # crop larger than the photo in no, one, both dimensions
+    assert {photo.mode for photo in photos} == {"RGB", "L"}
+    assert 10 < sum("progressive" in photo.info for photo in photos) < NUM_PHOTOS / 2
+
+
+def test_demo_masks_have_the_size_of_their_photo_and_values_1_2_3(demo: Source) -> None:
+    values: Counter[int] = Counter()
+    for photo, mask in zip(_open(demo, "image.jpg"), _open(demo, "trimap.png"), strict=True):
+        assert (mask.format, mask.mode, mask.size) == ("PNG", "L", photo.size)
+        values.update(np.unique(np.asarray(mask)).tolist())
+    assert set(values) == {1, 2, 3}
+    assert min(values.values()) > 0.9 * NUM_PHOTOS  # each value nearly everywhere
+
+
+def test_demo_photos_same_seed_gives_same_bytes_in_another_process() -> None:
+    script = (
+        "from prep.sources.demo_photos import demo_photos; from tests.prep.sources.test_demo_photos import _digest;"
+        "print(_digest(demo_photos(count=24, seed=5)))"
+    )
+    process = start_python(script, PYTHONHASHSEED="1")
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert output.strip() == _digest(demo_photos(count=24, seed=5))
+
+
+def test_demo_photos_other_seed_gives_other_photos() -> None:
+    first, second = demo_photos(count=16, seed=1), demo_photos(count=16, seed=2)
+    assert [record.key for record in first.records] == [record.key for record in second.records]
+    photos = [{bytes_of(record.components["image.jpg"]) for record in source.records} for source in (first, second)]
+    assert not photos[0] & photos[1]
+
+
+def test_demo_photos_too_few_for_the_classes_is_an_error() -> None:
+    with pytest.raises(ValueError, match="count must be at least 8, one for each photograph, got 7"):
+        demo_photos(count=7)
+
+
+def test_demo_photos_without_scikit_image_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prep.sources.demo_photos.PHOTOGRAPHS", {"nope": "nope.png"})
+    with pytest.raises(PipesError, match=r"'nope\.png' of scikit-image, which is not there .*pip install 'dali-pipes"):
+        demo_photos()

@@ -1,0 +1,186 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dali_pipes.errors import DataError, PipesError
+from dali_pipes.formats import manifest
+from prep.sources import record as records
+from prep.sources.imagefolder import imagefolder
+from prep.sources.pets import download_pets, pets
+from tests.sources import encode_photo, write_pets
+
+NAMES = {"Abyssinian_2": 1, "Abyssinian_10": 1, "great_pyrenees_7": 16}
+
+
+def test_label_component_is_the_manifests() -> None:
+    assert records.LABEL_COMPONENT == manifest.LABEL_COMPONENT
+
+
+def test_pets_records_come_in_the_order_of_the_list(tmp_path: Path) -> None:
+    source = pets(write_pets(tmp_path, NAMES))
+    assert [record.key for record in source.records] == list(NAMES)
+    assert [record.label for record in source.records] == [1, 1, 16]  # Oxford's ids, not cut to 0..n
+    assert [sorted(record.components) for record in source.records] == [["image.jpg", "trimap.png"]] * 3
+    assert source.classes == {1: "Abyssinian", 16: "great_pyrenees"}
+    assert source.masks == {"trimap.png"}
+    assert list(source.skipped) == []
+
+
+def test_pets_record_with_a_missing_part_is_skipped_and_named(tmp_path: Path) -> None:
+    write_pets(tmp_path, {**NAMES, "boxer_1": 9, "boxer_2": 9})
+    (tmp_path / "images" / "boxer_1.jpg").unlink()
+    (tmp_path / "annotations" / "trimaps" / "boxer_1.png").unlink()
+    (tmp_path / "annotations" / "trimaps" / "boxer_2.png").unlink()
+    (tmp_path / "images" / "unlisted_3.jpg").write_bytes(b"")
+    (tmp_path / "annotations" / "trimaps" / "._boxer_2.png").write_bytes(b"")  # macOS's, in the original archive
+    source = pets(tmp_path)
+    assert [record.key for record in source.records] == list(NAMES)
+    assert list(source.skipped) == [
+        "boxer_1: no photo and no trimap",
+        "boxer_2: no trimap",
+        "unlisted_3: no row in list.txt",
+    ]
+
+
+def test_pets_below_torchvision_folder_is_found(tmp_path: Path) -> None:
+    write_pets(tmp_path / "oxford-iiit-pet", NAMES)
+    assert len(pets(tmp_path).records) == 3
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("beagle_1 five 2 1", r"list.txt', line 5: class id must be an integer, got 'five' for 'beagle_1'"),
+        ("beagle_1 -1 2 1", "class id must be an integer, got '-1'"),
+        ("beagle_1 1.5 2 1", r"class id must be an integer, got '1\.5'"),
+        ("beagle_1 ٣ 2 1", "class id must be an integer, got '٣'"),  # int() would take it
+        ("beagle_1", r"line 5: expected 'NAME CLASS-ID SPECIES BREED-ID', found 'beagle_1'"),
+        ("Abyssinian_2 1 1 1", "line 5: 'Abyssinian_2' has a row already"),
+        ("beagle_1 16 2 1", "gives class id 16 to 'great_pyrenees' and to 'beagle'"),
+    ],
+)
+def test_pets_bad_row_is_named_by_file_and_line(tmp_path: Path, row: str, message: str) -> None:
+    rows = write_pets(tmp_path, NAMES) / "annotations" / "list.txt"
+    rows.write_text(f"{rows.read_text()}{row}\n")
+    with pytest.raises(DataError, match=message):
+        pets(tmp_path)
+
+
+def _remove_photos(root: Path) -> None:
+    for path in (root / "images").iterdir():
+        path.rename(path.with_suffix(".jpeg"))
+
+
+def _remove_list(root: Path) -> None:
+    (root / "annotations" / "list.txt").unlink()
+
+
+def _empty_list(root: Path) -> None:
+    (root / "annotations" / "list.txt").write_text("#\n\n")
+
+
+def _other_names(root: Path) -> None:
+    (root / "annotations" / "list.txt").write_text("nope_1 1 1 1\n")
+
+
+def _no_trimaps(root: Path) -> None:
+    (root / "annotations" / "trimaps").rename(root / "moved")
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (_remove_photos, r"images' holds no \.jpg"),
+        (_remove_list, "cannot read '.*list.txt', which names the records"),
+        (_empty_list, "list.txt' holds no rows"),
+        (_other_names, "holds no complete record: nope_1: no photo and no trimap; Abyssinian_10: no row"),
+        (_no_trimaps, "no such directory: '.*annotations/trimaps'"),
+    ],
+)
+def test_pets_incomplete_layout_says_what_is_missing(
+    tmp_path: Path, damage: Callable[[Path], None], message: str
+) -> None:
+    damage(write_pets(tmp_path, NAMES))
+    with pytest.raises(DataError, match=message):
+        pets(tmp_path)
+
+
+@pytest.mark.parametrize("read", [pets, imagefolder])
+def test_source_directory_absent_empty_or_a_file_is_named(read: Callable[[Path], object], tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"no such directory: '.*/nope'"):
+        read(tmp_path / "nope")
+    with pytest.raises(DataError, match=f"'{tmp_path}' is empty"):
+        read(tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(DataError, match="file' is a file, expected a directory"):
+        read(tmp_path / "file")
+
+
+def test_pets_sample_has_292_records_and_names_two_photos(pets_dir: Path) -> None:
+    source = pets(pets_dir)
+    assert len(source.records) == 292
+    assert list(source.skipped) == ["Abyssinian_34: no row in list.txt", "Abyssinian_82: no row in list.txt"]
+    assert (source.classes[1], source.classes[16]) == ("Abyssinian", "great_pyrenees")
+
+
+def test_download_pets_that_fails_says_where_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("torchvision.datasets")
+
+    def fail(root: Path, *, download: bool) -> None:
+        raise RuntimeError("offline")
+
+    monkeypatch.setattr(datasets, "OxfordIIITPet", fail)
+    with pytest.raises(
+        PipesError, match=f"cannot download the Oxford-IIIT Pet data set into '{tmp_path}/new': offline"
+    ):
+        download_pets(tmp_path / "new")
+
+
+def _write_photos(root: Path, *names: str) -> Path:
+    for number, name in enumerate(names):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(encode_photo(seed=number))
+    return root
+
+
+def test_imagefolder_class_is_the_folder_and_key_the_path(tmp_path: Path) -> None:
+    _write_photos(tmp_path, "dog/b.jpg", "dog/a.JPG", "cat 1/deep/x.png", "cat 1/a.webp")
+    source = imagefolder(tmp_path)
+    assert [(record.key, *record.components, record.label) for record in source.records] == [
+        ("cat 1/a", "webp", 0),
+        ("cat 1/deep/x", "png", 0),
+        ("dog/a", "jpg", 1),  # lower-cased
+        ("dog/b", "jpg", 1),
+    ]
+    assert source.classes == {0: "cat 1", 1: "dog"}
+    assert list(source.skipped) == []
+
+
+def test_imagefolder_skips_and_names_what_is_no_photo(tmp_path: Path) -> None:
+    _write_photos(tmp_path, "a/1.jpg", "a/notes.txt", "a/.DS_Store", "a/.cache/2.jpg", ".git/x.jpg", "top.jpg")
+    (tmp_path / "b").mkdir()
+    source = imagefolder(tmp_path)
+    assert [record.key for record in source.records] == ["a/1"]
+    assert list(source.skipped) == ["a/notes.txt: not a photo by its extension", "b: no photo in this class"]
+    assert source.classes == {0: "a", 1: "b"}  # an empty class keeps its id
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["a/1.jpg", "a/1.png"], r"a/1\.jpg' and '.*a/1\.png' differ in their extension only; both would be key 'a/1'"),
+        (["a/1.jpg", "a/1.JPG"], "differ in their extension only"),
+        (["a/1.min.jpg"], r"1\.min\.jpg' has more than one dot in its name"),
+        (["1.jpg"], "holds no folder; expected one for each class"),
+        (["a/notes.txt"], "holds no photo: a/notes.txt: not a photo by its extension"),
+    ],
+)
+def test_imagefolder_that_cannot_be_read_back_is_an_error(tmp_path: Path, names: list[str], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        imagefolder(_write_photos(tmp_path, *names))
+
+
+def test_imagefolder_same_stem_in_two_classes_is_fine(tmp_path: Path) -> None:
+    source = imagefolder(_write_photos(tmp_path, "a/1.jpg", "b/1.png", "a/b/1.jpg"))
+    assert [record.key for record in source.records] == ["a/1", "a/b/1", "b/1"]

@@ -1,0 +1,328 @@
+"""Lists of paths and labels: what is guessed, what is asked for, and what is wrong with a row."""
+
+import csv
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import webdataset
+
+from dali_pipes.errors import DataError, PipesError
+from dali_pipes.store.local import LocalStore
+from prep.pack.check import as_entry
+from prep.pack.pack import pack
+from prep.sources.tables import table
+from tests.sources import encode_mask, encode_photo
+
+Rows = Sequence[dict[str, Any]]
+
+
+def _write_csv(path: Path, rows: Rows) -> None:
+    with path.open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, rows[0], delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def _write_parquet(path: Path, rows: Rows) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.Table.from_pylist(list(rows)), path, row_group_size=2)
+
+
+def _write_lines(path: Path, rows: Rows) -> None:
+    path.write_text("".join(f"{json.dumps(row)}\n\n" for row in rows))
+
+
+def _write_json(path: Path, rows: Rows) -> None:
+    path.write_text(json.dumps(list(rows)))
+
+
+WRITERS: dict[str, Callable[[Path, Rows], None]] = {
+    "list.csv": _write_csv,
+    "list.TSV": _write_csv,
+    "list.json": _write_json,
+    "list.jsonl": _write_lines,
+    "list.ndjson": _write_lines,
+    "list.parquet": _write_parquet,
+}
+
+ROWS: list[dict[str, Any]] = [
+    {"path": "b/2.jpg", "label": "dog", "caption": 'a dog, "lying"', "size": 3},
+    {"path": "a/1.PNG", "label": "cat", "caption": "ein Kätzchen", "size": 4},
+    {"path": "a/10.jpg", "label": "cat", "caption": "two\nlines", "size": 5},
+]
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """The files that rows name."""
+    for number, row in enumerate(ROWS):
+        path = tmp_path / row["path"]
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(encode_photo("png" if path.suffix == ".PNG" else "jpg", seed=number))
+    return tmp_path
+
+
+def _write(folder: Path, name: str, rows: Rows) -> Path:
+    WRITERS[name](folder / name, rows)
+    return folder / name
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_table_of_every_kind_needs_no_option(photos: Path, name: str) -> None:
+    """Order and keys are the list's; names of classes are numbered in sorted order."""
+    source = table(_write(photos, name, ROWS))
+    assert [record.key for record in source.records] == ["b/2", "a/1", "a/10"]
+    assert [record.label for record in source.records] == [1, 0, 0]
+    assert source.classes == {0: "cat", 1: "dog"}
+    assert [dict(record.components) for record in source.records] == [
+        {"jpg": photos / "b/2.jpg"},
+        {"png": photos / "a/1.PNG"},
+        {"jpg": photos / "a/10.jpg"},
+    ]
+    report = pack(source, store=LocalStore(photos / "out"))
+    samples = list(webdataset.WebDataset(str(photos / "out" / report.shards[0]), shardshuffle=False))
+    assert [(sample["__key__"], sample["cls"]) for sample in samples] == [("b/2", b"1"), ("a/1", b"0"), ("a/10", b"0")]
+    assert samples[1]["png"] == (photos / "a/1.PNG").read_bytes()
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_table_components_values_key_and_root_are_as_asked(photos: Path, name: str) -> None:
+    lists = photos / "lists"
+    lists.mkdir()
+    (photos / "m.png").write_bytes(encode_mask())
+    rows = [{"Photo": row["path"], "mask": "m.png", "id": number, **row} for number, row in enumerate(ROWS)]
+    source = table(
+        _write(lists, name, rows),
+        components={"image": "Photo", "mask.png": "mask"},
+        values={"caption.txt": "caption"},
+        label="size",
+        key="id",
+        root=photos,
+    )
+    entries = [as_entry(record, source) for record in source.records]
+    assert entries[1] == (
+        "1",
+        [
+            ("caption.txt", "ein Kätzchen".encode()),
+            ("cls", b"4"),
+            ("image.png", str(photos / "a/1.PNG")),
+            ("mask.png", str(photos / "m.png")),
+        ],
+    )
+    assert entries[2][1][0] == ("caption.txt", b"two\nlines")
+    assert source.classes == {3: "3", 4: "4", 5: "5"}
+    assert source.records[-2:] == [] or len(source.records[-2:]) == 2  # slices are lists
+    assert [record.key for record in source.records[1:]] == ["1", "2"]
+
+
+def test_table_without_labels_packs_none_when_asked(photos: Path) -> None:
+    path = _write(photos, "list.csv", [{"file": row["path"]} for row in ROWS])
+    with pytest.raises(
+        DataError, match=r"list\.csv' has no column of labels by any of the names label, .*--unlabelled"
+    ):
+        table(path)
+    assert [record.label for record in table(path, has_labels=False).records] == [None] * 3
+
+
+@pytest.mark.parametrize(
+    ("labels", "expected", "classes"),
+    [
+        (["3", "1", "3"], [3, 1, 3], {1: "1", 3: "3"}),  # text that is integers only: class ids
+        (["3", "x", "3"], [0, 1, 0], {0: "3", 1: "x"}),  # one is none: names
+        (["-1", "+2", "007"], [-1, 2, 7], {-1: "-1", 2: "2", 7: "7"}),
+        (["1.0", "2.0", "1.0"], [0, 1, 0], {0: "1.0", 1: "2.0"}),  # no integers: names
+    ],
+)
+def test_table_labels_are_ids_or_names(
+    photos: Path, labels: list[str], expected: list[int], classes: dict[int, str]
+) -> None:
+    rows = [{"path": row["path"], "label": label} for row, label in zip(ROWS, labels, strict=True)]
+    source = table(_write(photos, "list.csv", rows))
+    assert ([record.label for record in source.records], dict(source.classes)) == (expected, classes)
+
+
+def test_table_with_json_values_writes_them_as_json(photos: Path) -> None:
+    rows = [{**row, "boxes": [[1, 2], [3, number]]} for number, row in enumerate(ROWS)]
+    source = table(_write(photos, "list.jsonl", rows), values={"boxes.json": "boxes"})
+    assert dict(as_entry(source.records[2], source)[1])["boxes.json"] == b"[[1, 2], [3, 2]]"
+
+
+def test_table_of_a_byte_order_mark_and_absolute_paths(photos: Path) -> None:
+    (photos / "list.csv").write_text(f"path,label\n{photos / 'b/2.jpg'},7\n", encoding="utf-8-sig")
+    [record] = table(photos / "list.csv").records
+    assert record.key == f"{photos}/b/2"[1:]
+    assert record.components["jpg"] == photos / "b/2.jpg"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("l.csv", "", r"l\.csv' is empty; expected a row of column names"),
+        ("l.csv", "path,label\n", r"l\.csv' has no rows"),
+        ("l.csv", "path,label\na.jpg,1,2\n", r"l\.csv', line 2: 3 fields, the first line names 2 columns"),
+        ("l.csv", "path,path\na.jpg,1\n", r"l\.csv', line 1: two columns have one name"),
+        ("l.csv", 'path,label\n"a.jpg,1\n', r"l\.csv' cannot be read as CSV: "),
+        (
+            "l.csv",
+            "x,label\na.jpg,1\n",
+            r"no column of paths by any of the names path, image, .* \(found: 'x', 'label'\)",
+        ),
+        ("l.csv", "path,label\na.jpg,1\n\n,2\n", r"l\.csv', line 4: column 'path' must hold the path .*, got ''"),
+        ("l.csv", "path,label\na.jpg,1\nb.jpg,\n", r"l\.csv', line 3: column 'label' must hold class ids .*, got ''"),
+        (
+            "l.csv",
+            "path,label\nnoextension,1\n",
+            r"line 2: column 'path' must hold the path of a file with an extension",
+        ),
+        ("l.json", "{}", r"l\.json': expected a list of objects, found \{\}"),
+        ("l.json", "[", r"l\.json': is no JSON: "),
+        ("l.json", "[1]", r"l\.json', row 0: expected an object such as .*, found 1"),
+        ("l.json", "[]", r"l\.json' is empty"),
+        (
+            "l.json",
+            '[{"path": "a.jpg", "label": 1}, {"path": "a.jpg"}]',
+            r"l\.json', row 1: no 'label' \(found: path\)",
+        ),
+        ("l.json", '[{"path": 3, "label": 1}]', r"row 0: column 'path' must hold the path .*, got 3"),
+        ("l.json", '[{"path": "a.jpg", "label": true}]', r"row 0: column 'label' must hold class ids .*, got True"),
+        ("l.json", '[{"path": "a.jpg", "label": 1.5}]', r"row 0: column 'label' must hold .*, got 1\.5"),
+        ("l.json", '[{"path": "a.jpg", "label": null}]', r"row 0: column 'label' must hold .*, got None"),
+        ("l.json", '[{"path": "a.jpg", "label": 99999999999999999999}]', r"'label' of .* holds integers past 64 bits"),
+        ("l.jsonl", '{"path": "a.jpg", "label": 1}\n\n{"path"\n', r"l\.jsonl', line 3: is no JSON"),
+        ("l.parquet", "PAR1 nonsense", r"l\.parquet' cannot be read as Parquet: "),
+    ],
+)
+def test_table_that_is_wrong_names_the_line(tmp_path: Path, name: str, text: str, message: str) -> None:
+    if name.endswith("parquet"):
+        pytest.importorskip("pyarrow")
+    (tmp_path / name).write_text(text)
+    with pytest.raises(DataError, match=message):
+        table(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("a.b.jpg", r"line 2: 'a\.b\.jpg' makes no key: WebDataset cuts at the first dot .*--key COLUMN"),
+        ("../a.jpg", r"line 2: '\.\./a\.jpg' makes no key"),
+    ],
+)
+def test_table_path_that_makes_no_key_asks_for_a_column(tmp_path: Path, path: str, message: str) -> None:
+    (tmp_path / "l.csv").write_text(f"path,label,key_\n{path},1,k\n")
+    with pytest.raises(DataError, match=message):
+        pack(table(tmp_path / "l.csv"), store=LocalStore(tmp_path / "out"))
+    assert table(tmp_path / "l.csv", key="key_").records[0].key == "k"
+    assert not (tmp_path / "out").exists()
+
+
+def test_table_two_files_of_one_component_are_an_error(tmp_path: Path) -> None:
+    (tmp_path / "l.csv").write_text("path,other,label\na.jpg,b.jpg,1\n")
+    source = table(tmp_path / "l.csv", components={"x": "path", "x.jpg": "other"})
+    with pytest.raises(DataError, match=r"l\.csv', line 2: two files would be component 'x\.jpg'; name them apart"):
+        pack(source, store=LocalStore(tmp_path / "out"))
+
+
+@pytest.mark.parametrize("name", ["list.csv", "list.jsonl", "list.parquet"])
+def test_table_whose_files_are_missing_does_as_on_bad_says(photos: Path, name: str) -> None:
+    """A row's photo, a row's mask: an error that names both, left out, or packed without."""
+    (photos / "m.png").write_bytes(encode_mask())
+    rows = [{**row, "mask": "m.png"} for row in ROWS]
+    rows[0]["path"], rows[2]["mask"] = "b/gone.jpg", "gone.png"
+    source = table(_write(photos, name, rows), components={"image": "path", "mask": "mask"}, masks=["mask.png"])
+    lost = rf"b/gone: image\.jpg: cannot read '{photos}/b/gone\.jpg': No such file .*; a/10: mask\.png: cannot read"
+    with pytest.raises(DataError, match=f"2 of 3 records of table .* are bad: {lost} .* --on-bad keep"):
+        pack(source, store=LocalStore(photos / "out"))
+    assert not (photos / "out").exists()
+
+    skipping = pack(source, store=LocalStore(photos / "skip"), on_bad="skip")
+    assert (skipping.num_samples, len(skipping.skipped), skipping.kept) == (1, 2, ())
+    keeping = pack(source, store=LocalStore(photos / "keep"), on_bad="keep")
+    assert (keeping.num_samples, keeping.skipped, len(keeping.kept)) == (3, (), 2)
+    samples = webdataset.WebDataset(str(photos / "keep" / keeping.shards[0]), shardshuffle=False)
+    assert [sorted(key for key in sample if key[0] != "_") for sample in samples] == [
+        ["cls", "mask.png"],
+        ["cls", "image.png", "mask.png"],
+        ["cls", "image.jpg"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("components", "masks", "expected"),
+    [
+        (None, None, set()),  # one photo a row
+        ({"image": "path", "seg": "mask"}, None, {"seg.png"}),  # called so
+        ({"jpg": "path", "png": "mask"}, None, {"png"}),  # a PNG beside a photo that is none
+        ({"image": "path", "other": "path"}, None, set()),
+        ({"image": "path", "seg": "mask"}, [], set()),
+        ({"image": "path", "x": "mask"}, ["x.png"], {"x.png"}),
+    ],
+)
+def test_table_masks_are_known_by_names_or_named(
+    photos: Path, components: dict[str, str] | None, masks: list[str] | None, expected: set[str]
+) -> None:
+    """By the names that `prep verify` goes by."""
+    rows = [{**row, "mask": "m.png", "path": row["path"].replace("PNG", "jpg")} for row in ROWS]
+    source = table(_write(photos, "list.csv", rows), components=components, masks=masks)
+    assert source.masks == expected
+
+
+def test_table_mask_that_is_no_component_is_an_error(photos: Path) -> None:
+    with pytest.raises(ValueError, match=r"mask 'seg\.png' is no component \(found: jpg, png\)"):
+        table(_write(photos, "list.csv", ROWS), masks=["seg.png"])
+
+
+MASK = encode_mask()
+
+
+@pytest.mark.parametrize(
+    ("mask", "reason"),
+    [
+        (encode_photo("png"), r"seg\.png is no 8-bit grey PNG \(bit depth 8, colour type 2\), class ids would be lost"),
+        (encode_photo("png", mode="RGBA"), r"seg\.png is no 8-bit grey PNG \(bit depth 8, colour type 6\)"),
+        (encode_mask(size=(32, 23)), r"seg\.png has 23 x 32 pixels, 'image\.jpg' 24 x 32"),
+        (encode_mask(size=(24, 32)), r"seg\.png has 32 x 24 pixels, 'image\.jpg' 24 x 32"),
+        (MASK[:60], r"seg\.png is cut off: it has no end"),
+        (MASK[:-20], r"seg\.png is cut off: it has no end"),
+        (
+            MASK[:50] + bytes([MASK[50] ^ 1]) + MASK[51:],
+            r"seg\.png is damaged: the 'IDAT' at byte 33 has another checksum",
+        ),
+        (b"", r"seg\.png is empty"),
+        (encode_photo(), r"seg\.png is a JPEG, a mask must be an 8-bit grey PNG"),
+    ],
+)
+def test_table_masks_are_checked_as_those_of_pets(photos: Path, mask: bytes, reason: str) -> None:
+    (photos / "m.png").write_bytes(mask)
+    rows = [{**row, "mask": "m.png"} for row in ROWS[:1]]
+    asked: dict[str, Any] = {"components": {"image.jpg": "path", "seg.png": "mask"}}
+    path = _write(photos, "list.csv", rows)
+    with pytest.raises(DataError, match=rf"1 of 1 records of table .* are bad: b/2: {reason}"):
+        pack(table(path, **asked), store=LocalStore(photos / "out"))
+    with pytest.raises(DataError, match=rf"no record is left to pack; b/2: {reason}"):
+        pack(table(path, **asked), store=LocalStore(photos / "out"), on_bad="skip")
+    if mask:
+        assert pack(table(path, **asked, masks=[]), store=LocalStore(photos / "out")).num_samples == 1
+
+
+def test_table_that_is_not_there_unknown_or_no_text_says_so(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=rf"cannot read '{tmp_path}/nope\.csv': No such file"):
+        table(tmp_path / "nope.csv")
+    with pytest.raises(ValueError, match=r"suffix must be one of \.csv, \.tsv, .*, got '\.txt'"):
+        table(tmp_path / "nope.txt")
+    (tmp_path / "l.csv").write_bytes(b"path,label\n\xff.jpg,1\n")
+    with pytest.raises(DataError, match=r"l\.csv' is no UTF-8 text: byte 0xff"):
+        table(tmp_path / "l.csv")
+    (tmp_path / "l.csv").write_text("path,label\na.jpg,1\n")
+    with pytest.raises(DataError, match=r"l\.csv' has no column 'split' \(found: path, label\)"):
+        table(tmp_path / "l.csv", label="split")
+
+
+def test_table_of_parquet_without_pyarrow_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(PipesError, match=r"l\.parquet': Parquet needs pyarrow; .*'dali-pipes\[parquet\]'"):
+        table(tmp_path / "l.parquet")

@@ -1,0 +1,165 @@
+"""Tars to shards of another size: order, names and bytes stay, from a directory and from a bucket."""
+
+import gzip
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dali_pipes.errors import DataError, StoreError
+from dali_pipes.store.ais import AisStore
+from dali_pipes.store.base import Store
+from dali_pipes.store.local import LocalStore
+from dali_pipes.store.urls import resolve_shards
+from prep.index import index_shards
+from prep.pack.pack import pack
+from prep.sources.tars import tars
+from tests.conftest import Sample, write_tar
+from tests.sources import encode_photo, make_source
+
+
+@pytest.fixture(params=["directory", "bucket"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    """Seven shards of 23 samples, and their class table."""
+    made: Store = LocalStore(tmp_path / "in") if request.param == "directory" else request.getfixturevalue("bucket")
+    pack(make_source(23), store=made, max_count=3, jobs=1)
+    return made
+
+
+def _members(store: Store, names: tuple[str, ...], folder: Path) -> list[tuple[str, bytes]]:
+    """All members of all shards, in order."""
+    found: list[tuple[str, bytes]] = []
+    folder.mkdir(exist_ok=True)
+    for name in names:
+        (folder / name).write_bytes(store.read(name))
+        with tarfile.open(folder / name) as archive:
+            for member in archive:
+                stream = archive.extractfile(member)
+                assert stream is not None
+                found.append((member.name, stream.read()))
+    return found
+
+
+def _resolve(store: Store, prefix: str = "samples-") -> Any:
+    return resolve_shards(f"{store.url}/{prefix}", endpoint=getattr(store, "endpoint", None))
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("max_count", [1, 7, 100])
+def test_tars_keep_samples_order_bytes_and_classes(
+    store: Store, tmp_path: Path, max_count: int, jobs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("prep.pack.pack.MIN_SHARED_BYTES", 0)
+    shards = _resolve(store)
+    source = tars(shards, jobs=jobs)
+    assert source.classes == {0: "zero", 1: "one", 2: "two"}
+    out = LocalStore(tmp_path / "out")
+    report = pack(source, store=out, max_count=max_count, jobs=jobs)
+    assert len(report.shards) == -(-23 // max_count)
+    before = _members(store, shards.names, tmp_path / "before")
+    assert _members(out, report.shards, tmp_path / "after") == before
+    assert report.num_written == len(report.shards)
+    assert pack(source, store=out, max_count=max_count, jobs=jobs).num_written == 0
+    manifest = index_shards(resolve_shards(tmp_path / "out", endpoint=None))
+    assert (manifest.num_samples, manifest.classes) == (23, {0: "zero", 1: "one", 2: "two"})
+
+
+def _compress(store: Store, ending: str) -> None:
+    """The shards, compressed, in the place of themselves."""
+    for entry in store.list("samples-0"):
+        store.write(entry.name.replace(".tar", ending), gzip.compress(store.read(entry.name)))
+        store.delete(entry.name)
+
+
+@pytest.mark.parametrize(("ending", "max_count"), [(".tgz", 2), (".tar.gz", 100)])
+def test_tars_that_are_compressed_give_the_same_shards(
+    store: Store, tmp_path: Path, ending: str, max_count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By prefix, by range and as a list; by processes, and compared when it is run again."""
+    monkeypatch.setattr("prep.pack.pack.MIN_SHARED_BYTES", 0)
+    plain, out = LocalStore(tmp_path / "plain"), LocalStore(tmp_path / "out")
+    shards = pack(tars(_resolve(store)), store=plain, max_count=max_count, jobs=1).shards
+    _compress(store, ending)
+    endpoint = getattr(store, "endpoint", None)
+    names = [f"{store.url}/samples-{number:06d}{ending}" for number in range(8)]
+    for number, urls in enumerate([f"{store.url}/samples-", f"{store.url}/samples-{{000000..000007}}{ending}", names]):
+        jobs = 1 if number else 2
+        source = tars(resolve_shards(urls, endpoint=endpoint, compressed=True), jobs=jobs)
+        assert source.classes == {0: "zero", 1: "one", 2: "two"}
+        report = pack(source, store=out, max_count=max_count, jobs=jobs)
+        assert (report.shards, report.num_written) == (shards, 0 if number else len(shards))
+    assert [out.read(name) for name in shards] == [plain.read(name) for name in shards]
+
+
+def test_tars_that_are_no_whole_gzip_are_named(store: Store) -> None:
+    _compress(store, ".tgz")
+    name = "samples-000007.tgz"
+    data = store.read(name)
+    for broken in (data[:-20], b"no gzip" * 90, data[:40] + bytes(100) + data[140:]):
+        store.write(name, broken)
+        with pytest.raises(DataError, match=rf"'{store.locate(name)}' is no whole gzip file: .*; pack it anew"):
+            tars(resolve_shards(store.locate(name), endpoint=getattr(store, "endpoint", None), compressed=True))
+
+
+def test_tars_into_the_same_bucket_need_another_prefix(store: Store) -> None:
+    source = tars(_resolve(store))
+    for overwrite in (False, True):
+        with pytest.raises(
+            ValueError, match=r"samples-000000\.tar' is read, and would be written over or stand beside"
+        ):
+            pack(source, store=store, max_count=7, overwrite=overwrite)
+    before = {entry.name: store.read(entry.name) for entry in store.list("samples-")}
+    assert pack(source, store=store, prefix="large-", max_count=7).num_written == 4
+    assert {entry.name: store.read(entry.name) for entry in store.list("samples-")} == before
+
+
+def test_tars_members_keep_the_order_of_the_archive(tmp_path: Path) -> None:
+    """Not sorted, as `pack` does with files; upper case is WebDataset's lower."""
+    photo = encode_photo()
+    write_tar(tmp_path / "x-0.tar", [Sample("b/2", {"JPG": photo, "txt": b"t", "cls": b" 4\n"})])
+    report = pack(tars(resolve_shards(tmp_path / "x-0.tar", endpoint=None)), store=LocalStore(tmp_path / "out"))
+    found = _members(LocalStore(tmp_path / "out"), report.shards, tmp_path / "read")
+    assert found == [("b/2.jpg", photo), ("b/2.txt", b"t"), ("b/2.cls", b" 4\n")]
+
+
+def test_tars_with_bad_photos_are_treated_as_other_sources(tmp_path: Path) -> None:
+    samples = [Sample("a", {"jpg": encode_photo("gif", mode="L"), "cls": b"1"}), Sample("b", {"jpg": encode_photo()})]
+    write_tar(tmp_path / "x-0.tar", samples)
+    source = tars(resolve_shards(tmp_path / "x-0.tar", endpoint=None))
+    with pytest.raises(DataError, match=r"1 of 2 records of tars '.*x-' are bad: a: jpg is a GIF"):
+        pack(source, store=LocalStore(tmp_path / "out"))
+    assert pack(source, store=LocalStore(tmp_path / "out"), on_bad="keep").num_samples == 2
+
+
+def test_tars_that_are_broken_or_odd_are_named(tmp_path: Path) -> None:
+    def read() -> object:
+        return tars(resolve_shards(tmp_path / "x-0.tar", endpoint=None))
+
+    write_tar(tmp_path / "x-0.tar", [Sample("a", {"jpg": encode_photo(), "JPG": encode_photo()})])
+    with pytest.raises(DataError, match=r"shard 'x-0\.tar', key 'a': two members are component 'jpg'"):
+        read()
+    write_tar(tmp_path / "x-0.tar", [Sample(key, {"json": b"1"}) for key in "aba"])
+    with pytest.raises(DataError, match="key 'a' is there twice, records 0 and 2"):
+        pack(tars(resolve_shards(tmp_path / "x-0.tar", endpoint=None)), store=LocalStore(tmp_path / "out"))
+    whole = (tmp_path / "x-0.tar").read_bytes()
+    (tmp_path / "x-0.tar").write_bytes(whole[:1500])
+    with pytest.raises(DataError, match=r"shard 'x-0\.tar' is cut off"):
+        read()
+    (tmp_path / "x-0.tar").write_bytes(b"no tar" * 500)
+    with pytest.raises(DataError, match=r"shard 'x-0\.tar' is no readable tar"):
+        read()
+    with tarfile.open(tmp_path / "x-0.tar", "w"):
+        pass
+    with pytest.raises(DataError, match=r"x-' holds no sample; expected members such as"):
+        read()
+    (tmp_path / "x-0.tar").unlink()
+    with pytest.raises(StoreError, match=r"cannot read '.*x-0\.tar': No such file"):
+        read()
+
+
+def test_tars_in_a_bucket_that_are_not_there_are_named(node: str, bucket: AisStore) -> None:
+    bucket.create()
+    bucket.write("x-000000.tar", b"")
+    with pytest.raises(StoreError, match=rf"no object '{bucket.url}/x-000001.tar' at {node}"):
+        tars(resolve_shards(f"{bucket.url}/x-{{000000..000001}}.tar", endpoint=node))

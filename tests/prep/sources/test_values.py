@@ -1,0 +1,80 @@
+"""Values to bytes, held against WebDataset itself."""
+
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+import webdataset
+from PIL import Image
+from webdataset.writer import default_handlers, encode_based_on_extension1
+
+from dali_pipes.errors import DataError
+from dali_pipes.store.local import LocalStore
+from prep.pack.pack import pack
+from prep.sources.record import Record, Source
+from prep.sources.values import encode_value
+
+VALUES = [
+    ("txt", "grüße"),
+    ("json", {"boxes": [[1, 2.5, 3, 4]], "name": "ü"}),
+    ("meta.json", None),
+    ("cls", 7),
+    ("count", 3),
+    ("npy", np.arange(6, dtype=np.float32).reshape(2, 3)),
+    ("box.npy", np.array([], np.int64)),
+    ("npz", {"a": np.arange(3), "b": np.ones(2)}),
+    ("pyd", {"a": (1, 2), "b": {3}}),
+    ("pickle", [b"x"]),
+    ("png", np.zeros((4, 5, 3), np.uint8)),
+]
+
+
+@pytest.mark.parametrize(("component", "value"), VALUES)
+def test_encode_value_gives_the_bytes_of_tarwriter(component: str, value: Any) -> None:
+    expected = encode_based_on_extension1(value, component, default_handlers)
+    assert encode_value(value, component=component, where="record 'a'") == expected
+
+
+def test_packed_values_are_decoded_by_webdataset(tmp_path: Any) -> None:
+    components = {name: value for name, value in VALUES if name not in ("cls", "pickle", "meta.json")}
+    source = Source(name="made", records=[Record(key="a", components=components, label=7)], classes={7: "seven"})
+    pack(source, store=LocalStore(tmp_path))
+    [sample] = webdataset.WebDataset(str(tmp_path / "samples-000000.tar"), shardshuffle=False).decode("rgb8")
+    assert (sample["txt"], sample["cls"], sample["count"]) == ("grüße", 7, b"3")
+    assert (sample["json"], sample["pyd"]) == (components["json"], components["pyd"])
+    assert sample["npy"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert np.array_equal(sample["npz"]["b"], np.ones(2))
+    assert sample["png"].shape == (4, 5, 3)
+
+
+@pytest.mark.parametrize(
+    ("component", "value", "message"),
+    [
+        ("json", {1, 2}, r"record 'a': cannot write a set as 'json' \(TypeError: .*not JSON serializable"),
+        ("npy", [1, 2], r"cannot write a list as 'npy' \(TypeError: expected a numpy array\)"),
+        ("txt", 3, "cannot write a int as 'txt'"),
+        ("xyz", 3, "cannot write a int as 'xyz'"),
+        ("cls", "é", None),
+        ("pyd", lambda: 0, "cannot write a function as 'pyd'"),
+        ("_meta", 3, "cannot write a int as '_meta'"),
+    ],
+)
+def test_encode_value_that_does_not_fit_says_which(component: str, value: Any, message: str | None) -> None:
+    if message is None:  # text is text, whatever the extension
+        assert encode_value(value, component=component, where="record 'a'") == value.encode()
+        return
+    with pytest.raises(DataError, match=message):
+        encode_value(value, component=component, where="record 'a'")
+
+
+def test_pack_value_that_cannot_be_written_fails_before_anything_is(tmp_path: Any) -> None:
+    stream = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(stream, "JPEG")
+    records = [
+        Record(key="a", components={"jpg": stream.getvalue(), "json": {}}, label=1),
+        Record(key="b", components={"jpg": stream.getvalue(), "json": {1j}}, label=1),
+    ]
+    with pytest.raises(DataError, match="record 'b': cannot write a set as 'json'"):
+        pack(Source(name="made", records=records, classes={1: "one"}), store=LocalStore(tmp_path / "out"))
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,71 @@
+"""Small data sets in each layout, and an embedded node that the tests share."""
+
+import io
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from prep.sources.record import Record, Source
+
+REPOSITORY = Path(__file__).parents[1]
+
+
+def encode_photo(
+    extension: str = "jpg", *, size: tuple[int, int] = (32, 24), mode: str = "RGB", seed: int = 0
+) -> bytes:
+    """A photo of noise: seeds give different bytes."""
+    generator = np.random.default_rng(seed)
+    height_width = (size[1], size[0])
+    shape = height_width if mode == "L" else (*height_width, len(mode))
+    photo = Image.fromarray(generator.integers(0, 256, shape, np.uint8))
+    stream = io.BytesIO()
+    photo.save(stream, {"jpg": "JPEG", "png": "PNG", "gif": "GIF", "webp": "WEBP"}[extension])
+    return stream.getvalue()
+
+
+def encode_mask(*, size: tuple[int, int] = (32, 24)) -> bytes:
+    stream = io.BytesIO()
+    Image.fromarray(np.full((size[1], size[0]), 2, np.uint8)).save(stream, "PNG")
+    return stream.getvalue()
+
+
+def write_pets(directory: Path, names: Mapping[str, int], *, header: bool = True) -> Path:
+    """A data set in Oxford's layout: ``names`` are photos and class ids."""
+    (directory / "images").mkdir(parents=True)
+    (directory / "annotations" / "trimaps").mkdir(parents=True)
+    rows = ["#Image CLASS-ID SPECIES BREED ID"] if header else []
+    for number, (name, label) in enumerate(names.items()):
+        (directory / "images" / f"{name}.jpg").write_bytes(encode_photo(seed=number))
+        (directory / "annotations" / "trimaps" / f"{name}.png").write_bytes(encode_mask())
+        rows.append(f"{name} {label} 1 1")
+    (directory / "annotations" / "list.txt").write_text("\n".join(rows) + "\n")
+    return directory
+
+
+def make_source(count: int, *, num_bytes: int = 700, seed: int = 0) -> Source:
+    """Records of two components, and ``cls``; photos that only their first bytes make so."""
+    generator = np.random.default_rng(seed)
+    records = [
+        Record(
+            key=f"folder/{number:04d}",
+            components={
+                "image.jpg": b"\xff\xd8\xff" + generator.bytes(num_bytes + 7 * number),
+                "json": b'{"number": %d}' % number,
+            },
+            label=number % 3,
+        )
+        for number in range(count)
+    ]
+    return Source(name="made up", records=records, classes={0: "zero", 1: "one", 2: "two"})
+
+
+def start_python(script: str, *arguments: str | Path, **environment: str) -> subprocess.Popen[str]:
+    """Run a script in an interpreter of its own, which finds the packages wherever pytest runs."""
+    command = [sys.executable, "-c", script, *map(str, arguments)]
+    variables = os.environ | {"PYTHONPATH": str(REPOSITORY)} | environment
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=variables)
