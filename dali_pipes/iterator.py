@@ -23,13 +23,13 @@ from nvidia.dali.plugin.pytorch import DALIGenericIterator
 from torch.utils.dlpack import from_dlpack
 
 from dali_pipes import profiling as stages
-from dali_pipes.bad_samples.policy import BadSample, BadSamples
+from dali_pipes.bad_samples.policy import BadSample, BadSamplesSeen
 from dali_pipes.bad_samples.repair import Repair
 from dali_pipes.cache.locks import in_mutex
-from dali_pipes.cache.share import Image
+from dali_pipes.cache.share import CacheShare
 from dali_pipes.errors import DecodeError, WorkerProcessError
 from dali_pipes.fetch.stager import Stager, in_fetcher
-from dali_pipes.graph.decode import DecodeHalf, Fed
+from dali_pipes.graph.decode import BatchInputs, DecodePipeline
 from dali_pipes.integrations.torch_dataset import LoaderDataset
 from dali_pipes.order.inputs import OrderInputs
 from dali_pipes.order.plan import LastBatchPolicyName, Plan, num_steps
@@ -67,13 +67,13 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
 
     def __init__(
         self,
-        decode: DecodeHalf,
+        decode: DecodePipeline,
         *,
         samples: Samples,
-        image: Image,
+        share: CacheShare,
         stager: Stager,
         repair: Repair,
-        met: BadSamples,
+        met: BadSamplesSeen,
         selection: Selection,
         set_shards: Sequence[int],
         order: OrderInputs,
@@ -88,7 +88,7 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
         show_progress: bool,
         resources: contextlib.ExitStack,
     ) -> None:
-        self._decode, self._samples, self._image, self._stager = decode, samples, image, stager
+        self._decode, self._samples, self._share, self._stager = decode, samples, share, stager
         self._repair, self._met = repair, met
         self._selection, self._set_shards = selection, set_shards
         self._depth = decode.prefetch_queue_depth
@@ -97,7 +97,7 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
         _numbers[process.rank, process.world_size] += 1
         self._has_compared = False
         self._show_progress = show_progress
-        self._is_windowed = image.reserved < int(image.extent_bytes.sum())
+        self._is_windowed = share.reserved < int(share.extent_bytes.sum())
         self._waited_s = 0.0  # for shards, in epochs that are over
         self._order = order
         self._with_keys, self._with_valid = with_keys, with_valid
@@ -469,14 +469,14 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
         slices = plan.slices_of(
             batch_size=self.batch_size, rank=self._process.rank, world_size=self._process.world_size
         )
-        needed = plan.bytes_at_a_time(self._image.extent_bytes, slices, global_batch_size=self._global_batch_size)
-        if needed > self._image.reserved:
-            self._image.reserve_more(needed)
+        needed = plan.bytes_at_a_time(self._share.extent_bytes, slices, global_batch_size=self._global_batch_size)
+        if needed > self._share.reserved:
+            self._share.reserve_more(needed)
         return Feed(
             plan,
             samples=self._samples,
             components=self._decode.read_components,
-            image=self._image,
+            share=self._share,
             stager=self._stager,
             batch_size=self.batch_size,
             rank=self._process.rank,
@@ -486,7 +486,7 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
             show_progress=self._show_progress,
         )
 
-    def _next_fed(self) -> Fed | None:
+    def _next_fed(self) -> BatchInputs | None:
         """The next batch for the decode half; an error ends the feed and is raised when all before it is delivered."""
         if self._error is not None:
             return None  # DALI asks for each input, also after the first has had nothing

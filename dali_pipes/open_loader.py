@@ -13,19 +13,19 @@ import numpy as np
 import torch
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
-from dali_pipes.bad_samples.policy import BadSamplePolicy, BadSamples, OnError
+from dali_pipes.bad_samples.policy import BadSamplePolicy, BadSamplesSeen, OnError
 from dali_pipes.bad_samples.quarantine import Quarantine
 from dali_pipes.bad_samples.repair import Repair
 from dali_pipes.cache.free_space import available_memory
 from dali_pipes.cache.placement import extent_alignment
-from dali_pipes.data_set.data_set import Indexed, find_shards, open_image, open_stager
+from dali_pipes.data_set.data_set import Indexed, find_shards, open_share, open_stager
 from dali_pipes.data_set.exclusions import Where, excluded_ordinals
 from dali_pipes.data_set.mixture import Mixture
 from dali_pipes.errors import WorkerProcessError
 from dali_pipes.fetch.stager import NUM_FETCHERS
 from dali_pipes.formats.manifest import Manifest
 from dali_pipes.formats.photo_header import MAX_PIXELS
-from dali_pipes.graph.decode import DecodeHalf
+from dali_pipes.graph.decode import DecodePipeline
 from dali_pipes.graph.inputs import Graph
 from dali_pipes.iterator import LABEL_OUTPUT, Loader, as_integer
 from dali_pipes.order.plan import (
@@ -259,7 +259,7 @@ def loader(
         samples.excluded = chosen.excluded
         if len(chosen.excluded):
             _log.info("%s", chosen.summary)
-        decode = DecodeHalf(
+        decode = DecodePipeline(
             graph,
             samples=samples,
             batch_size=batch_size,
@@ -281,7 +281,7 @@ def loader(
             resumed.check(
                 manifest=manifest.digest, selection=selection.digest, order=order, num_samples=plan.num_samples
             )
-        _check_memory(order, selection.num_per_lap)
+        _check_memory(order, selection.num_per_pass)
         for component in sorted(decode.inputs.photos):
             samples.check_sized(component)
         if on_error == "raise":
@@ -302,7 +302,7 @@ def loader(
             set_shards=indexed.set_shards,
             selection=selection,
         )
-        image = open_image(
+        share = open_share(
             indexed,
             reserved=reserved,
             is_windowed=window_bytes(order, manifest.shard_bytes) != "all",
@@ -310,10 +310,10 @@ def loader(
             cache_dir=directory,
             cache_bytes=cache_bytes,
         )
-        resources.callback(image.close)
-        samples.read_index = lambda shard: image.index_extent(shard).read()
-        stager = resources.enter_context(contextlib.closing(open_stager(indexed, image, num_fetchers=num_fetchers)))
-        met = BadSamples(
+        resources.callback(share.close)
+        samples.read_index = lambda shard: share.index_extent(shard).read()
+        stager = resources.enter_context(contextlib.closing(open_stager(indexed, share, num_fetchers=num_fetchers)))
+        met = BadSamplesSeen(
             policy_bad,
             quarantine=_open_quarantine(quarantine, manifest, rank=process.rank) if on_error == "substitute" else None,
         )
@@ -322,7 +322,7 @@ def loader(
             # What is resident need not be asked for again; through an ETL it would be transformed for it.
             if stager.need_resident([shard]):
                 try:
-                    return image.shard_extent(shard).read(start, size)
+                    return share.shard_extent(shard).read(start, size)
                 finally:
                     stager.done([shard])
             return indexed.read_range(shard, start=start, size=size)
@@ -331,7 +331,7 @@ def loader(
         return Loader(
             decode,
             samples=samples,
-            image=image,
+            share=share,
             stager=stager,
             repair=repair,
             met=met,

@@ -17,7 +17,7 @@ from bench.loaders._indexing import prepare
 from bench.loaders.devices import delivery_device
 
 if TYPE_CHECKING:
-    from dali_pipes.graph.decode import DecodeHalf, Fed
+    from dali_pipes.graph.decode import BatchInputs, DecodePipeline
     from dali_pipes.order.plan import Plan
     from dali_pipes.reader.samples import Samples
     from dali_pipes.store.urls import ShardSet
@@ -35,14 +35,14 @@ def open_loader(shards: "ShardSet", *, options: LoaderOptions) -> Iterator[Loade
     import dali_pipes as dp
     from dali_pipes.formats.manifest import Manifest
     from dali_pipes.formats.names import manifest_name
-    from dali_pipes.graph.decode import DecodeHalf
+    from dali_pipes.graph.decode import DecodePipeline
     from dali_pipes.reader.samples import Samples, index_reader
 
     name = manifest_name(shards.prefix)
     manifest = Manifest.from_bytes(shards.store.read(name), where=name).select(shards.names, where=name)
     samples = Samples(manifest, index_reader(shards.store, manifest))
     device = delivery_device(options.device)
-    decode = DecodeHalf(
+    decode = DecodePipeline(
         dp.segmentation(crop=options.crop, photo=options.photo, mask=options.mask),
         samples=samples,
         batch_size=options.batch_size,
@@ -61,7 +61,7 @@ class _MemoryEpochs:
 
     def __init__(
         self,
-        decode: "DecodeHalf",
+        decode: "DecodePipeline",
         samples: "Samples",
         components: list[list[npt.NDArray[np.uint8]]],
         options: LoaderOptions,
@@ -99,8 +99,8 @@ class _MemoryEpochs:
                 "key": fed_batch.batch.keys,
             }
 
-    def _fed(self, plan: "Plan") -> Iterator["Fed"]:
-        from dali_pipes.graph.decode import Fed
+    def _fed(self, plan: "Plan") -> Iterator["BatchInputs"]:
+        from dali_pipes.graph.decode import BatchInputs
         from dali_pipes.order.randomness import Stream
         from dali_pipes.reader.samples import Batch as Rows
 
@@ -114,10 +114,12 @@ class _MemoryEpochs:
                 stream=lambda name: Stream(plan.order.seed, plan.order.epoch, f"graph/{name}"),
             )
             encoded = [[arrays[ordinal] for ordinal in step.ordinals] for arrays in self._components]
-            yield Fed(rows, encoded, self._decode.arrays(rows))
+            yield BatchInputs(rows, encoded, self._decode.arrays(rows))
 
 
-def _read_components(shards: "ShardSet", samples: "Samples", decode: "DecodeHalf") -> list[list[npt.NDArray[np.uint8]]]:
+def _read_components(
+    shards: "ShardSet", samples: "Samples", decode: "DecodePipeline"
+) -> list[list[npt.NDArray[np.uint8]]]:
     """For each component that the graph takes, every sample's bytes: [component][ordinal], uint8 [bytes]."""
     data = [np.frombuffer(shards.store.read(name), np.uint8) for name in samples.manifest.names]
     rows = samples.rows(np.arange(len(samples)))

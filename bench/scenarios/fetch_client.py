@@ -27,7 +27,8 @@ import xxhash
 from bench.scenarios.warm import touch_memory
 from dali_pipes.cache.extents import Extent, extent_starts
 from dali_pipes.errors import DataError, PipesError
-from dali_pipes.fetch.objects import Connection, ObjectFetcher
+from dali_pipes.fetch.connection_pool import ClusterAccess
+from dali_pipes.fetch.objects import ObjectFetcher
 from dali_pipes.fetch.stager import Wanted
 from dali_pipes.store.ais import ais_client
 
@@ -63,7 +64,7 @@ class ClientTask:
 
     def url(self, name: str) -> str:
         """Where the proxy has an object."""
-        return Connection(endpoint=self.endpoint).object_url(self.bucket, name, provider="ais")
+        return ClusterAccess(endpoint=self.endpoint).object_url(self.bucket, name, provider="ais")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +81,7 @@ class Cost:
 def fetch_ours(task: ClientTask) -> Cost:
     """`ObjectFetcher`, one a thread, into reserved extents of a sparse file, checksums verified."""
     starts = extent_starts([task.object_bytes] * len(task.names))
-    connection = Connection.from_environment(task.endpoint)
+    connection = ClusterAccess.from_environment(task.endpoint)
     with tempfile.TemporaryFile(dir=task.directory, buffering=0) as image:
         os.ftruncate(image.fileno(), int(starts[-1]))
         extents = [Extent(image.fileno(), int(start), task.object_bytes) for start in starts[:-1]]
@@ -129,7 +130,7 @@ def fetch_curl(task: ClientTask) -> Cost:
     curl = find_curl()
     if curl is None:
         raise PipesError("no 'curl' in PATH; install it, or leave it out: --clients ours,sdk")
-    connection = Connection.from_environment(task.endpoint)
+    connection = ClusterAccess.from_environment(task.endpoint)
     with tempfile.TemporaryDirectory(dir=task.directory) as folder:
         paths = [Path(folder) / str(number) for number in range(len(task.names))]
         lines = [f"parallel-max = {task.connections}", *_curl_access(connection)]
@@ -234,7 +235,7 @@ def find_curl() -> str | None:
     return shutil.which("curl")
 
 
-def _curl_access(connection: Connection) -> Iterator[str]:
+def _curl_access(connection: ClusterAccess) -> Iterator[str]:
     """Lines of its configuration: token and TLS as everybody's, from the SDK's environment variables."""
     if connection.proxy_for(connection.endpoint) is None:
         yield 'noproxy = "*"'

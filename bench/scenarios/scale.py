@@ -29,7 +29,7 @@ from dali_pipes.formats.manifest import Manifest
 from dali_pipes.progress import bar
 
 if TYPE_CHECKING:
-    from dali_pipes.cache.share import Image
+    from dali_pipes.cache.share import CacheShare
     from dali_pipes.order.plan import OrderInputs
 
 __all__ = ["ScaleOptions", "format_scale", "run_scale", "simulated_manifest"]
@@ -112,9 +112,9 @@ def measure(path: Path, *, window_shards: int) -> dict[str, Any]:
     """Open the manifest at ``path`` as a loader does, to its first window and the nine after it, in this process."""
     # Libraries are no part of the stages; the first use of some of them is (numpy's sort).
     from dali_pipes.cache.extents import extent_starts
-    from dali_pipes.cache.free_space import Room
+    from dali_pipes.cache.free_space import FreeSpace
     from dali_pipes.cache.placement import default_directories
-    from dali_pipes.cache.share import Image
+    from dali_pipes.cache.share import CacheShare
     from dali_pipes.order.plan import OrderInputs, reserved_bytes
 
     start_rss = _status_bytes("VmRSS")
@@ -135,38 +135,44 @@ def measure(path: Path, *, window_shards: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="dali-pipes-bench-", dir=default_directories()[0]) as folder:
         with _timed(stages, "image"):
             # Nothing of it is filled: it takes the room of its state table.
-            image = Image(
+            share = CacheShare(
                 manifest,
                 np.arange(manifest.num_shards),
-                room=Room.of(Path(folder)),
+                space=FreeSpace.of(Path(folder)),
                 source="simulated",
                 group=0,
                 reserved=reserved,
                 cache_bytes=reserved,
                 keep=False,
             )
-        with contextlib.closing(image):
-            return _measure_plan(manifest, image, order, stages, digest=digest, start_rss=start_rss)
+        with contextlib.closing(share):
+            return _measure_plan(manifest, share, order, stages, digest=digest, start_rss=start_rss)
 
 
 def _measure_plan(
-    manifest: Manifest, image: "Image", order: "OrderInputs", stages: dict[str, float], *, digest: str, start_rss: int
+    manifest: Manifest,
+    share: "CacheShare",
+    order: "OrderInputs",
+    stages: dict[str, float],
+    *,
+    digest: str,
+    start_rss: int,
 ) -> dict[str, Any]:
     from dali_pipes.order.plan import Plan
 
     with _timed(stages, "plan"):
         plan = Plan(shard_bytes=manifest.shard_bytes, shard_samples=manifest.samples, order=order)
-        plan.bytes_at_a_time(image.extent_bytes, [0], global_batch_size=256)
+        plan.bytes_at_a_time(share.extent_bytes, [0], global_batch_size=256)
         windows = plan.windows()
     with _timed(stages, "first_window"):
         first = next(windows)
-        _take(image, first.shards)
+        _take(share, first.shards)
     window_s: list[float] = []
     for _ in range(NUM_WINDOWS):
         started = time.perf_counter()
         window = next(windows, None)
         if window is not None:
-            _take(image, window.shards)
+            _take(share, window.shards)
         elapsed_s = time.perf_counter() - started
         if window is None:
             # The last one is what was left: its cost says nothing about a whole one's.
@@ -184,11 +190,11 @@ def _measure_plan(
     }
 
 
-def _take(image: "Image", shards: npt.NDArray[np.int64]) -> None:
+def _take(share: "CacheShare", shards: npt.NDArray[np.int64]) -> None:
     """Ask the state table for a window, and give up the shard that is to be filled."""
-    taken = image.take(shards.tolist())
+    taken = share.take(shards.tolist())
     assert taken.fill is not None, "the image is empty"
-    image.fail(taken.fill)
+    share.fail(taken.fill)
 
 
 def format_scale(report: dict[str, Any]) -> str:

@@ -19,7 +19,7 @@ from dali_pipes.reader.samples import Batch
 if TYPE_CHECKING:
     from dali_pipes.bad_samples.quarantine import Quarantine
 
-__all__ = ["BadSample", "BadSamplePolicy", "BadSamples", "OnError"]
+__all__ = ["BadSample", "BadSamplePolicy", "BadSamplesSeen", "OnError"]
 
 _log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class BadSample(NamedTuple):
         return f"shard '{self.shard}', key '{self.key}': {component}{self.cause}"
 
 
-class BadSamples:
+class BadSamplesSeen:
     """Those that one loader has met, by ordinal; each is counted, logged and written down once.
 
     Args:

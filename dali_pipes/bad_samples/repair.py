@@ -23,9 +23,9 @@ from nvidia.dali import fn, types
 from nvidia.dali.pipeline import Pipeline
 from torch.utils.dlpack import from_dlpack
 
-from dali_pipes.bad_samples.policy import BadSamples
+from dali_pipes.bad_samples.policy import BadSamplesSeen
 from dali_pipes.errors import DecodeError
-from dali_pipes.graph.decode import DecodeHalf, Fed
+from dali_pipes.graph.decode import BatchInputs, DecodePipeline
 from dali_pipes.reader.samples import Batch, Samples
 
 __all__ = ["Repair"]
@@ -51,18 +51,18 @@ class Repair:
 
     def __init__(
         self,
-        decode: DecodeHalf,
+        decode: DecodePipeline,
         *,
         samples: Samples,
-        met: BadSamples,
+        met: BadSamplesSeen,
         read: Callable[[int, int, int], bytes],
         read_index: Callable[[int], bytes],
     ) -> None:
         self._decode, self._samples, self._met = decode, samples, met
         self._read, self._read_index = read, read_index
-        self._decoded: Fed | None = None
+        self._decoded: BatchInputs | None = None
 
-    def feed(self, batch: Batch, encoded: Sequence[Any]) -> Fed:
+    def feed(self, batch: Batch, encoded: Sequence[Any]) -> BatchInputs:
         """What the decode half is handed for a batch, without the samples that are known to be bad.
 
         Raises:
@@ -73,11 +73,11 @@ class Repair:
             self._met.add(batch, refused)
         return self._completed(batch, encoded, {*self._met.positions(batch), *refused})
 
-    def delivered(self, fed: Fed) -> None:
+    def delivered(self, fed: BatchInputs) -> None:
         """Take note of a batch that DALI could decode: it shows that the graph can be run."""
         self._decoded = fed
 
-    def decode(self, fed: Fed, error: RuntimeError) -> tuple[Fed, dict[str, Any]]:
+    def decode(self, fed: BatchInputs, error: RuntimeError) -> tuple[BatchInputs, dict[str, Any]]:
         """The outputs of a batch that DALI refused, with others in the places of those that it cannot decode.
 
         Raises:
@@ -104,7 +104,7 @@ class Repair:
         """Give up what is kept. Can be called twice."""
         self._decoded = None
 
-    def _culprits(self, twin: DecodeHalf, fed: Fed, error: RuntimeError) -> dict[int, tuple[str, str]]:
+    def _culprits(self, twin: DecodePipeline, fed: BatchInputs, error: RuntimeError) -> dict[int, tuple[str, str]]:
         """The samples that DALI cannot decode, each with the reason that it gives for that one alone."""
         batch = fed.batch
         # What is there twice is tried once.
@@ -126,7 +126,7 @@ class Repair:
         causes = {ordinal: self._cause(fed, ordinal, exc) for ordinal, exc in found.items()}
         return {at: causes[int(batch.ordinals[at])] for at in positions}
 
-    def _check_graph(self, twin: DecodeHalf, batch: Batch, error: RuntimeError) -> None:
+    def _check_graph(self, twin: DecodePipeline, batch: Batch, error: RuntimeError) -> None:
         """Every sample of a batch fails: is it they, or is it the graph or the device?
 
         Raises:
@@ -157,7 +157,7 @@ class Repair:
                 f"the first of them {', '.join(batch.keys[:3])}: {reason_of(error)}"
             ) from error
 
-    def _cause(self, fed: Fed, ordinal: int, error: RuntimeError) -> tuple[str, str]:
+    def _cause(self, fed: BatchInputs, ordinal: int, error: RuntimeError) -> tuple[str, str]:
         """The component that is at fault, if it can be told, and what DALI and Pillow say of it."""
         position = int(np.argmax(fed.batch.ordinals == ordinal))
         components = self._decode.decoded_components
@@ -171,7 +171,7 @@ class Repair:
                 return component, f"cannot be decoded: {reason_of(error)}{f'; Pillow: {opinion}' if opinion else ''}"
         return "", f"cannot be processed: {operator[1] if operator else 'DALI'} says: {reason_of(error)}"
 
-    def _completed(self, batch: Batch, encoded: Sequence[Any], bad: set[int]) -> Fed:
+    def _completed(self, batch: Batch, encoded: Sequence[Any], bad: set[int]) -> BatchInputs:
         """The batch with good samples in the places of bad ones, of which some may not have been looked at yet."""
         while True:
             if bad:
@@ -236,7 +236,7 @@ def _sources(num: int, bad: set[int]) -> Int64s | None:
     return good[np.maximum(before, 0)]
 
 
-def _refusal(twin: DecodeHalf, fed: Fed) -> RuntimeError | None:
+def _refusal(twin: DecodePipeline, fed: BatchInputs) -> RuntimeError | None:
     try:
         twin.decode(fed)
     except RuntimeError as exc:

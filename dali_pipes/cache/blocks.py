@@ -25,7 +25,7 @@ def reserve(file: int, start: int, size: int) -> None:
     """Allocate the blocks of ``[start, start + size)``: writing there cannot run out of room afterwards.
 
     Raises:
-        OSError: ``ENOSPC`` where there is no room, ``EOPNOTSUPP`` where the file system cannot do it.
+        OSError: ``ENOSPC`` where there is no space, ``EOPNOTSUPP`` where the file system cannot do it.
     """
     _call(file, 0, start, size)
 

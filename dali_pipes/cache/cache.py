@@ -27,12 +27,12 @@ import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.cache.blocks import punch
-from dali_pipes.cache.files import FIRST_SLOT_BYTE, CacheFiles, OpenImage
+from dali_pipes.cache.files import FIRST_SLOT_BYTE, CacheFiles, OpenCacheFile
 from dali_pipes.cache.locks import shielded
 from dali_pipes.cache.table import NUM_SLOTS, State, StateTable
 from dali_pipes.errors import CacheError
 
-__all__ = ["Cache", "ImageStatus", "Take"]
+__all__ = ["CacheFileStatus", "NodeCache", "Take"]
 
 # What ``waiting`` says. Note [waiting].
 _GOES_ON, _TOLD, _WAITS = 0, 1, 2
@@ -48,7 +48,7 @@ class Take(NamedTuple):
     ready: Int64s
     """Held from now on, whole and checked."""
     fill: int | None
-    """To be filled by the caller, who ends it with `Cache.finish` or `Cache.fail`; held as well."""
+    """To be filled by the caller, who ends it with `NodeCache.finish` or `NodeCache.fail`; held as well."""
     is_there: bool
     """Whether the bytes of ``fill`` are there already, from before a start of the machine, and only want checking."""
     blocked: Literal["", "busy", "room"]
@@ -56,7 +56,7 @@ class Take(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageStatus:
+class CacheFileStatus:
     """One image of a cache, as ``dali-pipes cache ls`` shows it."""
 
     key: str
@@ -74,18 +74,18 @@ class ImageStatus:
 
 
 def _whole(
-    method: Callable[Concatenate["Cache", Arguments], Result],
-) -> Callable[Concatenate["Cache", Arguments], Result]:
+    method: Callable[Concatenate["NodeCache", Arguments], Result],
+) -> Callable[Concatenate["NodeCache", Arguments], Result]:
     """A method that changes the cache: not cut short by a signal. Note [signals] in `dali_pipes.cache.locks`."""
 
-    def wrapped(self: "Cache", /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+    def wrapped(self: "NodeCache", /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         return shielded(lambda: method(self, *args, **kwargs))
 
     functools.update_wrapper(wrapped, method)
     return wrapped
 
 
-class Cache(CacheFiles):
+class NodeCache(CacheFiles):
     """One process's view of a cache directory: who holds, fills and drops what in it.
 
     Args:
@@ -102,22 +102,22 @@ class Cache(CacheFiles):
             self._sweep()
             return self._used_bytes(), self._least_bytes()
 
-    def open_image(self, slot: int) -> int:
+    def open_cache_file(self, slot: int) -> int:
         """A descriptor of the slot's image, the caller's to close."""
         return os.dup(self._joined[slot].file)
 
     @_whole
-    def status(self) -> list[ImageStatus]:
+    def status(self) -> list[CacheFileStatus]:
         """All images of the cache."""
         found = []
         with self._changing():
             self._sweep()
-            for key, opened in self._images.items():
+            for key, opened in self._cache_files.items():
                 slots = self._slots_of(key)
                 resident = opened.table.resident
                 source = self.root / f"{key}.source"
                 found.append(
-                    ImageStatus(
+                    CacheFileStatus(
                         key=key,
                         source=source.read_text() if source.is_file() else "",
                         num_shards=opened.table.num_shards,
@@ -140,7 +140,7 @@ class Cache(CacheFiles):
             for key in self._unreadable:
                 if not self._slots_of(key):
                     self._remove_names(key)
-            for key, opened in list(self._images.items()):
+            for key, opened in list(self._cache_files.items()):
                 slots = self._slots_of(key)
                 if not slots:
                     freed += opened.table.resident_bytes
@@ -190,9 +190,9 @@ class Cache(CacheFiles):
                     "cache_dir= (--cache)"
                 )
             try:
-                opened = self._images.get(key)
+                opened = self._cache_files.get(key)
                 if opened is None or not np.array_equal(opened.table.starts, starts):
-                    opened = self._make_image(key, starts, source)
+                    opened = self._make_cache_file(key, starts, source)
                 with opened.table.changing():
                     opened.table.open_row(slot)
             except BaseException:
@@ -206,7 +206,7 @@ class Cache(CacheFiles):
             self._slots[slot] = (0, _GOES_ON, os.getpid(), reserved, cache_bytes, group, key.encode())
             self._slots["used"][slot] = 1
             # Left by loaders that did not come to close theirs: for them to find again, but for nobody else.
-            for other, left in list(self._images.items()):
+            for other, left in list(self._cache_files.items()):
                 if not left.table.keep and not self._slots_of(other):
                     self._remove_files(other)
         self._trim(slot)
@@ -241,7 +241,7 @@ class Cache(CacheFiles):
             key = self._key(slot)
             self._slots["used"][slot] = 0
             self._wake()
-            if self._images.get(key) is opened and not opened.table.keep and not self._slots_of(key):
+            if self._cache_files.get(key) is opened and not opened.table.keep and not self._slots_of(key):
                 self._remove_files(key)
             # Under the mutex: another thread that joins could otherwise be given the slot, and then lose its lock.
             self._lock.unlock(FIRST_SLOT_BYTE + slot)
@@ -319,12 +319,12 @@ class Cache(CacheFiles):
             self._slots["waiting"][slot] = _WAITS
             if not (self._slots["waiting"][self._slots["used"] == 1] == _WAITS).all():
                 return False
-            tables = [opened.table for opened in self._images.values()]
+            tables = [opened.table for opened in self._cache_files.values()]
             return not any(
                 np.isin(table.state[table.resident], [State.FILLING, State.DROPPING]).any() for table in tables
             )
 
-    def _take(self, slot: int, wanted: Int64s) -> tuple[Take, list[tuple[OpenImage, Int64s]]]:
+    def _take(self, slot: int, wanted: Int64s) -> tuple[Take, list[tuple[OpenCacheFile, Int64s]]]:
         table = self._check_joined(slot).table
         nothing = np.empty(0, np.int64)
         states = table.state[wanted]
@@ -376,7 +376,7 @@ class Cache(CacheFiles):
         my_bytes, my_slots = 0, [slot]
         for which, reserved in promised.items():
             slots = [s for s in self._slots_of(which[0]) if int(self._slots["group"][s]) == which[1]]
-            table = self._images[which[0]].table
+            table = self._cache_files[which[0]].table
             resident = table.resident
             held = int(table.extent_bytes(resident[table.held(resident, slots)]).sum())
             if which == mine:
@@ -394,7 +394,7 @@ class Cache(CacheFiles):
             victims = self._choose_victims(slot, short, enough=False)
         self._drop(victims)
 
-    def _drop(self, victims: Sequence[tuple[OpenImage, Int64s]]) -> None:
+    def _drop(self, victims: Sequence[tuple[OpenCacheFile, Int64s]]) -> None:
         """Punch shards that were marked for it; not under the mutex, which others wait for."""
         try:
             for opened, shards in victims:
@@ -412,13 +412,13 @@ class Cache(CacheFiles):
                     opened.table.remove(shards)
             self._wake()
 
-    def _choose_victims(self, slot: int, num_bytes: int, *, enough: bool = True) -> list[tuple[OpenImage, Int64s]]:
+    def _choose_victims(self, slot: int, num_bytes: int, *, enough: bool = True) -> list[tuple[OpenCacheFile, Int64s]]:
         """What goes to make room, marked as being dropped by the slot: the longest unused of what nobody holds.
 
         Nothing where that would not be ``enough``. For `_drop`.
         """
         keys, shards, used, sizes = [], [], [], []
-        for key, opened in self._images.items():
+        for key, opened in self._cache_files.items():
             free = self._evictable(opened.table, self._slots_of(key))
             keys += [key] * len(free)
             shards.append(free)
@@ -435,7 +435,7 @@ class Cache(CacheFiles):
         victims: dict[str, list[int]] = {}
         for row in order[:count].tolist():
             victims.setdefault(keys[row], []).append(int(joined[row]))
-        found = [(self._images[key], np.array(rows, np.int64)) for key, rows in victims.items()]
+        found = [(self._cache_files[key], np.array(rows, np.int64)) for key, rows in victims.items()]
         for opened, dropped in found:
             with opened.table.changing():
                 opened.table.drop(dropped, slot)
@@ -458,7 +458,7 @@ class Cache(CacheFiles):
             if not self._is_mine(int(slot)) and not self._lock.is_locked(FIRST_SLOT_BYTE + int(slot))
         ]
         for slot in gone:
-            opened = self._images.get(self._key(slot))
+            opened = self._cache_files.get(self._key(slot))
             if opened is not None:
                 with opened.table.changing():
                     self._forget(opened, slot)
@@ -466,7 +466,7 @@ class Cache(CacheFiles):
             self._wake()
         used = self._slots["used"]
         abandoned = False
-        for opened in self._images.values():
+        for opened in self._cache_files.values():
             table = opened.table
             resident = table.resident
             states = table.state[resident]
@@ -481,7 +481,7 @@ class Cache(CacheFiles):
                 self._wake()
         return bool(gone) or abandoned
 
-    def _forget(self, opened: OpenImage, slot: int) -> None:
+    def _forget(self, opened: OpenCacheFile, slot: int) -> None:
         """Undo what a slot's loader left: half-filled shards are punched, holds are given up."""
         table = opened.table
         resident = table.resident
@@ -492,13 +492,13 @@ class Cache(CacheFiles):
         unfinished = (states == State.FILLING) | (states == State.DROPPING)
         self._drop_now(opened, resident[unfinished & (table.owner[resident] == slot)])
 
-    def _drop_now(self, opened: OpenImage, shards: Int64s) -> None:
+    def _drop_now(self, opened: OpenCacheFile, shards: Int64s) -> None:
         opened.table.state[shards] = State.DROPPING
         self._punch(opened, shards)
         opened.table.remove(shards)
 
     @staticmethod
-    def _punch(opened: OpenImage, shards: Int64s) -> None:
+    def _punch(opened: OpenCacheFile, shards: Int64s) -> None:
         starts = opened.table.starts
         for shard in shards.tolist():
             punch(opened.file, int(starts[shard]), int(starts[shard + 1] - starts[shard]))
@@ -508,7 +508,7 @@ class Cache(CacheFiles):
         promised: dict[tuple[str, int], int] = {}
         for slot in np.flatnonzero(self._slots["used"]).tolist():
             which = (self._key(slot), int(self._slots["group"][slot]))
-            if which[0] in self._images:
+            if which[0] in self._cache_files:
                 promised[which] = max(promised.get(which, 0), int(self._slots["reserved"][slot]))
         return promised
 
@@ -519,14 +519,14 @@ class Cache(CacheFiles):
         return sorted({int(self._slots["pid"][slot]) for slot in others})
 
     def _used_bytes(self) -> int:
-        return sum(opened.table.resident_bytes for opened in self._images.values())
+        return sum(opened.table.resident_bytes for opened in self._cache_files.values())
 
-    def _check_joined(self, slot: int) -> OpenImage:
+    def _check_joined(self, slot: int) -> OpenCacheFile:
         """The slot's image, if its name is still its own. Note [removed] in `dali_pipes.cache.files`."""
         opened = self._joined[slot]
         row = self._slots[slot]
         is_mine = row["used"] and row["pid"] == os.getpid()
-        if not is_mine or self._images.get(self._key(slot)) is not opened:
+        if not is_mine or self._cache_files.get(self._key(slot)) is not opened:
             raise CacheError(_lost(self.root, self._key(slot)))
         return opened
 

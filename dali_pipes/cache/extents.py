@@ -61,8 +61,8 @@ class Extent:
             try:
                 written = os.pwrite(self.file, view, self.start + position)
             except OSError as exc:
-                room = "; make room there, or pass another cache_dir= (--cache)" if exc.errno == errno.ENOSPC else ""
-                raise CacheError(f"cannot write to the image: {exc.strerror}{room}") from exc
+                space = "; make room there, or pass another cache_dir= (--cache)" if exc.errno == errno.ENOSPC else ""
+                raise CacheError(f"cannot write to the image: {exc.strerror}{space}") from exc
             view, position = view[written:], position + written
 
     def read(self, position: int = 0, size: int | None = None) -> bytes:

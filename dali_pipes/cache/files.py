@@ -30,7 +30,7 @@ from dali_pipes.cache.locks import LockFile, Mutex, shielded
 from dali_pipes.cache.table import NUM_SLOTS, StateTable, boot_id
 from dali_pipes.errors import CacheError
 
-__all__ = ["FIRST_SLOT_BYTE", "CacheFiles", "OpenImage", "cache_root"]
+__all__ = ["FIRST_SLOT_BYTE", "CacheFiles", "OpenCacheFile", "cache_root"]
 
 _SLOT = np.dtype(
     [
@@ -53,7 +53,7 @@ Int64s = npt.NDArray[np.int64]
 
 
 @dataclass
-class OpenImage:
+class OpenCacheFile:
     table: StateTable
     file: int
     place: tuple[int, int]
@@ -80,9 +80,9 @@ class CacheFiles:
     def __init__(self, directory: Path) -> None:
         self.root = cache_root(directory)
         self._make_root()
-        self._images: dict[str, OpenImage] = {}
-        self._gone: list[OpenImage] = []
-        self._joined: dict[int, OpenImage] = {}
+        self._cache_files: dict[str, OpenCacheFile] = {}
+        self._gone: list[OpenCacheFile] = []
+        self._joined: dict[int, OpenCacheFile] = {}
         self._unreadable: set[str] = set()
         self._slots_file = -1
         try:
@@ -98,9 +98,9 @@ class CacheFiles:
 
     def close(self) -> None:
         """Close all files. Can be called twice."""
-        for opened in (*self._images.values(), *self._gone):
+        for opened in (*self._cache_files.values(), *self._gone):
             opened.close()
-        self._images.clear()
+        self._cache_files.clear()
         self._gone.clear()
         self._lock.close()
         _close(self._slots_file)
@@ -131,22 +131,22 @@ class CacheFiles:
         for key in others.keys() - tables.keys():
             # A process ended while it made or removed an image: nobody has the mutex but this one.
             self._remove(*others[key], key=key)
-        for key, opened in list(self._images.items()):
+        for key, opened in list(self._cache_files.items()):
             if tables.get(key) != opened.place:
-                self._gone.append(self._images.pop(key))
+                self._gone.append(self._cache_files.pop(key))
         for opened in self._gone:
             if not opened.num_users:
                 opened.close()
         self._gone = [opened for opened in self._gone if opened.num_users]
         self._unreadable &= tables.keys()
         for key, place in tables.items():
-            if key not in self._images:
+            if key not in self._cache_files:
                 try:
-                    self._images[key] = self._open_image(key, place)
+                    self._cache_files[key] = self._open_cache_file(key, place)
                     self._unreadable.discard(key)
                 except (CacheError, FileNotFoundError):
                     self._unreadable.add(key)
-        for opened in self._images.values():
+        for opened in self._cache_files.values():
             if opened.table.is_dirty:
                 opened.table.repair()
 
@@ -165,20 +165,20 @@ class CacheFiles:
                     others.setdefault(key, []).append(Path(entry.path))
         return tables, others
 
-    def _open_image(self, key: str, place: tuple[int, int]) -> OpenImage:
+    def _open_cache_file(self, key: str, place: tuple[int, int]) -> OpenCacheFile:
         file = os.open(self.root / f"{key}.image", os.O_RDWR | os.O_CLOEXEC)
         try:
             table = StateTable(self.root / f"{key}.table")
-            table.greet(boot_id(), image=file)
+            table.greet(boot_id(), file=file)
         except BaseException:
             _close(file)
             raise
-        return OpenImage(table, file, place)
+        return OpenCacheFile(table, file, place)
 
-    def _make_image(self, key: str, starts: Int64s, source: str) -> OpenImage:
+    def _make_cache_file(self, key: str, starts: Int64s, source: str) -> OpenCacheFile:
         table_path, image_path = self.root / f"{key}.table", self.root / f"{key}.image"
         partial = self.root / f".{key}.partial"
-        if (unfit := self._images.pop(key, None)) is not None:
+        if (unfit := self._cache_files.pop(key, None)) is not None:
             self._gone.append(unfit)
         self._remove_names(key)
         partial.unlink(missing_ok=True)
@@ -201,12 +201,12 @@ class CacheFiles:
                 f"cannot make an image{size} in '{self.root}': {exc.strerror}; pass another cache_dir= (--cache)"
             ) from exc
         found = table_path.stat()
-        opened = OpenImage(table, file, (found.st_dev, found.st_ino))
-        self._images[key] = opened
+        opened = OpenCacheFile(table, file, (found.st_dev, found.st_ino))
+        self._cache_files[key] = opened
         return opened
 
     def _remove_files(self, key: str) -> None:
-        self._gone.append(self._images.pop(key))
+        self._gone.append(self._cache_files.pop(key))
         self._remove_names(key)
 
     def _remove_names(self, key: str) -> None:

@@ -12,7 +12,7 @@ from dali_pipes.cache.blocks import can_punch
 from dali_pipes.cache.extents import EXTENT_ALIGNMENT
 from dali_pipes.errors import CacheError
 
-__all__ = ["SHARED_MEMORY", "Room", "available_memory", "check_directory", "memory_limit", "parse_cgroup"]
+__all__ = ["SHARED_MEMORY", "FreeSpace", "available_memory", "check_directory", "memory_limit", "parse_cgroup"]
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (the cache's own directory there is its user's, mode 0700)
 
@@ -36,7 +36,7 @@ _UNLIMITED = 1 << 60
 
 
 @dataclass(frozen=True, kw_only=True)
-class Room:
+class FreeSpace:
     """What a directory offers to a cache, in bytes."""
 
     directory: Path
@@ -49,7 +49,7 @@ class Room:
     """What blocks are given and taken in: pages, huge ones on a tmpfs that is mounted with ``huge=``."""
 
     @classmethod
-    def of(cls, directory: Path) -> "Room":
+    def of(cls, directory: Path) -> "FreeSpace":
         """The room in ``directory``; nothing where it is not there."""
         try:
             stat = os.statvfs(directory)

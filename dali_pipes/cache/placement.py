@@ -9,9 +9,9 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from dali_pipes.cache.cache import Cache
+from dali_pipes.cache.cache import NodeCache
 from dali_pipes.cache.files import cache_root
-from dali_pipes.cache.free_space import SHARED_MEMORY, Room, check_directory, temporary_directory
+from dali_pipes.cache.free_space import SHARED_MEMORY, FreeSpace, check_directory, temporary_directory
 from dali_pipes.errors import CacheError
 
 __all__ = ["Placement", "default_directories", "extent_alignment", "place"]
@@ -26,7 +26,7 @@ CONTAINER_SHM_BYTES = 64 << 20
 class Placement:
     """Where an image lies."""
 
-    room: Room
+    space: FreeSpace
     cache_bytes: int
     """What all images there may take."""
     keep: bool
@@ -35,7 +35,7 @@ class Placement:
 
 @dataclass(frozen=True, kw_only=True)
 class _Offer:
-    room: Room
+    space: FreeSpace
     limit: int
     """What a cache there may take."""
     is_agreed: bool = False
@@ -53,7 +53,7 @@ def default_directories() -> list[Path]:
 def extent_alignment(cache_dir: Path | None) -> int:
     """What extents are to be aligned to where the image may come to lie."""
     directories = [cache_dir] if cache_dir is not None else default_directories()
-    return max(Room.of(directory).alignment for directory in directories)
+    return max(FreeSpace.of(directory).alignment for directory in directories)
 
 
 def place(
@@ -66,7 +66,7 @@ def place(
         cache_bytes: As the user said: what all images there may take. ``None``: what the loaders share that are at work
             there; without any, half of what is free in memory, nine tenths of what is free on a disk. Never more than
             there is.
-        key: See `dali_pipes.cache.share.image_key`.
+        key: See `dali_pipes.cache.share.cache_file_key`.
         reserved: Bytes that must be resident at a time.
         total: Bytes of the whole image.
         is_windowed: Whether ``reserved`` is two windows, and smaller ones could be asked for.
@@ -82,7 +82,7 @@ def place(
         offer = _offer(cache_dir, cache_bytes)
         if reserved > offer.limit:
             raise CacheError(f"{_needed(reserved, total, is_windowed)}; {_found(offer, cache_bytes)}")
-        return Placement(room=offer.room, cache_bytes=offer.limit, keep=True)
+        return Placement(space=offer.space, cache_bytes=offer.limit, keep=True)
     offers, refused = [], []
     for directory in default_directories():
         try:
@@ -91,7 +91,7 @@ def place(
         except CacheError as exc:  # the next may do
             refused.append(str(exc))
     # Where another rank of the job has its image: what is free now says less than what it has chosen.
-    known = [offer for offer in offers if (cache_root(offer.room.directory) / f"{key}.table").exists()]
+    known = [offer for offer in offers if (cache_root(offer.space.directory) / f"{key}.table").exists()]
     fits_whole = [offer for offer in offers if total <= offer.limit]
     chosen = next((offer for offer in (*known, *fits_whole, *offers) if reserved <= offer.limit), None)
     if chosen is None:
@@ -99,24 +99,24 @@ def place(
         raise CacheError("; ".join([_needed(reserved, total, is_windowed), *found]))
     for reason in refused:
         _log.info("%s", reason)
-    return Placement(room=chosen.room, cache_bytes=chosen.limit, keep=False)
+    return Placement(space=chosen.space, cache_bytes=chosen.limit, keep=False)
 
 
 def _offer(directory: Path, cache_bytes: int | None) -> _Offer:
-    room = Room.of(directory)
+    space = FreeSpace.of(directory)
     taken, agreed = 0, None
     if cache_root(directory).exists():
-        with contextlib.closing(Cache(directory)) as cache:
+        with contextlib.closing(NodeCache(directory)) as cache:
             taken, agreed = cache.budget()
     if cache_bytes is None:
         # Ranks that start one after the other see less and less that is free, and must not differ.
-        limit = room.default_bytes(taken=taken) if agreed is None else agreed
-        return _Offer(room=room, limit=limit if agreed else room.for_extents(limit), is_agreed=agreed is not None)
-    available = max(room.free + taken, agreed or 0)
+        limit = space.default_bytes(taken=taken) if agreed is None else agreed
+        return _Offer(space=space, limit=limit if agreed else space.for_extents(limit), is_agreed=agreed is not None)
+    available = max(space.free + taken, agreed or 0)
     if cache_bytes > available:
         _log.info("cache_bytes=%d: '%s' has room for %d only", cache_bytes, directory, available)
-    limit = room.for_extents(min(available, cache_bytes))
-    return _Offer(room=room, limit=limit, is_asked=cache_bytes <= available)
+    limit = space.for_extents(min(available, cache_bytes))
+    return _Offer(space=space, limit=limit, is_asked=cache_bytes <= available)
 
 
 def _needed(reserved: int, total: int, is_windowed: bool) -> str:
@@ -132,17 +132,17 @@ def _needed(reserved: int, total: int, is_windowed: bool) -> str:
 
 
 def _found(offer: _Offer, cache_bytes: int | None) -> str:
-    room = offer.room
+    space = offer.space
     if offer.is_asked:
         own = f", {offer.limit} of it for shards" if offer.limit != cache_bytes else ""
-        return f"cache_bytes={cache_bytes} is allowed in '{room.directory}'{own}"
+        return f"cache_bytes={cache_bytes} is allowed in '{space.directory}'{own}"
     if offer.is_agreed:
-        return f"loaders that are at work in '{room.directory}' share {offer.limit} bytes"
-    share = ", of which a cache takes half by itself" if room.is_memory and cache_bytes is None else ""
-    text = f"'{room.directory}' has {room.free} bytes free{share}"
-    if room.is_memory and room.total <= CONTAINER_SHM_BYTES:
+        return f"loaders that are at work in '{space.directory}' share {offer.limit} bytes"
+    share = ", of which a cache takes half by itself" if space.is_memory and cache_bytes is None else ""
+    text = f"'{space.directory}' has {space.free} bytes free{share}"
+    if space.is_memory and space.total <= CONTAINER_SHM_BYTES:
         text += (
-            f" ({room.total} in all, a container's default: start it with --shm-size or --ipc=host, or pass cache_dir= "
+            f" ({space.total} in all, a container's default: start it with --shm-size or --ipc=host, or pass cache_dir= "
             "on a disk)"
         )
     return text

@@ -13,18 +13,18 @@ import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.cache.blocks import read_ahead, reserve
-from dali_pipes.cache.cache import Cache, Take
+from dali_pipes.cache.cache import NodeCache, Take
 from dali_pipes.cache.extents import EXTENT_ALIGNMENT, Extent, extent_starts
-from dali_pipes.cache.free_space import Room
+from dali_pipes.cache.free_space import FreeSpace
 from dali_pipes.errors import CacheError
 from dali_pipes.formats.manifest import Manifest
 
-__all__ = ["Image", "image_key"]
+__all__ = ["CacheShare", "cache_file_key"]
 
 Int64s = npt.NDArray[np.int64]
 
 
-def image_key(manifest: Manifest, *, alignment: int = EXTENT_ALIGNMENT) -> str:
+def cache_file_key(manifest: Manifest, *, alignment: int = EXTENT_ALIGNMENT) -> str:
     """Which image belongs to a manifest: 32 hexadecimal digits of the SHA-256 of all that lies in it.
 
     Another size or checksum of any shard or index gives another image, so new bytes never meet old ones; nor do those
@@ -36,7 +36,7 @@ def image_key(manifest: Manifest, *, alignment: int = EXTENT_ALIGNMENT) -> str:
     return state.hexdigest()[:32]
 
 
-class Image:
+class CacheShare:
     """One loader's share in an image: what it holds stays, where it was, until it is released or closed.
 
     Args:
@@ -60,7 +60,7 @@ class Image:
         manifest: Manifest,
         rows: Int64s,
         *,
-        room: Room,
+        space: FreeSpace,
         source: str,
         group: int,
         reserved: int,
@@ -68,7 +68,7 @@ class Image:
         keep: bool,
         alignment: int = EXTENT_ALIGNMENT,
     ) -> None:
-        self.room, self.cache_bytes, self.reserved = room, cache_bytes, reserved
+        self.space, self.cache_bytes, self.reserved = space, cache_bytes, reserved
         self._rows = rows
         # Row -> the loader's shard, for what the cache answers; -1 for rows that are none of the loader's.
         self._shard_of_row = np.full(manifest.num_shards, -1, np.int64)
@@ -79,14 +79,14 @@ class Image:
         self.extent_bytes = starts[rows + 1] - self.starts
         """What each shard takes of the cache, with its index: int64 [shards]."""
         self._shard_bytes, self._index_bytes = manifest.shard_bytes[rows], manifest.index_bytes[rows]
-        key = image_key(manifest, alignment=alignment)
-        self._cache = Cache(room.directory)
+        key = cache_file_key(manifest, alignment=alignment)
+        self._cache = NodeCache(space.directory)
         try:
             self._slot = self._cache.join(
                 key, starts=starts, source=source, group=group, reserved=reserved, cache_bytes=cache_bytes, keep=keep
             )
             try:
-                self._file = self._cache.open_image(self._slot)
+                self._file = self._cache.open_cache_file(self._slot)
             except BaseException:
                 self._cache.leave(self._slot)
                 raise
@@ -124,8 +124,8 @@ class Image:
             reserve(self._file, int(self.starts[shard]), int(self.extent_bytes[shard]))
         except OSError as exc:
             raise CacheError(
-                f"no room for shard '{name}' in '{self.room.directory}': {self.extent_bytes[shard]} bytes needed, "
-                f"{Room.of(self.room.directory).free} free ({exc.strerror}); lower --cache-bytes, or make room there"
+                f"no room for shard '{name}' in '{self.space.directory}': {self.extent_bytes[shard]} bytes needed, "
+                f"{FreeSpace.of(self.space.directory).free} free ({exc.strerror}); lower --cache-bytes, or make room there"
             ) from exc
 
     def finish(self, shard: int) -> None:
@@ -134,11 +134,11 @@ class Image:
         Raises:
             CacheError: If the disk did not take them.
         """
-        if not self.room.is_memory:
+        if not self.space.is_memory:
             try:
                 os.fdatasync(self._file)
             except OSError as exc:
-                raise CacheError(f"the disk of '{self.room.directory}' failed: {exc.strerror}") from exc
+                raise CacheError(f"the disk of '{self.space.directory}' failed: {exc.strerror}") from exc
         self._cache.finish(self._slot, int(self._rows[shard]))
 
     def fail(self, shard: int) -> None:
@@ -164,7 +164,7 @@ class Image:
 
     def read_ahead(self, starts: Int64s, sizes: Int64s) -> None:
         """Have these bytes of the image read from the disk; nothing to do where it is memory."""
-        if self.room.is_memory:
+        if self.space.is_memory:
             return
         for start, size in zip(starts.tolist(), sizes.tolist(), strict=True):
             read_ahead(self._file, start, size)

@@ -203,14 +203,14 @@ class StateTable:
         self._header["resident_bytes"] = int(self.extent_bytes(resident).sum())
         self._header["dirty"] = 0
 
-    def greet(self, boot: int, *, image: int) -> None:
+    def greet(self, boot: int, *, file: int) -> None:
         """After a start of the machine: what was ready is to be checked, all else of the image is punched.
 
         Nothing else is believed: what of the table had reached the disk is one page's news and another's old state.
 
         Args:
             boot: See `boot_id`.
-            image: The image, open.
+            file: The cache file, open.
         """
         if int(self._header["boot"]) == boot:
             return
@@ -222,7 +222,7 @@ class StateTable:
             # From each run of shards that go to its end, in one call.
             edges = np.flatnonzero(np.diff(np.concatenate([[True], kept, [True]])))
             for start, stop in self.starts[edges].reshape(-1, 2).tolist():
-                punch(image, start, stop - start)
+                punch(file, start, stop - start)
             self.state[:] = np.where(kept, State.UNCHECKED, State.EMPTY)
             self.repair()
             self._header["dirty"] = 1

@@ -31,11 +31,11 @@ def cache() -> None:
 @json_option
 def list_images(*, cache_dir: Path | None, as_json: bool) -> None:
     """List the images: shards, what of them is resident, what is held by whom. Reads the cache's tables only."""
-    from dali_pipes.cache.cache import Cache
+    from dali_pipes.cache.cache import NodeCache
 
     rows: list[dict[str, Any]] = []
     for directory in _caches(cache_dir):
-        with contextlib.closing(Cache(directory)) as opened:
+        with contextlib.closing(NodeCache(directory)) as opened:
             rows += [
                 {
                     "cache": str(directory),
@@ -95,7 +95,7 @@ def warm(
     import numpy as np
 
     from dali_pipes.cache.placement import extent_alignment
-    from dali_pipes.data_set.data_set import Indexed, find_shards, open_image, open_stager
+    from dali_pipes.data_set.data_set import Indexed, find_shards, open_share, open_stager
     from dali_pipes.progress import bar
 
     started = time.perf_counter()
@@ -103,7 +103,7 @@ def warm(
         found = find_shards(list(urls), endpoint=endpoint, embedded_dir=embedded_dir, resources=resources, etl=etl)
         indexed = Indexed(found, alignment=extent_alignment(cache_dir))
         # No promise is asked for: what loaders at work were promised is theirs, the rest can be had.
-        image = open_image(
+        share = open_share(
             indexed,
             reserved=0,
             is_windowed=False,
@@ -111,9 +111,9 @@ def warm(
             cache_dir=cache_dir,
             cache_bytes=cache_bytes,
         )
-        resources.callback(image.close)
-        stager = resources.enter_context(contextlib.closing(open_stager(indexed, image, num_fetchers=connections)))
-        fitting = int(np.searchsorted(np.cumsum(indexed.extent_bytes), image.cache_bytes, side="right"))
+        resources.callback(share.close)
+        stager = resources.enter_context(contextlib.closing(open_stager(indexed, share, num_fetchers=connections)))
+        fitting = int(np.searchsorted(np.cumsum(indexed.extent_bytes), share.cache_bytes, side="right"))
         total = int(indexed.extent_bytes[:fitting].sum())
         with bar(what="stage", total=total, unit="B", shown=not as_json) as drawn:
             staged = stager.need_fitting(
@@ -140,11 +140,11 @@ def warm(
 @json_option
 def clear(*, cache_dir: Path | None, as_json: bool) -> None:
     """Give back all that no loader holds, and remove images that no loader uses."""
-    from dali_pipes.cache.cache import Cache
+    from dali_pipes.cache.cache import NodeCache
 
     freed = held = 0
     for directory in _caches(cache_dir):
-        with contextlib.closing(Cache(directory)) as opened:
+        with contextlib.closing(NodeCache(directory)) as opened:
             gone, kept = opened.clear()
         freed, held = freed + gone, held + kept
     rest = f", {format_bytes(held)} are held by loaders at work" if held else ""

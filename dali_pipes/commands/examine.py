@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 from dali_pipes.cache.blocks import reserve
 from dali_pipes.cache.free_space import (
     SHARED_MEMORY,
-    Room,
+    FreeSpace,
     available_memory,
     check_directory,
     file_system,
@@ -457,17 +457,17 @@ def _cache(directory: Path, *, is_named: bool) -> Finding:
     except CacheError as exc:
         text, _, advice = str(exc).rpartition("; ")
         return Finding(name=name, status=status, found=text or str(exc), advice=advice if text else "")
-    room = Room.of(directory)
-    pages = f", huge pages of {_amount(room.alignment)}" if room.alignment > 4096 else ""
-    kind = f"memory{pages}" if room.is_memory else file_system(directory) or "a file system of no name"
+    space = FreeSpace.of(directory)
+    pages = f", huge pages of {_amount(space.alignment)}" if space.alignment > 4096 else ""
+    kind = f"memory{pages}" if space.is_memory else file_system(directory) or "a file system of no name"
     found = (
-        f"{kind}, {_amount(room.free)} free of {_amount(room.total)}, a cache takes "
-        f"{_amount(room.default_bytes(taken=0))} by itself; holes, reserving and locks work"
+        f"{kind}, {_amount(space.free)} free of {_amount(space.total)}, a cache takes "
+        f"{_amount(space.default_bytes(taken=0))} by itself; holes, reserving and locks work"
     )
-    if room.is_memory and room.total <= CONTAINER_SHM_BYTES:
+    if space.is_memory and space.total <= CONTAINER_SHM_BYTES:
         advice = "a container's default: start it with --shm-size=8g or --ipc=host"
         return Finding(name=name, status="warn", found=found, advice=advice)
-    if room.default_bytes(taken=0) < LEAST_CACHE_BYTES:
+    if space.default_bytes(taken=0) < LEAST_CACHE_BYTES:
         advice = f"less than {_amount(LEAST_CACHE_BYTES)} holds few shards: free some, or pass cache_dir= elsewhere"
         return Finding(name=name, status="warn", found=found, advice=advice)
     return Finding(name=name, status="ok", found=found)

@@ -21,7 +21,7 @@ from dali_pipes.commands.options import json_option
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dali_pipes.graph.decode import Fed
+    from dali_pipes.graph.decode import BatchInputs
     from dali_pipes.iterator import Loader
     from dali_pipes.profiling import Kind, Recorder, Stage
 
@@ -196,14 +196,14 @@ def profile_loader(
         recorder: Of `dali_pipes.profiling.recording`, within which the loader was made.
         compute_s: What a step takes after each batch: a training's, slept.
     """
-    kept: list[Fed] = []
+    kept: list[BatchInputs] = []
     loader._decode.waits_on_host = True  # or nobody would be seen to wait for a GPU
     taken = [_epoch(loader, recorder, compute_s=compute_s, kept=kept) for _ in range(epochs)]
     share = _decode_share(loader, kept)
     return [_split(profile, share) for profile in taken]
 
 
-def _epoch(loader: "Loader", recorder: "Recorder", *, compute_s: float, kept: "list[Fed]") -> EpochProfile:
+def _epoch(loader: "Loader", recorder: "Recorder", *, compute_s: float, kept: "list[BatchInputs]") -> EpochProfile:
     before, in_loader, dali = recorder.seconds(), recorder.in_loader_s(), _dali_threads()
     fetched = loader._stager.fetched_bytes
     num_samples = num_batches = num_fetchers = 0
@@ -294,7 +294,7 @@ def _split(profile: EpochProfile, decode_share: float) -> EpochProfile:
     return EpochProfile(**{**asdict(profile), "stages": tuple(stages)})
 
 
-def _decode_share(loader: "Loader", kept: "Sequence[Fed]") -> float:
+def _decode_share(loader: "Loader", kept: "Sequence[BatchInputs]") -> float:
     """How much of what DALI does for a batch is decoding, by a twin that does no more: 0 to 1.
 
     On the CPU in CPU time, on a GPU in the time that a batch takes alone: it has no account of its engines' time.
@@ -385,7 +385,7 @@ def profile(
     with recording() as recorder, job.open(**given) as loader:
         profiles = profile_loader(loader, epochs=epochs, recorder=recorder, compute_s=compute_ms / 1000)
         cores = cores_of_rank()
-        on_gpu, is_in_memory = loader._decode.device_id is not None, loader._image.room.is_memory
+        on_gpu, is_in_memory = loader._decode.device_id is not None, loader._share.space.is_memory
         machine = asdict(Machine.here(loader._decode.device_id))
         settings = {
             "num_threads": loader._decode.num_threads,

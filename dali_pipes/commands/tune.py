@@ -21,7 +21,7 @@ from dali_pipes.commands.options import json_option
 from dali_pipes.progress import bar
 
 if TYPE_CHECKING:
-    from dali_pipes.graph.decode import DecodeHalf, Fed
+    from dali_pipes.graph.decode import BatchInputs, DecodePipeline
     from dali_pipes.tuning import Settings, Tuning
 
 __all__ = [
@@ -121,7 +121,7 @@ def _chosen(name: str, rates: Mapping[Any, float]) -> Any:
     return max(rates, key=lambda value: rates[value]) if name == "hw_decoder_load" else pick(rates)
 
 
-def samples_per_s(half: "DecodeHalf", batches: "Sequence[Fed]", *, seconds: float) -> float:
+def samples_per_s(half: "DecodePipeline", batches: "Sequence[BatchInputs]", *, seconds: float) -> float:
     """How fast a decode half is on these batches, over and over, with its queue full as a loader keeps it."""
     half.feed = itertools.cycle(batches).__next__
     for _ in range(half.prefetch_queue_depth):
@@ -145,7 +145,7 @@ def samples_per_s(half: "DecodeHalf", batches: "Sequence[Fed]", *, seconds: floa
     return num_samples / elapsed
 
 
-def _wait(half: "DecodeHalf") -> None:
+def _wait(half: "DecodePipeline") -> None:
     if half.device_id is not None:
         import torch
 
@@ -167,7 +167,7 @@ def tune_job(job: Job, *, cores: int, budget_s: float, show: bool = True) -> "Tu
 
     with job.open(shuffle=True, show_progress=show) as loader:
         decode = loader._decode
-        batches: list[Fed] = []
+        batches: list[BatchInputs] = []
         for _ in range(min(NUM_BATCHES, len(loader))):
             next(loader)
             fed = loader._repair._decoded  # kept there until the next one comes

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from dali_pipes.cache.extents import EXTENT_ALIGNMENT, extent_starts
 from dali_pipes.cache.placement import place
-from dali_pipes.cache.share import Image, image_key
+from dali_pipes.cache.share import CacheShare, cache_file_key
 from dali_pipes.data_set.indexing import find_columns, find_manifest, index_in_memory
 from dali_pipes.data_set.mixture import (
     Mixture,
@@ -39,7 +39,7 @@ from dali_pipes.store.urls import ShardSet, ShardUrls, is_remote, resolve_shards
 if TYPE_CHECKING:
     from dali_pipes.fetch.through_etl import WholeShards
 
-__all__ = ["Indexed", "find_shards", "open_image", "open_stager"]
+__all__ = ["Indexed", "find_shards", "open_share", "open_stager"]
 
 _log = logging.getLogger(__name__)
 
@@ -303,10 +303,10 @@ def _first(urls: ShardUrls) -> str | Path:
     return urls if isinstance(urls, str | Path) else next(iter(urls), "")
 
 
-def open_stager(indexed: Indexed, image: Image, *, num_fetchers: int = NUM_FETCHERS) -> Stager:
+def open_stager(indexed: Indexed, share: CacheShare, *, num_fetchers: int = NUM_FETCHERS) -> Stager:
     """What brings these shards into the image."""
     return Stager(
-        image,
+        share,
         indexed.manifest,
         open_fetcher=indexed.open_fetcher,
         locate=indexed.locate,
@@ -318,17 +318,18 @@ def fetcher_of(store: Store) -> Fetcher:
     """What fetches objects of a store in one thread."""
     if isinstance(store, LocalStore):
         return LocalFetcher(store.directory)
-    from dali_pipes.fetch.objects import Connection, ObjectFetcher
+    from dali_pipes.fetch.connection_pool import ClusterAccess
+    from dali_pipes.fetch.objects import ObjectFetcher
 
     if isinstance(store, TransformedStore):
         from dali_pipes.fetch.through_etl import TransformedFetcher
 
-        return TransformedFetcher(Connection.from_environment(store.stored.endpoint), store)
+        return TransformedFetcher(ClusterAccess.from_environment(store.stored.endpoint), store)
     assert isinstance(store, AisStore)
-    return ObjectFetcher(Connection.from_environment(store.endpoint), store.bucket, provider=store.provider)
+    return ObjectFetcher(ClusterAccess.from_environment(store.endpoint), store.bucket, provider=store.provider)
 
 
-def open_image(
+def open_share(
     indexed: Indexed,
     *,
     reserved: int | None,
@@ -336,14 +337,14 @@ def open_image(
     group: int,
     cache_dir: Path | None,
     cache_bytes: int | None,
-) -> Image:
+) -> CacheShare:
     """A share in the image of these shards.
 
     Args:
         indexed: The shards.
         reserved: Bytes that must be resident at a time; ``None``: as many as fit.
         is_windowed: Whether they are two windows.
-        group: See `dali_pipes.cache.share.Image`.
+        group: See `dali_pipes.cache.share.CacheShare`.
         cache_dir: Where images lie; ``None``: see `dali_pipes.cache.placement`.
         cache_bytes: What all images there may take.
 
@@ -354,15 +355,15 @@ def open_image(
     placement = place(
         cache_dir,
         cache_bytes,
-        key=image_key(indexed.whole, alignment=indexed.alignment),
+        key=cache_file_key(indexed.whole, alignment=indexed.alignment),
         reserved=0 if reserved is None else reserved,
         total=total,
         is_windowed=is_windowed,
     )
-    return Image(
+    return CacheShare(
         indexed.whole,
         indexed.rows,
-        room=placement.room,
+        space=placement.space,
         source=indexed.source,
         group=group,
         reserved=min(total, placement.cache_bytes) if reserved is None else reserved,

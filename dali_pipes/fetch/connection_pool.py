@@ -9,10 +9,10 @@ from pathlib import Path
 from urllib.parse import SplitResult, quote, unquote, urlencode, urljoin, urlsplit
 
 from dali_pipes.errors import StoreError
-from dali_pipes.fetch.http1 import Answer, Line, Steps, dial
+from dali_pipes.fetch.http1 import Answer, HttpConnection, Steps, dial
 from dali_pipes.store.messages import is_loopback
 
-__all__ = ["Connection", "Lines", "host_of", "is_token_for"]
+__all__ = ["ClusterAccess", "ConnectionPool", "host_of", "is_token_for"]
 
 MAX_IDLE_LINES = 32
 """Kept open, of one fetcher, to proxy and targets together."""
@@ -22,7 +22,7 @@ _TRUE = ("1", "t", "true", "y", "yes", "on")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Connection:
+class ClusterAccess:
     """Where the cluster is, and how it is to be talked to.
 
     Raises:
@@ -55,7 +55,7 @@ class Connection:
             raise ValueError("the token has other characters than ASCII's printable ones; is AIS_AUTHN_TOKEN whole?")
 
     @classmethod
-    def from_environment(cls, endpoint: str) -> "Connection":
+    def from_environment(cls, endpoint: str) -> "ClusterAccess":
         """As the ``aistore`` SDK: AIS_AUTHN_TOKEN, AIS_CLIENT_CA, AIS_CRT, AIS_CRT_KEY, AIS_SKIP_VERIFY_CRT.
 
         REQUESTS_CA_BUNDLE and CURL_CA_BUNDLE count where AIS_CLIENT_CA is not set; `requests`, which the SDK talks
@@ -155,7 +155,7 @@ def host_of(url: str) -> str:
     return f"[{host}]:{_port_of(parts)}" if ":" in host else f"{host}:{_port_of(parts)}"
 
 
-class Lines:
+class ConnectionPool:
     """Connections to a cluster's proxy and targets; owns those that are idle, whoever borrows one owns it.
 
     Args:
@@ -164,10 +164,10 @@ class Lines:
         silence_s: Without a byte, when connected.
     """
 
-    def __init__(self, connection: Connection, *, connect_timeout_s: float, silence_s: float) -> None:
+    def __init__(self, connection: ClusterAccess, *, connect_timeout_s: float, silence_s: float) -> None:
         self._connection = connection
         self._connect_timeout_s, self._silence_s = connect_timeout_s, silence_s
-        self._idle: list[Line] = []
+        self._idle: list[HttpConnection] = []
         """The least recently used first."""
         self._proxies: dict[str, str | None] = {}
 
@@ -176,7 +176,7 @@ class Lines:
         while self._idle:
             self._idle.pop().close()
 
-    def get(self, url: str, *, byte_range: tuple[int, int] | None) -> Steps[tuple[Line, Answer]]:
+    def get(self, url: str, *, byte_range: tuple[int, int] | None) -> Steps[tuple[HttpConnection, Answer]]:
         """Ask for a URL, or bytes ``[start, stop)`` of it: the answer's head, and the connection, to be given back.
 
         Raises:
@@ -198,7 +198,7 @@ class Lines:
                 line.close()
                 raise
 
-    def give_back(self, line: Line) -> None:
+    def give_back(self, line: HttpConnection) -> None:
         """Keep a connection for the next request; one with an answer only half read is closed."""
         if not line.is_idle:
             line.close()
@@ -225,7 +225,7 @@ class Lines:
             lines.append(f"Range: bytes={byte_range[0]}-{byte_range[1] - 1}")
         return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
 
-    def _borrow(self, parts: SplitResult) -> Steps[Line]:
+    def _borrow(self, parts: SplitResult) -> Steps[HttpConnection]:
         origin = _origin_of(parts)
         for line in [line for line in reversed(self._idle) if line.origin == origin]:
             self._idle.remove(line)
@@ -240,7 +240,7 @@ class Lines:
                 "can be used; name the host in NO_PROXY to reach it directly"
             )
         sock = yield from dial(via.hostname or "", _port_of(via), timeout_s=self._connect_timeout_s)
-        line = Line(sock, origin=origin, silence_s=self._silence_s)
+        line = HttpConnection(sock, origin=origin, silence_s=self._silence_s)
         try:
             if parts.scheme == "https":
                 if proxy:
@@ -262,7 +262,7 @@ class Lines:
         return self._connection.tls_context()
 
 
-def _tunnel(line: Line, host: str, proxy: str) -> Steps[None]:
+def _tunnel(line: HttpConnection, host: str, proxy: str) -> Steps[None]:
     lines = [f"CONNECT {host} HTTP/1.1", f"Host: {host}", *_proxy_headers(proxy)]
     answer = yield from line.ask(("\r\n".join(lines) + "\r\n\r\n").encode("latin-1"))
     if answer.status != 200:

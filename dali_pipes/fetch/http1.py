@@ -23,7 +23,7 @@ from collections.abc import Callable, Generator
 from functools import partial
 from typing import Final, NamedTuple, TypeAlias, TypeVar
 
-__all__ = ["NOW", "Answer", "Body", "Line", "Loop", "Pipe", "ProtocolError", "Steps", "Wait", "dial"]
+__all__ = ["NOW", "Answer", "Body", "HttpConnection", "Loop", "Pipe", "ProtocolError", "Steps", "Wait", "dial"]
 
 PIPE_BYTES = 1 << 20  # what a process without privileges may ask for
 # A head, and how much of a body that nobody wants is read for the connection's sake.
@@ -145,7 +145,7 @@ class Answer(NamedTuple):
     @property
     def is_last(self) -> bool:
         """Whether the server closes the connection after it."""
-        said = self.headers.get("Connection", "").lower()
+        said = self.headers.get("ClusterAccess", "").lower()
         return said == "close" or (not self.is_1_1 and said != "keep-alive")
 
 
@@ -181,7 +181,7 @@ def dial(host: str, port: int, *, timeout_s: float) -> Steps[socket.socket]:
     raise failed
 
 
-class Line:
+class HttpConnection:
     """One connection. Owns its socket; broken or left in the middle of an answer, it is of no further use.
 
     Args:
@@ -301,7 +301,7 @@ class Body:
     Its end is known by its length, by chunks' sizes, or by the connection's end; before that, an end is an error.
     """
 
-    def __init__(self, line: Line, answer: Answer) -> None:
+    def __init__(self, line: HttpConnection, answer: Answer) -> None:
         self._line, self._answer = line, answer
         self._left = answer.length
         """Of the body, or of this chunk; ``None``: up to the connection's end."""

@@ -21,14 +21,14 @@ from urllib.parse import urlsplit
 
 from dali_pipes.cache.extents import Extent
 from dali_pipes.errors import CacheError, DataError, StoreError
-from dali_pipes.fetch.connection_pool import Connection, Lines, host_of, is_token_for
-from dali_pipes.fetch.http1 import NOW, Answer, Body, Line, Loop, Pipe, ProtocolError, Steps, Wait
+from dali_pipes.fetch.connection_pool import ClusterAccess, ConnectionPool, host_of, is_token_for
+from dali_pipes.fetch.http1 import NOW, Answer, Body, HttpConnection, Loop, Pipe, ProtocolError, Steps, Wait
 from dali_pipes.fetch.stager import Wanted
 from dali_pipes.store.base import PROVIDERS
 from dali_pipes.store.checksums import CHECKSUM_TYPES, DEFAULT_CHECKSUM_TYPE, NO_CHECKSUM_TYPE, Checksum, new_checksum
 from dali_pipes.store.messages import answer_text
 
-__all__ = ["RANGE_BYTES", "Connection", "ObjectFetcher", "RetryPolicy", "is_token_for"]
+__all__ = ["RANGE_BYTES", "ObjectFetcher", "RetryPolicy", "is_token_for"]
 
 _log = logging.getLogger(__name__)
 
@@ -151,13 +151,13 @@ class ObjectFetcher:
     """Why an object is not what the manifest says, and what to do."""
 
     def __init__(
-        self, connection: Connection, bucket: str, *, provider: str = "ais", retry: RetryPolicy | None = None
+        self, connection: ClusterAccess, bucket: str, *, provider: str = "ais", retry: RetryPolicy | None = None
     ) -> None:
         self._connection, self._bucket, self._provider = connection, bucket, provider
         self._retry = retry or RetryPolicy()
         scheme = next((scheme for scheme, name in PROVIDERS.items() if name == provider), provider)
         self._url = f"{scheme}://{bucket}"
-        self._lines = Lines(
+        self._lines = ConnectionPool(
             connection, connect_timeout_s=self._retry.connect_timeout_s, silence_s=self._retry.silence_s
         )
         self._pipes: list[Pipe] = []
@@ -302,7 +302,7 @@ class ObjectFetcher:
 
     # Questions
 
-    def _ask(self, item: _Object, part: _Part) -> Steps[tuple[Line, Answer, Body]]:
+    def _ask(self, item: _Object, part: _Part) -> Steps[tuple[HttpConnection, Answer, Body]]:
         """The answer that has the object, redirects followed; its connection is the caller's to give back."""
         is_known = item.target is not None
         url = item.target or self._object_url(item)

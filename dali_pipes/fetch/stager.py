@@ -24,7 +24,7 @@ from dali_pipes import profiling as stages
 from dali_pipes.cache.cache import Take
 from dali_pipes.cache.extents import Extent
 from dali_pipes.cache.locks import shielded
-from dali_pipes.cache.share import Image
+from dali_pipes.cache.share import CacheShare
 from dali_pipes.errors import CacheError
 from dali_pipes.formats.manifest import Manifest
 from dali_pipes.formats.names import index_name
@@ -105,7 +105,7 @@ class Stager:
 
     Args:
         image: Where shards go.
-        manifest: What they are, numbered as in ``image``.
+        manifest: What they are, numbered as in ``share``.
         open_fetcher: Called in each thread for a fetcher of its own.
         locate: The URL of an object, for errors.
         num_fetchers: Threads.
@@ -113,16 +113,16 @@ class Stager:
 
     def __init__(
         self,
-        image: Image,
+        share: CacheShare,
         manifest: Manifest,
         *,
         open_fetcher: Callable[[], Fetcher],
         locate: Callable[[str], str],
         num_fetchers: int = NUM_FETCHERS,
     ) -> None:
-        self._image, self._manifest = image, manifest
+        self._share, self._manifest = share, manifest
         self._open_fetcher, self._locate, self._num_fetchers = open_fetcher, locate, num_fetchers
-        self._bytes = image.extent_bytes
+        self._bytes = share.extent_bytes
         self._changed = threading.Condition()
         # All below is guarded by the condition's lock.
         self._needs: Counter[int] = Counter()
@@ -155,7 +155,7 @@ class Stager:
     @property
     def is_short(self) -> bool:
         """Whether less is wanted ahead than may be held: another window can be asked for."""
-        return self._ahead_bytes < self._image.reserved
+        return self._ahead_bytes < self._share.reserved
 
     def stage(self, shards: Sequence[int]) -> None:
         """Want these ahead, in this order, after those that are wanted already; `unstage` ends it."""
@@ -362,7 +362,7 @@ class Stager:
         released = list(dict.fromkeys(shards))
         self._held.difference_update(released)
         self._held_bytes -= self._sum_bytes(released)
-        self._image.release(released)
+        self._share.release(released)
         self._changed.notify_all()
 
     def _work(self) -> None:
@@ -414,7 +414,7 @@ class Stager:
         self._num_asked = NUM_ASKED
         self._changed.release()
         try:
-            return self._image.take(wanted)
+            return self._share.take(wanted)
         finally:
             self._changed.acquire()
 
@@ -439,7 +439,7 @@ class Stager:
         if self._no_room_since is not None and missing:
             return missing  # what is ahead must not take the room for which this waits
         under_way = self._sum_bytes(shard for shard in self._filling if shard not in self._lacking)
-        left = self._image.reserved - self._held_bytes - self._lacking_bytes - under_way
+        left = self._share.reserved - self._held_bytes - self._lacking_bytes - under_way
         for shard in self._coming:
             if len(missing) >= self._num_asked:
                 break
@@ -464,7 +464,7 @@ class Stager:
         now = time.monotonic()
         if self._no_room_since is None:
             self._no_room_since = self._told_at = now
-        is_stuck = not ahead and not self._filling and self._image.is_stuck()
+        is_stuck = not ahead and not self._filling and self._share.is_stuck()
         only_fitting = [wait for wait in self._waits if wait.only_fitting]
         if only_fitting and not self._filling and (is_stuck or now - self._no_room_since > FULL_AFTER_S):
             for wait in only_fitting:
@@ -473,15 +473,15 @@ class Stager:
             name = self._locate(self._manifest.names[missing[0]])
             error = CacheError(
                 f"no room for shard '{name}', and none of the loaders that share the cache in "
-                f"'{self._image.room.directory}' will give any up: they wait for each other; pass "
-                f"cache_bytes={2 * self._image.cache_bytes} or more (--cache-bytes), or start them at the same place"
+                f"'{self._share.space.directory}' will give any up: they wait for each other; pass "
+                f"cache_bytes={2 * self._share.cache_bytes} or more (--cache-bytes), or start them at the same place"
             )
             self._fail(missing[:1], error)
         elif now - self._told_at > TELL_AFTER_S:
             self._told_at = now
             _log.warning(
                 "waiting for room in '%s' for %d shards: other loaders hold it",
-                self._image.room.directory,
+                self._share.space.directory,
                 len(missing),
             )
 
@@ -536,12 +536,12 @@ class Stager:
             with stages.busy("stage"):
                 whole = (is_there and self._is_whole(shard)) or self._fetch(shard, fetcher)
                 if whole:
-                    self._image.finish(shard)
+                    self._share.finish(shard)
         except Exception as exc:  # noqa: BLE001 (handed to whoever needs the shard)
             whole, error = False, exc
         try:
             if not whole:
-                self._image.fail(shard)
+                self._share.fail(shard)
         finally:
             with self._changed:
                 self._filling.discard(shard)
@@ -554,10 +554,10 @@ class Stager:
 
     def _fetch(self, shard: int, fetcher: Fetcher) -> bool:
         name = self._manifest.names[shard]
-        self._image.reserve_blocks(shard, name=self._locate(name))
+        self._share.reserve_blocks(shard, name=self._locate(name))
         wanted = [
-            Wanted(name, self._image.shard_extent(shard), int(self._manifest.checksums[shard])),
-            Wanted(index_name(name), self._image.index_extent(shard), int(self._manifest.index_checksums[shard])),
+            Wanted(name, self._share.shard_extent(shard), int(self._manifest.checksums[shard])),
+            Wanted(index_name(name), self._share.index_extent(shard), int(self._manifest.index_checksums[shard])),
         ]
         with self._changed:
             # Idle threads lend their connections where fewer shards are wanted than there are threads.
@@ -590,7 +590,7 @@ class Stager:
 
     def _is_whole(self, shard: int) -> bool:
         """Whether bytes from before a start of the machine are what they should be."""
-        found = self._image.shard_extent(shard).checksum(), self._image.index_extent(shard).checksum()
+        found = self._share.shard_extent(shard).checksum(), self._share.index_extent(shard).checksum()
         return found == (int(self._manifest.checksums[shard]), int(self._manifest.index_checksums[shard]))
 
 

@@ -14,7 +14,7 @@ from typing import BinaryIO, cast
 
 from dali_pipes.cache.extents import Extent
 from dali_pipes.errors import DataError, StoreError
-from dali_pipes.fetch.connection_pool import Connection
+from dali_pipes.fetch.connection_pool import ClusterAccess
 from dali_pipes.fetch.http1 import Answer
 from dali_pipes.fetch.objects import ObjectFetcher, RetryPolicy, _FaultError, _Object, _Part, _reason
 from dali_pipes.fetch.stager import Fetcher, Wanted
@@ -36,7 +36,7 @@ class TransformedFetcher:
         retry: How long to go on when something breaks.
     """
 
-    def __init__(self, connection: Connection, store: TransformedStore, *, retry: RetryPolicy | None = None) -> None:
+    def __init__(self, connection: ClusterAccess, store: TransformedStore, *, retry: RetryPolicy | None = None) -> None:
         bucket, provider = store.stored.bucket, store.stored.provider
         self._store = store
         self._described = ObjectFetcher(connection, bucket, provider=provider, retry=retry)
@@ -81,7 +81,7 @@ class _ShardFetcher(ObjectFetcher):
 
     _resumes = False
 
-    def __init__(self, connection: Connection, bucket: str, *, provider: str, etl: str, retry: RetryPolicy) -> None:
+    def __init__(self, connection: ClusterAccess, bucket: str, *, provider: str, etl: str, retry: RetryPolicy) -> None:
         super().__init__(connection, bucket, provider=provider, retry=retry)
         self._etl = etl
         self._reads_ranges = False

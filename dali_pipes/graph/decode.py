@@ -37,28 +37,28 @@ from dali_pipes.graph.inputs import (
 from dali_pipes.graph.parse import parse_batch, stack
 from dali_pipes.reader.samples import Batch, Samples
 
-__all__ = ["DecodeHalf", "Fed", "decoders_behind", "set_hw_decoder_load"]
+__all__ = ["BatchInputs", "DecodePipeline", "decoders_behind", "set_hw_decoder_load"]
 
 # As the names of decoding operators begin, in a pipeline's own listing.
 _DECODERS = ("decoders__", "experimental__decoders__", "legacy__decoders__", "ImageDecoder")
 
 
-class Fed(NamedTuple):
+class BatchInputs(NamedTuple):
     """What the feed gives for one batch."""
 
     batch: Batch
     encoded: Sequence[Any]
-    """For each of `DecodeHalf.read_components`: a TensorList, or a list of uint8 arrays, one a sample."""
+    """For each of `DecodePipeline.read_components`: a TensorList, or a list of uint8 arrays, one a sample."""
     arrays: Sequence[npt.NDArray[Any]]
-    """From `DecodeHalf.arrays`."""
+    """From `DecodePipeline.arrays`."""
     parsed: Sequence[npt.NDArray[Any] | list[npt.NDArray[Any]]] = ()
-    """For each of `Inputs.parsed`: an array [B, ...], or a list of arrays of different shapes."""
+    """For each of `GraphInputs.parsed`: an array [B, ...], or a list of arrays of different shapes."""
     lists: Mapping[str, list[Any]] = MappingProxyType({})
     """The outputs that are no tensors, by name: one Python object a sample."""
 
-    def part(self, positions: Sequence[int]) -> "Fed":
+    def part(self, positions: Sequence[int]) -> "BatchInputs":
         """Some samples of it, alone; its batch is still the whole one."""
-        return Fed(
+        return BatchInputs(
             self.batch,
             [[samples[position] for position in positions] for samples in self.encoded],
             [np.ascontiguousarray(array[list(positions)]) for array in self.arrays],
@@ -67,7 +67,7 @@ class Fed(NamedTuple):
         )
 
 
-class DecodeHalf:
+class DecodePipeline:
     """A graph, as a pipeline that pulls its batches.
 
     Args:
@@ -105,9 +105,9 @@ class DecodeHalf:
     ) -> None:
         if hw_decoder_load is not None and not 0 <= hw_decoder_load <= 1:
             raise ValueError(f"hw_decoder_load must be in [0, 1], got {hw_decoder_load}")
-        self.feed: Callable[[], Fed | None] = lambda: None
+        self.feed: Callable[[], BatchInputs | None] = lambda: None
         """Gives the next batch, ``None`` at the end of the epoch; to be set before the first batch is scheduled."""
-        self.scheduled: deque[Fed] = deque()
+        self.scheduled: deque[BatchInputs] = deque()
         """What was pulled and is not yet delivered, oldest first: DALI loses a batch that it cannot decode."""
         self._graph, self._samples = graph, samples
         self._example = samples.example() if example is None else example
@@ -188,7 +188,7 @@ class DecodeHalf:
 
     @property
     def read_components(self) -> list[str]:
-        """What is read of each sample, in the order of `Fed.encoded`."""
+        """What is read of each sample, in the order of `BatchInputs.encoded`."""
         return self.inputs.read
 
     @property
@@ -202,7 +202,7 @@ class DecodeHalf:
         """Those that the graph is handed as they are, to decode."""
         return list(self.inputs.components)
 
-    def complete(self, batch: Batch, encoded: Sequence[Any]) -> tuple[Fed, dict[int, tuple[str, str]]]:
+    def complete(self, batch: Batch, encoded: Sequence[Any]) -> tuple[BatchInputs, dict[int, tuple[str, str]]]:
         """What is fed for a batch, and which of its samples cannot be parsed: position -> component and reason.
 
         Args:
@@ -210,20 +210,22 @@ class DecodeHalf:
             encoded: For each of `read_components` a TensorList, or a list of arrays, of uint8 [bytes].
         """
         if oversized := self._oversized(encoded):
-            return Fed(batch, encoded, ()), oversized
+            return BatchInputs(batch, encoded, ()), oversized
         if not self.inputs.parsed and not self._lists:
-            return Fed(batch, self._filled(batch, encoded), self.arrays(batch)), {}
+            return BatchInputs(batch, self._filled(batch, encoded), self.arrays(batch)), {}
         values, errors = parse_batch(
             [*self.inputs.parsed, *self._lists.values()],
             dict(zip(self.read_components, encoded, strict=True)),
             is_there=lambda component: batch.places(component).offset >= 0,
         )
         if errors:
-            return Fed(batch, encoded, ()), {at: (error.component, error.reason) for at, error in errors.items()}
+            return BatchInputs(batch, encoded, ()), {
+                at: (error.component, error.reason) for at, error in errors.items()
+            }
         num_arrays = len(self.inputs.parsed)
         parsed = [stack(arrays) for arrays in values[:num_arrays]]
         lists = dict(zip(self._lists, values[num_arrays:], strict=True))
-        return Fed(batch, self._filled(batch, encoded), self.arrays(batch), parsed, lists), {}
+        return BatchInputs(batch, self._filled(batch, encoded), self.arrays(batch), parsed, lists), {}
 
     def _filled(self, batch: Batch, encoded: Sequence[Any]) -> Sequence[Any]:
         """The bytes with a photo of one black pixel where a sample has none: decoders refuse no bytes at all."""
@@ -279,7 +281,7 @@ class DecodeHalf:
         with stages.busy("seam"), self._iterator_scope():
             self.pipeline.schedule_run()
 
-    def take(self) -> tuple[Fed, dict[str, Any]]:
+    def take(self) -> tuple[BatchInputs, dict[str, Any]]:
         """The oldest batch in flight, waited for, and its outputs by name: DALI tensors on the graph's device, lists.
 
         On a GPU they belong to the current stream of torch, see Note [whose stream]; the host need not have waited.
@@ -309,21 +311,21 @@ class DecodeHalf:
             self.pipeline.release_outputs()
         return fed, tensors
 
-    def twin(self, *, only_decoders: bool = False, **changed: Any) -> "DecodeHalf":
+    def twin(self, *, only_decoders: bool = False, **changed: Any) -> "DecodePipeline":
         """Another pipeline of the same graph, to decode batches apart from those in flight; to be closed.
 
         Args:
-            only_decoders: See `DecodeHalf`.
+            only_decoders: See `DecodePipeline`.
             changed: ``num_threads``, ``prefetch_queue_depth`` (1 here, by default) and ``hw_decoder_load``, where they
                 are to be others.
         """
         settings = {name: self._settings[name] for name in ("batch_size", "device_id", "num_threads", "seed")}
         settings |= {"prefetch_queue_depth": 1, "hw_decoder_load": self._hw_decoder_load, **changed}
-        return DecodeHalf(
+        return DecodePipeline(
             self._graph, samples=self._samples, only_decoders=only_decoders, example=self._example, **settings
         )
 
-    def decode(self, fed: Fed) -> dict[str, Any]:
+    def decode(self, fed: BatchInputs) -> dict[str, Any]:
         """One batch's outputs, while nothing else is in flight.
 
         Raises:
@@ -338,7 +340,7 @@ class DecodeHalf:
             self.scheduled.clear()
             raise
 
-    def run(self, fed: Fed) -> None:
+    def run(self, fed: BatchInputs) -> None:
         """Decode one batch, while nothing else is in flight, and throw it away.
 
         Raises:

@@ -32,7 +32,7 @@ __all__ = [
     "ArrayFunction",
     "Components",
     "Graph",
-    "Inputs",
+    "GraphInputs",
     "ListOutput",
     "Random",
     "make_source",
@@ -84,7 +84,7 @@ class ListOutput:
 
 
 @dataclass(kw_only=True)
-class Inputs:
+class GraphInputs:
     """What a graph asked for, in the order in which it asked."""
 
     read: list[str]
@@ -157,7 +157,7 @@ class Components:
     ) -> None:
         self.device = device
         """``device=`` for `fn.decoders`: ``"mixed"`` where there is a GPU, else ``"cpu"``."""
-        self.inputs = Inputs(read=[], components={}, parsed=[], arrays=[], photos=set(), nodes={})
+        self.inputs = GraphInputs(read=[], components={}, parsed=[], arrays=[], photos=set(), nodes={})
         self._source, self._check, self._check_labels, self._example = source, check, check_labels, example
         self._json: dict[str, Parser] = {}
 

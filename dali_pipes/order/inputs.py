@@ -23,8 +23,8 @@ class OrderInputs:
     num_slices: int = 1
     """Nodes that each stage a share of the shards; each step takes as many samples from every slice."""
     epoch_samples: int | None = None
-    """Samples of an epoch, over all ranks: the next epoch goes on where this one stopped, lap after lap. ``None``: an
-    epoch is a lap."""
+    """Samples of an epoch, over all ranks: the next epoch goes on where this one stopped, pass after pass. ``None``: an
+    epoch is a pass."""
     weights: tuple[float, ...] | None = None
     """Each data set's share of an epoch, in proportion; only with several. ``None``: in proportion to their samples."""
 

@@ -1,7 +1,7 @@
 """Mix data sets: how many samples of each in, which data set each position of an epoch takes from out.
 
 The epoch is cut into blocks of about `BLOCK_POSITIONS` positions. Each has every data set's share of it, to within one
-sample, in an order of its own: so the mixture is right in every stretch of the epoch, and any position is found at the
+sample, in an order of its own: so the mixture is right in every span of the epoch, and any position is found at the
 cost of its block.
 """
 

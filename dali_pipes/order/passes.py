@@ -1,14 +1,14 @@
-"""Permute one data set, lap after lap: its shards' columns and a seed in, windows of shards and their samples out.
+"""Permute one data set, pass after pass: its shards' columns and a seed in, windows of shards and their samples out.
 
-A *lap* is one pass of one data set. Three levels, each a permutation by a counter-based generator
-(`dali_pipes.order.randomness`) with the lap's number in place of an epoch's:
+A *pass* is one pass of one data set. Three levels, each a permutation by a counter-based generator
+(`dali_pipes.order.randomness`) with the pass's number in place of an epoch's:
 
 * the list of shards, cut into ``num_slices`` slices;
 * each slice, cut into windows: runs of shards that are resident together;
 * the samples of each window.
 
 Cost and memory grow with the window, not with the data set, but for the permutation of the shard list, and for class
-factors, which draw a lap's copies for all samples at once.
+factors, which draw a pass's copies for all samples at once.
 """
 
 import itertools
@@ -22,14 +22,14 @@ from dali_pipes.order.inputs import OrderInputs
 from dali_pipes.order.randomness import Stream
 from dali_pipes.order.selection import Copies, Part, Selection
 
-__all__ = ["Lap", "Laps", "Piece", "Stretch", "cut_windows", "set_ranges", "sum_by_shard", "window_bytes"]
+__all__ = ["Pass", "Passes", "Piece", "Span", "cut_windows", "set_ranges", "sum_by_shard", "window_bytes"]
 
 # Shards of a window that is read in order: enough to keep the fetch threads busy.
 SEQUENTIAL_SHARDS = 8
-# An epoch that needs more laps than one takes these further ones: no job has so many epochs that they were met again.
-FURTHER_LAPS = 1 << 32
+# An epoch that needs more passes than one takes these further ones: no job has so many epochs that they were met again.
+FURTHER_PASSES = 1 << 32
 # Of one data set, ready to be read: one that ends, the next, and one for what is staged further ahead.
-NUM_LAPS_KEPT = 3
+NUM_PASSES_KEPT = 3
 
 Int64s = npt.NDArray[np.int64]
 
@@ -67,8 +67,8 @@ def cut_windows(
         start = stop
 
 
-class Laps:
-    """The laps of one data set.
+class Passes:
+    """The passes of one data set.
 
     Args:
         shards: Its first shard and the one after its last, in the manifest's order.
@@ -99,7 +99,7 @@ class Laps:
         ordinals = int(shard_starts[shards[0]]), int(shard_starts[shards[1]])
         self.first_ordinal = ordinals[0]
         self.part: Part = selection.part(*ordinals)
-        if not self.part.num_per_lap:
+        if not self.part.num_per_pass:
             raise ValueError(
                 f"nothing to read: {ordinals[1] - ordinals[0]} samples, {self.part.num_excluded} excluded, in shards "
                 f"{shards[0]} to {shards[1] - 1}"
@@ -107,38 +107,38 @@ class Laps:
         self.window_bytes = window_bytes(order, shard_bytes)
         self._kept = shard_kept[slice(*shards)]
         self._check_slices()
-        self._laps: dict[int, Lap] = {}
-        # Of one slice a lap has all; of several, as many times the longest as there are, another number in each lap.
-        self.constant_length = self.part.num_per_lap if order.num_slices == 1 else None
-        """Positions of a slice in each lap, where that is one number."""
+        self._passes: dict[int, Pass] = {}
+        # Of one slice a pass has all; of several, as many times the longest as there are, another number in each pass.
+        self.constant_length = self.part.num_per_pass if order.num_slices == 1 else None
+        """Positions of a slice in each pass, where that is one number."""
         if self.constant_length is None and not order.shuffle and self.part.min_copies is None:
-            self.constant_length = self.lap(0).length
+            self.constant_length = self.pass_(0).length
 
-    def lap(self, number: int) -> "Lap":
+    def pass_(self, number: int) -> "Pass":
         """One of them."""
-        if number not in self._laps:
-            while len(self._laps) >= NUM_LAPS_KEPT:
-                del self._laps[min(self._laps)]
-            self._laps[number] = Lap(self, number)
-        return self._laps[number]
+        if number not in self._passes:
+            while len(self._passes) >= NUM_PASSES_KEPT:
+                del self._passes[min(self._passes)]
+            self._passes[number] = Pass(self, number)
+        return self._passes[number]
 
     def _check_slices(self) -> None:
-        """Refuse at once, and not in the lap in which it happens, that a slice would have nothing."""
+        """Refuse at once, and not in the pass in which it happens, that a slice would have nothing."""
         num_shards = int(np.count_nonzero(self._kept))
         which = "" if num_shards == len(self._kept) else " with anything left to read"
         if self.part.min_copies is not None and self.order.num_slices > 1:
             # It has something of these in any case, or of as many as it takes to hold all that it has.
             fullest = np.sort(self.kept(self.part.max_copies_of_each))[::-1]
-            at_least = int(np.searchsorted(np.cumsum(fullest), self.part.num_per_lap)) + 1
+            at_least = int(np.searchsorted(np.cumsum(fullest), self.part.num_per_pass)) + 1
             num_shards = max(at_least, int(np.count_nonzero(self.kept(self.part.min_copies))))
-            which = " of which every lap has something"
+            which = " of which every pass has something"
         if self.order.num_slices > num_shards:
             raise ValueError(
                 f"num_slices must not exceed the number of shards{which}, {num_shards}, got {self.order.num_slices}"
             )
 
     def kept(self, copies: Copies | None) -> Int64s:
-        """int64 [shards of the data set]: samples of each in a lap with these copies."""
+        """int64 [shards of the data set]: samples of each in a pass with these copies."""
         if copies is None:
             return self._kept
         return sum_by_shard(copies, self.shard_starts[self.first_shard : self._stop_shard + 1])
@@ -161,21 +161,21 @@ class Laps:
         return ordinals
 
 
-class Lap:
+class Pass:
     """One pass of one data set, in slices; a shard of which it has nothing is in none."""
 
-    def __init__(self, laps: Laps, number: int) -> None:
-        order = laps.order
-        self._laps, self._number = laps, number
-        self._copies = laps.part.copies(order.seed, number)
-        self._kept = laps.kept(self._copies)
-        shards = np.flatnonzero(self._kept).astype(np.int64, copy=False) + laps.first_shard
-        assert len(shards) >= order.num_slices, "every lap has something for every slice"
+    def __init__(self, passes: Passes, number: int) -> None:
+        order = passes.order
+        self._passes, self._number = passes, number
+        self._copies = passes.part.copies(order.seed, number)
+        self._kept = passes.kept(self._copies)
+        shards = np.flatnonzero(self._kept).astype(np.int64, copy=False) + passes.first_shard
+        assert len(shards) >= order.num_slices, "every pass has something for every slice"
         if order.shuffle:
             shards = shards[self._ranked("shards", shards)]
         self.slices = np.array_split(shards, order.num_slices)
         """For each slice its shards, in the order in which they are read."""
-        self.slice_samples = [int(self._kept[shards - laps.first_shard].sum()) for shards in self.slices]
+        self.slice_samples = [int(self._kept[shards - passes.first_shard].sum()) for shards in self.slices]
         self.length = max(self.slice_samples)
         """Positions of each slice; those that have fewer samples wrap."""
         self.num_turns = -(-self.length // min(self.slice_samples))
@@ -188,32 +188,32 @@ class Lap:
         Costs nothing a sample.
         """
         if slice_ not in self._windows:
-            laps, shards = self._laps, self.slices[slice_]
-            ramp_up = laps.order.ramp_up and laps.order.shuffle
-            ranges = cut_windows(laps.shard_bytes[shards], shuffle_window=laps.window_bytes, ramp_up=ramp_up)
+            passes, shards = self._passes, self.slices[slice_]
+            ramp_up = passes.order.ramp_up and passes.order.shuffle
+            ranges = cut_windows(passes.shard_bytes[shards], shuffle_window=passes.window_bytes, ramp_up=ramp_up)
             cuts = np.fromiter(itertools.chain([0], (stop for _, stop in ranges)), np.int64)
-            self._windows[slice_] = cuts, np.add.reduceat(self._kept[shards - laps.first_shard], cuts[:-1])
+            self._windows[slice_] = cuts, np.add.reduceat(self._kept[shards - passes.first_shard], cuts[:-1])
         return self._windows[slice_]
 
     def samples(self, shards: Int64s) -> tuple[Int64s, Int64s | None]:
         """The samples of a window in the order in which they are read, and for each which copy it is.
 
-        ``None`` for copies: the lap has none.
+        ``None`` for copies: the pass has none.
         """
-        laps = self._laps
-        ordinals, copies = laps.ordinals(shards), None
+        passes = self._passes
+        ordinals, copies = passes.ordinals(shards), None
         if self._copies is not None:
-            times = self._copies[ordinals - laps.first_ordinal].astype(np.int64)
+            times = self._copies[ordinals - passes.first_ordinal].astype(np.int64)
             ordinals = np.repeat(ordinals, times)
             copies = np.arange(len(ordinals), dtype=np.int64) - np.repeat(np.cumsum(times) - times, times)
-        if laps.order.shuffle:
+        if passes.order.shuffle:
             rank = self._ranked("samples", ordinals, copies)
             ordinals, copies = ordinals[rank], None if copies is None else copies[rank]
         return ordinals, copies
 
     def _ranked(self, purpose: str, values: Int64s, copies: Int64s | None = None) -> Int64s:
         # Sorted by 64 random bits each; the sort is stable, so that even equal bits give one order everywhere.
-        stream = Stream(self._laps.order.seed, self._number, f"order/{purpose}")
+        stream = Stream(self._passes.order.seed, self._number, f"order/{purpose}")
         words = stream.words(values, occurrence=0 if copies is None else copies)
         return np.argsort(words, kind="stable")
 
@@ -223,10 +223,10 @@ class Piece(NamedTuple):
 
     number: int
     """Windows of this slice before it, since the start of the epoch."""
-    pass_: int
-    """The number of the pass: of the lap, and within it of the turn of a slice that wraps. No two passes of an epoch in
+    repeat: int
+    """The number of the pass: of the pass, and within it of the turn of a slice that wraps. No two passes of an epoch in
     which the same sample comes have the same, in whichever slices."""
-    lap: Lap
+    pass_: Pass
     shards: Int64s
     begin: int
     """The first sample that is taken, in the window's order."""
@@ -234,58 +234,58 @@ class Piece(NamedTuple):
     """The one after the last. The epoch's last piece goes to the window's end, whatever the epoch takes of it."""
 
 
-class Stretch:
-    """What one epoch takes of a data set: ``length`` positions of every slice, of one lap or of several.
+class Span:
+    """What one epoch takes of a data set: ``length`` positions of every slice, of one pass or of several.
 
-    An epoch of no fixed length begins with a lap of its own, the one of the epoch's number. One of a fixed length goes
-    on where the epoch before it stopped, in mid-lap or not. A data set of 10 samples, 6 of which an epoch takes:
+    An epoch of no fixed length begins with a pass of its own, the one of the epoch's number. One of a fixed length goes
+    on where the epoch before it stopped, in mid-pass or not. A data set of 10 samples, 6 of which an epoch takes:
 
     ==========  ======================  ================================
     epoch       fixed length            no fixed length
     ==========  ======================  ================================
-    0           lap 0, samples 0 to 5   lap 0, samples 0 to 9: all of it
-    1           6 to 9, lap 1, 0 and 1  lap 1
-    2           lap 1, 2 to 7           lap 2
+    0           pass 0, samples 0 to 5   pass 0, samples 0 to 9: all of it
+    1           6 to 9, pass 1, 0 and 1  pass 1
+    2           pass 1, 2 to 7           pass 2
     ==========  ======================  ================================
 
     Args:
-        laps: The data set.
+        passes: The data set.
         length: Positions of a slice.
     """
 
-    def __init__(self, laps: Laps, *, length: int) -> None:
-        self.laps, self.length = laps, length
-        order = laps.order
-        self._first_lap, self._offset, self._next_lap = order.epoch, 0, FURTHER_LAPS
+    def __init__(self, passes: Passes, *, length: int) -> None:
+        self.passes, self.length = passes, length
+        order = passes.order
+        self._first_pass, self._offset, self._next_pass = order.epoch, 0, FURTHER_PASSES
         if order.epoch_samples is not None:
-            self._first_lap, self._offset = self._find(order.epoch * length)
-            self._next_lap = 1
+            self._first_pass, self._offset = self._find(order.epoch * length)
+            self._next_pass = 1
 
     @property
-    def first_lap(self) -> Lap:
-        """The lap with which the epoch begins."""
-        return self.laps.lap(self._first_lap)
+    def first_pass(self) -> Pass:
+        """The pass with which the epoch begins."""
+        return self.passes.pass_(self._first_pass)
 
     @property
-    def is_one_lap(self) -> bool:
-        """Whether the epoch ends in the lap in which it begins."""
-        return self._offset + self.length <= self.first_lap.length
+    def is_one_pass(self) -> bool:
+        """Whether the epoch ends in the pass in which it begins."""
+        return self._offset + self.length <= self.first_pass.length
 
     def pieces(self, slice_: int, *, start: int = 0) -> Iterator[Piece]:
         """What is taken of each window of a slice, in order, from position ``start`` of the epoch on.
 
-        Costs nothing a sample. In the epoch's last lap a piece may have more samples than the epoch takes.
+        Costs nothing a sample. In the epoch's last pass a piece may have more samples than the epoch takes.
         """
         if start >= self.length:
             return
-        lap_number, number, pass_ = self._first_lap, 0, 0
-        lap_start = -self._offset
-        while lap_start < self.length:
-            lap = self.laps.lap(lap_number)
-            lap_stop = lap_start + lap.length
-            limit = min(lap_stop, self.length)
-            cuts, counts = lap.windows(slice_)
-            turn_start, turn = lap_start, 0
+        pass_number, number, repeat = self._first_pass, 0, 0
+        pass_start = -self._offset
+        while pass_start < self.length:
+            pass_ = self.passes.pass_(pass_number)
+            pass_stop = pass_start + pass_.length
+            limit = min(pass_stop, self.length)
+            cuts, counts = pass_.windows(slice_)
+            turn_start, turn = pass_start, 0
             while turn_start < limit:
                 stops = turn_start + np.cumsum(counts)
                 starts = stops - counts
@@ -297,23 +297,23 @@ class Stretch:
                         num_samples, begin = int(counts[window]), int(starts[window])
                         yield Piece(
                             number + window - first,
-                            pass_ + turn,
-                            lap,
-                            lap.slices[slice_][cuts[window] : cuts[window + 1]],
+                            repeat + turn,
+                            pass_,
+                            pass_.slices[slice_][cuts[window] : cuts[window + 1]],
                             max(0, start - begin, -begin),
-                            # Where the lap's end cuts a turn short, the next lap follows; nothing follows the last.
-                            num_samples if lap_stop >= self.length else min(num_samples, lap_stop - begin),
+                            # Where the pass's end cuts a turn short, the next pass follows; nothing follows the last.
+                            num_samples if pass_stop >= self.length else min(num_samples, pass_stop - begin),
                         )
                     number += last - first
                 turn_start, turn = int(stops[-1]), turn + 1
-            lap_start, lap_number, pass_ = lap_stop, lap_number + self._next_lap, pass_ + lap.num_turns
+            pass_start, pass_number, repeat = pass_stop, pass_number + self._next_pass, repeat + pass_.num_turns
 
     def _find(self, position: int) -> tuple[int, int]:
-        """The lap, and the position in it, of a position in the endless row of laps."""
-        if self.laps.constant_length is not None:
-            return divmod(position, self.laps.constant_length)
+        """The pass, and the position in it, of a position in the endless row of passes."""
+        if self.passes.constant_length is not None:
+            return divmod(position, self.passes.constant_length)
         number = 0
-        while position >= (length := self.laps.lap(number).length):
+        while position >= (length := self.passes.pass_(number).length):
             position, number = position - length, number + 1
         return number, position
 

@@ -4,7 +4,7 @@ Pure arithmetic on integers. The order is a function of `OrderInputs`, the manif
 else: not of time, threads, world size, batch size or cache. A sample is named by its ordinal, its position in the
 manifest's order; several data sets are several manifests in a row.
 
-What is read in turns is a *strand*: one data set in one slice. Each has its own windows, in the order of its laps
+What is read in turns is a *lane*: one data set in one slice. Each has its own windows, in the order of its passes
 (`dali_pipes.order.passes`); `dali_pipes.order.mixing` says which data set each position takes from, the same for every
 slice.
 """
@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from dali_pipes.order.inputs import OrderInputs
 from dali_pipes.order.mixing import Mix, mixed_length, split_by_weight
-from dali_pipes.order.passes import Laps, Stretch, cut_windows, set_ranges, window_bytes
+from dali_pipes.order.passes import Passes, Span, cut_windows, set_ranges, window_bytes
 from dali_pipes.order.reservation import num_slices_read, reserved_bytes
 from dali_pipes.order.selection import Selection
 
@@ -61,7 +61,7 @@ class Step(NamedTuple):
     num_valid: int
     """How many, from the front, count: fewer than ``len(ordinals)`` only where a rank has nothing in a last batch."""
     finished: tuple[int, ...] = ()
-    """For each strand: how many windows, from the epoch's start on, no later step of any rank takes from. The samples
+    """For each lane: how many windows, from the epoch's start on, no later step of any rank takes from. The samples
     that ``FILL`` repeats count for none."""
 
 
@@ -76,7 +76,7 @@ def num_steps(num_samples: int, *, global_batch_size: int, last_batch_policy: La
     return -(-num_samples // global_batch_size)
 
 
-class Steps(Iterator[Step]):
+class StepIterator(Iterator[Step]):
     """What `Plan.steps` gives: an iterator that knows how many it had to give."""
 
     def __init__(self, steps: Iterator[Step], num_steps: int) -> None:
@@ -99,10 +99,10 @@ class Plan:
     ``epoch_samples``    ``weights``    samples  of each data set
     ===================  =============  =======  ==================================================================
     ``None``             ``None``       40       30 and 10: each sample once
-    ``None``             (0.5, 0.5)     60       30 and 30: the shortest that has all; three laps of the second
-    ``None``             (0.9, 0.1)     100      90 and 10: three laps of the first
+    ``None``             (0.5, 0.5)     60       30 and 30: the shortest that has all; three passes of the second
+    ``None``             (0.9, 0.1)     100      90 and 10: three passes of the first
     20                   ``None``       20       15 and 5: the next epoch has the others
-    20                   (0.5, 0.5)     20       10 and 10: a third of a lap of the first, a lap of the second
+    20                   (0.5, 0.5)     20       10 and 10: a third of a pass of the first, a pass of the second
     ===================  =============  =======  ==================================================================
 
     Args:
@@ -111,7 +111,7 @@ class Plan:
         order: What the order depends on.
         excluded: Ordinals that are left out, in any order; short for a selection of nothing else.
         set_shards: Numbers of shards of consecutive data sets, in the manifest's order; ``None``: one data set.
-        selection: Which samples, and how often each in a lap; ``None``: every one, once.
+        selection: Which samples, and how often each in a pass; ``None``: every one, once.
 
     Raises:
         ValueError: If there are fewer shards than slices, nothing is left to read, the data sets are not those of the
@@ -152,7 +152,7 @@ class Plan:
         if len(selection.excluded):
             kept = shard_samples - np.bincount(self.shard_of(selection.excluded), minlength=len(shard_samples))
         sets = [
-            Laps(
+            Passes(
                 shards=shards,
                 shard_bytes=shard_bytes,
                 shard_starts=starts,
@@ -163,7 +163,7 @@ class Plan:
             for shards in ranges
         ]
         lengths = _lengths(order, sets)
-        self._stretches = [Stretch(laps, length=length) for laps, length in zip(sets, lengths, strict=True)]
+        self._spans = [Span(passes, length=length) for passes, length in zip(sets, lengths, strict=True)]
         self._mix = Mix(lengths, seed=order.seed, epoch=order.epoch, shuffle=order.shuffle)
         self.num_samples = self._mix.length * order.num_slices
         """Samples of one epoch over all ranks; slices shorter than the longest wrap, which counts."""
@@ -174,44 +174,44 @@ class Plan:
         """The shard of each ordinal: int64 [N]."""
         return np.searchsorted(self._shard_stops, ordinals, side="right").astype(np.int64)
 
-    def windows(self, strand: int = 0) -> Iterator[Window]:
-        """The windows of the lap of one strand with which the epoch begins, in the order in which they are read."""
-        stretch, _ = self._strand(strand)
-        for shards in self.window_shards(strand):
-            yield Window(shards, stretch.first_lap.samples(shards)[0])
+    def windows(self, lane: int = 0) -> Iterator[Window]:
+        """The windows of the pass of one lane with which the epoch begins, in the order in which they are read."""
+        span, _ = self._lane(lane)
+        for shards in self.window_shards(lane):
+            yield Window(shards, span.first_pass.samples(shards)[0])
 
-    def window_shards(self, strand: int = 0) -> Iterator[Int64s]:
+    def window_shards(self, lane: int = 0) -> Iterator[Int64s]:
         """The shards of these windows; costs nothing a sample."""
-        stretch, slice_ = self._strand(strand)
-        cuts, _ = stretch.first_lap.windows(slice_)
+        span, slice_ = self._lane(lane)
+        cuts, _ = span.first_pass.windows(slice_)
         for start, stop in zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True):
-            yield stretch.first_lap.slices[slice_][start:stop]
+            yield span.first_pass.slices[slice_][start:stop]
 
-    def windows_ahead(self, strand: int = 0, *, start: int = 0) -> Iterator[tuple[int, Int64s]]:
-        """The windows of one strand that are read from position ``start`` of the order on, each with its number.
+    def windows_ahead(self, lane: int = 0, *, start: int = 0) -> Iterator[tuple[int, Int64s]]:
+        """The windows of one lane that are read from position ``start`` of the order on, each with its number.
 
-        A slice shorter than the longest wraps: its windows come again, numbered on, as they do from lap to lap. There
-        is none where the epoch has no more of the strand.
+        A slice shorter than the longest wraps: its windows come again, numbered on, as they do from pass to pass. There
+        is none where the epoch has no more of the lane.
         """
-        stretch, slice_ = self._strand(strand)
-        done = self._mix.before(start // self.order.num_slices)[strand % self.num_sets]
-        for piece in stretch.pieces(slice_, start=done):
+        span, slice_ = self._lane(lane)
+        done = self._mix.before(start // self.order.num_slices)[lane % self.num_sets]
+        for piece in span.pieces(slice_, start=done):
             yield piece.number, piece.shards
 
     def finished_at(self, start: int) -> tuple[int, ...]:
-        """For each strand how many windows, from the epoch's start on, nothing is read of from position ``start`` on.
+        """For each lane how many windows, from the epoch's start on, nothing is read of from position ``start`` on.
 
         As `Step.finished` says of the step before.
         """
         return tuple(cursor.finished for cursor in self._cursors(start // self.order.num_slices))
 
     def slices_of(self, *, batch_size: int, rank: int = 0, world_size: int = 1) -> list[int]:
-        """The strands from which a rank takes samples, but for a short last step: those of its slices.
+        """The lanes from which a rank takes samples, but for a short last step: those of its slices.
 
         Two slices, three data sets, two ranks:
 
         ====  ======  =======
-        rank  slices  strands
+        rank  slices  lanes
         ====  ======  =======
         0     0       0 1 2
         1     1       3 4 5
@@ -221,22 +221,22 @@ class Plan:
         first, stop = rank * batch_size // each, -(-(rank + 1) * batch_size // each)
         return list(range(first * self.num_sets, stop * self.num_sets))
 
-    def bytes_at_a_time(self, extent_bytes: Int64s, strands: Sequence[int], *, global_batch_size: int) -> int:
-        """Bytes of these strands' windows that must be resident at a time: of each, two, or as many as a step spans.
+    def bytes_at_a_time(self, extent_bytes: Int64s, lanes: Sequence[int], *, global_batch_size: int) -> int:
+        """Bytes of these lanes' windows that must be resident at a time: of each, two, or as many as a step spans.
 
         Args:
             extent_bytes: int64 [shards], what each shard takes.
-            strands: Which, as `slices_of` numbers them.
+            lanes: Which, as `slices_of` numbers them.
             global_batch_size: Samples of one step over all ranks.
         """
         each = -(-global_batch_size // self.order.num_slices)
         needed = [0] * self.num_sets
-        for strand in strands:
-            number = strand % self.num_sets
+        for lane in lanes:
+            number = lane % self.num_sets
             at_once = self._mix.most_of(number, each) if self.num_sets > 1 else each
-            needed[number] += _strand_bytes(*self._strand(strand), extent_bytes, num_samples=at_once)
+            needed[number] += _lane_bytes(*self._lane(lane), extent_bytes, num_samples=at_once)
         # Whatever is resident, no shard is so twice.
-        all_bytes = [stretch.laps.sum_of_read(extent_bytes) for stretch in self._stretches]
+        all_bytes = [span.passes.sum_of_read(extent_bytes) for span in self._spans]
         return sum(map(min, needed, all_bytes))
 
     def steps(
@@ -247,7 +247,7 @@ class Plan:
         world_size: int = 1,
         last_batch_policy: LastBatchPolicyName = "PARTIAL",
         start: int = 0,
-    ) -> "Steps":
+    ) -> "StepIterator":
         """The batches of this rank, from position ``start`` of the order on; their number is known before: ``len()``.
 
         Step *s* takes ``batch_size * world_size`` consecutive samples of the order; rank *r* has the *r*-th block, with
@@ -293,7 +293,7 @@ class Plan:
         num_left = num_steps(
             self.num_samples - start, global_batch_size=global_batch_size, last_batch_policy=last_batch_policy
         )
-        return Steps(self._steps(batch_size, rank, world_size, last_batch_policy, start), num_left)
+        return StepIterator(self._steps(batch_size, rank, world_size, last_batch_policy, start), num_left)
 
     def _steps(
         self, batch_size: int, rank: int, world_size: int, last_batch_policy: LastBatchPolicyName, start: int
@@ -319,18 +319,18 @@ class Plan:
             else:
                 yield Step(ordinals[first:stop], occurrences[first:stop], stop - first, finished)
 
-    def _strand(self, strand: int) -> tuple[Stretch, int]:
+    def _lane(self, lane: int) -> tuple[Span, int]:
         """The data set's part in the epoch, and the slice."""
-        slice_, number = divmod(strand, self.num_sets)
-        return self._stretches[number], slice_
+        slice_, number = divmod(lane, self.num_sets)
+        return self._spans[number], slice_
 
     def _cursors(self, position: int) -> list["_Cursor"]:
-        """One for each strand, at a position of every slice."""
+        """One for each lane, at a position of every slice."""
         before = self._mix.before(position) if self.num_sets > 1 else [position]
         return [
-            _Cursor(stretch, slice_, done)
+            _Cursor(span, slice_, done)
             for slice_ in range(self.order.num_slices)
-            for stretch, done in zip(self._stretches, before, strict=True)
+            for span, done in zip(self._spans, before, strict=True)
         ]
 
     def _take(self, cursors: Sequence["_Cursor"], position: int, num: int) -> list["_Taken"]:
@@ -355,11 +355,11 @@ class Plan:
         first = self._take(self._cursors(0), 0, min(num, length))
         sets = self._mix.sets(0, min(num, length))
         again = np.arange(num, dtype=np.int64) // length + 1
-        # Occurrences that the epoch has had: a slice that wraps has repeated samples of its own; in another lap they
+        # Occurrences that the epoch has had: a slice that wraps has repeated samples of its own; in another pass they
         # may have been another slice's.
         used = np.array([cursor.num_occurrences for cursor in cursors], np.int64).reshape(-1, self.num_sets)
-        for number, stretch in enumerate(self._stretches):
-            if not stretch.is_one_lap:
+        for number, span in enumerate(self._spans):
+            if not span.is_one_pass:
                 used[:, number] = used[:, number].max()
         repeated = []
         for slice_, (ordinals, occurrences) in enumerate(first):
@@ -372,19 +372,19 @@ _Taken = tuple[Int64s, Int64s]
 
 
 class _Cursor:
-    """Reads one strand's order from a position on; skips windows without permuting them."""
+    """Reads one lane's order from a position on; skips windows without permuting them."""
 
-    def __init__(self, stretch: Stretch, slice_: int, position: int) -> None:
-        self._pieces = stretch.pieces(slice_, start=position)
-        self._max_copies = stretch.laps.part.max_copies
+    def __init__(self, span: Span, slice_: int, position: int) -> None:
+        self._pieces = span.pieces(slice_, start=position)
+        self._max_copies = span.passes.part.max_copies
         self._ordinals = self._copies = np.empty(0, np.int64)
         self._next = next(self._pieces, None)
         if self._next is not None:
-            self._number, self._pass = self._next.number - 1, self._next.pass_
+            self._number, self._repeat = self._next.number - 1, self._next.repeat
         else:
-            (last,) = stretch.pieces(slice_, start=stretch.length - 1)
+            (last,) = span.pieces(slice_, start=span.length - 1)
             is_whole = last.begin + 1 == last.stop
-            self._number, self._pass = last.number - (not is_whole), last.pass_
+            self._number, self._repeat = last.number - (not is_whole), last.repeat
 
     @property
     def finished(self) -> int:
@@ -394,7 +394,7 @@ class _Cursor:
     @property
     def num_occurrences(self) -> int:
         """More than any occurrence so far."""
-        return (self._pass + 1) * self._max_copies
+        return (self._repeat + 1) * self._max_copies
 
     def take(self, num: int) -> _Taken:
         """The next samples, with their occurrences."""
@@ -407,7 +407,7 @@ class _Cursor:
             taken = self._ordinals[:num]
             self._ordinals = self._ordinals[num:]
             ordinals.append(taken)
-            occurrence = np.full(len(taken), self._pass * self._max_copies, np.int64)
+            occurrence = np.full(len(taken), self._repeat * self._max_copies, np.int64)
             if len(self._copies):
                 occurrence += self._copies[:num]
                 self._copies = self._copies[num:]
@@ -421,21 +421,21 @@ class _Cursor:
     def _open_next(self) -> None:
         piece = self._next
         assert piece is not None, "no step takes more than the epoch has"
-        ordinals, copies = piece.lap.samples(piece.shards)
+        ordinals, copies = piece.pass_.samples(piece.shards)
         self._ordinals = ordinals[piece.begin : piece.stop]
         if copies is not None:
             self._copies = copies[piece.begin : piece.stop]
-        self._number, self._pass = piece.number, piece.pass_
+        self._number, self._repeat = piece.number, piece.repeat
         self._next = next(self._pieces, None)
 
 
-def _lengths(order: OrderInputs, sets: Sequence[Laps]) -> list[int]:
+def _lengths(order: OrderInputs, sets: Sequence[Passes]) -> list[int]:
     """Positions of a slice that an epoch has of each data set."""
     if order.epoch_samples is None:
-        lengths = [laps.lap(order.epoch).length for laps in sets]
+        lengths = [passes.pass_(order.epoch).length for passes in sets]
         weights = order.weights
         return lengths if weights is None else split_by_weight(mixed_length(lengths, weights), weights)
-    sizes = [laps.part.num_per_lap for laps in sets]
+    sizes = [passes.part.num_per_pass for passes in sets]
     lengths = split_by_weight(order.epoch_samples // order.num_slices, order.weights or sizes)
     if 0 in lengths:
         raise ValueError(
@@ -445,13 +445,13 @@ def _lengths(order: OrderInputs, sets: Sequence[Laps]) -> list[int]:
     return lengths
 
 
-def _strand_bytes(stretch: Stretch, slice_: int, extent_bytes: Int64s, *, num_samples: int) -> int:
-    """What two windows of a strand take, or as many as this many samples in a row span."""
-    lap = stretch.first_lap
-    pieces = list(stretch.pieces(slice_))
+def _lane_bytes(span: Span, slice_: int, extent_bytes: Int64s, *, num_samples: int) -> int:
+    """What two windows of a lane take, or as many as this many samples in a row span."""
+    pass_ = span.first_pass
+    pieces = list(span.pieces(slice_))
     sizes = np.array([extent_bytes[piece.shards].sum() for piece in pieces], np.int64)
     taken = np.array([piece.stop - piece.begin for piece in pieces], np.int64)
-    taken[-1] -= taken.sum() - stretch.length
+    taken[-1] -= taken.sum() - span.length
     # Round again: after the last window come the first, of the next epoch or repeated by FILL.
     sizes, taken = np.tile(sizes, 2), np.tile(taken, 2)
     starts, stops = np.concatenate([[0], np.cumsum(sizes)]), np.cumsum(taken)
@@ -459,7 +459,7 @@ def _strand_bytes(stretch: Stretch, slice_: int, extent_bytes: Int64s, *, num_sa
     last = np.minimum(np.searchsorted(stops, stops - 1 + num_samples - 1, side="right"), len(sizes) - 1)
     spanned = starts[last + 1] - starts[:-1]
     needed = max(int(spanned.max()), int((sizes[:-1] + sizes[1:]).max()))
-    return min(needed, int(extent_bytes[lap.slices[slice_]].sum())) if stretch.is_one_lap else needed
+    return min(needed, int(extent_bytes[pass_.slices[slice_]].sum())) if span.is_one_pass else needed
 
 
 def _join(first: _Taken, second: _Taken) -> _Taken:

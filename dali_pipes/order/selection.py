@@ -1,6 +1,6 @@
-"""Choose samples: ordinals to leave out and class factors in, how often each sample stands in a lap out.
+"""Choose samples: ordinals to leave out and class factors in, how often each sample stands in a pass out.
 
-A *lap* is one pass of one data set. Pure arithmetic; a sample is named by its ordinal. What is only left out costs
+A *pass* is one pass of one data set. Pure arithmetic; a sample is named by its ordinal. What is only left out costs
 memory for what is left out; factors cost some bytes for every sample.
 """
 
@@ -25,23 +25,23 @@ Copies = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
 
 
 class Selection:
-    """Which samples, and how often each stands in one lap.
+    """Which samples, and how often each stands in one pass.
 
-    A class of n samples that are not excluded, with factor f, gives exactly ``round(n * f)`` samples a lap (half to
+    A class of n samples that are not excluded, with factor f, gives exactly ``round(n * f)`` samples a pass (half to
     even, as Python rounds): as many whole times the class as go into that, and some of its samples once more, others in
-    each lap. Four samples of class 3:
+    each pass. Four samples of class 3:
 
     ======  ==========  =======================================================
-    factor  a lap has   of each sample
+    factor  a pass has   of each sample
     ======  ==========  =======================================================
     0       0           none
-    0.5     2           one copy of two of them, of others in the next lap
+    0.5     2           one copy of two of them, of others in the next pass
     1       4           one: as without a factor
     1.5     6           two copies of two of them, one of the others
     2       8           two
     ======  ==========  =======================================================
 
-    Where several data sets are mixed, laps are each data set's own, and so are these counts: see `Part`.
+    Where several data sets are mixed, passes are each data set's own, and so are these counts: see `Part`.
 
     Args:
         num_samples: Samples of the manifest, or of all manifests together.
@@ -67,7 +67,7 @@ class Selection:
     ) -> None:
         self.num_samples = num_samples
         self.excluded = np.unique(_integers("excluded", excluded))
-        """int64, sorted: ordinals that no lap has."""
+        """int64, sorted: ordinals that no pass has."""
         if len(self.excluded) and not 0 <= self.excluded[0] <= self.excluded[-1] < num_samples:
             raise ValueError(
                 f"excluded ordinals must be in [0, {num_samples}), got {self.excluded[0]}..{self.excluded[-1]}"
@@ -78,13 +78,13 @@ class Selection:
             self._set_factors(labels, oversample)
         self._parts: dict[tuple[int, int], Part] = {}
         self._whole = self.part(0, num_samples)
-        if not self.num_per_lap:
+        if not self.num_per_pass:
             raise ValueError(f"nothing to read: {num_samples} samples, {len(self.excluded)} excluded")
 
     @property
-    def num_per_lap(self) -> int:
-        """Samples of one lap, copies counted, the same in each; of the whole as one data set."""
-        return self._whole.num_per_lap
+    def num_per_pass(self) -> int:
+        """Samples of one pass, copies counted, the same in each; of the whole as one data set."""
+        return self._whole.num_per_pass
 
     @property
     def digest(self) -> str:
@@ -99,10 +99,10 @@ class Selection:
             state.update(f"factor\0{label}\0{factor!r}\0".encode())
         return state.hexdigest()
 
-    def copies(self, seed: int, lap: int) -> Copies | None:
-        """How often each sample stands in a lap: uint16 or uint32 [num_samples]; ``None``: each once, at no cost."""
+    def copies(self, seed: int, pass_: int) -> Copies | None:
+        """How often each sample stands in a pass: uint16 or uint32 [num_samples]; ``None``: each once, at no cost."""
         if self._factors:
-            return self._whole.copies(seed, lap)
+            return self._whole.copies(seed, pass_)
         if not len(self.excluded):
             return None
         copies = np.ones(self.num_samples, np.uint16)
@@ -169,12 +169,12 @@ class Part:
     ) -> None:
         self._start = start
         self.num_excluded = len(excluded)
-        self.num_per_lap = stop - start - len(excluded)
-        """Samples of one lap, copies counted, the same in each."""
+        self.num_per_pass = stop - start - len(excluded)
+        """Samples of one pass, copies counted, the same in each."""
         self.max_copies = 1
-        """The most copies that any lap may have of a sample."""
+        """The most copies that any pass may have of a sample."""
         self.min_copies: Copies | None = None
-        """uint16 or uint32 [stop - start]: what every lap has of each sample; ``None``: one, but for the excluded."""
+        """uint16 or uint32 [stop - start]: what every pass has of each sample; ``None``: one, but for the excluded."""
         if labels is None or not factors:
             return
         named = np.array(sorted(factors), np.int64)
@@ -189,13 +189,13 @@ class Part:
         self.max_copies = max([1] + [whole + (more > 0) for whole, more in shares])
         if self.max_copies >= 1 << 32:
             raise ValueError(f"oversample asks for {self.max_copies} copies of a sample; no more than 2**32 can be")
-        self.num_per_lap += sum(wanted) - int(counts.sum())
+        self.num_per_pass += sum(wanted) - int(counts.sum())
         wide = self.max_copies >= 1 << 16
         copies: Copies = np.ones(stop - start, np.uint32) if wide else np.ones(stop - start, np.uint16)
         copies[excluded - start] = 0
         copies[chosen] = np.repeat(np.array([whole for whole, _ in shares], copies.dtype), counts)
         self.min_copies = copies
-        # Of classes that do not come out even: who has one more is drawn in each lap.
+        # Of classes that do not come out even: who has one more is drawn in each pass.
         more = np.array([rest for _, rest in shares], np.int64)
         self._drawn = chosen[np.repeat(more > 0, counts)]
         stops = np.cumsum(counts[more > 0])
@@ -205,19 +205,19 @@ class Part:
 
     @property
     def max_copies_of_each(self) -> Copies | None:
-        """uint16 or uint32 [stop - start]: the most that any lap may have of each sample; ``None``: one."""
+        """uint16 or uint32 [stop - start]: the most that any pass may have of each sample; ``None``: one."""
         if self.min_copies is None:
             return None
         copies = self.min_copies.copy()
         copies[self._drawn] += 1
         return copies
 
-    def copies(self, seed: int, lap: int) -> Copies | None:
-        """How often each sample stands in a lap: [stop - start]; ``None``: once, but for the excluded."""
+    def copies(self, seed: int, pass_: int) -> Copies | None:
+        """How often each sample stands in a pass: [stop - start]; ``None``: once, but for the excluded."""
         if self.min_copies is None:
             return None
         copies = self.min_copies.copy()
-        words = Stream(seed, lap, "order/oversample").words(self._drawn + self._start)
+        words = Stream(seed, pass_, "order/oversample").words(self._drawn + self._start)
         for start, stop, num in self._groups:
             copies[self._drawn[start:stop][_are_first(words[start:stop], num)]] += 1
         return copies

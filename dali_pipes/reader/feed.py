@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dali_pipes import profiling as stages
-from dali_pipes.cache.share import Image
+from dali_pipes.cache.share import CacheShare
 from dali_pipes.fetch.stager import Stager
 from dali_pipes.order.plan import LastBatchPolicyName, Plan, Step
 from dali_pipes.order.randomness import Stream
@@ -76,7 +76,7 @@ class Feed:
         *,
         samples: Samples,
         components: Sequence[str],
-        image: Image,
+        share: CacheShare,
         stager: Stager,
         batch_size: int,
         rank: int,
@@ -88,7 +88,7 @@ class Feed:
         self.plan = plan
         self.wait_s = 0.0
         """Seconds for which `next` has waited for shards."""
-        self._samples, self._components, self._image, self._stager = samples, components, image, stager
+        self._samples, self._components, self._share, self._stager = samples, components, share, stager
         self._show_progress = show_progress
         self._streams: dict[str, Stream] = {}
         # For each slice: the windows still to be staged, and those that are, by number.
@@ -217,7 +217,7 @@ class Feed:
         try:
             ordinals = np.concatenate([step.ordinals for step in run])
             rows = self._samples.rows(ordinals)
-            extents = self._image.starts[rows.shard]
+            extents = self._share.starts[rows.shard]
             places = [rows.places(component) for component in self._components]
             # A component that a sample lacks, where that is let through, is a run of no bytes.
             starts, sizes = (
@@ -225,7 +225,7 @@ class Feed:
                 [place.size for place in places],
             )
             segment = Segment(
-                self._image.path,
+                self._share.path,
                 index_text(ordinals, starts, sizes),
                 num_components=len(places),
                 batch_size=len(run[0].ordinals),
@@ -263,25 +263,25 @@ class Feed:
         self._forget(window)
 
     def _stage_ahead(self, *, first: Sequence[int] = ()) -> None:
-        while self._coming and (self._stager.is_short or not all(self._staged[strand] for strand in self._coming)):
+        while self._coming and (self._stager.is_short or not all(self._staged[lane] for lane in self._coming)):
             # That which has least: of two data sets one may be read many times as fast as the other.
-            strand = min(self._coming, key=lambda coming: len(self._staged[coming]))
-            window = next(self._coming[strand], None)
+            lane = min(self._coming, key=lambda coming: len(self._staged[coming]))
+            window = next(self._coming[lane], None)
             if window is None:
-                del self._coming[strand]
+                del self._coming[lane]
                 continue
             number, shards = window[0], window[1].tolist()
-            self._staged[strand].append((number, shards))
+            self._staged[lane].append((number, shards))
             self._stager.stage(sorted(shards, key=lambda shard: shard not in first) if first else shards)
 
     def _read_ahead(self, opened: _Opened, first: int, num: int) -> None:
         steps = opened.steps[first : first + num]
-        if not steps or self._image.room.is_memory:
+        if not steps or self._share.space.is_memory:
             return
         size = len(opened.steps[0].ordinals)
         rows = slice(first * size, first * size + sum(len(step.ordinals) for step in steps))
         for starts, sizes in zip(opened.starts, opened.sizes, strict=True):
-            self._image.read_ahead(starts[rows], sizes[rows])
+            self._share.read_ahead(starts[rows], sizes[rows])
 
     def _shards(self, run: list[Step]) -> list[int]:
         ordinals = np.concatenate([step.ordinals for step in run])

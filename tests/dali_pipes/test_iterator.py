@@ -275,12 +275,12 @@ def test_ctrl_c_in_next_loses_and_mixes_nothing(
     numbered_shards: Path, monkeypatch: pytest.MonkeyPatch, where: str, after: str
 ) -> None:
     """Interrupted at any point and gone on with, as in a notebook: no batch is lost, no row gets another's label."""
-    from dali_pipes.graph.decode import DecodeHalf
+    from dali_pipes.graph.decode import DecodePipeline
     from dali_pipes.reader.feed import Feed
 
     owner, name = {
-        "between-inputs": (DecodeHalf, "_next_input"),
-        "after-outputs": (DecodeHalf, "take"),
+        "between-inputs": (DecodePipeline, "_next_input"),
+        "after-outputs": (DecodePipeline, "take"),
         "in-the-feed": (Feed, "next"),
     }[where]
     original = getattr(owner, name)

@@ -13,7 +13,7 @@ import pytest
 
 import dali_pipes as dp
 from bench.timing.processes import child_pids
-from dali_pipes.cache.cache import Cache
+from dali_pipes.cache.cache import NodeCache
 from dali_pipes.store import embedded_node
 from dali_pipes.store.ais import AisStore
 from dali_pipes.store.urls import resolve_shards
@@ -57,9 +57,9 @@ class Left:
 
 
 def holds_of(cache_dir: Path) -> tuple[int, int]:
-    with contextlib.closing(Cache(cache_dir)) as cache:
-        images = cache.status()
-    return sum(image.num_held for image in images), sum(len(image.pids) for image in images)
+    with contextlib.closing(NodeCache(cache_dir)) as cache:
+        shares = cache.status()
+    return sum(share.num_held for share in shares), sum(len(share.pids) for share in shares)
 
 
 Open = Callable[..., dp.Loader]

@@ -101,8 +101,8 @@ class Peak:
 
     def _watch(self) -> None:
         while not self._over.is_set():
-            images = list(self._directory.glob("*.image"))
-            self.num_bytes = max(self.num_bytes, sum(image.stat().st_blocks * 512 for image in images))
+            shares = list(self._directory.glob("*.image"))
+            self.num_bytes = max(self.num_bytes, sum(share.stat().st_blocks * 512 for share in shares))
             time.sleep(0.001)
 
     def __enter__(self) -> "Peak":
@@ -130,7 +130,7 @@ def test_cache_never_takes_more_than_it_may(shards: Path, samples: list[Sample],
             shuffle_window=allowed // 4,
         ) as loader,
     ):
-        assert sum(loader._image.extent_bytes) == total
+        assert sum(loader._share.extent_bytes) == total
         for _ in range(3):
             assert len(read_epoch([loader], samples)) == NUM_SAMPLES
     assert 0 < peak.num_bytes <= allowed
@@ -262,4 +262,4 @@ def test_no_step_reads_a_window_that_is_finished(
         assert named <= ahead
         assert all(now >= before for now, before in zip(step.finished, done, strict=True))
         done = list(step.finished)
-    assert done == [max(numbers) + 1 for numbers in windows] or len(set(plan._stretches[0].first_lap.slice_samples)) > 1
+    assert done == [max(numbers) + 1 for numbers in windows] or len(set(plan._spans[0].first_pass.slice_samples)) > 1

@@ -15,7 +15,7 @@ from PIL import Image
 
 import dali_pipes as dp
 from dali_pipes.bad_samples.repair import Repair
-from dali_pipes.graph.decode import DecodeHalf
+from dali_pipes.graph.decode import DecodePipeline
 from tests.conftest import SHARED_DATA, Sample, make_samples, write_shards
 
 ODD_IMAGES = SHARED_DATA / "odd-images"
@@ -440,10 +440,10 @@ def test_a_batch_without_a_bad_sample_is_the_same(good_shards: Path, monkeypatch
     graph = dp.classification_train(crop=24)
     with open_loader(good_shards, graph=graph, shuffle=True) as loader:
         whole = [batch for (batch,) in loader]
-    real = DecodeHalf.take
+    real = DecodePipeline.take
     calls = []
 
-    def fail_once(self: DecodeHalf) -> Any:
+    def fail_once(self: DecodePipeline) -> Any:
         calls.append(self)
         taken = real(self)
         if len(calls) != 2:
@@ -451,7 +451,7 @@ def test_a_batch_without_a_bad_sample_is_the_same(good_shards: Path, monkeypatch
         self.scheduled.appendleft(taken[0])
         raise RuntimeError("encountered: something passing")
 
-    monkeypatch.setattr(DecodeHalf, "take", fail_once)
+    monkeypatch.setattr(DecodePipeline, "take", fail_once)
     with open_loader(good_shards, graph=graph, shuffle=True) as loader:
         again = [batch for (batch,) in loader]
         assert not loader.bad_samples
@@ -463,10 +463,10 @@ def test_a_batch_without_a_bad_sample_is_the_same(good_shards: Path, monkeypatch
 
 def test_a_broken_device_is_no_sample_s_fault(good_shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If what was decoded before cannot be decoded any more, nothing is quarantined, and the error says what it is."""
-    real = DecodeHalf.take
+    real = DecodePipeline.take
     calls = []
 
-    def fail_from_now_on(self: DecodeHalf) -> Any:
+    def fail_from_now_on(self: DecodePipeline) -> Any:
         calls.append(self)
         taken = real(self)
         if len(calls) == 1:
@@ -474,7 +474,7 @@ def test_a_broken_device_is_no_sample_s_fault(good_shards: Path, monkeypatch: py
         self.scheduled.appendleft(taken[0])
         raise RuntimeError("encountered: CUDA runtime API error cudaErrorLaunchFailure")
 
-    monkeypatch.setattr(DecodeHalf, "take", fail_from_now_on)
+    monkeypatch.setattr(DecodePipeline, "take", fail_from_now_on)
     with open_loader(good_shards, max_bad=1) as loader:
         next(loader)
         with pytest.raises(

@@ -24,7 +24,7 @@ import dali_pipes.cache.cache
 import dali_pipes.cache.files
 import dali_pipes.cache.table
 from dali_pipes.cache.blocks import reserve
-from dali_pipes.cache.cache import Cache, Take
+from dali_pipes.cache.cache import NodeCache, Take
 from dali_pipes.cache.extents import extent_starts
 from dali_pipes.cache.files import FIRST_SLOT_BYTE, cache_root
 from dali_pipes.cache.table import NUM_SLOTS, State
@@ -51,7 +51,7 @@ def directory(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
 
 
 class Member:
-    """One loader's dealings with the cache, as `dali_pipes.cache.share.Image`; it writes and reads real bytes."""
+    """One loader's dealings with the cache, as `dali_pipes.cache.share.CacheShare`; it writes and reads real bytes."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Member:
         """All sizes in pages."""
         self.starts = extent_starts(np.array([pages] * 1 if isinstance(pages, list) else [1] * pages).ravel() * PAGE)
         self.key, self.directory = key, directory
-        self.cache = Cache(directory)
+        self.cache = NodeCache(directory)
         try:
             self.slot = self.cache.join(
                 key,
@@ -81,7 +81,7 @@ class Member:
         except BaseException:
             self.cache.close()
             raise
-        self.file = self.cache.open_image(self.slot)
+        self.file = self.cache.open_cache_file(self.slot)
         self.held: set[int] = set()
 
     def content(self, shard: int) -> bytes:
@@ -139,8 +139,8 @@ def blocks(directory: Path) -> int:
     return sum(path.stat().st_blocks * 512 for path in cache_root(directory).glob("*.image"))
 
 
-def status_of(directory: Path) -> list[dali_pipes.cache.cache.ImageStatus]:
-    cache = Cache(directory)
+def status_of(directory: Path) -> list[dali_pipes.cache.cache.CacheFileStatus]:
+    cache = NodeCache(directory)
     try:
         return cache.status()
     finally:
@@ -304,7 +304,7 @@ def test_dead_ones_make_room(directory: Path) -> None:
 
 def test_slots_are_as_many_as_said(directory: Path) -> None:
     """The 257th loader is told so; a slot that is given up is the next one's."""
-    caches = [Cache(directory) for _ in range(2)]
+    caches = [NodeCache(directory) for _ in range(2)]
     options: dict[str, Any] = {"starts": extent_starts([1]), "source": "", "group": 1, "reserved": 1, "keep": True}
     slots = [caches[0].join(KEY, cache_bytes=PAGE, **options) for _ in range(NUM_SLOTS)]
     assert sorted(slots) == list(range(NUM_SLOTS))
@@ -347,7 +347,7 @@ def test_clear_gives_back_what_nobody_holds(directory: Path) -> None:
     unused.close()
     (cache_root(directory) / "cut.table").write_bytes(b"x")
     (cache_root(directory) / "cut.image").write_bytes(b"x" * PAGE)
-    cache = Cache(directory)
+    cache = NodeCache(directory)
     assert cache.clear() == (2 * PAGE, PAGE)
     cache.close()
     assert one.read(0) == one.content(0)
@@ -401,20 +401,20 @@ def test_directory_of_somebody_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     root.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(CacheError, match=r"is not this user's own directory; .* pass another cache_dir="):
-        Cache(tmp_path)
+        NodeCache(tmp_path)
     root.unlink()
     root.touch()
     with pytest.raises(CacheError, match="is not this user's own directory"):
-        Cache(tmp_path)
+        NodeCache(tmp_path)
     root.unlink()
     if os.geteuid() == 0:
         root.mkdir()
         os.chown(root, 12345, -1)
         with pytest.raises(CacheError, match="is not this user's own directory"):
-            Cache(tmp_path)
+            NodeCache(tmp_path)
         root.rmdir()
     root.mkdir(mode=0o755)
-    Cache(tmp_path).close()
+    NodeCache(tmp_path).close()
     assert root.stat().st_mode & 0o777 == 0o700
 
 
@@ -433,7 +433,7 @@ def test_slots_of_another_version_are_not_believed(directory: Path) -> None:
     slots = cache_root(directory) / "slots"
     slots.write_bytes(b"\xee" * slots.stat().st_size)
     with pytest.raises(CacheError, match="in use by loaders of another version"):
-        Cache(directory)
+        NodeCache(directory)
     one.die()
     two = Member(directory)
     two.fill(0)
@@ -482,7 +482,7 @@ def test_threads_of_one_process_share_a_cache(directory: Path) -> None:
 
 def test_closed_cache_says_so(tmp_path: Path) -> None:
     """Also in a forked child, which has no lock."""
-    cache = Cache(tmp_path)
+    cache = NodeCache(tmp_path)
     if (child := os.fork()) == 0:
         try:
             cache.budget()
@@ -603,9 +603,9 @@ def copy_sparse(source: Path, target: Path) -> None:
 def check_sound(directory: Path) -> None:
     if not cache_root(directory).exists():
         return
-    for image in status_of(directory):
-        assert not image.pids
-        assert not image.num_held
+    for share in status_of(directory):
+        assert not share.pids
+        assert not share.num_held
     if not (cache_root(directory) / f"{KEY}.table").exists():
         assert blocks(directory) == 0
     third = Member(directory, reserved=5, allowed=5, group=9)

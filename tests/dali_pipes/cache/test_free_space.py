@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 
 import dali_pipes.cache.free_space
-from dali_pipes.cache.free_space import SHARED_MEMORY, Room, check_directory, file_system, memory_limit, parse_cgroup
+from dali_pipes.cache.free_space import (
+    SHARED_MEMORY,
+    FreeSpace,
+    check_directory,
+    file_system,
+    memory_limit,
+    parse_cgroup,
+)
 from dali_pipes.errors import CacheError
 
 UNLIMITED = 1 << 60
@@ -16,27 +23,27 @@ UNLIMITED = 1 << 60
 
 def test_shared_memory_counts_as_memory() -> None:
     """What can be written there is bounded by the file system and by what memory is left."""
-    room = Room.of(SHARED_MEMORY)
+    space = FreeSpace.of(SHARED_MEMORY)
     stat = os.statvfs(SHARED_MEMORY)
-    assert room.is_memory
-    assert 0 < room.free <= stat.f_bavail * stat.f_frsize
-    assert room.total == stat.f_blocks * stat.f_frsize
+    assert space.is_memory
+    assert 0 < space.free <= stat.f_bavail * stat.f_frsize
+    assert space.total == stat.f_blocks * stat.f_frsize
     # What a cache has there already is its own to use, and half of all that is left to others.
-    assert room.default_bytes(taken=1000) == (room.free + 1000) // 2
+    assert space.default_bytes(taken=1000) == (space.free + 1000) // 2
 
 
 def test_disk_is_not_memory(tmp_path: Path) -> None:
     """A tenth of what is free is left to others."""
     if file_system(tmp_path) == "tmpfs":
         pytest.skip("the directory for temporary files is in memory")
-    room = Room.of(tmp_path)
-    assert not room.is_memory
-    assert room.default_bytes(taken=0) == int(room.free * 0.9)
+    space = FreeSpace.of(tmp_path)
+    assert not space.is_memory
+    assert space.default_bytes(taken=0) == int(space.free * 0.9)
 
 
 def test_directory_that_is_not_there_has_no_room(tmp_path: Path) -> None:
-    room = Room.of(tmp_path / "not")
-    assert (room.free, room.total) == (0, 0)
+    space = FreeSpace.of(tmp_path / "not")
+    assert (space.free, space.total) == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +130,7 @@ def test_room_on_huge_pages_is_given_out_in_them(
     huge_page.write_text(f"{2 << 20}\n")
     monkeypatch.setattr(dali_pipes.cache.free_space, "_HUGE_PAGE", huge_page)
     monkeypatch.setattr(dali_pipes.cache.free_space, "_mount", lambda directory: ("tmpfs", options))
-    assert Room.of(tmp_path).alignment == expected
+    assert FreeSpace.of(tmp_path).alignment == expected
 
 
 @pytest.mark.parametrize(
@@ -137,5 +144,5 @@ def test_room_on_huge_pages_is_given_out_in_them(
 )
 def test_room_leaves_the_file_system_its_own_blocks(is_memory: bool, cache_bytes: int, expected: int) -> None:
     """On a disk what lists a file's pieces counts against what the cache may take."""
-    room = Room(directory=Path("/"), free=0, total=0, is_memory=is_memory)
-    assert room.for_extents(cache_bytes) == expected
+    space = FreeSpace(directory=Path("/"), free=0, total=0, is_memory=is_memory)
+    assert space.for_extents(cache_bytes) == expected

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 import dali_pipes.cache.placement
-from dali_pipes.cache.cache import Cache
+from dali_pipes.cache.cache import NodeCache
 from dali_pipes.cache.extents import extent_starts
 from dali_pipes.cache.files import cache_root
-from dali_pipes.cache.free_space import SHARED_MEMORY, Room
+from dali_pipes.cache.free_space import SHARED_MEMORY, FreeSpace
 from dali_pipes.cache.placement import Placement, default_directories, place
 from dali_pipes.errors import CacheError
 
@@ -39,22 +39,22 @@ def test_defaults_are_shared_memory_then_temporary_files() -> None:
 def test_named_directory_is_taken_and_kept(tmp_path: Path) -> None:
     """With its share of what is free, or with what is asked for."""
     found = placed(tmp_path, reserved=10, total=100)
-    assert (found.room.directory, found.keep) == (tmp_path, True)
-    assert found.cache_bytes == pytest.approx(Room.of(tmp_path).default_bytes(taken=0), rel=0.05)
+    assert (found.space.directory, found.keep) == (tmp_path, True)
+    assert found.cache_bytes == pytest.approx(FreeSpace.of(tmp_path).default_bytes(taken=0), rel=0.05)
     assert placed(tmp_path, 1000, reserved=10, total=100).cache_bytes == 1000
     # Never more than there is.
-    assert placed(tmp_path, HUGE, reserved=10, total=100).cache_bytes <= Room.of(tmp_path).total
+    assert placed(tmp_path, HUGE, reserved=10, total=100).cache_bytes <= FreeSpace.of(tmp_path).total
 
 
 def test_shared_memory_if_all_fits_else_the_disk(directories: tuple[Path, Path]) -> None:
     """A data set that fits memory is read from there; one that only the disk holds, from the disk; else as windows."""
     memory, disk = directories
-    in_memory, on_disk = (Room.of(directory).default_bytes(taken=0) for directory in directories)
+    in_memory, on_disk = (FreeSpace.of(directory).default_bytes(taken=0) for directory in directories)
     found = placed(reserved=10, total=in_memory // 2)
-    assert (found.room.directory, found.keep) == (memory, False)
+    assert (found.space.directory, found.keep) == (memory, False)
     if on_disk > 2 * in_memory:
-        assert placed(reserved=10, total=in_memory + (1 << 30)).room.directory == disk
-    assert placed(reserved=10, total=HUGE).room.directory == memory
+        assert placed(reserved=10, total=in_memory + (1 << 30)).space.directory == disk
+    assert placed(reserved=10, total=HUGE).space.directory == memory
     assert placed(None, 1000, reserved=1000, total=HUGE).cache_bytes == 1000
 
 
@@ -62,7 +62,7 @@ def test_directory_that_cannot_be_used_is_passed_over(directories: tuple[Path, P
     """Somebody has taken our name in shared memory: the disk will do; where nothing does, all reasons are told."""
     memory, disk = directories
     cache_root(memory).touch()
-    assert placed(reserved=10, total=100).room.directory == disk
+    assert placed(reserved=10, total=100).space.directory == disk
     cache_root(disk).symlink_to(memory)
     with pytest.raises(
         CacheError, match=r"take 10 bytes.*not this user's own directory.*not this user's own directory"
@@ -97,9 +97,9 @@ def test_container_with_little_shared_memory_is_told_how_to_get_more(
     """Docker's 64 MB: what to start it with."""
     memory, _ = directories
     monkeypatch.setattr(
-        dali_pipes.cache.placement.Room,
+        dali_pipes.cache.placement.FreeSpace,
         "of",
-        lambda directory: Room(directory=directory, free=64 << 20, total=64 << 20, is_memory=directory == memory),
+        lambda directory: FreeSpace(directory=directory, free=64 << 20, total=64 << 20, is_memory=directory == memory),
     )
     with pytest.raises(
         CacheError, match=r"67108864 in all, a container's default: start it with --shm-size or --ipc=host"
@@ -113,13 +113,13 @@ def test_ranks_that_start_later_take_what_the_first_has_chosen(
     """What is free has become less meanwhile, by what the others use: where and how much does not change by that."""
     memory, disk = directories
     for directory in (memory, disk):
-        cache = Cache(directory)
+        cache = NodeCache(directory)
         slot = cache.join(
             KEY, starts=extent_starts([4096]), source="", group=1, reserved=4096, cache_bytes=10 << 20, keep=False
         )
-        monkeypatch.setattr(dali_pipes.cache.placement.Room, "default_bytes", lambda self, taken: 4096)
+        monkeypatch.setattr(dali_pipes.cache.placement.FreeSpace, "default_bytes", lambda self, taken: 4096)
         found = placed(reserved=1 << 20, total=5 << 20)
-        assert (found.room.directory, found.cache_bytes) == (directory, 10 << 20)
+        assert (found.space.directory, found.cache_bytes) == (directory, 10 << 20)
         with pytest.raises(CacheError, match=r"loaders that are at work in .* share 10485760 bytes"):
             placed(directory, reserved=20 << 20, total=20 << 20)
         cache.leave(slot)
@@ -130,7 +130,7 @@ def test_ranks_that_start_later_take_what_the_first_has_chosen(
 
 def test_what_the_cache_has_already_is_its_own(tmp_path: Path) -> None:
     """A restarted job finds its shards, and is not told that the disk is full of them."""
-    cache = Cache(tmp_path)
+    cache = NodeCache(tmp_path)
     starts = extent_starts([4096])
     slot = cache.join(KEY, starts=starts, source="", group=1, reserved=4096, cache_bytes=4096, keep=True)
     assert cache.budget() == (0, 4096)
@@ -140,6 +140,6 @@ def test_what_the_cache_has_already_is_its_own(tmp_path: Path) -> None:
     cache.leave(slot)
     assert cache.budget() == (4096, None)
     cache.close()
-    free = Room.of(tmp_path)
+    free = FreeSpace.of(tmp_path)
     assert placed(tmp_path, HUGE, reserved=1, total=1).cache_bytes == pytest.approx(free.free + 4096, rel=0.05)
     assert (cache_root(tmp_path) / f"{KEY}.image").stat().st_size == 4096

@@ -14,11 +14,11 @@ import pytest
 
 import dali_pipes.cache.cache
 import dali_pipes.cache.files
-from dali_pipes.cache.cache import Cache
+from dali_pipes.cache.cache import NodeCache
 from dali_pipes.cache.files import cache_root
-from dali_pipes.cache.share import Image, image_key
+from dali_pipes.cache.share import CacheShare, cache_file_key
 from dali_pipes.cache.table import State, StateTable
-from dali_pipes.data_set.data_set import Indexed, open_image, open_stager
+from dali_pipes.data_set.data_set import Indexed, open_share, open_stager
 from dali_pipes.errors import CacheError, DataError
 from dali_pipes.formats.names import index_name
 from dali_pipes.store.urls import resolve_shards
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 PROGRAM = """
 import sys, time
 from pathlib import Path
-import dali_pipes.staging
+import dali_pipes.data_set.data_set
 from dali_pipes.fetch.local import LocalFetcher
-from dali_pipes.staging import Indexed, open_image, open_stager
+from dali_pipes.data_set.data_set import Indexed, open_share, open_stager
 from dali_pipes.store.urls import resolve_shards
 
 class HaltingFetcher(LocalFetcher):
@@ -49,15 +49,15 @@ class HaltingFetcher(LocalFetcher):
 
 dali_pipes.data_set.data_set.LocalFetcher = HaltingFetcher
 indexed = Indexed(resolve_shards(Path(sys.argv[1]), endpoint=None))
-image = open_image(indexed, reserved=None, is_windowed=False, group=1, cache_dir=Path(sys.argv[2]), cache_bytes=None)
-stager = open_stager(indexed, image, num_fetchers=2)
+share = open_share(indexed, reserved=None, is_windowed=False, group=1, cache_dir=Path(sys.argv[2]), cache_bytes=None)
+stager = open_stager(indexed, share, num_fetchers=2)
 print("open", flush=True)
 sys.stdin.readline()
 stager.need([int(shard) for shard in sys.argv[3].split(",")])
 print(stager.fetched_bytes, flush=True)
 sys.stdin.readline()
 stager.close()
-image.close()
+share.close()
 """
 
 
@@ -75,7 +75,7 @@ class Job:
     ) -> None:
         self.directory = shards
         self.indexed = Indexed(resolve_shards(shards, endpoint=None))
-        self.image = open_image(
+        self.share = open_share(
             self.indexed,
             reserved=reserved,
             is_windowed=reserved is not None,
@@ -83,7 +83,7 @@ class Job:
             cache_dir=cache_dir,
             cache_bytes=cache_bytes,
         )
-        self.stager = open_stager(self.indexed, self.image, num_fetchers=3)
+        self.stager = open_stager(self.indexed, self.share, num_fetchers=3)
         self.all = list(range(self.indexed.manifest.num_shards))
 
     def object_bytes(self, shard: int) -> int:
@@ -95,12 +95,12 @@ class Job:
         """Shard and index lie there, byte for byte."""
         for shard in shards:
             name = self.indexed.manifest.names[shard]
-            assert self.image.shard_extent(shard).read() == (self.directory / name).read_bytes()
-            assert self.image.index_extent(shard).read() == (self.directory / index_name(name)).read_bytes()
+            assert self.share.shard_extent(shard).read() == (self.directory / name).read_bytes()
+            assert self.share.index_extent(shard).read() == (self.directory / index_name(name)).read_bytes()
 
     def close(self) -> None:
         self.stager.close()
-        self.image.close()
+        self.share.close()
 
 
 @pytest.fixture(scope="module")
@@ -158,10 +158,10 @@ def test_each_shard_lies_at_its_address_with_its_index(shards: Path, cache_dir: 
     job.stager.need([6, 1, 3])
     job.check(6, 1, 3)
     assert job.stager.fetched_bytes == sum(job.object_bytes(shard) for shard in (6, 1, 3))
-    assert blocks(cache_dir) == job.image.extent_bytes[[6, 1, 3]].sum()
-    assert os.pread(job.image._file, 1 << 20, int(job.image.starts[4]))[:4096] == bytes(4096)
+    assert blocks(cache_dir) == job.share.extent_bytes[[6, 1, 3]].sum()
+    assert os.pread(job.share._file, 1 << 20, int(job.share.starts[4]))[:4096] == bytes(4096)
     job.close()
-    job.image.close()
+    job.share.close()
 
 
 def test_part_of_the_shards_shares_the_image_of_all(shards: Path, cache_dir: Path) -> None:
@@ -169,17 +169,17 @@ def test_part_of_the_shards_shares_the_image_of_all(shards: Path, cache_dir: Pat
     whole = Job(shards, cache_dir)
     whole.stager.need([5])
     part = Indexed(resolve_shards([str(shards / "s-000005.tar"), str(shards / "s-000002.tar")], endpoint=None))
-    image = open_image(part, reserved=None, is_windowed=False, group=2, cache_dir=cache_dir, cache_bytes=None)
+    share = open_share(part, reserved=None, is_windowed=False, group=2, cache_dir=cache_dir, cache_bytes=None)
     for mine, name in enumerate(part.manifest.names):
         row = whole.indexed.manifest.names.index(name)
-        assert image.starts[mine] == whole.image.starts[row]
-    taken = image.take([0, 1])
+        assert share.starts[mine] == whole.share.starts[row]
+    taken = share.take([0, 1])
     is_five = [name == "s-000005.tar" for name in part.manifest.names]
     assert [is_five[shard] for shard in taken.ready.tolist()] == [True]
     assert taken.fill is not None
     assert not is_five[taken.fill]
-    image.fail(taken.fill)
-    image.close()
+    share.fail(taken.fill)
+    share.close()
     whole.close()
 
 
@@ -227,7 +227,7 @@ def test_job_that_was_killed_is_gone_on_with(shards: Path, cache_dir: Path) -> N
     assert num_half > 0
     job = Job(shards, cache_dir)
     # The halves were punched, of more than a block each; ext4 takes one of its own for a file in more than four pieces.
-    assert blocks(cache_dir) - job.image.extent_bytes[is_ready].sum() in (0, FILE_SYSTEM_BLOCK)
+    assert blocks(cache_dir) - job.share.extent_bytes[is_ready].sum() in (0, FILE_SYSTEM_BLOCK)
     job.stager.need(job.all)
     job.check(*job.all)
     assert job.stager.fetched_bytes == sum(job.object_bytes(shard) for shard in job.all if not is_ready[shard])
@@ -265,13 +265,13 @@ def test_new_start_of_the_machine_has_bytes_checked(
     """What is whole is not fetched again; what the disk has lost is; and meanwhile it counts for nothing."""
     job = Job(shards, cache_dir)
     job.stager.need(job.all)
-    os.pwrite(job.image._file, b"lost", int(job.image.starts[2]) + 700)
-    os.pwrite(job.image._file, b"lost", job.image.index_extent(5).start + 10)
+    os.pwrite(job.share._file, b"lost", int(job.share.starts[2]) + 700)
+    os.pwrite(job.share._file, b"lost", job.share.index_extent(5).start + 10)
     job.close()
     monkeypatch.setattr(dali_pipes.cache.files, "boot_id", lambda: 4711)
     job = Job(shards, cache_dir)
-    assert not len(job.image.take([0]).ready)  # it is to be checked first
-    job.image.fail(0)
+    assert not len(job.share.take([0]).ready)  # it is to be checked first
+    job.share.fail(0)
     job.stager.need([1, 2, 3, 4, 5])
     assert job.stager.fetched_bytes == job.object_bytes(2) + job.object_bytes(5)
     job.check(1, 2, 3, 4, 5)
@@ -287,7 +287,7 @@ def test_changed_shards_never_meet_old_bytes(tmp_path: Path, cache_dir: Path) ->
         directory = write_shards(tmp_path / str(first), renamed, per_shard=2)
         jobs.append(Job(directory, cache_dir))
         jobs[-1].stager.need([0, 1])
-    keys = [image_key(job.indexed.whole) for job in jobs]
+    keys = [cache_file_key(job.indexed.whole) for job in jobs]
     assert keys[0] != keys[1]
     for job in jobs:
         assert job.stager.fetched_bytes == job.object_bytes(0) + job.object_bytes(1)
@@ -298,13 +298,13 @@ def test_changed_shards_never_meet_old_bytes(tmp_path: Path, cache_dir: Path) ->
 def test_key_is_of_all_that_lies_in_the_image(shards: Path, tmp_path: Path) -> None:
     """An index that was made anew, of the same shards, is other bytes."""
     indexed = Indexed(resolve_shards(shards, endpoint=None))
-    key = image_key(indexed.whole)
+    key = cache_file_key(indexed.whole)
     assert len(key) == 32
-    assert image_key(Indexed(resolve_shards(shards, endpoint=None)).whole) == key
+    assert cache_file_key(Indexed(resolve_shards(shards, endpoint=None)).whole) == key
     changed = indexed.whole.index_checksums.copy()
     changed[3] ^= 1
     object.__setattr__(indexed.whole, "index_checksums", changed)
-    assert image_key(indexed.whole) != key
+    assert cache_file_key(indexed.whole) != key
 
 
 def test_wrong_bytes_leave_nothing_and_can_be_mended(tmp_path: Path, cache_dir: Path) -> None:
@@ -316,8 +316,8 @@ def test_wrong_bytes_leave_nothing_and_can_be_mended(tmp_path: Path, cache_dir: 
     path.write_bytes(data[:-1] + b"x")
     with pytest.raises(DataError, match=r"s-000001.tar' has the xxhash2"):
         job.stager.need([0, 1])
-    assert job.image.extent_bytes[1] > 0
-    assert blocks(cache_dir) <= job.image.extent_bytes[0]
+    assert job.share.extent_bytes[1] > 0
+    assert blocks(cache_dir) <= job.share.extent_bytes[0]
     path.write_bytes(data)
     job.stager.need([0, 1])
     job.check(0, 1)
@@ -326,7 +326,7 @@ def test_wrong_bytes_leave_nothing_and_can_be_mended(tmp_path: Path, cache_dir: 
 
 def test_read_in_a_window_of_one_shard(shards: Path, cache_dir: Path) -> None:
     """Room for one shard at a time: each takes the place of the one before, on disk and in the table."""
-    largest = int(Job(shards, cache_dir).image.extent_bytes.max())
+    largest = int(Job(shards, cache_dir).share.extent_bytes.max())
     job = Job(shards, cache_dir / "..", reserved=largest, cache_bytes=largest)
     for shard in (*job.all, *job.all):
         job.stager.need([shard])
@@ -341,10 +341,10 @@ def test_no_room_after_all_is_an_error(shards: Path, cache_dir: Path) -> None:
     job = Job(shards, cache_dir)
     limit = os.memfd_create("image", os.MFD_ALLOW_SEALING)
     fcntl_add_seals(limit)
-    file, job.image._file = job.image._file, limit
-    with pytest.raises(CacheError, match=rf"no room for shard 'x' in '{cache_dir}': {job.image.extent_bytes[7]} bytes"):
-        job.image.reserve_blocks(7, name="x")
-    job.image._file = file
+    file, job.share._file = job.share._file, limit
+    with pytest.raises(CacheError, match=rf"no room for shard 'x' in '{cache_dir}': {job.share.extent_bytes[7]} bytes"):
+        job.share.reserve_blocks(7, name="x")
+    job.share._file = file
     os.close(limit)
     job.close()
 
@@ -362,7 +362,7 @@ def test_close_gives_all_up(shards: Path, cache_dir: Path) -> None:
     job.stager.need(job.all)
     job.close()
     job.close()
-    cache = Cache(cache_dir)
+    cache = NodeCache(cache_dir)
     (status,) = cache.status()
     assert (status.num_held, status.pids, status.num_resident) == (0, (), 8)
     assert status.source == str(shards) or str(shards) in status.source
@@ -373,20 +373,20 @@ def test_image_is_closed_if_it_cannot_be_opened(shards: Path, cache_dir: Path) -
     """No slot is kept by one that failed."""
     indexed = Indexed(resolve_shards(shards, endpoint=None))
     with pytest.raises(CacheError, match="bytes"):
-        open_image(indexed, reserved=1 << 62, is_windowed=False, group=1, cache_dir=cache_dir, cache_bytes=None)
+        open_share(indexed, reserved=1 << 62, is_windowed=False, group=1, cache_dir=cache_dir, cache_bytes=None)
     job = Job(shards, cache_dir)
     with pytest.raises(CacheError, match="promised to other loaders"):
-        Image(
+        CacheShare(
             indexed.whole,
             indexed.rows,
-            room=job.image.room,
+            space=job.share.space,
             source="",
             group=3,
-            reserved=job.image.cache_bytes,
-            cache_bytes=job.image.cache_bytes,
+            reserved=job.share.cache_bytes,
+            cache_bytes=job.share.cache_bytes,
             keep=True,
         )
     job.close()
-    cache = Cache(cache_dir)
+    cache = NodeCache(cache_dir)
     assert cache.status()[0].pids == ()
     cache.close()

@@ -13,7 +13,7 @@ import pytest
 
 import dali_pipes as dp
 from dali_pipes.cache.blocks import punch
-from dali_pipes.cache.cache import Cache
+from dali_pipes.cache.cache import NodeCache
 from dali_pipes.cache.files import cache_root
 from tests.conftest import Sample, make_samples, write_shards
 from tests.dali_pipes.kill_ranks import expected, kill_rounds, summed
@@ -156,9 +156,9 @@ def test_two_jobs_with_room_for_both_promises_and_no_more(shards: Path, samples:
     with dp.loader(
         str(shards), summed, batch_size=3, device="cpu", cache_dir=cache_dir, shuffle_window=window
     ) as loader:
-        promise = loader._image.reserved
+        promise = loader._share.reserved
     options = {"shuffle_window": window, "cache_bytes": 2 * promise, "epochs": 3}
-    Cache(cache_dir).clear()
+    NodeCache(cache_dir).clear()
     jobs = [Job(shards, cache_dir, seed=seed, **options) for seed in (1, 2)]
     try:
         assert [job.line() for job in jobs] == ["open", "open"]
@@ -194,8 +194,8 @@ def test_train_and_validation_share_a_budget(
     reserved = []
     for directory in (shards, validation):
         with dp.loader(str(directory), summed, cache_dir=cache_dir, shuffle_window=window, **options) as loader:
-            reserved.append(loader._image.reserved)
-    Cache(cache_dir).clear()
+            reserved.append(loader._share.reserved)
+    NodeCache(cache_dir).clear()
     options |= {"cache_dir": cache_dir, "cache_bytes": sum(reserved), "shuffle_window": window}
     with (
         dp.loader(str(shards), summed, **options) as train,
@@ -221,7 +221,7 @@ def test_consumed_shards_are_punched_while_the_loader_goes_on(
     with dp.loader(
         str(shards), summed, batch_size=3, seed=9, device="cpu", cache_dir=cache_dir, shuffle_window=window
     ) as loader:
-        cache = Cache(cache_dir)
+        cache = NodeCache(cache_dir)
         for _ in range(2):
             seen = []
             for (batch,) in loader:
@@ -241,7 +241,7 @@ def test_extents_are_read_at_their_place(shards: Path, samples: list[Sample], ca
     """The test of the tests: a shard punched behind the cache's back is noticed."""
     with dp.loader(str(shards), summed, batch_size=3, shuffle=False, device="cpu", cache_dir=cache_dir) as loader:
         loader._stager.need(list(range(20)))
-        extent = loader._image.shard_extent(7)
+        extent = loader._share.shard_extent(7)
         punch(extent.file, extent.start, extent.size)
         rows = [
             {name: values.reshape(len(values), -1)[row, 0].item() for name, values in batch.items()}

@@ -166,8 +166,8 @@ def test_pages_are_reserved_before_they_are_written(shared_memory: Path) -> None
 def test_new_start_of_the_machine_believes_nothing(tmp_path: Path) -> None:
     """Ready becomes unchecked; what was half filled or half dropped goes, and so do bytes that no state speaks of."""
     table = StateTable(tmp_path / "t", starts=STARTS)
-    image = os.open(tmp_path / "image", os.O_RDWR | os.O_CREAT)
-    os.pwrite(image, b"x" * int(STARTS[-1]), 0)
+    share = os.open(tmp_path / "image", os.O_RDWR | os.O_CREAT)
+    os.pwrite(share, b"x" * int(STARTS[-1]), 0)
     table.open_row(0)
     make_ready(table, 0, 1, 4)
     with table.changing():
@@ -175,17 +175,17 @@ def test_new_start_of_the_machine_believes_nothing(tmp_path: Path) -> None:
         table.drop([4], 0)
     # As after a loss of power: a page of columns that is older than the states.
     table._header["num_resident"] = 1
-    table.greet(boot_id(), image=image)
+    table.greet(boot_id(), file=share)
     assert table.state.tolist() == [2, 2, 0, 1, 3, 0]  # the same start: as it was
-    table.greet(boot_id() ^ 1, image=image)
+    table.greet(boot_id() ^ 1, file=share)
     assert table.state.tolist() == [State.UNCHECKED, State.UNCHECKED, *[State.EMPTY] * 4]
     assert not table.holds[0].any()
     assert (table.owner == -1).all()
     check_derived(table)
-    data = os.pread(image, int(STARTS[-1]), 0)
+    data = os.pread(share, int(STARTS[-1]), 0)
     assert data == b"x" * int(STARTS[2]) + bytes(int(STARTS[-1] - STARTS[2]))
-    assert os.fstat(image).st_blocks * 512 == STARTS[2]
-    os.close(image)
+    assert os.fstat(share).st_blocks * 512 == STARTS[2]
+    os.close(share)
 
 
 def test_file_of_another_kind_is_refused(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import dali_pipes as dp
 from dali_pipes.cli import main
 from dali_pipes.commands.tune import HW_DECODER_LOADS, search
 from dali_pipes.errors import DataError
-from dali_pipes.graph.decode import DecodeHalf
+from dali_pipes.graph.decode import DecodePipeline
 from dali_pipes.tuning import TUNING_VARIABLE, Machine, Settings, Tuning, choose_settings
 
 HERE = Machine.here(None)
@@ -197,7 +197,7 @@ def test_a_decode_half_for_a_gpu_is_defined_without_one(small_shards: Path) -> N
     """As it is made there: decoders are mixed and have the share. Only running it wants the driver."""
     with dp.loader(small_shards, dp.segmentation(crop=24), batch_size=6, device="cpu", show_progress=False) as loader:
         next(loader)  # the first shard is there, from which arrays' kinds are learnt
-        half = DecodeHalf(
+        half = DecodePipeline(
             dp.segmentation(crop=24),
             samples=loader._samples,
             batch_size=6,
@@ -219,7 +219,7 @@ def test_share_of_the_engines_out_of_range_is_refused(small_shards: Path) -> Non
         dp.loader(small_shards, dp.segmentation(crop=24), batch_size=6, device="cpu", show_progress=False) as loader,
         pytest.raises(ValueError, match=r"hw_decoder_load must be in \[0, 1\], got -0.1"),
     ):
-        DecodeHalf(
+        DecodePipeline(
             dp.segmentation(crop=24),
             samples=loader._samples,
             batch_size=6,

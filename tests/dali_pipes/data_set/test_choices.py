@@ -75,7 +75,7 @@ def test_oversample_by_class(small_shards: Path) -> None:
 
 
 def test_fixed_length_epochs_go_on_where_the_last_stopped(small_shards: Path) -> None:
-    """Five epochs of ten over 23 samples: every lap has each once, whatever the epochs' borders."""
+    """Five epochs of ten over 23 samples: every pass has each once, whatever the epochs' borders."""
     with open_loader(small_shards, epoch_samples=10, batch_size=5) as loader:
         assert (loader.num_samples, len(loader)) == (10, 2)
         read = [key for _ in range(5) for key in keys_of(loader)]
@@ -167,8 +167,8 @@ def test_mixture_with_weights(small_shards: Path, other_shards: Path, world_size
         num_small = sum(num for key, num in read.items() if key[0] == "s")
         assert (num_small, sum(read.values())) == (23, 69)
         assert len(read) == 30
-        laps = [read[f"o{i}"] for i in range(7)]
-        assert max(laps) - min(laps) <= 1
+        passes = [read[f"o{i}"] for i in range(7)]
+        assert max(passes) - min(passes) <= 1
     for loader in loaders:
         loader.close()
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dali_pipes.data_set.data_set import Indexed, fetcher_of, open_image, open_stager
+from dali_pipes.data_set.data_set import Indexed, fetcher_of, open_share, open_stager
 from dali_pipes.errors import CacheError, DataError
 from dali_pipes.fetch.stager import Wanted
 from dali_pipes.formats.names import columns_name, index_name
@@ -24,15 +24,15 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def stage(indexed: Indexed, cache_dir: Path) -> list[tuple[bytes, bytes]]:
     """Shard and index bytes as they lie in the image."""
-    image = open_image(indexed, reserved=None, is_windowed=False, group=1, cache_dir=cache_dir, cache_bytes=None)
-    stager = open_stager(indexed, image, num_fetchers=2)
+    share = open_share(indexed, reserved=None, is_windowed=False, group=1, cache_dir=cache_dir, cache_bytes=None)
+    stager = open_stager(indexed, share, num_fetchers=2)
     try:
         numbers = range(indexed.manifest.num_shards)
         stager.need(numbers)
-        return [(image.shard_extent(n).read(), image.index_extent(n).read()) for n in numbers]
+        return [(share.shard_extent(n).read(), share.index_extent(n).read()) for n in numbers]
     finally:
         stager.close()
-        image.close()
+        share.close()
 
 
 def test_a_part_of_the_indexed_shards_lies_in_the_image_of_all(shards: Path, tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_image_without_room_is_refused(shards: Path, tmp_path: Path) -> None:
     indexed = Indexed(resolve_shards(shards, endpoint=None))
     total = int(indexed.extent_bytes.sum())
     with pytest.raises(CacheError, match=f"the shards take {total} bytes"):
-        open_image(indexed, reserved=total, is_windowed=False, group=1, cache_dir=tmp_path, cache_bytes=total - 1)
+        open_share(indexed, reserved=total, is_windowed=False, group=1, cache_dir=tmp_path, cache_bytes=total - 1)
 
 
 def test_symbolic_link_as_a_shard_is_its_target_at_the_time(shards: Path, tmp_path: Path) -> None:
@@ -140,17 +140,17 @@ def test_symbolic_link_as_a_shard_is_its_target_at_the_time(shards: Path, tmp_pa
 def test_fetcher_of_a_directory_stops(shards: Path, tmp_path: Path) -> None:
     """Told to stop, it says that the object is not there."""
     indexed = Indexed(resolve_shards(shards, endpoint=None))
-    image = open_image(indexed, reserved=None, is_windowed=False, group=1, cache_dir=tmp_path, cache_bytes=None)
+    share = open_share(indexed, reserved=None, is_windowed=False, group=1, cache_dir=tmp_path, cache_bytes=None)
     try:
-        image.take([0])
+        share.take([0])
         checksum = int(indexed.manifest.checksums[0])
         fetcher = fetcher_of(indexed.shards.store)
-        name, extent = indexed.manifest.names[0], image.shard_extent(0)
+        name, extent = indexed.manifest.names[0], share.shard_extent(0)
         assert not fetcher.fetch([Wanted(name, extent, checksum)], stopped=lambda: True)
         assert fetcher.fetch([Wanted(name, extent, checksum)], stopped=lambda: False)
         assert extent.checksum() == checksum
     finally:
-        image.close()
+        share.close()
 
 
 def test_staging_needs_neither_dali_nor_torch(shards: Path, tmp_path: Path) -> None:

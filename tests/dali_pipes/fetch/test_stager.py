@@ -15,8 +15,8 @@ import pytest
 from dali_pipes.cache.cache import Take
 from dali_pipes.cache.extents import extent_starts
 from dali_pipes.cache.files import cache_root
-from dali_pipes.cache.free_space import Room
-from dali_pipes.cache.share import Image
+from dali_pipes.cache.free_space import FreeSpace
+from dali_pipes.cache.share import CacheShare
 from dali_pipes.data_set.data_set import Indexed
 from dali_pipes.errors import CacheError, StoreError
 from dali_pipes.fetch.local import LocalFetcher
@@ -76,10 +76,10 @@ class Job:
         self.indexed = Indexed(resolve_shards(shards, endpoint=None))
         self.names = list(self.indexed.manifest.names)
         self.store = Store(shards)
-        self.image = Image(
+        self.share = CacheShare(
             self.indexed.whole,
             self.indexed.rows,
-            room=Room.of(cache_dir),
+            space=FreeSpace.of(cache_dir),
             source=str(shards),
             group=1,
             reserved=int(np.sort(self.indexed.extent_bytes)[::-1][:num_shards].sum()),
@@ -87,7 +87,7 @@ class Job:
             keep=True,
         )
         self.stager = Stager(
-            self.image,
+            self.share,
             self.indexed.manifest,
             open_fetcher=self.store.open,
             locate=lambda name: f"store/{name}",
@@ -106,8 +106,8 @@ class Job:
     def check(self, *shards: int) -> None:
         for shard in shards:
             name = self.names[shard]
-            assert self.image.shard_extent(shard).read() == (self.store.directory / name).read_bytes()
-            assert self.image.index_extent(shard).read() == (self.store.directory / index_name(name)).read_bytes()
+            assert self.share.shard_extent(shard).read() == (self.store.directory / name).read_bytes()
+            assert self.share.index_extent(shard).read() == (self.store.directory / index_name(name)).read_bytes()
 
     def check_nothing_is_held(self) -> None:
         """Neither by this loader's own account nor by the table that all loaders share."""
@@ -116,12 +116,12 @@ class Job:
         assert not any((stager._needs, stager._ahead, stager._lacking, stager._coming, stager._filling))
         assert not any((stager._urgent, stager._yielding))
         assert stager._held_bytes == stager._ahead_bytes == stager._lacking_bytes == 0
-        (status,) = self.image._cache.status()
+        (status,) = self.share._cache.status()
         assert status.num_held == 0
 
     def close(self) -> None:
         self.stager.close()
-        self.image.close()
+        self.share.close()
 
 
 @pytest.fixture(scope="module")
@@ -291,7 +291,7 @@ def test_threads_are_as_many_as_there_is_work_for(open_job: Callable[..., Job]) 
     job.check_nothing_is_held()
 
 
-class CountingImage(Image):
+class CountingImage(CacheShare):
     """Counts what the cache is asked for."""
 
     num_asked = 0
@@ -325,35 +325,35 @@ def test_work_per_shard_does_not_grow_with_the_window(tmp_path: Path, how: str) 
         index_checksums=column.astype(np.uint64),
     )
     total = int(extent_starts(column, column)[-1])
-    image = CountingImage(
+    share = CountingImage(
         manifest,
         np.arange(num_shards),
-        room=Room.of(tmp_path),
+        space=FreeSpace.of(tmp_path),
         source="",
         group=1,
         reserved=total,
         cache_bytes=total,
         keep=False,
     )
-    stager = Stager(image, manifest, open_fetcher=Nothing, locate=str)
-    image.reserve_blocks = lambda shard, *, name: None  # type: ignore[method-assign]
-    image.room = Room(directory=tmp_path, free=total, total=total, is_memory=True)  # nothing to sync
+    stager = Stager(share, manifest, open_fetcher=Nothing, locate=str)
+    share.reserve_blocks = lambda shard, *, name: None  # type: ignore[method-assign]
+    share.space = FreeSpace(directory=tmp_path, free=total, total=total, is_memory=True)  # nothing to sync
     everything = list(range(num_shards))
     try:
         if how == "stage":
             stager.stage(everything)
         stager.need(everything)
         # Both ask for all when they begin.
-        assert image.num_asked <= num_shards * NUM_ASKED + 3 * num_shards
+        assert share.num_asked <= num_shards * NUM_ASKED + 3 * num_shards
         stager.done(everything)
         if how == "stage":
             stager.unstage(everything)
-        image.num_asked = 0
+        share.num_asked = 0
         stager.need(everything)
-        assert image.num_asked == num_shards
+        assert share.num_asked == num_shards
     finally:
         stager.close()
-        image.close()
+        share.close()
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------

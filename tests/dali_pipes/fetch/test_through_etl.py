@@ -16,14 +16,14 @@ import pytest
 import torch
 
 import dali_pipes as dp
-from dali_pipes.cache.share import image_key
+from dali_pipes.cache.share import cache_file_key
 from dali_pipes.cli import main
 from dali_pipes.data_set.data_set import Indexed, fetcher_of
 from dali_pipes.data_set.indexing import find_manifest, index_in_memory
 from dali_pipes.data_set.mixture import MixtureFetcher, join_manifests
 from dali_pipes.errors import DataError, PipesError, StoreError
 from dali_pipes.fetch import through_etl as transformed
-from dali_pipes.fetch.connection_pool import Connection
+from dali_pipes.fetch.connection_pool import ClusterAccess
 from dali_pipes.fetch.objects import RetryPolicy
 from dali_pipes.fetch.stager import Wanted
 from dali_pipes.fetch.through_etl import TransformedFetcher
@@ -171,7 +171,7 @@ def test_stored_and_transformed_shards_never_share_an_image(bucket: AisStore, tm
     assert stored is not None
     assert np.array_equal(stored.checksums, through.checksums)
     assert stored.digest != through.digest
-    assert image_key(stored) != image_key(through)
+    assert cache_file_key(stored) != cache_file_key(through)
     with (
         open_loader(bucket, labels, etl="as-told", cache_dir=tmp_path) as one,
         open_loader(bucket, labels, cache_dir=tmp_path) as other,
@@ -347,7 +347,7 @@ def fetch_first(store: AisStore, made: Manifest, *, etl: str, **retry: int) -> N
     """Fetch the first shard, and expect what the manifest says."""
     place = Place(int(made.shard_bytes[0]))
     fetcher = TransformedFetcher(
-        Connection(endpoint=store.endpoint),
+        ClusterAccess(endpoint=store.endpoint),
         TransformedStore(store, etl),
         retry=RetryPolicy(base_s=0.005, cap_s=0.02, **retry),
     )
@@ -376,7 +376,7 @@ def through(bodies: list[bytes], *, lengths: bool = False, size: int = len(DATA)
     with answering(act) as server:
         store = TransformedStore(AisStore(server.endpoint, "b"), "some-etl")
         fetcher = TransformedFetcher(
-            Connection(endpoint=server.endpoint), store, retry=RetryPolicy(base_s=0.005, cap_s=0.02)
+            ClusterAccess(endpoint=server.endpoint), store, retry=RetryPolicy(base_s=0.005, cap_s=0.02)
         )
         with contextlib.closing(fetcher):
             # As many connections as it may have: there are no ranges for them.
@@ -493,7 +493,7 @@ def test_what_a_cluster_says_of_its_etls(status: int, text: str, error: type[Pip
     """One that lists them to administrators only is not asked again: a training job may still read through them."""
 
     def act(exchange: Exchange) -> None:
-        exchange.say(status, json.dumps({"message": text, "status": status}).encode(), Connection="close")
+        exchange.say(status, json.dumps({"message": text, "status": status}).encode(), ClusterAccess="close")
 
     with answering(act) as server:
         store = AisStore(server.endpoint, "b")

@@ -10,7 +10,7 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from dali_pipes.order.mixing import BLOCK_POSITIONS, Mix, mixed_length, split_by_weight
-from dali_pipes.order.passes import NUM_LAPS_KEPT
+from dali_pipes.order.passes import NUM_PASSES_KEPT
 from dali_pipes.order.plan import (
     OrderInputs,
     Plan,
@@ -297,11 +297,11 @@ class Mixed:
             selection=self.selection(),
         )
 
-    def copies(self, lap: int) -> np.ndarray:
-        """What each sample has in a lap, counted in its own data set."""
+    def copies(self, pass_: int) -> np.ndarray:
+        """What each sample has in a pass, counted in its own data set."""
         selection, parts = self.selection(), []
         for start, stop in itertools.pairwise([0, *self.set_stops]):
-            copies = selection.part(start, stop).copies(self.order.seed, lap)
+            copies = selection.part(start, stop).copies(self.order.seed, pass_)
             if copies is None:
                 copies = np.ones(stop - start, np.uint16)
                 excluded = selection.excluded
@@ -412,7 +412,7 @@ def test_steps_cut_one_order_whatever_the_batch_and_wherever_they_start(
 @settings(max_examples=100, deadline=None)
 @given(mixed(), st.integers(1, 60))
 def test_occurrences_tell_repeats_apart(case: Mixed, batch_size: int) -> None:
-    """However often an epoch has a sample, by factor, lap, wrap or `FILL`: another number each time."""
+    """However often an epoch has a sample, by factor, pass, wrap or `FILL`: another number each time."""
     plan = case.plan()
     steps = plan.steps(batch_size=batch_size * case.order.num_slices, last_batch_policy="FILL")
     seen = [pair for step in steps for pair in zip(step.ordinals.tolist(), step.occurrences.tolist(), strict=True)]
@@ -455,17 +455,17 @@ def test_weights_give_exact_shares_and_every_sample(case: Mixed) -> None:
 @settings(max_examples=100, deadline=None)
 @given(mixed(num_slices=1), st.integers(1, 30))
 def test_epochs_of_a_fixed_length_are_laps_one_after_the_other(case: Mixed, epoch_samples: int) -> None:
-    """Every data set has all of a lap before any of the next, wherever epochs end: each sample as often as it must."""
+    """Every data set has all of a pass before any of the next, wherever epochs end: each sample as often as it must."""
     plans = [plan_or_reject(case, epoch=epoch, epoch_samples=epoch_samples) for epoch in range(6)]
     stream = np.concatenate([rows_of(plan)[0][:, 0] for plan in plans])
     sets = np.searchsorted(case.set_stops, stream, side="right")
     starts = [0, *case.set_stops]
     for number, (start, stop) in enumerate(itertools.pairwise(starts)):
         read = stream[sets == number]
-        per_lap = case.selection().part(start, stop).num_per_lap
-        for lap in range(len(read) // per_lap):
-            counts = np.bincount(read[lap * per_lap : (lap + 1) * per_lap] - start, minlength=stop - start)
-            assert counts.tolist() == case.copies(lap)[start:stop].tolist()
+        per_lap = case.selection().part(start, stop).num_per_pass
+        for pass_ in range(len(read) // per_lap):
+            counts = np.bincount(read[pass_ * per_lap : (pass_ + 1) * per_lap] - start, minlength=stop - start)
+            assert counts.tolist() == case.copies(pass_)[start:stop].tolist()
 
 
 def test_ten_epochs_of_a_tenth_are_the_laps_of_a_plain_order() -> None:
@@ -473,21 +473,21 @@ def test_ten_epochs_of_a_tenth_are_the_laps_of_a_plain_order() -> None:
     samples = [7, 3, 6, 4, 10]
     for options in ({}, {"shuffle_window": 80, "ramp_up": True}, {"shuffle": False}):
         tenths = [order_of(plan_of(samples, seed=3, epoch=epoch, epoch_samples=3, **options)) for epoch in range(20)]
-        for lap in range(2):
-            plain = order_of(plan_of(samples, seed=3, epoch=lap, **options))
-            assert list(itertools.chain(*tenths[10 * lap : 10 * lap + 10])) == plain
+        for pass_ in range(2):
+            plain = order_of(plan_of(samples, seed=3, epoch=pass_, **options))
+            assert list(itertools.chain(*tenths[10 * pass_ : 10 * pass_ + 10])) == plain
 
 
 def test_fixed_length_with_slices_goes_on_where_the_last_epoch_stopped() -> None:
-    """Two slices of uneven shards: each epoch begins where the one before ended, in laps that wrap as an epoch does."""
+    """Two slices of uneven shards: each epoch begins where the one before ended, in passes that wrap as an epoch does."""
     samples = [5, 3, 6, 2, 9]
     options = {"seed": 3, "num_slices": 2, "shuffle_window": 60}
     rows = np.concatenate(
         [rows_of(plan_of(samples, epoch=epoch, epoch_samples=10, **options))[0] for epoch in range(9)]
     )
-    laps = np.concatenate([rows_of(plan_of(samples, epoch=lap, **options))[0] for lap in range(4)])
+    passes = np.concatenate([rows_of(plan_of(samples, epoch=pass_, **options))[0] for pass_ in range(4)])
     assert len(rows) == 45
-    assert np.array_equal(rows, laps[: len(rows)])
+    assert np.array_equal(rows, passes[: len(rows)])
 
 
 def test_one_data_set_of_several_alike_is_the_plain_order() -> None:
@@ -540,11 +540,11 @@ def test_what_is_staged_covers_every_step_and_fits_the_promise(
     needed = plan.bytes_at_a_time(case.extents, read, global_batch_size=batch_size * world_size)
     num_sets = len(case.set_samples)
     sets = np.searchsorted(case.set_stops, rows_of(plan)[0][:, 0], side="right")
-    windows = {strand: dict(plan.windows_ahead(strand, start=start)) for strand in read}
+    windows = {lane: dict(plan.windows_ahead(lane, start=start)) for lane in read}
     done = plan.finished_at(start)
-    for strand, numbers in windows.items():
-        first = min(numbers, default=done[strand])
-        assert first == done[strand]
+    for lane, numbers in windows.items():
+        first = min(numbers, default=done[lane])
+        assert first == done[lane]
         assert list(numbers) == list(range(first, first + len(numbers)))
     whole = batch_size * world_size
     for number, step in enumerate(
@@ -554,15 +554,13 @@ def test_what_is_staged_covers_every_step_and_fits_the_promise(
         if start + (number + 1) * whole <= plan.num_samples:  # a short step is dealt to ranks of other slices, too
             held = []
             first_row = (start + number * whole) // num_slices
-            for strand in read:
-                rows = first_row + np.flatnonzero(
-                    sets[first_row : first_row + whole // num_slices] == strand % num_sets
-                )
+            for lane in read:
+                rows = first_row + np.flatnonzero(sets[first_row : first_row + whole // num_slices] == lane % num_sets)
                 # From the first window that is not given up to the one that is read last: two, if fewer are read.
-                last = done[strand] + 1
+                last = done[lane] + 1
                 if len(rows):
-                    last = max(last, plan.finished_at(int(rows[-1]) * num_slices)[strand])
-                held += [windows[strand][n] for n in range(done[strand], last + 1) if n in windows[strand]]
+                    last = max(last, plan.finished_at(int(rows[-1]) * num_slices)[lane])
+                held += [windows[lane][n] for n in range(done[lane], last + 1) if n in windows[lane]]
             resident = np.unique(np.concatenate(held)) if held else np.empty(0, np.int64)
             assert set(plan.shard_of(step.ordinals).tolist()) <= set(resident.tolist())
             assert case.extents[resident].sum() <= needed
@@ -587,11 +585,11 @@ def test_what_is_reserved_holds_two_windows_of_every_strand(case: Mixed) -> None
     assert reserved <= case.extents.sum()
     for epoch in range(3):
         plan = case.plan(epoch=epoch)
-        strands = plan.slices_of(batch_size=order.num_slices)
-        assert strands == list(range(plan.num_sets * order.num_slices))
+        lanes = plan.slices_of(batch_size=order.num_slices)
+        assert lanes == list(range(plan.num_sets * order.num_slices))
         pairs = []
-        for strand in strands:
-            windows = [shards for _, shards in plan.windows_ahead(strand)]
+        for lane in lanes:
+            windows = [shards for _, shards in plan.windows_ahead(lane)]
             held = [np.unique(np.concatenate(pair)) for pair in itertools.pairwise(windows)] or windows
             pairs.append(max(held, key=lambda shards: case.extents[shards].sum()))
         assert case.extents[np.unique(np.concatenate(pairs))].sum() <= reserved
@@ -705,7 +703,7 @@ def test_mix_of_a_trillion_samples_costs_a_block() -> None:
 
 
 def test_many_laps_keep_few_in_memory() -> None:
-    """A small data set of which an epoch has a thousand laps: only those that are read are kept."""
+    """A small data set of which an epoch has a thousand passes: only those that are read are kept."""
     samples = np.array([1000, 1, 2])
     plan = Plan(
         shard_bytes=samples,
@@ -717,7 +715,7 @@ def test_many_laps_keep_few_in_memory() -> None:
     counts = np.bincount(rows_of(plan)[0][:, 0], minlength=1003)
     assert counts[:1000].tolist() == [1] * 1000
     assert counts[1000:].tolist() == [1000] * 3
-    assert len(plan._stretches[1].laps._laps) <= NUM_LAPS_KEPT
+    assert len(plan._spans[1].passes._passes) <= NUM_PASSES_KEPT
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Which samples, and how often: exact counts a class, another draw each lap, a digest of what was chosen."""
+"""Which samples, and how often: exact counts a class, another draw each pass, a digest of what was chosen."""
 
 import tracemalloc
 
@@ -12,8 +12,8 @@ from dali_pipes.order.selection import NO_SELECTION_DIGEST, Selection
 LABELS = np.array([3, 3, 3, 3, 8, 8, 8, 5, 5, 5])
 
 
-def counts_of(selection: Selection, labels: np.ndarray, *, seed: int = 0, lap: int = 0) -> dict[int, int]:
-    copies = selection.copies(seed, lap)
+def counts_of(selection: Selection, labels: np.ndarray, *, seed: int = 0, pass_: int = 0) -> dict[int, int]:
+    copies = selection.copies(seed, pass_)
     assert copies is not None
     return {int(label): int(copies[labels == label].sum()) for label in np.unique(labels)}
 
@@ -34,32 +34,32 @@ def counts_of(selection: Selection, labels: np.ndarray, *, seed: int = 0, lap: i
     ],
 )
 def test_a_class_has_exactly_its_share(factor: float, expected: int) -> None:
-    """Four samples of class 3: round(4 * factor) a lap, shared out evenly; the other classes as they were."""
+    """Four samples of class 3: round(4 * factor) a pass, shared out evenly; the other classes as they were."""
     selection = Selection(10, labels=LABELS, oversample={3: factor})
-    for lap in range(3):
-        copies = selection.copies(1, lap)
+    for pass_ in range(3):
+        copies = selection.copies(1, pass_)
         if factor == 1:
             assert copies is None
             continue
-        assert counts_of(selection, LABELS, seed=1, lap=lap) == {3: expected, 5: 3, 8: 3}
+        assert counts_of(selection, LABELS, seed=1, pass_=pass_) == {3: expected, 5: 3, 8: 3}
         assert copies is not None
         assert copies[:4].max() - copies[:4].min() <= 1
-    assert selection.num_per_lap == expected + 6
+    assert selection.num_per_pass == expected + 6
 
 
 def test_every_lap_draws_others_and_the_same_again() -> None:
-    """Half of a class: another half each lap, each sample in about half of the laps; the same lap is the same."""
+    """Half of a class: another half each pass, each sample in about half of the passes; the same pass is the same."""
     labels = np.repeat(np.array([0, 1]), 100)
     selection = Selection(200, labels=labels, oversample={0: 0.5})
-    laps = np.array([selection.copies(7, lap) for lap in range(40)])
-    assert laps[:, :100].sum(axis=1).tolist() == [50] * 40
-    assert (laps[:, 100:] == 1).all()
-    assert len({lap.tobytes() for lap in laps}) == 40
-    drawn = laps[:, :100].sum(axis=0)
+    passes = np.array([selection.copies(7, pass_) for pass_ in range(40)])
+    assert passes[:, :100].sum(axis=1).tolist() == [50] * 40
+    assert (passes[:, 100:] == 1).all()
+    assert len({pass_.tobytes() for pass_ in passes}) == 40
+    drawn = passes[:, :100].sum(axis=0)
     assert 5 < drawn.min() <= drawn.max() < 35  # 20 expected, standard deviation 3.2
     again = Selection(200, labels=labels, oversample={0: 0.5}).copies(7, 11)
-    assert np.array_equal(again, laps[11])
-    assert not np.array_equal(selection.copies(8, 11), laps[11])
+    assert np.array_equal(again, passes[11])
+    assert not np.array_equal(selection.copies(8, 11), passes[11])
 
 
 @settings(max_examples=200, deadline=None)
@@ -71,7 +71,7 @@ def test_every_lap_draws_others_and_the_same_again() -> None:
     st.integers(0, 60),
 )
 def test_counts_follow_factors_in_the_whole_and_in_parts(
-    values: list[int], factors: dict[int, float], excluded: set[int], lap: int, cut: int
+    values: list[int], factors: dict[int, float], excluded: set[int], pass_: int, cut: int
 ) -> None:
     """What is excluded never comes; each class of the rest gives round(n * f), counted in each part apart."""
     labels = np.array(values)
@@ -92,20 +92,20 @@ def test_counts_follow_factors_in_the_whole_and_in_parts(
             Selection(total, excluded=sorted(excluded), labels=labels, oversample=factors)
         return
     selection = Selection(total, excluded=sorted(excluded), labels=labels, oversample=factors)
-    copies = selection.copies(3, lap)
+    copies = selection.copies(3, pass_)
     copies = np.ones(total, np.int64) if copies is None else copies
     assert not copies[~is_kept].any()
     for label in set(values):
         num = int((is_kept & (labels == label)).sum())
         assert copies[labels == label].sum() == round(num * factors.get(label, 1))
-    assert selection.num_per_lap == copies.sum() == wanted(0, total)
+    assert selection.num_per_pass == copies.sum() == wanted(0, total)
     assert copies.max() <= selection.part(0, total).max_copies
     for start, stop in ((0, cut), (cut, total)):
         part = selection.part(start, stop)
-        assert part.num_per_lap == wanted(start, stop)
-        drawn = part.copies(3, lap)
+        assert part.num_per_pass == wanted(start, stop)
+        drawn = part.copies(3, pass_)
         if drawn is not None:
-            assert drawn.sum() == part.num_per_lap
+            assert drawn.sum() == part.num_per_pass
             assert not drawn[~is_kept[start:stop]].any()
             assert part.min_copies is not None
             assert (drawn >= part.min_copies).all()
@@ -184,7 +184,7 @@ def test_leaving_out_costs_what_is_left_out() -> None:
     """Of a billion samples, a thousand excluded: memory for a thousand, not for a billion."""
     tracemalloc.start()
     selection = Selection(10**9, excluded=np.arange(1000) * 999_983)
-    assert selection.num_per_lap == 10**9 - 1000
+    assert selection.num_per_pass == 10**9 - 1000
     assert len(selection.digest) == 64
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()

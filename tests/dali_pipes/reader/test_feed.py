@@ -63,7 +63,7 @@ def check_nothing_is_held(loader: dp.Loader) -> None:
     stager = loader._stager
     until(lambda: not (stager._held or stager._filling or stager._asking))
     assert not any((stager._needs, stager._ahead, stager._lacking, stager._coming))
-    (status,) = loader._image._cache.status()
+    (status,) = loader._share._cache.status()
     assert status.num_held == 0
     assert not loader._samples._tables
 
@@ -253,18 +253,18 @@ def test_read_shards_can_be_punched_at_once(
     open_loader: Callable[..., dp.Loader], samples: list[Sample], tmp_path: Path
 ) -> None:
     """What is read is nobody's: cleared from the cache while the epoch goes on, which does not notice."""
-    from dali_pipes.cache.cache import Cache
+    from dali_pipes.cache.cache import NodeCache
 
     loader = open_loader(cache_bytes=160_000)
     count: Counter[int] = Counter()
     freed = 0
     for (batch,) in loader:
         count.update(check_rows(batch, samples))
-        with contextlib.closing(Cache(tmp_path)) as cache:
+        with contextlib.closing(NodeCache(tmp_path)) as cache:
             freed += cache.clear()[0]
     assert count == Counter(range(NUM_SAMPLES))
     # All but what was still ahead at the end: the next epoch's.
-    assert freed >= int(loader._image.extent_bytes.sum()) // 2
+    assert freed >= int(loader._share.extent_bytes.sum()) // 2
     assert sum(path.stat().st_blocks for path in cache_root(tmp_path).glob("*.image")) * 512 <= 160_000
 
 
@@ -377,6 +377,6 @@ def test_a_rank_that_breaks_off_holds_only_its_windows(
         stager = loader._stager
         until(lambda stager=stager: not stager._filling)
         held.append(stager._held_bytes)
-    assert max(held) <= loader._image.reserved
+    assert max(held) <= loader._share.reserved
     assert np.ptp([len(loader._stager._needs) for _ in held]) == 0
     assert sys.getrefcount(loader) < 10
