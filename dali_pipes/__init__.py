@@ -29,21 +29,21 @@ if TYPE_CHECKING:
 # Resolved when first used: DALI and torch take seconds to import, and the command line must answer at once.
 _HOMES = {
     "CacheError": "errors",
-    "Components": "graph.seam",
+    "Components": "graph.inputs",
     "DataError": "errors",
     "DecodeError": "errors",
     "IMAGENET_MEAN": "graph.pipelines",
     "IMAGENET_STD": "graph.pipelines",
     "Loader": "iterator",
-    "Mixture": "mixture",
+    "Mixture": "data_set.mixture",
     "PipesError": "errors",
-    "Random": "graph.seam",
+    "Random": "graph.inputs",
     "StateError": "order.state",
     "StoreError": "errors",
     "WorkerProcessError": "errors",
     "classification_eval": "graph.pipelines",
     "classification_train": "graph.pipelines",
-    "loader": "opening",
+    "loader": "open_loader",
     "segmentation": "graph.pipelines",
 }
 

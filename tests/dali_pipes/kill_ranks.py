@@ -25,7 +25,7 @@ from nvidia.dali import fn, types
 
 import dali_pipes as dp
 import dali_pipes.data_set.data_set
-from dali_pipes.cache.cache import Cache
+from dali_pipes.cache.cache import NodeCache
 from dali_pipes.cache.files import cache_root
 from dali_pipes.cache.table import State, StateTable
 from dali_pipes.fetch.local import LocalFetcher
@@ -192,7 +192,7 @@ class Ranks:
         """
         process = self.processes[rank]
         assert process.pid is not None
-        cache = Cache(self.cache_dir)
+        cache = NodeCache(self.cache_dir)
         os.kill(process.pid, signal.SIGSTOP)
         while Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
             time.sleep(0.001)
@@ -279,7 +279,7 @@ def kill_rounds(work: Path, cache_dir: Path, *, rounds: int, seed: int) -> Count
             ranks.wait_for_progress(counts)
         ranks.stop(counts)
         # Nobody is there now: nothing is left half filled, and the blocks are those of whole shards.
-        cache = Cache(cache_dir)
+        cache = NodeCache(cache_dir)
         (status,) = cache.status()
         cache.close()
         if status.num_held or status.pids or ranks.peak() != status.resident_bytes:

@@ -27,7 +27,8 @@ import xxhash
 from dali_pipes.cache.extents import Extent
 from dali_pipes.errors import DataError, PipesError, StoreError
 from dali_pipes.fetch import objects as transport
-from dali_pipes.fetch.objects import Connection, ObjectFetcher, RetryPolicy, is_token_for
+from dali_pipes.fetch.connection_pool import ClusterAccess
+from dali_pipes.fetch.objects import ObjectFetcher, RetryPolicy, is_token_for
 from dali_pipes.fetch.stager import Wanted
 from dali_pipes.store import embedded_node
 from dali_pipes.store.ais import AisStore, ais_client
@@ -78,7 +79,7 @@ def checksum(data: bytes) -> int:
 
 @contextlib.contextmanager
 def fetching(endpoint: str, bucket: str, *, retry: RetryPolicy = PROMPT) -> Iterator[ObjectFetcher]:
-    with ObjectFetcher(Connection(endpoint=endpoint), bucket, retry=retry) as fetcher:
+    with ObjectFetcher(ClusterAccess(endpoint=endpoint), bucket, retry=retry) as fetcher:
         yield fetcher
 
 
@@ -190,7 +191,7 @@ def test_connection_closed_while_idle_is_no_fault(store: AisStore, caplog: pytes
 
 def test_close_twice_and_an_unused_fetcher() -> None:
     """Both do nothing."""
-    fetcher = ObjectFetcher(Connection(endpoint="http://localhost:1"), "b")
+    fetcher = ObjectFetcher(ClusterAccess(endpoint="http://localhost:1"), "b")
     fetcher.close()
     fetcher.close()
 
@@ -285,7 +286,7 @@ def test_endpoint_without_a_server_is_named() -> None:
         port = unused.getsockname()[1]
     endpoint = f"http://127.0.0.1:{port}"
     text = (
-        rf"at {endpoint}: given up after 6 .* no answer from 127.0.0.1:{port}: Connection refused; is .* AIS_ENDPOINT"
+        rf"at {endpoint}: given up after 6 .* no answer from 127.0.0.1:{port}: ClusterAccess refused; is .* AIS_ENDPOINT"
     )
     with fetching(endpoint, "b") as fetcher:
         fails(fetcher, StoreError, text, name="x.tar")
@@ -368,7 +369,7 @@ def set_props(store: AisStore, props: dict[str, object]) -> None:
 def test_permanent_error_is_told_at_once(status: int, token: str | None, expected: str) -> None:
     """One request; the object's URL, the endpoint, AIStore's own words, and what to do."""
     with answering(lambda exchange: exchange.say(status, b'{"tcode": "Err", "message": "no  good"}')) as server:
-        connection = Connection(endpoint=server.endpoint, token=token)
+        connection = ClusterAccess(endpoint=server.endpoint, token=token)
         text = f"'aws://b/x.tar' at {server.endpoint}: ".replace("aws", "s3") + expected
         with ObjectFetcher(connection, "b", provider="aws", retry=PROMPT) as fetcher:
             fails(fetcher, StoreError, text, name="x.tar")
@@ -441,9 +442,10 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
 from dali_pipes.errors import CacheError
 from dali_pipes.cache.extents import Extent
 from dali_pipes.fetch.stager import Wanted
-from dali_pipes.fetch.transport import Connection, ObjectFetcher
+from dali_pipes.fetch.connection_pool import ClusterAccess
+from dali_pipes.fetch.objects import ObjectFetcher
 with tempfile.TemporaryFile(buffering=0) as file:
-    fetcher = ObjectFetcher(Connection(endpoint="{{}}"), "{store.bucket}")
+    fetcher = ObjectFetcher(ClusterAccess(endpoint="{{}}"), "{store.bucket}")
     for _ in range(2):
         try:
             fetcher.fetch([Wanted("a/x.tar", Extent(file.fileno(), 0, {len(DATA)}), {checksum(DATA)})])
@@ -597,7 +599,7 @@ def test_token_goes_where_the_sdk_sends_it(store: AisStore) -> None:
     """To the proxy; not to a target, at another address: held against the SDK's own requests."""
     with faulty(store.endpoint) as proxy:
         place = Place()
-        with ObjectFetcher(Connection(endpoint=proxy.endpoint, token=TOKEN), store.bucket) as fetcher:
+        with ObjectFetcher(ClusterAccess(endpoint=proxy.endpoint, token=TOKEN), store.bucket) as fetcher:
             assert fetcher.fetch([Wanted("a/x.tar", place.extent, checksum(DATA))])
         ours = [(seen.is_entry, seen.headers.get("Authorization")) for seen in proxy.seen]
         proxy.seen.clear()
@@ -621,7 +623,7 @@ def test_token_goes_to_a_target_at_the_endpoint() -> None:
 
     place = Place()
     with answering(exchange_once) as server:
-        fetcher = ObjectFetcher(Connection(endpoint=server.endpoint, token=TOKEN), "b")
+        fetcher = ObjectFetcher(ClusterAccess(endpoint=server.endpoint, token=TOKEN), "b")
         assert fetcher.fetch([Wanted("x.tar", place.extent, checksum(DATA))])
         fetcher.close()
     assert seen == [f"Bearer {TOKEN}"] * 2
@@ -666,7 +668,7 @@ def test_token_is_in_no_text(caplog: pytest.LogCaptureFixture) -> None:
     ]
     for act in acts:
         with answering(act) as server:
-            connection = Connection(endpoint=server.endpoint, token=TOKEN)
+            connection = ClusterAccess(endpoint=server.endpoint, token=TOKEN)
             with ObjectFetcher(connection, "b", retry=PROMPT) as fetcher:
                 place = Place()
                 with pytest.raises(PipesError) as raised:
@@ -684,7 +686,7 @@ def test_token_is_in_no_text(caplog: pytest.LogCaptureFixture) -> None:
 def test_token_that_is_no_header_is_refused_without_showing_it() -> None:
     """A line end in it would start another header."""
     with pytest.raises(ValueError, match="is AIS_AUTHN_TOKEN whole") as raised:
-        Connection(endpoint="http://localhost:1", token=f"{TOKEN}\r\nX: y")
+        ClusterAccess(endpoint="http://localhost:1", token=f"{TOKEN}\r\nX: y")
     assert TOKEN not in str(raised.value)
 
 
@@ -692,7 +694,7 @@ def test_token_that_is_no_header_is_refused_without_showing_it() -> None:
 def test_endpoint_that_is_no_url_is_refused(endpoint: str) -> None:
     """A password in it is not repeated."""
     with pytest.raises(ValueError, match="endpoint") as raised:
-        Connection(endpoint=endpoint)
+        ClusterAccess(endpoint=endpoint)
     assert "pw" not in str(raised.value)
 
 
@@ -724,7 +726,7 @@ def test_environment_is_read_as_the_sdk_does(monkeypatch: pytest.MonkeyPatch, tm
     for variables in steps:
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
-        ours = Connection.from_environment("https://ais:1")
+        ours = ClusterAccess.from_environment("https://ais:1")
         verify, certificate = resolve_ssl_config()
         assert (not ours.skip_verify and (str(ours.ca) if ours.ca else True)) == verify
         assert (ours.client_cert and tuple(map(str, ours.client_cert))) == certificate
@@ -770,7 +772,7 @@ def test_https_with_the_cluster_ca(store: AisStore, tls: Tls) -> None:
     """Proxy and target, connections kept; broken bodies go on."""
     with faulty(store.endpoint, context=tls.context, rate=1, kinds=["reset_body", "short"], max_faults=2) as proxy:
         place = Place()
-        with ObjectFetcher(Connection(endpoint=proxy.endpoint, ca=tls.ca), store.bucket, retry=PROMPT) as fetcher:
+        with ObjectFetcher(ClusterAccess(endpoint=proxy.endpoint, ca=tls.ca), store.bucket, retry=PROMPT) as fetcher:
             for _ in range(3):
                 assert fetcher.fetch([Wanted("a/x.tar", place.extent, checksum(DATA))])
         assert place.holds(DATA)
@@ -784,7 +786,7 @@ def test_https_in_parallel_ranges(store: AisStore, tls: Tls) -> None:
     """Four of them."""
     with faulty(store.endpoint, context=tls.context) as proxy:
         place = Place()
-        with ObjectFetcher(Connection(endpoint=proxy.endpoint, ca=tls.ca), store.bucket) as fetcher:
+        with ObjectFetcher(ClusterAccess(endpoint=proxy.endpoint, ca=tls.ca), store.bucket) as fetcher:
             assert fetcher.fetch([Wanted("a/x.tar", place.extent, checksum(DATA))], num_connections=4)
         assert place.holds(DATA)
         assert proxy.requests["target"] == 4
@@ -794,7 +796,7 @@ def test_https_in_parallel_ranges(store: AisStore, tls: Tls) -> None:
 def test_https_with_another_ca_is_refused_at_once(store: AisStore, tls: Tls, ca: str | None) -> None:
     """One attempt; the text names the variable."""
     with faulty(store.endpoint, context=tls.context) as proxy:
-        connection = Connection(endpoint=proxy.endpoint, ca=getattr(tls, ca) if ca else None)
+        connection = ClusterAccess(endpoint=proxy.endpoint, ca=getattr(tls, ca) if ca else None)
         text = r"127.0.0.1:\d+ shows a certificate that cannot be trusted \(.+\); set AIS_CLIENT_CA"
         with ObjectFetcher(connection, store.bucket) as fetcher:
             fails(fetcher, StoreError, text)
@@ -805,7 +807,7 @@ def test_https_skip_verify_trusts_anybody(store: AisStore, tls: Tls) -> None:
     """As asked for."""
     with faulty(store.endpoint, context=tls.context) as proxy:
         place = Place()
-        with ObjectFetcher(Connection(endpoint=proxy.endpoint, skip_verify=True), store.bucket) as fetcher:
+        with ObjectFetcher(ClusterAccess(endpoint=proxy.endpoint, skip_verify=True), store.bucket) as fetcher:
             assert fetcher.fetch([Wanted("a/x.tar", place.extent, checksum(DATA))])
         assert place.holds(DATA)
 
@@ -814,11 +816,11 @@ def test_https_with_a_client_certificate(store: AisStore, tls: Tls) -> None:
     """With it, bytes; without, an error that names the variables."""
     with faulty(store.endpoint, context=tls.strict) as proxy:
         place = Place()
-        connection = Connection(endpoint=proxy.endpoint, ca=tls.ca, client_cert=tls.client_cert)
+        connection = ClusterAccess(endpoint=proxy.endpoint, ca=tls.ca, client_cert=tls.client_cert)
         with ObjectFetcher(connection, store.bucket) as fetcher:
             assert fetcher.fetch([Wanted("a/x.tar", place.extent, checksum(DATA))])
         assert place.holds(DATA)
-        with ObjectFetcher(Connection(endpoint=proxy.endpoint, ca=tls.ca), store.bucket, retry=PROMPT) as fetcher:
+        with ObjectFetcher(ClusterAccess(endpoint=proxy.endpoint, ca=tls.ca), store.bucket, retry=PROMPT) as fetcher:
             fails(fetcher, StoreError, "set AIS_CRT and AIS_CRT_KEY", place=place)
 
 
@@ -835,10 +837,10 @@ def test_ca_that_cannot_be_read_is_named(tmp_path: Path, is_missing: bool) -> No
     path = tmp_path / "ca.pem"
     if not is_missing:
         path.write_text("no certificate")
-    with ObjectFetcher(Connection(endpoint="https://127.0.0.1:1", ca=path), "b", retry=PROMPT) as fetcher:
+    with ObjectFetcher(ClusterAccess(endpoint="https://127.0.0.1:1", ca=path), "b", retry=PROMPT) as fetcher:
         fails(fetcher, StoreError, r"ca.pem.*check AIS_CLIENT_CA|given up", name="x.tar")
     with pytest.raises(StoreError, match=r"ca.pem.*check AIS_CLIENT_CA"):
-        Connection(endpoint="https://127.0.0.1:1", ca=path).tls_context()
+        ClusterAccess(endpoint="https://127.0.0.1:1", ca=path).tls_context()
 
 
 # The environment's proxies
@@ -884,7 +886,7 @@ def test_https_goes_through_a_tunnel(store: AisStore, tls: Tls, monkeypatch: pyt
                     head = client.recv(4096)
                     asked.append(head.split(b"\r\n")[0].decode())
                     number = asked[-1].split()[1].rpartition(":")[2]
-                    client.sendall(b"HTTP/1.1 200 Connection established\r\n\r\n")
+                    client.sendall(b"HTTP/1.1 200 ClusterAccess established\r\n\r\n")
                     server = socket.create_connection(("127.0.0.1", int(number)))
                     for pair in ((client, server), (server, client)):
                         threading.Thread(target=pump, args=pair, daemon=True).start()
@@ -901,7 +903,7 @@ def test_https_goes_through_a_tunnel(store: AisStore, tls: Tls, monkeypatch: pyt
         monkeypatch.setenv("NO_PROXY", "")
         place = Place()
         # The redirect leads to 127.0.0.1, with the certificate of that; the proxy's own name is not checked here.
-        connection = Connection(endpoint=f"https://ais.invalid:{port}", skip_verify=True)
+        connection = ClusterAccess(endpoint=f"https://ais.invalid:{port}", skip_verify=True)
         with ObjectFetcher(connection, store.bucket, retry=PROMPT) as fetcher:
             assert fetcher.fetch([Wanted("a/x.tar", place.extent, checksum(DATA))])
         assert place.holds(DATA)
