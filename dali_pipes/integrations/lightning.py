@@ -37,7 +37,7 @@ def _find_base() -> Any:
     installed = [name for name in names if importlib.util.find_spec(name.partition(".")[0]) is not None]
     if not installed:
         raise ImportError(
-            "dali_pipes.integrations.lightning needs Lightning; install: pip install 'dali-pipes[lightning]'"
+            "dali_pipes.lightning needs Lightning; install: pip install 'dali-pipes[lightning]'"
         )
     return importlib.import_module((imported or installed)[0]).LightningDataModule
 

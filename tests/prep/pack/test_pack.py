@@ -546,7 +546,7 @@ from pathlib import Path
 from dali_pipes.errors import StoreError
 from prep.pack.pack import pack
 from dali_pipes.store.local import LocalStore
-from tests.prep.conftest import make_source
+from tests.sources import make_source
 
 out, limited = sys.argv[1:]
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(limited), resource.RLIM_INFINITY))
@@ -642,7 +642,7 @@ from prep.pack.pack import pack
 from prep.sources.record import Record, Source
 from dali_pipes.store.ais import AisStore
 from dali_pipes.store.local import LocalStore
-from tests.prep.conftest import encode_photo
+from tests.sources import encode_photo
 
 folder, where, num = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 store = AisStore(where, "peak") if where.startswith("http") else LocalStore(Path(where))
