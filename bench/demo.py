@@ -1,4 +1,4 @@
-"""The main job on one machine: photos to shards, dSort, index, DALI, compared with WebLoader; a picture and a report.
+"""Do the main job on one machine: photos to shards, dSort, index, DALI beside WebLoader; a picture and a report.
 
 Everything that it does is a function that a user calls, or a command that a user types; it prints which.
 """
@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +17,8 @@ import click
 
 if TYPE_CHECKING:
     from dali_pipes.formats.manifest import Manifest
-    from dali_pipes.store.ais import AisStore
-    from dali_pipes.store.urls import ShardSet
+    from dali_pipes.store.cluster.ais import AisStore
+    from dali_pipes.store.shard_set import ShardSet
 
 __all__ = ["demo"]
 
@@ -70,13 +71,13 @@ def demo(*, out: Path, samples: int, seed: int, as_json: bool, endpoint: str | N
     way and is whole. The contact sheet is loaded from the bucket; what is timed are both loaders on the copies in
     shards/, so that neither waits for a network that the other does not use.
     """
-    from bench.environment import check_extras
+    from bench.tools.environment import check_extras
 
     check_extras()
     from bench.reports.record import write_record
-    from bench.timing.processes import child_pids
-    from dali_pipes.store.ais import AisStore
-    from dali_pipes.store.endpoint import cluster
+    from bench.tools.processes import child_pids
+    from dali_pipes.store.cluster.ais import AisStore
+    from dali_pipes.store.cluster.endpoint import cluster
 
     started = time.perf_counter()
     _make_directory(out)
@@ -222,7 +223,7 @@ def _copy_out(store: "AisStore", manifest: "Manifest", directory: Path) -> None:
         DataError: If a shard's bytes are not those that were indexed; it is not copied.
     """
     from dali_pipes.errors import DataError
-    from dali_pipes.formats.column_file import checksum
+    from dali_pipes.formats.checksum import checksum
     from dali_pipes.progress import progress
     from dali_pipes.store.local import LocalStore
 
@@ -243,7 +244,7 @@ def _copy_out(store: "AisStore", manifest: "Manifest", directory: Path) -> None:
 def _draw_sheet(shards: "ShardSet", manifest: "Manifest", path: Path, *, seed: int) -> Path:
     """The first samples of epoch 0, from the very batches that a training step would get."""
     import dali_pipes as dp
-    from bench.loaders.workers import endpoint_of
+    from bench.loaders.encoded import endpoint_of
     from prep.inspect.contact_sheet import Cell, contact_sheet, denormalised
 
     with dp.loader(
@@ -251,7 +252,7 @@ def _draw_sheet(shards: "ShardSet", manifest: "Manifest", path: Path, *, seed: i
         dp.segmentation(crop=CROP),
         batch_size=SHEET_SAMPLES,
         seed=seed,
-        with_keys=True,
+        outputs=dp.Outputs(keys=True),
         endpoint=endpoint_of(shards),
     ) as loader:
         batch = next(iter(loader))[0]
@@ -277,24 +278,27 @@ def _draw_sheet(shards: "ShardSet", manifest: "Manifest", path: Path, *, seed: i
 
 
 def _compare_and_time(shards: "ShardSet", *, seed: int, bystanders: set[int]) -> dict[str, Any]:
-    from bench.loaders import LoaderOptions, LoaderSpec
+    from bench.compare.run import LoaderScenario
+    from bench.engine.run import run_scenario
+    from bench.loaders.protocol import LoaderOptions
+    from bench.loaders.selection import LoaderSpec
     from bench.loaders.workers import fitting_batch_size
-    from bench.run import RunOptions, run_benchmark
 
     # 64 as in the benchmarks, less where a container has little shared memory for WebLoader's batches.
     options = LoaderOptions(seed=seed, crop=CROP)
-    batch_size = fitting_batch_size(options, num_shards=len(shards.names))
-    options = LoaderOptions(seed=seed, crop=CROP, batch_size=batch_size)
+    options = replace(options, batch_size=fitting_batch_size(options, num_shards=len(shards.names)))
     specs = [LoaderSpec(name="dali"), LoaderSpec(name="webloader")]
-    run = RunOptions(repeats=REPEATS, epochs=EPOCHS, bystanders=bystanders)
+    scenario = LoaderScenario(
+        shards=shards, loaders=specs, options=options, repeats=REPEATS, epochs=EPOCHS, bystanders=bystanders
+    )
     with _step("compare and time") as say:
-        report = run_benchmark(shards, specs, options=options, run=run)
+        report = run_scenario(scenario)
         say(f"{', '.join(spec.name for spec in specs)}: one epoch compared, {REPEATS} x {EPOCHS} timed each")
     return report
 
 
 def _summary(report: dict[str, Any], out: Path) -> str:
-    from bench.reports.report import format_table
+    from bench.reports.tables import format_table
 
     records = report["records"]
     outputs = [record["outputs"] for record in records]

@@ -16,18 +16,32 @@ if TYPE_CHECKING:
     from dali_pipes.errors import StoreError as StoreError
     from dali_pipes.errors import WorkerProcessError as WorkerProcessError
     from dali_pipes.graph.inputs import Components as Components
-    from dali_pipes.graph.inputs import Random as Random
     from dali_pipes.graph.pipelines import IMAGENET_MEAN as IMAGENET_MEAN
     from dali_pipes.graph.pipelines import IMAGENET_STD as IMAGENET_STD
     from dali_pipes.graph.pipelines import classification_eval as classification_eval
     from dali_pipes.graph.pipelines import classification_train as classification_train
     from dali_pipes.graph.pipelines import segmentation as segmentation
+    from dali_pipes.graph.random import Random as Random
     from dali_pipes.iterator import Loader as Loader
     from dali_pipes.open_loader import loader as loader
+    from dali_pipes.options import BadSamples as BadSamples
+    from dali_pipes.options import Cache as Cache
+    from dali_pipes.options import Decode as Decode
+    from dali_pipes.options import Outputs as Outputs
+    from dali_pipes.options import Select as Select
+    from dali_pipes.options import Shards as Shards
+    from dali_pipes.options import Shuffle as Shuffle
     from dali_pipes.order.state import StateError as StateError
 
 # Resolved when first used: DALI and torch take seconds to import, and the command line must answer at once.
 _HOMES = {
+    "BadSamples": "options",
+    "Cache": "options",
+    "Decode": "options",
+    "Outputs": "options",
+    "Select": "options",
+    "Shards": "options",
+    "Shuffle": "options",
     "CacheError": "errors",
     "Components": "graph.inputs",
     "DataError": "errors",
@@ -37,7 +51,7 @@ _HOMES = {
     "Loader": "iterator",
     "Mixture": "data_set.mixture",
     "PipesError": "errors",
-    "Random": "graph.inputs",
+    "Random": "graph.random",
     "StateError": "order.state",
     "StoreError": "errors",
     "WorkerProcessError": "errors",

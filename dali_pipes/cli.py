@@ -1,6 +1,5 @@
-"""The command line: one word a package, each loaded only when it is called, so that --help answers at once."""
+"""The command line ``dali-pipes``: its commands, its logging and its exit codes."""
 
-import importlib
 import logging
 import os
 import signal
@@ -8,49 +7,25 @@ import sys
 
 import click
 
+from dali_pipes.commands.lazy import LazyGroup
+
 __all__ = ["main"]
 
 _COMMANDS = {
-    "bench": ("bench.cli", "bench", "Time loaders on the same shards, after comparing what they give."),
-    "cache": ("dali_pipes.commands.cache", "cache", "See, fill and empty the shards that loaders on this node share."),
-    "completion": (
-        "dali_pipes.commands.doctor",
-        "completion",
-        "Print the script by which a shell completes words.",
-    ),
-    "demo": ("bench.demo", "demo", "The main job on real photos: pack, dSort, index, DALI, against WebLoader."),
-    "doctor": ("dali_pipes.commands.doctor", "doctor", "Whether this machine, its GPU, cluster and cache fit."),
-    "profile": ("dali_pipes.commands.profile", "profile", "Where a loader's time goes, and what to turn."),
-    "prep": ("prep.commands.prep", "prep", "Pack photos into shards, shuffle them with dSort, index them."),
-    "tune": (
-        "dali_pipes.commands.tune",
-        "tune",
-        "Find the threads and the share of the JPEG engines for this machine.",
-    ),
+    "bench": ("bench.cli:bench", "Time loaders on the same shards, after comparing what they give."),
+    "cache": ("dali_pipes.commands.cache:cache", "List, fill and empty the cache files of this node's loaders."),
+    "completion": ("dali_pipes.commands.doctor:completion", "Print the script for a shell's tab completion."),
+    "demo": ("bench.demo:demo", "Run all steps on real photos: pack, dSort, index, DALI, against WebLoader."),
+    "doctor": ("dali_pipes.commands.doctor:doctor", "Check this machine, its GPU, the cluster and the cache."),
+    "profile": ("dali_pipes.commands.profile:profile", "Show where a loader's time goes, and which setting to change."),
+    "prep": ("prep.commands.group:prep", "Pack photos into shards, shuffle them with dSort, index them."),
+    "tune": ("dali_pipes.commands.tune:tune", "Find the threads and the share of the JPEG engines for this machine."),
 }
 
 
-class _Lazy(click.Group):
-    """A group that knows its commands' names and first lines without importing them."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(_COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _COMMANDS:
-            return None
-        module, attribute, _ = _COMMANDS[cmd_name]
-        command: click.Command = getattr(importlib.import_module(module), attribute)
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, help_text) for name, (_, _, help_text) in sorted(_COMMANDS.items())])
-
-
-@click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=LazyGroup, lazy=_COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="dali-pipes")
-@click.option("-v", "--verbose", is_flag=True, help="Log what is done, to stderr.")
+@click.option("-v", "--verbose", is_flag=True, help="Log each step to stderr.")
 def cli(verbose: bool) -> None:
     """The fast path from an object store to the GPU's image decoder.
 
@@ -64,10 +39,10 @@ def cli(verbose: bool) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a command; what it refuses or fails at is one line on stderr.
+    """Run a command; an error is one line on stderr.
 
     Args:
-        argv: Arguments without the program's name; the process's own where ``None``.
+        argv: Arguments without the program's name; by default those of the process.
 
     Returns:
         The exit code.
@@ -88,12 +63,12 @@ def main(argv: list[str] | None = None) -> int:
     except (KeyboardInterrupt, click.Abort):
         click.echo("error: interrupted", err=True)
         return 130  # 128 + SIGINT, as shells report it
-    except ValueError as exc:  # an argument's value, by the style of this project's own code
+    except ValueError as exc:  # this project raises it for a bad argument
         return _fail(str(exc), code=2)
     except (PipesError, OSError) as exc:
         return _fail(str(exc), code=1)
-    except Exception as exc:  # noqa: BLE001 (a bug: still one line, and where to find the rest)
-        return _fail(f"internal: {type(exc).__name__}: {exc}; run it with -v and report what that shows", code=1)
+    except Exception as exc:  # noqa: BLE001 (a bug: still one line, and how to get the traceback)
+        return _fail(f"internal: {type(exc).__name__}: {exc}; run it again with -v and report its output", code=1)
     finally:
         signal.signal(signal.SIGTERM, previous)
     return result if isinstance(result, int) else 0
@@ -107,7 +82,7 @@ def _fail(text: str, *, code: int) -> int:
 
 
 def _terminate(signum: int, frame: object) -> None:
-    """End as on Ctrl-C: what owns processes and files gives them back."""
+    """End as on Ctrl-C, so that context managers close their processes and files."""
     raise SystemExit(128 + signum)
 
 

@@ -1,39 +1,39 @@
-"""Errors that a caller may want to catch: where, what was expected, what was found, what to do."""
+"""Errors that a caller may want to catch. Each says where, what was expected, what was found and what to do."""
 
 from collections.abc import Sequence
 
 __all__ = ["CacheError", "DataError", "DecodeError", "PipesError", "StoreError", "WorkerProcessError", "shown"]
 
-# Names shown of a long list, so that an error stays a line that can be read.
+# Names of a long list that an error shows, so that it stays short.
 _NUM_SHOWN = 3
 
 
 class PipesError(Exception):
-    """Anything this project refuses or cannot finish; its text is written for the person who reads it."""
+    """Any failure that this project reports; its text is written for the user."""
 
 
 class DataError(PipesError):
-    """The data are not what they must be: a broken archive, a missing component, a label that is no number."""
+    """The data are invalid: a broken archive, a missing component, a label that is not a number."""
 
 
 class StoreError(PipesError):
-    """The object store or file system did not do what was asked: no answer, no such bucket, no room."""
+    """The object store or file system failed: no answer, no such bucket, no free space."""
 
 
 class CacheError(PipesError):
-    """The image cannot hold what must be resident: no room, or a file system that cannot do it."""
+    """The cache file cannot hold the shards that must be resident: no free space, or an unsuitable file system."""
 
 
 class DecodeError(PipesError):
-    """DALI could not read or decode a batch; the text names the samples that were in it."""
+    """DALI could not read or decode a batch; the text names the batch's samples."""
 
 
 class WorkerProcessError(PipesError):
-    """A loader was used in another process than the one that made it."""
+    """A loader was used in a process other than the one that made it."""
 
 
 def shown(texts: Sequence[str], *, are_names: bool = True) -> str:
-    """The first of a list, for an error's text; names in quotes, other lines as they are.
+    """The first items of a list, for an error's text: names in quotes, other texts unchanged.
 
     >>> shown(["a", "b", "c", "d"])
     "'a', 'b', 'c' and 1 more"

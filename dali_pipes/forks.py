@@ -1,8 +1,8 @@
 """Keep pipelines from being destroyed in a forked process.
 
-To destroy a pipeline is to join its threads; a forked child has none of them and would wait for ever, for instance when
-its garbage collector finds a loader that the parent has dropped. So a child keeps every pipeline that was alive at the
-fork.
+Destroying a pipeline joins its threads. A forked child has none of these threads and would wait forever, for instance
+when its garbage collector finds a loader that the parent has dropped. So a child keeps every pipeline that was alive at
+the fork.
 """
 
 import os
@@ -15,7 +15,7 @@ _inherited: list[object] = []
 
 
 def keep_in_children(pipeline: object) -> None:
-    """Call this with every pipeline that is made."""
+    """Register a pipeline; call this for every pipeline that is made."""
     _alive.add(pipeline)
 
 

@@ -1,8 +1,8 @@
-"""A loader's stages as they run, to seconds busy and waiting, and to ranges on a profiler's time line.
+"""Report a loader's stages while they run: as seconds busy and waiting, and as ranges in a profiler's timeline.
 
-The modules along the data path say at their borders what begins and ends, a few times a batch and never once a sample.
-Where nobody asked, that is a look at one variable. It is process-wide, as profilers are: stages run in threads that
-know nothing of each other, and two loaders are told apart by running one.
+The modules along the data path mark the begin and end of a stage a few times per batch, never once per sample. Without
+a listener a mark costs one read of a variable. Listeners see the whole process, like profilers: threads of different
+loaders cannot be told apart, so measure one loader at a time.
 """
 
 import contextlib
@@ -16,43 +16,29 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Literal
 
-__all__ = [
-    "ANNOTATE_VARIABLE",
-    "Kind",
-    "Recorder",
-    "Seconds",
-    "Stage",
-    "annotate",
-    "busy",
-    "follow_environment",
-    "look_for_profiler",
-    "recording",
-    "waiting",
-]
-
 _log = logging.getLogger(__name__)
 
-Stage = Literal["fetch", "stage", "read", "seam", "hand-over"]
-"""Those that say when they are at work, in the order of the data path.
+Stage = Literal["fetch", "stage", "read", "inputs", "hand-over"]
+"""The stages that report, in the order of the data path.
 
-``fetch``: bytes from the store to the image, in the stager's threads. ``stage``: the rest of what these threads do for
-a shard: room, checks, the table. ``read``: the plan, segments, encoded bytes. ``seam``: arrays and parsed components,
-and handing them to DALI. ``hand-over``: all else in the loader that the training step waits for. Decoding has threads
-of DALI's own, which are looked at from outside; the step is what is between two batches.
+``fetch``: bytes from the store to the cache file, in the stager's threads. ``stage``: the other work of these threads
+for a shard: free space, checks, the table. ``read``: the plan, segments, encoded bytes. ``inputs``: arrays and parsed
+components, and feeding them to DALI. ``hand-over``: everything else in the loader that the training step waits for.
+Decoding runs in DALI's own threads, which are measured from outside; the step is the time between two batches.
 """
 Kind = Literal["busy", "waiting"]
 Seconds = Mapping[tuple[Stage, Kind], float]
 
 ANNOTATE_VARIABLE = "DALI_PIPES_ANNOTATE"
-# By these a process finds out that it was started by a profiler which listens to NVTX; DALI looks at the same ones.
+# Profilers that listen to NVTX set one of these in the process that they start; DALI checks the same variables.
 _INJECTIONS = ("NVTX_INJECTION64_PATH", "NSYS_INJECTION_PATH", "CUDA_INJECTION64_PATH")
 _DOMAIN = "dali-pipes"
 
-# What listens: nothing, or all that `_Span` tells. Read without a lock: a span keeps what it began with.
+# The listeners. They are read without a lock: a span keeps those that were there at its begin.
 _recorder: "Recorder | None" = None
 _nvtx: Any = None  # a domain of the package nvtx
-_torch: Any = None  # torch.profiler.record_function, while somebody profiles or where it was asked for
-_asked: bool | None = None  # None: by whether a profiler is there
+_torch: Any = None  # torch.profiler.record_function, while a profiler runs or if `annotate` turned it on
+_asked: bool | None = None  # the argument of `annotate`; None: on if a profiler is found
 _is_on = False
 _changing = threading.Lock()
 
@@ -60,8 +46,8 @@ _changing = threading.Lock()
 class Recorder:
     """Seconds that each stage was busy and waiting, summed over threads; made by `recording`.
 
-    What runs inside another stage counts for the inner one alone: the sum over a thread's stages is the time that it
-    spent in them. What has not ended yet counts as far as it has come.
+    While one stage runs inside another, the time counts for the inner one only, so that a thread's stages add up to
+    the time that it spent in them. A stage that has not ended yet counts up to now.
     """
 
     def __init__(self) -> None:
@@ -72,7 +58,7 @@ class Recorder:
         self._in_loader_s = 0.0
 
     def seconds(self) -> dict[tuple[Stage, Kind], float]:
-        """So far, by stage and kind; those that never ran are not in it."""
+        """Seconds so far, by stage and kind; stages that never ran are left out."""
         with self._lock:
             found = dict(self._seconds)
             now = time.perf_counter()
@@ -82,14 +68,14 @@ class Recorder:
         return found
 
     def in_loader_s(self) -> float:
-        """Seconds, so far, that whoever iterates spent in the loader, whatever the loader did meanwhile."""
+        """Seconds so far that the iterating thread spent in the loader, in all stages."""
         with self._lock:
             now = time.perf_counter()
             begun = (thread for thread, stack in self._stacks.items() if stack and stack[0][0] == "hand-over")
             return self._in_loader_s + sum(now - self._since[thread] for thread in begun)
 
     def enter(self, stage: Stage, kind: Kind) -> int:
-        """Begin; returns what `leave` is to be given."""
+        """Begin a stage in this thread; returns the depth to pass to `leave`."""
         thread = threading.get_ident()
         with self._lock:
             stack = self._stacks.setdefault(thread, [])
@@ -98,13 +84,13 @@ class Recorder:
             return len(stack) - 1
 
     def leave(self, depth: int) -> None:
-        """End what began at this depth, and all within it that a Ctrl-C kept from ending."""
+        """End the stage that began at this depth, and inner stages that did not end because of a Ctrl-C."""
         thread = threading.get_ident()
         with self._lock:
             stack = self._stacks.get(thread, [])
             self._charge(thread, stack)
             del stack[depth:]
-            if not stack:  # fetching threads come and go
+            if not stack:  # the thread may end, as fetching threads do
                 self._stacks.pop(thread, None)
                 self._since.pop(thread, None)
 
@@ -119,7 +105,7 @@ class Recorder:
 
 
 class _Span:
-    """One run of a stage, told to whoever listened when it began."""
+    """One run of a stage, reported to the listeners that were there at its begin."""
 
     def __init__(self, stage: Stage, kind: Kind) -> None:
         self._stage, self._kind = stage, kind
@@ -149,21 +135,21 @@ _NOTHING = contextlib.nullcontext()
 
 
 def busy(stage: Stage) -> AbstractContextManager[None]:
-    """What is done inside is work of this stage."""
+    """A context in which this stage works."""
     return _Span(stage, "busy") if _is_on else _NOTHING
 
 
 def waiting(stage: Stage) -> AbstractContextManager[None]:
-    """Inside, this stage waits for the one before it."""
+    """A context in which this stage waits for the one before it."""
     return _Span(stage, "waiting") if _is_on else _NOTHING
 
 
 @contextlib.contextmanager
 def recording() -> Iterator[Recorder]:
-    """Measure all loaders of this process meanwhile.
+    """Measure all loaders of this process inside this context.
 
     Raises:
-        RuntimeError: If somebody does already.
+        RuntimeError: If another recording is running.
     """
     global _recorder
     with _changing:
@@ -180,11 +166,11 @@ def recording() -> Iterator[Recorder]:
 
 
 def annotate(wanted: bool | None = None) -> None:
-    """Whether stages show as ranges in profilers: NVTX's domain ``dali-pipes``, and ``torch.profiler``.
+    """Turn on or off the display of stages in profilers: NVTX's domain ``dali-pipes``, and ``torch.profiler``.
 
     Args:
-        wanted: ``None``, as it is at first: NVTX if the process was started by a profiler that takes it, and
-            ``torch.profiler`` while it is at work.
+        wanted: With ``None``, the default, NVTX is on if a profiler that listens to it started the process, and
+            ``torch.profiler`` while it runs.
     """
     global _asked, _nvtx, _torch
     with _changing:
@@ -196,10 +182,10 @@ def annotate(wanted: bool | None = None) -> None:
 
 
 def follow_environment() -> None:
-    """As `annotate`, by ``DALI_PIPES_ANNOTATE``, 1 or 0, unless `annotate` has said something else.
+    """Follow the variable ``DALI_PIPES_ANNOTATE``, 1 or 0, unless `annotate` was called with a bool.
 
     Raises:
-        ValueError: If the variable says something else.
+        ValueError: If the variable has another value.
     """
     if _asked is not None:
         return
@@ -210,11 +196,11 @@ def follow_environment() -> None:
 
 
 def look_for_profiler() -> None:
-    """Follow ``torch.profiler``, which may have been started or stopped since the last batch."""
+    """Notice whether ``torch.profiler`` was started or stopped since the last batch."""
     global _torch
     if _asked is not None:
         return
-    # One flag of torch's, where torch is imported: else it could not be at work.
+    # A flag of torch's; a profiler runs only where torch is imported.
     autograd = sys.modules.get("torch.autograd")
     is_there = autograd is not None and autograd._profiler_enabled()
     if is_there != (_torch is not None):

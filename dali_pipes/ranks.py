@@ -1,7 +1,6 @@
-"""Which process this is, of how many: from what the caller says, else `torch.distributed`, else the launcher.
+"""Find this process's rank: given by the caller, else by `torch.distributed`, else by the launcher's variables.
 
-``torchrun``, Slurm's ``srun`` and the MPI launchers each tell their processes by environment variables. They are read
-here and nowhere else.
+``torchrun``, Slurm's ``srun`` and the MPI launchers set environment variables. They are read here and nowhere else.
 """
 
 import json
@@ -14,7 +13,7 @@ __all__ = ["Rank", "cores_of_rank", "find_rank", "rank_from_environment", "refus
 
 
 class _Launcher(NamedTuple):
-    """Names of its variables."""
+    """A launcher and the names of its variables."""
 
     name: str
     rank: str
@@ -24,8 +23,8 @@ class _Launcher(NamedTuple):
     """How many processes it started on this host."""
 
 
-# The first whose rank and world size are set counts. torchrun's come first: it is started inside a Slurm job more often
-# than the other way round.
+# The first launcher whose rank and world size are set counts. torchrun comes first: it is started inside a Slurm job
+# more often than the other way round.
 _LAUNCHERS = (
     _Launcher("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     _Launcher("Slurm", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"),
@@ -42,7 +41,7 @@ _LAUNCHERS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Rank:
-    """One process among those that share an order.
+    """One of the processes that share an order.
 
     Raises:
         ValueError: If ``rank`` is not in ``[0, world_size)``, or ``local_rank`` is negative.
@@ -51,40 +50,37 @@ class Rank:
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0
-    """Number on this host: which CUDA device is this process's."""
+    """The process's number on this host, which is also the number of its CUDA device."""
 
     def __post_init__(self) -> None:
-        """Check the numbers."""
         if not 0 <= self.rank < self.world_size:
             raise ValueError(f"rank must be in [0, world_size), got rank={self.rank} with world_size={self.world_size}")
         if self.local_rank < 0:
             raise ValueError(f"local_rank must not be negative, got {self.local_rank}")
 
 
-def find_rank(
-    *, rank: int | None, world_size: int | None, local_rank: int | None, environment: Mapping[str, str] | None = None
-) -> Rank:
-    """Which process this is.
+def find_rank(*, rank: int | None, world_size: int | None, environment: Mapping[str, str] | None = None) -> Rank:
+    """The rank of this process.
 
     ==========================================  ==============================================
-    what is given                               what counts
+    given                                       taken
     ==========================================  ==============================================
-    ``rank`` and ``world_size``                 they do
+    ``rank`` and ``world_size``                 these two
     neither, `torch.distributed` initialised    its default group
-    neither, a launcher's variables             they do: torchrun, Slurm, Open MPI, MPICH
+    neither, a launcher's variables             torchrun's, Slurm's, Open MPI's or MPICH's
     nothing                                     one process
     ==========================================  ==============================================
 
-    ``local_rank`` is taken from the launcher where it is not given; without one it is 0.
+    ``local_rank`` is the launcher's; without a launcher it is 0.
 
     Raises:
-        ValueError: If only one of ``rank`` and ``world_size`` is given, or the numbers do not fit each other.
+        ValueError: If only one of ``rank`` and ``world_size`` is given, or the rank is not below the world size.
     """
     launched = rank_from_environment(os.environ if environment is None else environment)
     if (rank is None) != (world_size is None):
         given, missing = ("rank", "world_size") if world_size is None else ("world_size", "rank")
-        raise ValueError(f"{given} was given without {missing}; give both, or neither to have them found out")
-    local = local_rank if local_rank is not None else launched.local_rank
+        raise ValueError(f"{given} was given without {missing}; give both, or neither to find them automatically")
+    local = launched.local_rank
     if rank is not None and world_size is not None:
         return Rank(rank=rank, world_size=world_size, local_rank=local)
     distributed = _distributed()
@@ -94,13 +90,13 @@ def find_rank(
 
 
 def rank_from_environment(environment: Mapping[str, str]) -> Rank:
-    """What a launcher's variables say; one process where there are none.
+    """The rank by a launcher's variables; one process if there are none.
 
     >>> rank_from_environment({"SLURM_PROCID": "3", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1"})
     Rank(rank=3, world_size=8, local_rank=1)
 
     Raises:
-        ValueError: If a variable is no number.
+        ValueError: If a variable is not a number.
     """
     launcher = _launcher(environment)
     if launcher is None:
@@ -111,16 +107,16 @@ def rank_from_environment(environment: Mapping[str, str]) -> Rank:
 
 
 def cores_of_rank(environment: Mapping[str, str] | None = None) -> int:
-    """Cores that this process may keep busy: its own, or its share of those that all ranks of this host may use.
+    """Cores that this process may keep busy: all it may use, or its share if all ranks of this host may use them.
 
-    ``torchrun`` lets each rank use every core unless it is told to bind them, ``srun`` binds by default. A process that
-    may use the same cores as its launcher is not bound, and shares.
+    ``torchrun`` lets each rank use every core unless it is asked to bind them; ``srun`` binds by default. A process
+    that may use the same cores as its launcher is not bound, and shares them.
 
     >>> cores_of_rank({"RANK": "0", "WORLD_SIZE": "1000000", "LOCAL_WORLD_SIZE": "1000000"})
     1
 
     Raises:
-        ValueError: If a variable is no number.
+        ValueError: If a variable is not a number.
     """
     found = os.environ if environment is None else environment
     cores = os.sched_getaffinity(0)
@@ -131,15 +127,15 @@ def cores_of_rank(environment: Mapping[str, str] | None = None) -> int:
 
 
 def refuse_disagreement(inputs: Mapping[str, str], *, process: Rank, number: int) -> None:
-    """Leave what this rank's order is made of in the process group's store, and hold it against what others left there.
+    """Compare the inputs of this rank's order with those of other ranks, by the process group's store.
 
-    Nobody is waited for: of two ranks that disagree the later one finds out. Without a process group of this size
+    It does not wait for other ranks: of two that disagree, the later one notices. Without a process group of this size
     nothing is compared.
 
     Args:
         inputs: What must be the same on every rank, by name.
-        process: This one.
-        number: Of the loader, counted alike on every rank.
+        process: This process.
+        number: The loader's number, counted in the same way on every rank.
 
     Raises:
         ValueError: Names the rank, the input and both values.
@@ -150,7 +146,7 @@ def refuse_disagreement(inputs: Mapping[str, str], *, process: Rank, number: int
     from torch.distributed.distributed_c10d import _get_default_store
 
     store = _get_default_store()
-    # torchrun's store outlives the workers that it starts anew, and what they had left there.
+    # torchrun's store outlives workers that are started again, and still has what they wrote.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     store.set(f"dali-pipes/{attempt}/{number}/{process.rank}", json.dumps(dict(inputs)))
     for other in range(process.world_size):
@@ -167,7 +163,7 @@ def refuse_disagreement(inputs: Mapping[str, str], *, process: Rank, number: int
 
 
 def _distributed() -> tuple[int, int] | None:
-    """Rank and size of torch's default process group, ``None`` where there is none."""
+    """Rank and size of torch's default process group; ``None`` if there is none."""
     import torch.distributed as distributed
 
     if not distributed.is_available() or not distributed.is_initialized():
@@ -187,7 +183,7 @@ def _number(environment: Mapping[str, str], name: str, *, launcher: _Launcher, d
 
 
 def _is_bound(cores: set[int]) -> bool:
-    """Whether the launcher, this process's parent, may use others."""
+    """Whether the launcher, this process's parent, may use other cores."""
     try:
         return cores != os.sched_getaffinity(os.getppid())
     except OSError:  # it is gone, or not to be seen from this container

@@ -1,10 +1,10 @@
-"""A tuning file: what ``dali-pipes tune`` found out about a machine, to the settings that a loader decodes with.
+"""Read and write tuning files: the decode settings that ``dali-pipes tune`` found to be fastest on a machine.
 
-A file holds for the machine that it was made on: another processor, number of cores or GPU, and it is not used. What a
-caller asks for comes first, and no setting is an input of the order: with a file or without, batches hold the same
-samples, and on the CPU the same pixels. On a GPU the JPEG engines and CUDA kernels may round a photo differently
-(``bench gpu --scenarios parity`` says by how much), and which of them decodes it depends on ``hw_decoder_load`` and on
-its place in the batch.
+A file is used only on the machine that it was made on: the same processor, number of cores and GPU. A caller's own
+settings take precedence. No setting changes the order: with a file or without, batches hold the same samples, and on
+the CPU the same pixels. On a GPU the JPEG engines and CUDA kernels may round a photo differently (``bench gpu
+--scenarios parity`` says by how much); which of them decodes a photo depends on ``hw_decoder_load`` and on its position
+in the batch.
 """
 
 import json
@@ -26,27 +26,27 @@ _log = logging.getLogger(__name__)
 
 TUNING_VARIABLE = "DALI_PIPES_TUNING"
 FORMAT = "dali-pipes tuning 1"
-# DALI's own default. Two batches hide a batch that takes longer than the others; each more costs its memory.
+# DALI's own default. Two batches ahead hide one slow batch; each further one costs memory.
 PREFETCH_QUEUE_DEPTH = 2
 
-# Files that were told to be another machine's, by path: once in a process is enough.
-_told: set[str] = set()
+# Files of another machine about which this process has logged a warning, by path.
+_logged: set[str] = set()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What settings depend on."""
+    """The machine for which settings hold."""
 
     cpu: str
     """The processor's name."""
     cores: int
-    """Those that a rank may keep busy, see `dali_pipes.ranks.cores_of_rank`."""
+    """Cores that a rank may keep busy, see `dali_pipes.ranks.cores_of_rank`."""
     gpu: str | None
     """The GPU's name; ``None`` for settings of the CPU."""
 
     @classmethod
     def here(cls, device_id: int | None) -> "Machine":
-        """That on which this runs, decoding on a CUDA device, or on the CPU (``None``)."""
+        """Describe this machine, for decoding on a CUDA device, or on the CPU (``None``)."""
         gpu = None
         if device_id is not None:
             import torch
@@ -62,7 +62,7 @@ class Settings:
     num_threads: int
     prefetch_queue_depth: int
     hw_decoder_load: float | None = None
-    """Share of a batch's JPEGs for the GPU's JPEG engines; ``None``: DALI's own default, and on the CPU."""
+    """Part of a batch's JPEGs for the GPU's JPEG engines, in [0, 1]; ``None`` on the CPU, and for DALI's default."""
 
     def __post_init__(self) -> None:
         if self.num_threads < 1:
@@ -80,23 +80,23 @@ class Tuning:
     machine: Machine
     settings: Settings
     measured: Mapping[str, Any] = field(default_factory=dict)
-    """What the settings were chosen by; for readers."""
+    """The measurements behind the settings, for people to read."""
 
     def write(self, path: Path) -> None:
-        """Write it, replacing an earlier file once all is written.
+        """Write the file, or replace it atomically.
 
         Raises:
-            StoreError: If the directory is not there or takes no file.
+            StoreError: If the directory does not exist or is not writable.
         """
         report = {"format": FORMAT, **asdict(self), "measured": dict(self.measured)}
         LocalStore(path.resolve().parent).write(path.name, (json.dumps(report, indent=2) + "\n").encode())
 
     @classmethod
     def read(cls, path: Path) -> "Tuning":
-        """The file at ``path``.
+        """Read the file at ``path``.
 
         Raises:
-            DataError: If there is none, or it is no tuning file.
+            DataError: If there is none, or it is not a tuning file.
         """
         make = "make it: dali-pipes tune URL -o " + str(path)
         try:
@@ -104,7 +104,7 @@ class Tuning:
         except OSError as exc:
             raise DataError(f"tuning file '{path}' cannot be read: {exc.strerror}; {make}") from exc
         except ValueError as exc:
-            raise DataError(f"tuning file '{path}' is no JSON ({exc}); {make}") from exc
+            raise DataError(f"tuning file '{path}' is not JSON ({exc}); {make}") from exc
         found = report.get("format") if isinstance(report, dict) else None
         if found != FORMAT:
             raise DataError(f"tuning file '{path}': expected format '{FORMAT}', found {found!r}; {make}")
@@ -126,30 +126,31 @@ def choose_settings(
     prefetch_queue_depth: int | None = None,
     hw_decoder_load: float | None = None,
 ) -> Settings:
-    """What a loader decodes with: what was asked for, else what a tuning file says of this machine, else the defaults.
+    """The settings with which a loader decodes: the caller's, else those of a tuning file, else the defaults.
+
+    The defaults are one thread for each core that this rank may keep busy, 2 batches decoded ahead, and DALI's default
+    for the JPEG engines.
 
     Args:
-        path: A tuning file. ``None``: the one that ``DALI_PIPES_TUNING`` names, if it is set. A file that was made for
-            another machine is not used, which is told once; nor is one for the GPU by a loader on the CPU, or the
-            other way round.
-        device_id: The CUDA device that is decoded on, ``None`` for the CPU.
-        num_threads: As asked for; by default one for each core that this rank may keep busy.
-        prefetch_queue_depth: As asked for; 2 by default.
-        hw_decoder_load: As asked for; DALI's own by default.
+        path: A tuning file; ``None`` for the one that ``DALI_PIPES_TUNING`` names, if it is set. A file made on another
+            machine is not used, which is logged once. A loader on the CPU does not use a GPU's file, and vice versa.
+        device_id: The CUDA device that decodes, ``None`` for the CPU.
+        num_threads: The caller's setting, like the next two; ``None`` if the caller sets none.
+        prefetch_queue_depth: Likewise.
+        hw_decoder_load: Likewise.
 
     Raises:
-        DataError: If the file is not there, or no tuning file.
-        ValueError: If something that was asked for is out of its range.
+        DataError: If there is no such file, or it is not a tuning file.
+        ValueError: If a setting of the caller is out of its range.
     """
-    named = path or os.environ.get(TUNING_VARIABLE) or None
-    tuned = None if named is None else _for_this_machine(Path(named), device_id)
-    if num_threads is None:
-        num_threads = tuned.num_threads if tuned else cores_of_rank()
-    if prefetch_queue_depth is None:
-        prefetch_queue_depth = tuned.prefetch_queue_depth if tuned else PREFETCH_QUEUE_DEPTH
-    if hw_decoder_load is None and tuned is not None:
-        hw_decoder_load = tuned.hw_decoder_load
-    return Settings(num_threads=num_threads, prefetch_queue_depth=prefetch_queue_depth, hw_decoder_load=hw_decoder_load)
+    path = path or os.environ.get(TUNING_VARIABLE)
+    tuned = _for_this_machine(Path(path), device_id) if path else None
+    found = tuned or Settings(num_threads=cores_of_rank(), prefetch_queue_depth=PREFETCH_QUEUE_DEPTH)
+    return Settings(
+        num_threads=found.num_threads if num_threads is None else num_threads,
+        prefetch_queue_depth=found.prefetch_queue_depth if prefetch_queue_depth is None else prefetch_queue_depth,
+        hw_decoder_load=found.hw_decoder_load if hw_decoder_load is None else hw_decoder_load,
+    )
 
 
 def _for_this_machine(path: Path, device_id: int | None) -> Settings | None:
@@ -161,19 +162,15 @@ def _for_this_machine(path: Path, device_id: int | None) -> Settings | None:
     here = Machine.here(device_id)
     if tuning.machine == here:
         return tuning.settings
-    if str(path) not in _told:
-        _told.add(str(path))
+    if str(path) not in _logged:
+        _logged.add(str(path))
         differences = "; ".join(
-            f"{name} {expected!r}, here {found!r}"
-            for (name, expected), found in zip(asdict(tuning.machine).items(), asdict(here).values(), strict=True)
-            if expected != found
+            f"{name} {expected!r}, here {getattr(here, name)!r}"
+            for name, expected in asdict(tuning.machine).items()
+            if expected != getattr(here, name)
         )
-        _log.warning(
-            "tuning file '%s' is another machine's (%s) and is not used; make one here: dali-pipes tune URL -o %s",
-            path,
-            differences,
-            path,
-        )
+        advice = f"make one here: dali-pipes tune URL -o {path}"
+        _log.warning("tuning file '%s' was made on another machine (%s) and is not used; %s", path, differences, advice)
     return None
 
 

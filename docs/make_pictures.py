@@ -1,4 +1,4 @@
-"""A plan in, the picture of its order out: ``make reference`` draws docs/pictures/order.svg."""
+"""Draw docs/pictures/order.svg, the picture of the order of a plan: ``make reference``."""
 
 from pathlib import Path
 from typing import Any
@@ -12,18 +12,18 @@ __all__ = ["order_picture"]
 
 NUM_SHARDS, SHARD_SAMPLES = 8, 24
 SIDE, GAP, TOP = 240, 28, 46
-# Okabe and Ito's colours, which the colour-blind tell apart, and a grey that shows on black and white.
+# Okabe and Ito's colours, which colour-blind readers can tell apart, and a grey that shows on black and white.
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#b3a100", "#808080")
 
 PANELS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("shuffle=False", "in the manifest's order", {"shuffle": False}),
-    ("shuffle_window=2 shards", "two shards at a time are resident", {"shuffle_window": 2 * SHARD_SAMPLES}),
-    ('shuffle_window="all"', "an exact shuffle of everything", {"shuffle_window": "all"}),
+    ("window_bytes=2 shards", "two shards at a time are resident", {"shuffle_window": 2 * SHARD_SAMPLES}),
+    ('window_bytes="all"', "an exact shuffle of everything", {"shuffle_window": "all"}),
 )
 
 
 def order_picture() -> str:
-    """An SVG of three orders of the same eight shards, a dot a sample: when it is read, and where it lies."""
+    """Draw three orders of the same eight shards: a dot for each sample, at the time it is read and where it lies."""
     num = NUM_SHARDS * SHARD_SAMPLES
     parts = []
     for number, (title, text, options) in enumerate(PANELS):

@@ -1,4 +1,4 @@
-"""Docstrings and commands in, the pages under docs/reference out: ``make reference``; a test holds them to the code."""
+"""Write the pages under docs/reference from docstrings and commands: ``make reference``; a test compares them."""
 
 import logging
 import re
@@ -28,7 +28,6 @@ def python_page() -> str:
         docstring_options={"returns_named_value": False, "warn_unknown_params": False, "warnings": False},
         allow_inspection=False,
     )
-    loader.load("prep")  # where errors are that both packages have
     package = loader.load("dali_pipes")
     homes = dali_pipes._HOMES
     parts = [HEAD.format(source="the docstrings", title="Python")]
@@ -48,7 +47,7 @@ def command_page() -> str:
 
 
 def _commands(context: click.Context) -> Iterator[click.Context]:
-    """A command's context and, depth first, those of the commands below it; made as click makes them when it runs."""
+    """Yield a command's context and, depth first, those of the commands below it, made as click makes them."""
     yield context
     if isinstance(context.command, click.Group):
         for name in context.command.list_commands(context):
@@ -57,7 +56,7 @@ def _commands(context: click.Context) -> Iterator[click.Context]:
                 yield from _commands(click.Context(found, info_name=name, parent=context, **found.context_settings))
 
 
-# What griffe has for a name is an object or an alias of one, with the same attributes.
+# griffe has an object for a name, or an alias of one with the same attributes.
 def _entry(found: Any, *, name: str, level: int) -> Iterator[str]:
     yield f"{'#' * level} {name}\n"
     if found.is_function:
@@ -112,7 +111,7 @@ def _sections(docstring: griffe.Docstring) -> Iterator[str]:
         elif section.kind is griffe.DocstringSectionKind.examples:
             yield "".join(f"```python\n{text}\n```\n" for kind, text in section.value)
         elif section.kind is griffe.DocstringSectionKind.admonition:
-            # Such as the outputs of a graph: a name and a colon a line, and lines that go on.
+            # Such as the outputs of a graph: lines that begin with a name and a colon, and their continuations.
             rows = re.split(r"\n(?=\w+: )", section.value.description)
             yield f"**{section.title}**\n\n" + "".join(f"* {_one_line(row)}\n" for row in rows)
 

@@ -51,7 +51,7 @@ def targets_of(task: str) -> Tensor:
 
 
 def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Mapping[str, Any], targets: Tensor) -> Tensor:
-    """Improve the model by one batch; the loss before that, a float32 scalar."""
+    """Train the model on one batch; returns the loss before the update, a float32 scalar."""
     loss = functional.cross_entropy(model(batch["image"]), targets[batch["label"]])
     optimizer.zero_grad()
     loss.backward()  # type: ignore[no-untyped-call]  # it has no types in torch
@@ -77,7 +77,7 @@ def evaluate(model: nn.Module, loader: dp.Loader, process: Process, targets: Ten
 def train(
     arguments: Any, process: Process, saved: Mapping[str, Any] | None, loader: dp.Loader, val_loader: dp.Loader | None
 ) -> int:
-    """Train to the last epoch, from the checkpoint or from the start: 0; or the signal that said to stop before."""
+    """Train to the last epoch, from the checkpoint or the start; returns 0, or the signal that stopped it."""
     targets = targets_of(arguments.task).to(process.device)
     model = Classifier(num_classes=len(TASKS[arguments.task]), width=arguments.width).to(process.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.lr)
@@ -127,7 +127,7 @@ def train(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command."""
+    """Run the command."""
     parser = make_parser("Tell cats from dogs, or breeds of both.", batch_size=16, crop=128, width=16, lr=2e-3)
     parser.add_argument("--task", choices=tuple(TASKS), default="species", help="what to tell apart")
     arguments = parser.parse_args(argv)
@@ -145,14 +145,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         options: dict[str, Any] = {
             "batch_size": arguments.batch_size,
             "device": "cpu" if process.device.type == "cpu" else "gpu",
-            "cache_dir": arguments.cache_dir,
+            "cache": dp.Cache(directory=arguments.cache_dir),
         }
         loader = stack.enter_context(
             dp.loader(
                 arguments.shards,
                 dp.classification_train(crop=arguments.crop),
                 seed=arguments.seed,
-                num_slices=arguments.num_slices,
+                shuffle=dp.Shuffle(slices=arguments.num_slices),
                 last_batch_policy="DROP",
                 state=saved["loader"] if saved else None,
                 **options,

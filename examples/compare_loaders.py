@@ -38,17 +38,19 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 import dali_pipes as dp
-from bench.environment import describe_environment
-from bench.loaders import LoaderOptions
-from bench.loaders.workers import WorkerEpochs, endpoint_of, opener_for_workers, shard_urls, worker_context
+from bench.compare.transforms import IMAGENET_MEAN as MEAN
+from bench.compare.transforms import IMAGENET_STD as STD
+from bench.compare.transforms import SampleDecoder, mask_transform
+from bench.loaders.encoded import endpoint_of, label_of, shard_urls
+from bench.loaders.protocol import LoaderOptions
+from bench.loaders.workers import WorkerEpochs, opener_for_workers, worker_context
 from bench.reports.record import check_target, write_record
-from bench.transforms import IMAGENET_MEAN as MEAN
-from bench.transforms import IMAGENET_STD as STD
-from bench.transforms import SampleDecoder, label_of, mask_transform
+from bench.tools.environment import describe_environment
 from dali_pipes.data_set.indexing import find_manifest
 from dali_pipes.errors import PipesError
-from dali_pipes.store.endpoint import cluster
-from dali_pipes.store.urls import ShardSet, is_remote, resolve_shards
+from dali_pipes.store.cluster.endpoint import cluster
+from dali_pipes.store.shard_set import ShardSet
+from dali_pipes.store.urls import is_remote, resolve_shards
 
 Dtype = Literal["uint8", "float32"]
 """Pixels as they are, or normalised."""
@@ -74,7 +76,7 @@ def dali_feed(shards: ShardSet, options: LoaderOptions, *, shuffle: bool, dtype:
         shuffle=shuffle,
         last_batch_policy="DROP",
         device=options.device,
-        with_keys=True,
+        outputs=dp.Outputs(keys=True),
         endpoint=endpoint_of(shards),
     ) as loader:
         yield loader.as_dicts
@@ -102,7 +104,7 @@ def webloader_feed(
         persistent_workers=True,
     )
     # Hands out epochs, and ends the worker with the loader.
-    epochs = WorkerEpochs(loader, data_loader=loader.pipeline[0], num_workers=1, decode="pil", device=options.device)
+    epochs = WorkerEpochs(loader.pipeline[0], batches=loader, options=options)
     try:
         yield epochs.epoch
     finally:
@@ -137,14 +139,14 @@ class Training:
         self._shrink, self._device = arguments.shrink, process.device
 
     def step(self, batch: Mapping[str, Any]) -> float:
-        """Train on a batch; its loss."""
+        """Train on a batch; returns its loss."""
         loss = train_step(self.model, self._optimizer, self._seen(batch), shrink=self._shrink)
         self._schedule.step()
         return loss.item()
 
     @torch.no_grad()
     def loss(self, batch: Mapping[str, Any]) -> float:
-        """A batch's loss; nothing is trained."""
+        """The loss of a batch, without training."""
         return loss_of(self.model, self._seen(batch), shrink=self._shrink).item()
 
     def _seen(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -261,7 +263,7 @@ def interval(values: Sequence[float]) -> str:
 
 
 def _repeat(feed: Feed) -> Iterator[Any]:
-    """Epoch after epoch."""
+    """The batches of epoch after epoch."""
     while True:
         yield from feed()
 
@@ -286,7 +288,7 @@ def _loader_options(arguments: Any, process: Process, *, seed: int) -> LoaderOpt
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command."""
+    """Run the command."""
     arguments = _parse(argv)
     if arguments.json is not None:
         check_target(arguments.json)

@@ -1,4 +1,4 @@
-"""Normalised photos to scores: two small networks, made to be read, and to learn something on a CPU.
+"""Two small networks from normalised photos to scores: short to read, and small enough to learn on a CPU.
 
 Normalisation is by group, not by batch: a rank's statistics are then no state that ranks could disagree about, and a
 batch of two trains as well as one of 64.

@@ -1,4 +1,4 @@
-"""What both trainings are told on the command line."""
+"""The command-line options of both trainings."""
 
 import argparse
 from pathlib import Path
@@ -7,7 +7,7 @@ __all__ = ["make_parser"]
 
 
 def make_parser(description: str, *, batch_size: int, crop: int, width: int, lr: float) -> argparse.ArgumentParser:
-    """The options that both have, with a program's own defaults."""
+    """A parser of the options that both programs have, with one program's defaults."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     add = parser.add_argument
     add(
@@ -17,7 +17,7 @@ def make_parser(description: str, *, batch_size: int, crop: int, width: int, lr:
         metavar="URL",
         help="indexed shards: ais://pets/shuffled-, a directory, ...",
     )
-    add("--val-shards", nargs="+", default=[], metavar="URL", help="shards to validate on after each epoch")
+    add("--val-shards", nargs="+", default=[], metavar="URL", help="shards for the validation after each epoch")
     add("--out", type=Path, required=True, metavar="DIR", help="the run's directory: checkpoint.pt and steps.jsonl")
     add("--resume", action="store_true", help="go on from the checkpoint in --out, if there is one")
     add(
@@ -25,7 +25,7 @@ def make_parser(description: str, *, batch_size: int, crop: int, width: int, lr:
     )
     add("--epochs", type=_positive, default=30, help="passes over the training shards")
     add("--batch-size", type=_positive, default=batch_size, help="samples a step on each rank")
-    add("--crop", type=_positive, default=crop, help="rows and columns that are cut from a photo")
+    add("--crop", type=_positive, default=crop, help="height and width of the crop")
     add("--width", type=_positive, default=width, help="channels of the model's first level, a multiple of 8")
     add("--lr", type=float, default=lr, help="learning rate of the first step; it falls to 0 as a cosine")
     add("--seed", type=int, default=0, help="fixes the model's start, the order and every augmentation")

@@ -1,4 +1,4 @@
-"""A launcher's environment to this process's place in the training: rank, device, and what ranks do together."""
+"""Find this process's rank and device by the launcher's environment, and compute over all ranks."""
 
 import contextlib
 import os
@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 __all__ = ["Process", "start_process"]
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-"""What says that the processes will be ended soon: a preemption, the time that is up."""
+"""Signals before a preemption or at the end of the allowed time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,7 @@ class Process:
     is_launched: bool
     """Whether torchrun started it, if only by itself: then there is a process group."""
     told: list[int] = field(default_factory=list)
-    """Those of `STOP_SIGNALS` that came to this process."""
+    """The `STOP_SIGNALS` that this process has received."""
 
     def replicate(self, model: nn.Module, *, example: Tensor) -> nn.Module:
         """The model whose backward pass averages gradients over the ranks; it shares ``model``'s parameters.

@@ -1,4 +1,4 @@
-"""A run to its directory: the checkpoint, replaced in one move, and one line for each step."""
+"""Write a run's files: the checkpoint, which is replaced in one move, and one line for each step."""
 
 import json
 import os

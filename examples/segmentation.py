@@ -54,7 +54,7 @@ OUTSIDE = -1
 
 
 def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Mapping[str, Any], *, shrink: int) -> Tensor:
-    """Improve the model by one batch; the loss before that, a float32 scalar."""
+    """Train the model on one batch; returns the loss before the update, a float32 scalar."""
     loss = loss_of(model, batch, shrink=shrink)
     optimizer.zero_grad()
     loss.backward()  # type: ignore[no-untyped-call]  # it has no types in torch
@@ -104,7 +104,7 @@ def shrunk(batch: Mapping[str, Any], shrink: int) -> tuple[Tensor, Tensor]:
 def train(
     arguments: Any, process: Process, saved: Mapping[str, Any] | None, loader: dp.Loader, val_loader: dp.Loader | None
 ) -> int:
-    """Train to the last epoch, from the checkpoint or from the start: 0; or the signal that said to stop before."""
+    """Train to the last epoch, from the checkpoint or the start; returns 0, or the signal that stopped it."""
     model = UNet(num_classes=len(CLASSES), width=arguments.width).to(process.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.lr)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=arguments.epochs * len(loader))
@@ -153,7 +153,7 @@ def train(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command."""
+    """Run the command."""
     parser = make_parser("Segment pets by their trimaps.", batch_size=8, crop=384, width=8, lr=3e-3)
     parser.add_argument("--shrink", type=int, default=4, help="pixels of the crop a pixel of the model, each way")
     arguments = parser.parse_args(argv)
@@ -171,7 +171,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         options: dict[str, Any] = {
             "batch_size": arguments.batch_size,
             "device": "cpu" if process.device.type == "cpu" else "gpu",
-            "cache_dir": arguments.cache_dir,
+            "cache": dp.Cache(directory=arguments.cache_dir),
         }
         graph = dp.segmentation(crop=arguments.crop)
         loader = stack.enter_context(
@@ -179,7 +179,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 arguments.shards,
                 graph,
                 seed=arguments.seed,
-                num_slices=arguments.num_slices,
+                shuffle=dp.Shuffle(slices=arguments.num_slices),
                 last_batch_policy="DROP",
                 state=saved["loader"] if saved else None,
                 **options,

@@ -1,1 +1,1 @@
-"""Source files to indexed WebDataset shards: pack, shuffle (dSort), index. Needs neither DALI nor torch."""
+"""Make indexed WebDataset shards from source files: pack, shuffle (dSort), index. Needs neither DALI nor torch."""

@@ -1,12 +1,12 @@
-"""Tasks to results, in processes of our own: no thread holds another's interpreter, and a caller needs no guard.
+"""Run tasks in worker processes, for work that one Python interpreter cannot share among threads.
 
-`multiprocessing` starts a process by importing the caller's script again, which a script without ``if __name__ ==
-"__main__"`` does not survive, or by forking, which a process with threads or a GPU does not. These are interpreters
-that import this module. What they are sent is pickled: functions by their names, so only those of modules.
+The processes are plain interpreters that run this module. `multiprocessing` would either import the caller's script
+again, which fails in a script without ``if __name__ == "__main__"``, or fork, which is unsafe in a process with threads
+or a GPU. Functions, tasks and results are pickled, so a function must be one of a module.
 
-# Note [ends]: Ctrl-C is the owner's, in a process group of their own they do not hear it. They are ended by SIGTERM,
-# which unwinds what they are at, so that no half-written file is left. If the owner is killed they notice within half
-# a second, by their parent's number.
+# Note [ends]: workers have a process group of their own and do not receive Ctrl-C; their owner handles it. The owner
+ends them by SIGTERM, which raises SystemExit in the running task, so that no half-written file is left. If the owner is
+killed, they notice within half a second that their parent has changed.
 """
 
 import contextlib
@@ -17,44 +17,64 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from multiprocessing.connection import Connection, Pipe, wait
-from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self, TypeVar
 
 from dali_pipes.errors import PipesError
+from dali_pipes.programs import own_program
 
 __all__ = ["MAX_JOBS", "Report", "Workers", "default_jobs"]
 
 MAX_JOBS = 16
-"""By default. More readers than this rarely find a disk, or a network, that keeps up."""
+"""The most processes by default. More readers rarely find a disk or a network that keeps up."""
 
 _STOP_TIMEOUT_S = 10.0
 _CHECK_S = 0.5
-# Of progress, a worker: a terminal shows no more.
+# Seconds between two progress messages of one worker: a terminal shows no more.
 _REPORT_S = 0.1
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 Report = Callable[[int], None]
-"""Called by a function with how much more of its task is done."""
+"""A function calls it with the amount of its task that it has done since the last call."""
 
 
 def default_jobs() -> int:
-    """The cores that this process may use, at most `MAX_JOBS`."""
+    """The number of cores that this process may use, at most `MAX_JOBS`."""
     return max(1, min(MAX_JOBS, len(os.sched_getaffinity(0))))
 
 
 class Workers:
-    """So many processes, started when first needed or by `start`; a context manager. With one job there are none.
+    """Processes that run tasks; they start when first needed, or by `start`. A context manager.
 
     Args:
-        jobs: Processes; 1 does everything in this one.
+        jobs: The number of processes; by default `default_jobs`. One job runs in this process.
+        at_most: More processes than this, such as the number of tasks, are not started.
+        setup: Each process calls it once, before its first task. An exception that it raises counts as that task's.
+        isolated: Use a worker process for one job, too: for functions that crash, or write to stderr.
+        advice: What the error says to do when a process dies.
+
+    Raises:
+        ValueError: If ``jobs`` is not positive.
     """
 
-    def __init__(self, jobs: int) -> None:
-        self.jobs = jobs
+    def __init__(
+        self,
+        jobs: int | None = None,
+        *,
+        at_most: int | None = None,
+        setup: Callable[[], object] | None = None,
+        isolated: bool = False,
+        advice: str = "run it again with fewer --jobs",
+    ) -> None:
+        if jobs is not None and jobs < 1:
+            raise ValueError(f"jobs must be positive, got {jobs}")
+        wanted = default_jobs() if jobs is None else jobs
+        self.jobs = wanted if at_most is None else max(1, min(wanted, at_most))
+        self._setup, self._advice = setup, advice
+        self._is_local = self.jobs == 1 and not isolated
         self._processes: list[subprocess.Popen[bytes]] = []
         self._connections: list[Connection] = []
 
@@ -67,25 +87,22 @@ class Workers:
         self.close()
 
     def start(self) -> None:
-        """Start them, if that is not done; they get ready while the caller does other things."""
-        if self.jobs == 1 or self._processes:
+        """Start the processes, unless they run; they get ready while the caller does other things."""
+        if self._is_local or self._processes:
             return
-        root = str(Path(__file__).parents[1])  # where the package ``prep`` is, installed or not
-        path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
         for _ in range(self.jobs):
             ours, theirs = Pipe()
             with theirs:
-                command = [sys.executable, "-P", "-m", "prep.workers", str(theirs.fileno()), str(os.getpid())]
                 self._processes.append(
                     subprocess.Popen(  # noqa: S603 (our own interpreter and module)
-                        command,
+                        own_program("prep.workers", str(theirs.fileno()), str(os.getpid())),
                         pass_fds=[theirs.fileno()],
                         stdin=subprocess.DEVNULL,
-                        env=os.environ | {"PYTHONPATH": path},
                         start_new_session=True,  # Note [ends]
                     )
                 )
             self._connections.append(ours)
+            self._send(ours, self._setup, name="its setup")
 
     def map(
         self,
@@ -94,56 +111,92 @@ class Workers:
         *,
         inline: Callable[[Task], bool] = lambda _: False,
         on_progress: Report = lambda _: None,
+        name: Callable[[Task], str] = lambda _: "its task",
     ) -> list[Result]:
-        """What ``function`` returns of each task, in the tasks' order; a task is asked for when a process is free.
+        """The results of all tasks, in the tasks' order; see `stream`."""
+        return list(self.stream(function, tasks, inline=inline, on_progress=on_progress, name=name))
+
+    def stream(
+        self,
+        function: Callable[[Task, Report], Result],
+        tasks: Iterable[Task],
+        *,
+        inline: Callable[[Task], bool] = lambda _: False,
+        on_progress: Report = lambda _: None,
+        name: Callable[[Task], str] = lambda _: "its task",
+        max_ahead: int | None = None,
+    ) -> Iterator[Result]:
+        """Yield what ``function`` returns of each task, in the tasks' order; a task is taken when a process is free.
 
         Args:
-            function: Of a module.
-            tasks: Each is pickled, and so is what comes of it.
-            inline: Whether a task is done in this process instead: one that would be too large to send.
+            function: Called with a task and a `Report`.
+            tasks: Each is pickled, and so is its result.
+            inline: Whether a task is done in this process instead, such as one that is too large to send.
             on_progress: Called with what the functions report.
+            name: What the error calls a task whose process died, such as ``shard 'a-000000.tar'``.
+            max_ahead: How many tasks may be started before the result of the first of them was taken. It bounds the
+                results that wait in memory; by default there is no bound.
 
         Raises:
-            Exception: What a task raised. The others' processes are ended where they stand.
+            Exception: What a task raised. The other processes are ended.
             PipesError: If a process died.
         """
+        if self._is_local:
+            yield from self._stream_here(function, tasks, on_progress)
+            return
         results: dict[int, Result] = {}
         remaining = enumerate(tasks)
-        if self.jobs == 1:
-            return [function(task, on_progress) for _, task in remaining]
+        started = yielded = 0
         idle: list[Connection] = []
-        num_busy = 0
+        names: dict[Connection, str] = {}
         try:
             while True:
-                while num_busy < self.jobs and (taken := next(remaining, None)) is not None:
+                while len(names) < self.jobs and (max_ahead is None or started - yielded < max_ahead):
+                    if (taken := next(remaining, None)) is None:
+                        break
                     number, task = taken
+                    started += 1
                     if inline(task):
                         results[number] = function(task, on_progress)
                         continue
-                    if not idle and not num_busy:
+                    if not idle and not names:
                         self.start()
                         idle = list(self._connections)
-                    self._send(idle.pop(), (number, function, task))
-                    num_busy += 1
-                if not num_busy:
-                    return [results[number] for number in range(len(results))]
-                for connection in wait(self._connections):
-                    assert isinstance(connection, Connection)
-                    number, kind, value = self._receive(connection)
+                    connection = idle.pop()
+                    names[connection] = name(task)
+                    self._send(connection, (number, function, task), name=names[connection])
+                if yielded in results:
+                    yield results.pop(yielded)
+                    yielded += 1
+                    continue
+                if not names:
+                    return
+                for ready in wait(self._connections):
+                    assert isinstance(ready, Connection)
+                    number, kind, value = self._receive(ready, name=names.get(ready, "nothing"))
                     if kind == "progress":
                         on_progress(value)
                     elif kind == "result":
                         results[number] = value
-                        idle.append(connection)
-                        num_busy -= 1
+                        idle.append(ready)
+                        del names[ready]
                     else:
                         raise value
         except BaseException:
             self.close()
             raise
 
+    def _stream_here(
+        self, function: Callable[[Task, Report], Result], tasks: Iterable[Task], on_progress: Report
+    ) -> Iterator[Result]:
+        if self._setup is not None:
+            self._setup()
+            self._setup = None
+        for task in tasks:
+            yield function(task, on_progress)
+
     def close(self) -> None:
-        """End them, and what they are at. Can be called twice."""
+        """End the processes and their tasks. Can be called twice."""
         for process in self._processes:
             process.terminate()
         for connection in self._connections:
@@ -156,39 +209,43 @@ class Workers:
                 process.wait()
         self._processes, self._connections = [], []
 
-    def _send(self, connection: Connection, message: object) -> None:
+    def _send(self, connection: Connection, message: object, *, name: str) -> None:
         try:
             connection.send(message)
         except OSError as exc:
-            raise self._died(connection) from exc
+            raise self._died(connection, name) from exc
 
-    def _receive(self, connection: Connection) -> tuple[int, str, Any]:
+    def _receive(self, connection: Connection, *, name: str) -> tuple[int, str, Any]:
         try:
             received: tuple[int, str, Any] = connection.recv()
         except (OSError, EOFError) as exc:
-            raise self._died(connection) from exc
+            raise self._died(connection, name) from exc
         return received
 
-    def _died(self, connection: Connection) -> PipesError:
+    def _died(self, connection: Connection, name: str) -> PipesError:
         process = self._processes[self._connections.index(connection)]
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_STOP_TIMEOUT_S)
         return PipesError(
-            f"a worker process ended in the middle of its work, exit status {process.returncode} (-9: killed, by the "
-            "kernel where memory ran out); run it again, with fewer --jobs"
+            f"a worker process ended while it worked on {name}, exit status {process.returncode} (-9: it was killed, "
+            f"for example by the kernel when memory ran out); {self._advice}"
         )
 
 
 def main(argv: Sequence[str]) -> int:
-    """Do tasks until the owner hangs up."""
+    """Do tasks until the owner closes the connection."""
     descriptor, owner = map(int, argv)
     signal.signal(signal.SIGTERM, _unwind)
     threading.Thread(target=_end_with, args=(owner,), daemon=True).start()
     with Connection(descriptor) as connection, contextlib.suppress(EOFError, ConnectionError):
+        setup = connection.recv()
         while True:
             number, function, task = connection.recv()
             report = _Reports(connection, number)
             try:
+                if setup is not None:
+                    setup()
+                    setup = None
                 result = function(task, report)
                 report.flush()
                 connection.send((number, "result", result))
@@ -196,27 +253,27 @@ def main(argv: Sequence[str]) -> int:
                 raise
             except Exception as exc:  # noqa: BLE001 (the owner raises it)
                 connection.send((number, "error", _picklable(exc)))
-            # What it held is let go before the next is waited for.
+            # Free the task's memory before the next one arrives.
             del function, task, report
     return 0
 
 
 class _Reports:
-    """Progress, gathered."""
+    """Sums progress up and sends it now and then."""
 
     def __init__(self, connection: Connection, number: int) -> None:
         self._connection, self._number = connection, number
-        self._num, self._told = 0, time.monotonic()
+        self._num, self._sent_at = 0, time.monotonic()
 
     def __call__(self, num: int) -> None:
         self._num += num
-        if time.monotonic() - self._told >= _REPORT_S:
+        if time.monotonic() - self._sent_at >= _REPORT_S:
             self.flush()
 
     def flush(self) -> None:
         if self._num:
             self._connection.send((self._number, "progress", self._num))
-        self._num, self._told = 0, time.monotonic()
+        self._num, self._sent_at = 0, time.monotonic()
 
 
 def _picklable(exc: Exception) -> Exception:

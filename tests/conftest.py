@@ -16,8 +16,8 @@ import pytest
 from hypothesis import settings
 from PIL import Image
 
-from dali_pipes.store import embedded_node
-from dali_pipes.store.ais import AisStore
+from dali_pipes.store.cluster import embedded_node
+from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
 

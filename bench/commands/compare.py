@@ -17,7 +17,7 @@ __all__ = ["compare"]
     default=0.05,
     show_default=True,
     type=float,
-    help="How much worse, as a share, is not called worse yet.",
+    help="The share by which a figure may be worse before it is called worse.",
 )
 @click.option(
     "--figures",
@@ -29,23 +29,23 @@ __all__ = ["compare"]
     "--relative-to",
     default=None,
     metavar="LOADER",
-    help="Compare ratios to this loader's figures, round by round within each run, where the machine has a part in "
-    "them: what makes all slower alike, a busier machine, is in none. memory, say.  [default: figures as they are]",
+    help="Compare ratios to this loader's figures (memory, for example), round by round within each run, for figures "
+    "that depend on the machine: a busier machine slows all loaders alike.  [default: the figures themselves]",
 )
 @click.option(
     "--anyway",
     is_flag=True,
-    help="Compare runs of other machines, data or options, too; and of other versions of the record, by what of the "
-    "setting both have.",
+    help="Compare runs with different machines, data or options, too, and records of different versions, by the "
+    "settings that both have.",
 )
 def compare(
     *, before: Path, after: Path, threshold: float, figures: str | None, relative_to: str | None, anyway: bool
 ) -> int:
-    """Compare two records of `bench run` or `bench sweep`; say what became worse, by how much, how surely.
+    """Compare two records of `bench run` or `bench sweep`; say what became worse, by how much and how surely.
 
-    Exit 0: nothing did, as far as the repeats tell. 1: something did, its 95 % interval wholly on the worse side.
+    Exit 0: nothing did, as far as the repeats show. 1: something did, with its whole 95 % interval on the worse side.
     2: the runs cannot be read or compared.
-    A 95 % interval of two runs takes 4 repeats of each; of 7 it is narrow enough for most ends.
+    A 95 % interval of two runs needs 4 repeats of each; with 7 it is narrow enough for most purposes.
     """
     from bench.reports.record import read_run
     from bench.reports.regression import JUDGED, compare_runs, format_verdict

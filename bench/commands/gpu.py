@@ -1,4 +1,4 @@
-"""``bench gpu``: what a GPU decodes, how it is set, and what is lost on the way; or its twin on the CPU."""
+"""``bench gpu``: what a GPU decodes, how it is best set, and what is lost on the way; or the same on the CPU."""
 
 import contextlib
 from pathlib import Path
@@ -19,8 +19,7 @@ from bench.commands.options import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from bench.gpu.cases import Workload
-    from bench.gpu.run import GpuOptions
+    from bench.gpu.workload import Workload
 
 __all__ = ["gpu"]
 
@@ -36,7 +35,7 @@ _SWEEPABLE: dict[str, type] = {
 def _sweeps(
     context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]
 ) -> dict[str, tuple[Any, ...]] | None:
-    """``NAME=VALUE,VALUE`` of an option that may be given several times; ``None`` where it was not."""
+    """Read ``NAME=VALUE,VALUE`` of an option that may be given several times; ``None`` if it was not given."""
     found: dict[str, tuple[Any, ...]] = {}
     for text in texts:
         name, _, values = text.replace("-", "_").partition("=")
@@ -56,7 +55,7 @@ def _sweeps(
 @click.command()
 @shards_option(required=False, help="Photos, masks and labels.  [default: drawn]")
 @click.option("--scenarios", help="Comma separated; see above.  [default: rn50]")
-@click.option("--all", "everything", is_flag=True, help="All of them, in order of worth, each to a file in -o.")
+@click.option("--all", "everything", is_flag=True, help="All of them, the most important first, each to a file in -o.")
 @click.option("-o", "--output", type=click.Path(file_okay=False, path_type=Path), help="Directory for --all.")
 @json_option
 @click.option("--device", default="auto", show_default=True, type=click.Choice(["auto", "cpu", "gpu"]))
@@ -80,26 +79,27 @@ def _sweeps(
 @click.option("--no-sweep", is_flag=True, help="Only the base setting.")
 @click.option("--photo", default="image.jpg", show_default=True, help="Component that holds the photo.")
 @click.option("--mask", default="trimap.png", show_default=True, help="Component that holds the mask.")
-@click.option("--num-photos", default=1024, show_default=True, type=at_least(1), help="Kept in memory.")
+@click.option("--num-photos", default=1024, show_default=True, type=at_least(1), help="Photos kept in memory.")
 @click.option(
     "--seconds",
     default=2.0,
     show_default=True,
     type=click.FloatRange(min=0.001),
-    help="For which each point is timed in each repeat.",
+    help="Each point is timed for this long in each repeat.",
 )
-@repeats_option(2, help="Openings of each point; points take turns.")
+@repeats_option(2, help="Times that each point is opened; points take turns.")
 @click.option(
     "--minutes",
     default=25.0,
     show_default=True,
     type=click.FloatRange(min=0.01),
-    help="For --all: what would begin later is left out, and named.",
+    help="For --all: points that would begin later are left out, and listed.",
 )
 @cluster_options
 @click.pass_context
 def gpu(
     context: click.Context,
+    /,
     *,
     shards: str | None,
     scenarios: str | None,
@@ -107,19 +107,15 @@ def gpu(
     output: Path | None,
     json_path: Path | None,
     device: str,
-    num_threads: int | None,
-    batch_size: int | None,
-    hw_decoder_load: float,
     sweeps: dict[str, tuple[Any, ...]] | None,
     no_sweep: bool,
     photo: str,
     mask: str,
     num_photos: int,
-    seconds: float,
-    repeats: int,
     minutes: float,
     endpoint: str | None,
     embedded_dir: Path | None,
+    **settings: Any,
 ) -> None:
     """Time decoding, one setting changed at a time, and print a table for each scenario:
 
@@ -129,87 +125,77 @@ def gpu(
     rn50          the recipe of DALI's own benchmark: random crop, resize, normalise to float16
     decode        decoding alone
     segmentation  the whole loader, photo and mask
-    halves        a reader of its own and a decoder, against one pipeline; unpinned, copied, pinned
+    halves        a reader pipeline and a decode pipeline against one; unpinned, copied, pinned
     roi           a window decoded alone, against the whole photo
     masks         PNG, LZ4 blocks inflated on the GPU, raw
 
     With a GPU, one command measures everything: dali-pipes bench gpu --all --shards URL -o DIR. It takes 25 minutes at
-    most, the most telling first, and writes a record as soon as it has one; a point that fails is recorded as failed.
-    On the CPU every scenario that has a twin runs, and nothing is said about GPUs. Exit code 1 where path or parity
-    failed.
+    most, begins with the most important, and writes a record as soon as it has one. A point that fails is recorded as
+    failed. On the CPU every scenario runs that can run there, and the report makes no statement about GPUs. Exit code 1
+    if path or parity failed.
     """
     import time
 
-    from bench.environment import check_extras
+    from bench.tools.environment import check_extras
 
     check_extras()
     if everything and (output is None or scenarios is not None or json_path is not None):
         raise ValueError("--all needs -o DIR, and goes with neither --scenarios nor --json")
     if output is not None and not everything:
         raise ValueError("-o goes with --all; pass --json FILE for one scenario")
-    from bench.gpu.report import format_markdown, format_scenario
-    from bench.gpu.run import SCENARIOS, run_scenario
-    from bench.reports.record import stamped, write_record, write_text
+    from bench.engine.run import run_scenario
+    from bench.gpu.sweep import SCENARIOS, default_sweeps, gpu_scenario
+    from bench.gpu.tables import format_markdown
+    from bench.reports.record import write_record, write_text
 
     wanted = list(SCENARIOS) if everything else words(scenarios or "rn50")
     if unknown := [name for name in wanted if name not in SCENARIOS]:
         raise ValueError(f"--scenarios must be of {', '.join(SCENARIOS)}, got {', '.join(unknown)}")
     if json_path is not None and len(wanted) != 1:
         raise ValueError(f"--json takes one scenario, got {len(wanted)}; pass --all -o DIR for several")
-    options = _options(
-        device, num_threads, batch_size, hw_decoder_load, {} if no_sweep else sweeps, seconds=seconds, repeats=repeats
-    )
+    settings |= _device_settings(device, settings)
+    settings["sweeps"] = {} if no_sweep else default_sweeps(settings["device"]) if sweeps is None else sweeps
     deadline = time.monotonic() + 60 * minutes if everything else None
     if output is not None:
         output.mkdir(parents=True, exist_ok=True)
-    reports = []
+    reports: list[dict[str, Any]] = []
+
+    def keep(report: dict[str, Any]) -> None:
+        """Print and write each record as soon as it is there: the session may end early."""
+        reports.append(report)
+        click.echo(scenario.table(report))
+        if json_path is not None:
+            write_record(report, json_path)
+        if output is not None:
+            write_record(report, output / _file_name(report))
+            write_text(format_markdown(reports), output / "report.md")
+
     with _opened_workload(
         shards, photo=photo, mask=mask, num_photos=num_photos, endpoint=endpoint, embedded_dir=embedded_dir
     ) as (workload, servers):
         for name in wanted:
-            found = run_scenario(name, workload, options=options, deadline=deadline, bystanders=sorted(servers))
-            reports.append(report := stamped(found, kind="gpu"))
-            click.echo(f"{name}\n{format_scenario(report)}\n")
-            if json_path is not None:
-                write_record(report, json_path)
-            if output is not None:
-                # After each: whoever ends the session early keeps what there is.
-                write_record(report, output / _file_name(report))
-                write_text(format_markdown(reports), output / "report.md")
+            scenario = gpu_scenario(name, workload, deadline=deadline, bystanders=sorted(servers), **settings)
+            keep(run_scenario(scenario, keep=keep))
     if output is not None:
         click.echo(f"wrote {len(reports)} records and report.md into '{output}'")
-    # A session's figures mean nothing where the path does not hold; its records are written all the same.
+    # If the path fails, the figures of the session mean nothing. Its records are written all the same.
     context.exit(int(any("error" in report.get("check", ()) for report in reports)))
 
 
-def _options(
-    device: str,
-    num_threads: int | None,
-    batch_size: int | None,
-    hw_decoder_load: float,
-    sweeps: dict[str, tuple[Any, ...]] | None,
-    *,
-    seconds: float,
-    repeats: int,
-) -> "GpuOptions":
+def _device_settings(device: str, settings: dict[str, Any]) -> dict[str, Any]:
     import torch
 
-    from bench.gpu.run import GpuOptions, default_sweeps
-    from bench.loaders import available_cores
+    from bench.loaders.protocol import available_cores
 
     if device == "gpu" and not torch.cuda.is_available():
-        raise ValueError("--device gpu, and torch finds no CUDA device; --device cpu runs the twins")
+        raise ValueError("--device gpu, and torch finds no CUDA device; --device cpu runs what the CPU can do")
     chosen = "gpu" if device != "cpu" and torch.cuda.is_available() else "cpu"
-    return GpuOptions(
-        device="gpu" if chosen == "gpu" else "cpu",
-        num_threads=num_threads or available_cores(),
-        # A GPU wants more at a time than a core does.
-        batch_size=batch_size or (256 if chosen == "gpu" else 64),
-        hw_decoder_load=hw_decoder_load,
-        sweeps=default_sweeps(chosen) if sweeps is None else sweeps,
-        seconds=seconds,
-        repeats=repeats,
-    )
+    return {
+        "device": chosen,
+        "num_threads": settings["num_threads"] or available_cores(),
+        # A GPU needs larger batches than a core does.
+        "batch_size": settings["batch_size"] or (256 if chosen == "gpu" else 64),
+    }
 
 
 @contextlib.contextmanager
@@ -217,26 +203,19 @@ def _opened_workload(
     shards: str | None, *, photo: str, mask: str, num_photos: int, endpoint: str | None, embedded_dir: Path | None
 ) -> "Iterator[tuple[Workload, set[int]]]":
     """Photos and shards, and the processes that were started to serve them."""
-    import tempfile
-
-    from bench.gpu.cases import Workload
+    from bench.engine.folders import RunFolder
+    from bench.engine.scenario import MEMORY
     from bench.gpu.photos import draw_shards
+    from bench.gpu.workload import Workload
 
     with contextlib.ExitStack() as stack:
-        memory = Path("/dev/shm")  # noqa: S108 (a directory of our own is made there)
-        directory = Path(
-            stack.enter_context(
-                tempfile.TemporaryDirectory(prefix="dali-pipes-bench-", dir=memory if memory.is_dir() else None)
-            )
-        )
+        folder = stack.enter_context(RunFolder(MEMORY if MEMORY.is_dir() else None))
         if shards is None:
-            drawn = directory / "shards"
-            drawn.mkdir()
-            found, servers = draw_shards(drawn, num=num_photos), set[int]()
+            found, servers = draw_shards(folder.new(), num=num_photos), set[int]()
         else:
             found, servers = stack.enter_context(opened_shards(shards, endpoint=endpoint, embedded_dir=embedded_dir))
         workload = Workload(
-            found, photo=photo, mask=mask, num_photos=num_photos, directory=directory, is_drawn=shards is None
+            found, photo=photo, mask=mask, num_photos=num_photos, directory=folder.new(), is_drawn=shards is None
         )
         yield workload, servers
 

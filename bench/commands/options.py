@@ -1,24 +1,23 @@
-"""Options that several commands of ``bench`` take, each written once; what is shared in meaning has one help text.
+"""Define the options that several commands of ``bench`` share, each once, with one help text for one meaning.
 
-A command names its own beside itself, and these by what they are: ``@loading_options()`` for how a loader is opened,
-``@shards_option(...)`` for what it reads. Only click is imported before a command runs.
+``@loading_options()`` says how a loader is opened, ``@shards_option(...)`` what it reads. Only click is imported before
+a command runs.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from dali_pipes.commands.options import cluster_options
 
 if TYPE_CHECKING:
-    from bench.loaders import Device
-    from dali_pipes.store.urls import ShardSet
+    from dali_pipes.store.shard_set import ShardSet
 
 __all__ = [
-    "ScenarioArguments",
     "at_least",
     "cache_option",
     "cluster_options",
@@ -32,7 +31,6 @@ __all__ = [
     "scenario_options",
     "shards_option",
     "target_option",
-    "tell",
     "words",
 ]
 
@@ -45,9 +43,9 @@ def at_least(minimum: int) -> click.IntRange:
     return click.IntRange(min=minimum)
 
 
-def shards_option(*, help: str, required: bool = True) -> Decorator[Any]:
+def shards_option(*, help: str, required: bool = True, name: str = "shards") -> Decorator[Any]:
     """``--shards``: what is read."""
-    return click.option("--shards", required=required, help=help)
+    return click.option("--shards", name, required=required, help=help)
 
 
 def repeats_option(default: int, *, help: str) -> Decorator[Any]:
@@ -69,14 +67,21 @@ def loading_options(*, by_rank: bool = False) -> Decorator[Any]:
             ),
             click.option(
                 "--num-threads",
+                "threads" if by_rank else "num_threads",
                 default=None,
                 type=at_least(1),
+                callback=None if by_rank else _or_cores,
                 help=f"DALI's threads, or worker processes{each}.  [default: {cores}]",
             ),
             click.option("--device", default="auto", show_default=True, type=click.Choice(["auto", "cpu", "gpu"])),
             click.option("--crop", default=350, show_default=True, type=at_least(1), help="Side of the centre crop."),
         ]
     )
+
+
+def _or_cores(context: click.Context, parameter: click.Parameter, number: int | None) -> int:
+    """The cores that this process may use, where nothing was said."""
+    return number or len(os.sched_getaffinity(0))
 
 
 def photo_options() -> Decorator[Any]:
@@ -100,6 +105,7 @@ def cache_option(*, help: str) -> Decorator[Any]:
     """``--cache``: where a benchmark keeps what it makes."""
     return click.option(
         "--cache",
+        "work",
         default=Path("/dev/shm"),  # noqa: S108 (a directory of our own is made there)
         show_default=True,
         type=click.Path(path_type=Path),
@@ -107,7 +113,7 @@ def cache_option(*, help: str) -> Decorator[Any]:
     )
 
 
-def scenario_options(*, reads: str, repeats: int, turns: str, cache: str) -> Decorator[Any]:
+def scenario_options(*, reads: str, repeats: int, turns: str, cache: str, required: bool = True) -> Decorator[Any]:
     """What benchmarks of one part of the path have in common: what is read, how often, how it is opened, and where.
 
     Args:
@@ -115,10 +121,12 @@ def scenario_options(*, reads: str, repeats: int, turns: str, cache: str) -> Dec
         repeats: Default of ``--repeats``.
         turns: Help of ``--repeats``.
         cache: Help of ``--cache``.
+        required: Whether ``--shards`` must be given; if not, ``reads`` is all of its help.
     """
+    forms = ": ais://bucket/prefix, a glob of local tars, or a directory." if required else ""
     return combined(
         [
-            shards_option(help=f"{reads}: ais://bucket/prefix, a glob of local tars, or a directory."),
+            shards_option(help=f"{reads}{forms}", required=required),
             repeats_option(repeats, help=turns),
             loading_options(),
             cache_option(help=cache),
@@ -126,21 +134,6 @@ def scenario_options(*, reads: str, repeats: int, turns: str, cache: str) -> Dec
             cluster_options,
         ]
     )
-
-
-class ScenarioArguments(TypedDict):
-    """The values of `scenario_options`."""
-
-    shards: str
-    repeats: int
-    batch_size: int
-    num_threads: int | None
-    device: "Device"
-    crop: int
-    cache: Path
-    json_path: Path | None
-    endpoint: str | None
-    embedded_dir: Path | None
 
 
 def combined(options: list[Decorator[Any]]) -> Decorator[Any]:
@@ -164,41 +157,23 @@ def _check_target(context: click.Context, parameter: click.Parameter, path: Path
 
 
 def target_option(*names: str, help: str) -> Decorator[Any]:
-    """A file that is written in the end, and is known to be writable before anything starts."""
+    """A file that is written at the end. Whether it can be is checked before anything starts."""
     return click.option(*names, default=None, type=click.Path(path_type=Path), callback=_check_target, help=help)
 
 
 json_option = target_option("--json", "json_path", help="Write the record here.")
 
 
-def tell(kind: str, report: Mapping[str, Any], text: str, json_path: Path | None) -> None:
-    """Print what was measured, and write the record where one was asked for.
-
-    The table first: it is on the terminal whatever becomes of the file.
-
-    Args:
-        kind: The command; names the record's format where the report does not.
-        report: For JSON.
-        text: For people.
-        json_path: Where to; ``None``: nowhere.
-    """
-    from bench.reports.record import stamped, write_record
-
-    click.echo(text)
-    if json_path is not None:
-        write_record(stamped(report, kind=kind), json_path)
-
-
 def words(text: str) -> list[str]:
-    """``a, b`` to its words."""
+    """The words of ``a, b``."""
     return [word.strip() for word in text.split(",")]
 
 
 def numbers(option: str, text: str, *, kind: type[int] | type[float] = float) -> list[Any]:
-    """``1,2`` to numbers.
+    """The numbers of ``1,2``.
 
     Raises:
-        ValueError: If a word is none; names the option.
+        ValueError: If a word is no number; names the option.
     """
     try:
         return [kind(word) for word in words(text)]
@@ -216,8 +191,8 @@ def opened_shards(
     Raises:
         ValueError: If the shards are local, and the command line says where a bucket is; the environment may.
     """
-    from bench.timing.processes import child_pids
-    from dali_pipes.store.endpoint import cluster
+    from bench.tools.processes import child_pids
+    from dali_pipes.store.cluster.endpoint import cluster
     from dali_pipes.store.urls import is_remote, resolve_shards
 
     if not is_remote(shards):

@@ -1,4 +1,4 @@
-"""``bench report``: records to a page, a Markdown file, a document's tables, or the terminal."""
+"""``bench report``: show records as a page, Markdown, the tables of a document, or on the terminal."""
 
 from pathlib import Path
 
@@ -11,9 +11,9 @@ __all__ = ["report"]
 
 @click.command()
 @click.argument("records", metavar="[RECORD]...", nargs=-1, type=click.Path(path_type=Path))
-@target_option("-o", "--output", "html_path", help="Write one HTML page that needs nothing else: tables and plots.")
+@target_option("-o", "--output", "html_path", help="Write one HTML page that needs no other file: tables and plots.")
 @target_option("--markdown", "markdown_path", help="Write Markdown, without the plots; - for stdout.")
-@click.option("--baseline", default=None, help="Whom ratios are to.  [default: as in the run]")
+@click.option("--baseline", default=None, help="The loader that ratios are to.  [default: as in the run]")
 @click.option("--loaders", default=None, help="Comma separated: show these only.  [default: all of the run]")
 @click.option(
     "--update",
@@ -35,8 +35,8 @@ def report(
 ) -> int:
     """Show RECORDs, files that commands of `bench` wrote with --json, of this version and earlier ones.
 
-    Without an option their tables go to stdout. A document's tables stand between two lines, the first of which says
-    of what, its path being relative to the document, and may choose baseline, loaders and figures:
+    Without an option their tables go to stdout. A document's tables stand between two lines. The first line names the
+    record, with a path relative to the document, and may choose baseline, loaders and figures:
 
     \b
     <!-- bench report results/pets.json --baseline dali --loaders dali,memory samples_per_s -->
@@ -53,7 +53,7 @@ def report(
     if not records and not documents:
         raise ValueError("name at least one record, or a document: --update DOCUMENT")
     if not records and (baseline or loaders):
-        raise ValueError("--baseline and --loaders are of RECORDs; of a document's tables they stand in its marks")
+        raise ValueError("--baseline and --loaders apply to RECORDs; for a document's tables they stand in its marks")
     for target in (html_path, markdown_path):
         if target is not None and target.resolve() in {record.resolve() for record in records}:
             raise ValueError(f"'{target}' is one of the records; name another file to write")

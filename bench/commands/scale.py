@@ -4,7 +4,8 @@ from pathlib import Path
 
 import click
 
-from bench.commands.options import json_option, numbers, repeats_option, tell
+from bench.commands.options import json_option, numbers, repeats_option
+from bench.commands.running import needs_extras, run_and_tell
 
 __all__ = ["scale"]
 
@@ -14,21 +15,18 @@ __all__ = ["scale"]
 @click.option("--window-shards", default="10,100", show_default=True, help="Shards of a shuffle window.")
 @repeats_option(3, help="Processes for each pair.")
 @json_option
+@needs_extras
 def scale(*, num_shards: str, window_shards: str, repeats: int, json_path: Path | None) -> None:
     """Time what comes before the first sample for data sets of up to a million shards, and what a window costs.
 
     Reads nothing: manifests of shards that do not exist are made, 1,000 samples in each. Writes nothing but the file
     that --json names.
     """
-    from bench.environment import check_extras
+    from bench.scenarios.scale import ScaleScenario
 
-    check_extras()
-    from bench.scenarios.scale import ScaleOptions, format_scale, run_scale
-
-    options = ScaleOptions(
+    scenario = ScaleScenario(
         num_shards=numbers("--num-shards", num_shards, kind=int),
         window_shards=numbers("--window-shards", window_shards, kind=int),
         repeats=repeats,
     )
-    report = run_scale(options)
-    tell("scale", report, format_scale(report), json_path)
+    run_and_tell(scenario, json_path=json_path)

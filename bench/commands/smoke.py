@@ -3,25 +3,24 @@
 import click
 
 from bench.commands.options import words
+from bench.commands.running import needs_extras
 
 __all__ = ["smoke"]
 
 
 @click.command()
 @click.option("--loaders", default=None, help="Comma separated names, and groups as of bench run.  [default: all]")
+@needs_extras
 def smoke(*, loaders: str | None) -> int:
     """Try every loader that is installed, in every mode, on 22 photos that are made for it; exit 1 if one fails.
 
-    Each is held against Pillow and torchvision, from files and from a bucket, and makes a warm turn in one process and
-    a cold one in two. Writes to a temporary directory only.
+    Each one's outputs are compared with Pillow's and torchvision's, from files and from a bucket; it takes a warm turn
+    in one process and a cold one in two. Writes to a temporary directory only.
     """
     import tempfile
     from pathlib import Path
 
-    from bench.environment import check_extras
-
-    check_extras()
-    from bench.smoke import format_trials, named_loaders, run_smoke
+    from bench.compare.smoke import format_trials, named_loaders, run_smoke
 
     specs = None if loaders is None else named_loaders(words(loaders))
     trials = []

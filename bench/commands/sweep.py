@@ -1,13 +1,11 @@
 """``bench sweep``: the same loaders under many settings, interleaved as in one run."""
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
-from bench.commands.run import TimingArguments, time_loaders, timing_options
-
-if TYPE_CHECKING:
-    from typing import Unpack
+from bench.commands.run import time_loaders, timing_options
+from bench.commands.running import needs_extras
 
 __all__ = ["sweep"]
 
@@ -22,7 +20,8 @@ __all__ = ["sweep"]
     "several times: every combination.",
 )
 @timing_options
-def sweep(over: tuple[str, ...], **arguments: "Unpack[TimingArguments]") -> None:
+@needs_extras
+def sweep(over: tuple[str, ...], **given: Any) -> None:
     """Time loaders as `bench run` does, under every setting that --over names, in turns.
 
     \b
@@ -31,6 +30,7 @@ def sweep(over: tuple[str, ...], **arguments: "Unpack[TimingArguments]") -> None
     dali-pipes bench sweep --shards pets/ --samples 20000 --over shards=10,100,1000,10000
 
     Reads the shards. Writes the files that --json and -o name, and under --work what is packed anew, served or
-    converted, until the end. What Ctrl-C, or a loader that fails, leaves of whole rounds is written and told, too.
+    converted, until the end. Ctrl-C, or a loader that fails, leaves the whole rounds before it: they are printed and
+    written, too.
     """
-    time_loaders(arguments, over=over)
+    time_loaders(given, over=over)

@@ -1,13 +1,11 @@
 """``bench tfrecord``: the same samples as tars and as TFRecord files."""
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
-from bench.commands.options import ScenarioArguments, at_least, opened_shards, photo_options, scenario_options, tell
-
-if TYPE_CHECKING:
-    from typing import Unpack
+from bench.commands.options import at_least, photo_options, scenario_options
+from bench.commands.running import needs_extras, run_on_shards
 
 __all__ = ["tfrecord"]
 
@@ -21,33 +19,14 @@ __all__ = ["tfrecord"]
 )
 @click.option("--epochs", default=2, show_default=True, type=at_least(1), help="Epochs that are decoded in each turn.")
 @photo_options()
-def tfrecord(*, epochs: int, photo: str, mask: str, seed: int, **given: "Unpack[ScenarioArguments]") -> None:
+@needs_extras
+def tfrecord(**given: Any) -> None:
     """Write the same samples as tars and as TFRecord files, then read and decode them: ours, and DALI's own readers.
 
-    Reads --shards, which must be indexed. Each reader's outputs are held against Pillow and torchvision before
+    Reads --shards, which must be indexed. Each reader's outputs are compared with Pillow's and torchvision's before
     anything is timed. Writes into a directory under --cache, which is deleted at the end, and the file that --json
     names.
     """
-    from bench.environment import check_extras
+    from bench.scenarios.tfrecord import TfrecordScenario
 
-    check_extras()
-    from bench.loaders import LoaderOptions, available_cores
-    from bench.scenarios.tfrecord import TfrecordOptions, format_tfrecord, run_tfrecord
-
-    options = TfrecordOptions(
-        loaders=LoaderOptions(
-            batch_size=given["batch_size"],
-            num_threads=given["num_threads"] or available_cores(),
-            crop=given["crop"],
-            photo=photo,
-            mask=mask,
-            seed=seed,
-            device=given["device"],
-        ),
-        repeats=given["repeats"],
-        epochs=epochs,
-        cache=given["cache"],
-    )
-    with opened_shards(given["shards"], endpoint=given["endpoint"], embedded_dir=given["embedded_dir"]) as (found, _):
-        report = run_tfrecord(options, found)
-    tell("tfrecord", report, format_tfrecord(report), given["json_path"])
+    run_on_shards(TfrecordScenario, given)

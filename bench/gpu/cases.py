@@ -1,154 +1,45 @@
-"""A way to decode and a setting to a pipeline that runs: what `bench gpu` times, batch after batch.
+"""List the ways to decode that `bench gpu` times, each as a pipeline that runs batch after batch.
 
-``decode`` and ``rn50`` are the two recipes of DALI's own ``hw_decoder_bench.py``, operator for operator, so that
-figures line up with what its authors publish. The others are this project's: the segmentation graph in a real loader,
-the two halves against one pipeline, a window decoded against a whole photo, masks as PNG against LZ4 blocks. Each runs
-on the CPU, too, as far as DALI can do it there.
+``decode`` and ``rn50`` are the two recipes of DALI's own ``hw_decoder_bench.py``, operator for operator, so that their
+figures can be compared with those that its authors publish. The others are this project's: the segmentation graph in a
+real loader, two pipelines against one, a window decoded against a whole photo, masks as PNG against LZ4 blocks. Each
+runs on the CPU too, as far as DALI supports it there.
 """
 
 import contextlib
+import io
 import itertools
-import math
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from nvidia.dali import backend, fn, tensors, types
 from nvidia.dali.pipeline import Pipeline
+from PIL import Image
 
 import dali_pipes as dp
-from bench.gpu.photos import Photos, read_photos, reencode, write_files, write_lines
-from bench.loaders.workers import endpoint_of, shard_urls
+from bench.gpu.workload import GpuSetting, Workload
 from dali_pipes.errors import PipesError
-from dali_pipes.graph.inputs import Graph
-from dali_pipes.reader.segments import MAX_LINES, Segment, index_text
-from dali_pipes.store.urls import ShardSet
+from dali_pipes.reader.segments import Segment
 
-__all__ = ["CASES", "Case", "Running", "Setting", "Workload"]
+__all__ = ["CASES", "Case", "Running", "pipeline_of"]
 
 # Of the recipe; torchvision's constants.
 _MEAN, _STD = [0.485 * 255, 0.456 * 255, 0.406 * 255], [0.229 * 255, 0.224 * 255, 0.225 * 255]
 _SIDE = 224
-# Shards that loaders read: the first epoch of each stages them, which is not timed, and must not take the session.
-LOADER_BYTES = 512 << 20
 # A window of half the height and width, anywhere: a quarter of the pixels.
 _WINDOW = 0.5
 
 
-@dataclass(frozen=True, kw_only=True)
-class Setting:
-    """One point of a sweep."""
-
-    device: Literal["gpu", "cpu"]
-    num_threads: int
-    batch_size: int
-    hw_decoder_load: float = 0.65
-    """DALI's default."""
-    photo_side: int | None = None
-    """Longer side, encoded anew; ``None``: photos as they are stored."""
-    progressive_share: float | None = None
-    """``None``: as they are stored."""
-    size_hint: int = 0
-    """Width and height for which decoders allocate at once; 0: as photos come."""
-
-    def to_json(self) -> dict[str, Any]:
-        """As a record has it."""
-        return asdict(self)
-
-
 class Running(NamedTuple):
-    """A case that was opened."""
+    """An open case."""
 
     step: Callable[[], int]
-    """Draws a batch and returns its samples."""
+    """Draws a batch and returns the number of its samples."""
     host_bytes: float | None
-    """Bytes a sample that must at least cross to the device, computed; ``None`` where that depends on the decoder."""
-
-
-class Workload:
-    """The photos and shards of a run, made for each size and kind once.
-
-    Args:
-        shards: Where photos and masks come from, and what loaders read.
-        photo: The photo's component.
-        mask: The mask's.
-        num_photos: Kept in memory.
-        directory: A temporary one, in memory if possible.
-        is_drawn: Whether the shards are no photographs.
-    """
-
-    def __init__(
-        self, shards: ShardSet, *, photo: str, mask: str, num_photos: int, directory: Path, is_drawn: bool
-    ) -> None:
-        self.shards, self.photo, self.mask, self._directory = shards, photo, mask, directory
-        self._stored = read_photos(shards, photo=photo, mask=mask, num=num_photos, is_drawn=is_drawn)
-        self._first = _first_shards(shards)
-        self._made: dict[tuple[int | None, float | None], Photos] = {(None, None): self._stored}
-        self._files: dict[tuple[int | None, float | None], Path] = {}
-
-    def open_loader(self, graph: Graph, *, device: str, **options: Any) -> Any:
-        """A `dali_pipes.loader` over the first shards, as many as fit `LOADER_BYTES`: a context manager.
-
-        Args:
-            graph: Its graph.
-            device: ``"gpu"`` or ``"cpu"``.
-            options: More of its arguments.
-        """
-        return dp.loader(
-            shard_urls(self._first),
-            graph,
-            device="gpu" if device == "gpu" else "cpu",
-            # Samples that lack a mask have their photos in the other scenarios.
-            missing="skip",
-            show_progress=False,
-            rank=0,
-            world_size=1,
-            endpoint=endpoint_of(self._first),
-            **options,
-        )
-
-    @property
-    def stored(self) -> Photos:
-        """As the shards have them."""
-        return self._stored
-
-    def photos(self, setting: Setting) -> Photos:
-        """Of the size and kind that a setting asks for."""
-        wanted = setting.photo_side, setting.progressive_share
-        if wanted not in self._made:
-            self._made[wanted] = reencode(self._stored, side=wanted[0], progressive_share=wanted[1])
-        return self._made[wanted]
-
-    def files(self, setting: Setting) -> Path:
-        """A directory of them, for `fn.readers.file`."""
-        wanted = setting.photo_side, setting.progressive_share
-        if wanted not in self._files:
-            directory = self._directory / f"files-{len(self._files)}"
-            self._files[wanted] = write_files(self.photos(setting).photos, directory)
-        return self._files[wanted]
-
-    def lines(self, setting: Setting) -> tuple[Path, str]:
-        """One file of them, and DALI's index of it: a multiple of the batch size, so that a reader starts anew."""
-        photos = self.photos(setting).photos
-        path = self._directory / f"lines-{abs(hash((setting.photo_side, setting.progressive_share)))}"
-        offsets, sizes = write_lines(photos, path)
-        num_batches = min(math.ceil(len(photos) / setting.batch_size), max(1, MAX_LINES // setting.batch_size))
-        rows = np.arange(num_batches * setting.batch_size) % len(photos)
-        return path, index_text(rows, [offsets[rows]], [sizes[rows]])
-
-
-def _first_shards(shards: ShardSet) -> ShardSet:
-    names: list[str] = []
-    total = 0
-    for name in shards.names:
-        total += shards.store.size(name) or 0
-        if names and total > LOADER_BYTES:
-            break
-        names.append(name)
-    return replace(shards, names=tuple(names))
+    """Computed bytes of a sample that must cross to the device at least; ``None`` if that depends on the decoder."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,22 +48,22 @@ class Case:
 
     scenario: str
     variant: str
-    open: Callable[[Workload, Setting], "contextlib.AbstractContextManager[Running]"]
+    open: Callable[[Workload, GpuSetting], "contextlib.AbstractContextManager[Running]"]
     needs_gpu: bool = False
-    """Whether there is no twin of it on the CPU."""
+    """Whether the CPU has no counterpart."""
     needs_masks: bool = False
 
 
-def _device(setting: Setting) -> Literal["mixed", "cpu"]:
+def _device(setting: GpuSetting) -> Literal["mixed", "cpu"]:
     return "mixed" if setting.device == "gpu" else "cpu"
 
 
-def _pipeline(setting: Setting) -> Pipeline:
+def pipeline_of(setting: GpuSetting) -> Pipeline:
     device_id = torch.cuda.current_device() if setting.device == "gpu" else None
     return Pipeline(batch_size=setting.batch_size, num_threads=setting.num_threads, device_id=device_id, seed=0)
 
 
-def _decoding(setting: Setting) -> dict[str, Any]:
+def _decoding(setting: GpuSetting) -> dict[str, Any]:
     return {
         "device": _device(setting),
         "output_type": types.RGB,
@@ -183,9 +74,9 @@ def _decoding(setting: Setting) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _running(pipeline: Pipeline, setting: Setting, host_bytes: float | None) -> Iterator[Running]:
+def _running(pipeline: Pipeline, setting: GpuSetting, host_bytes: float | None) -> Iterator[Running]:
     pipeline.build()
-    # The only reference: its threads and buffers must be gone before the next is timed, whoever keeps the function.
+    # The only reference: its threads and buffers must be gone before the next one is timed, even if `step` is kept.
     held = [pipeline]
     del pipeline
 
@@ -198,15 +89,15 @@ def _running(pipeline: Pipeline, setting: Setting, host_bytes: float | None) -> 
     finally:
         held.clear()
         if setting.device == "gpu":
-            # One point may have taken half of the GPU's memory; DALI's pool would keep it from all that follow.
+            # DALI's pool would keep the memory of one point, which may be half of the GPU's, from all later points.
             backend.ReleaseUnusedMemory()
 
 
-def _recipe(define: Callable[[Any, Setting], Any]) -> Callable[[Workload, Setting], Any]:
-    """One pipeline over files, as the recipes have it; a hybrid decoder sends more than the bytes it read."""
+def _recipe(define: Callable[[Any, GpuSetting], Any]) -> Callable[[Workload, GpuSetting], Any]:
+    """One pipeline over files, as in the recipes. A hybrid decoder sends more to the device than the bytes it read."""
 
-    def open_case(workload: Workload, setting: Setting) -> Any:
-        pipeline = _pipeline(setting)
+    def open_case(workload: Workload, setting: GpuSetting) -> Any:
+        pipeline = pipeline_of(setting)
         with pipeline:
             encoded, _ = fn.readers.file(file_root=str(workload.files(setting)))
             pipeline.set_outputs(define(encoded, setting))
@@ -215,11 +106,11 @@ def _recipe(define: Callable[[Any, Setting], Any]) -> Callable[[Workload, Settin
     return open_case
 
 
-def _decode(encoded: Any, setting: Setting) -> Any:
+def _decode(encoded: Any, setting: GpuSetting) -> Any:
     return fn.decoders.image(encoded, **_decoding(setting))
 
 
-def _rn50(encoded: Any, setting: Setting) -> Any:
+def _rn50(encoded: Any, setting: GpuSetting) -> Any:
     pixels = fn.decoders.image_random_crop(encoded, **_decoding(setting))
     return _finished(fn.resize(pixels, resize_x=_SIDE, resize_y=_SIDE))
 
@@ -241,25 +132,24 @@ def _window(seed: int = 7) -> dict[str, Any]:
     return {"rel_start": start, "rel_shape": [_WINDOW, _WINDOW], "axes": (0, 1)}
 
 
-def _whole_then_window(encoded: Any, setting: Setting) -> Any:
+def _whole_then_window(encoded: Any, setting: GpuSetting) -> Any:
     pixels = fn.slice(fn.decoders.image(encoded, **_decoding(setting)), **_window())
     return fn.resize(pixels, resize_x=_SIDE, resize_y=_SIDE)
 
 
-def _window_only(encoded: Any, setting: Setting) -> Any:
+def _window_only(encoded: Any, setting: GpuSetting) -> Any:
     pixels = fn.decoders.image_slice(encoded, **_window(), **_decoding(setting))
     return fn.resize(pixels, resize_x=_SIDE, resize_y=_SIDE)
 
 
 @contextlib.contextmanager
-def _loader(workload: Workload, setting: Setting) -> Iterator[Running]:
-    """The whole loader, warm: shards staged, batches delivered as tensors."""
+def _loader(workload: Workload, setting: GpuSetting) -> Iterator[Running]:
+    """The whole loader, with all shards staged; batches are delivered as tensors."""
     with workload.open_loader(
         dp.segmentation(photo=workload.photo, mask=workload.mask),
         device=setting.device,
         batch_size=setting.batch_size,
-        num_threads=setting.num_threads,
-        hw_decoder_load=setting.hw_decoder_load,
+        decode=dp.Decode(threads=setting.num_threads, engine_share=setting.hw_decoder_load),
     ) as loader:
         for _ in loader:  # stages all shards
             pass
@@ -275,32 +165,32 @@ def _loader(workload: Workload, setting: Setting) -> Iterator[Running]:
 
 
 @contextlib.contextmanager
-def _one_pipeline(workload: Workload, setting: Setting) -> Iterator[Running]:
+def _one_pipeline(workload: Workload, setting: GpuSetting) -> Iterator[Running]:
     path, index = workload.lines(setting)
     index_path = path.with_suffix(".idx")
     index_path.write_text(index)
-    pipeline = _pipeline(setting)
+    pipeline = pipeline_of(setting)
     with pipeline:
         encoded = fn.readers.webdataset(
             paths=[str(path)], index_paths=[str(index_path)], ext=["c0"], dont_use_mmap=True
         )
-        # One component gives a node or a list of one, by DALI's version.
+        # For one component DALI returns a node or a list of one, depending on its version.
         encoded = encoded[0] if isinstance(encoded, list | tuple) else encoded
         pipeline.set_outputs(_decode(encoded, setting))
     with _running(pipeline, setting, workload.photos(setting).encoded_bytes) as running:
         yield running
 
 
-def _two_halves(kind: Literal["shared", "copied", "pinned"]) -> Callable[[Workload, Setting], Any]:
-    """A reader of its own, its TensorLists handed on: shared, as in the loader; copied by DALI; or in pinned memory."""
+def _two_halves(kind: Literal["shared", "copied", "pinned"]) -> Callable[[Workload, GpuSetting], Any]:
+    """A reader pipeline that passes TensorLists on: shared, as in the loader; copied by DALI; or in pinned memory."""
 
     @contextlib.contextmanager
-    def open_case(workload: Workload, setting: Setting) -> Iterator[Running]:
+    def open_case(workload: Workload, setting: GpuSetting) -> Iterator[Running]:
         path, index = workload.lines(setting)
         with contextlib.ExitStack() as stack:
             segment = stack.enter_context(Segment(str(path), index, num_components=1, batch_size=setting.batch_size))
             source = _pinned_source(segment, setting) if kind == "pinned" else lambda: segment.read()[0]
-            pipeline = _pipeline(setting)
+            pipeline = pipeline_of(setting)
             with pipeline:
                 encoded = fn.external_source(
                     source=source, batch=True, dtype=types.UINT8, ndim=1, no_copy=kind != "copied"
@@ -311,10 +201,10 @@ def _two_halves(kind: Literal["shared", "copied", "pinned"]) -> Callable[[Worklo
     return open_case
 
 
-def _pinned_source(segment: Segment, setting: Setting) -> Callable[[], list[Any]]:
-    """Copies each batch into page-locked memory; more batches of it than can be in flight, in turns.
+def _pinned_source(segment: Segment, setting: GpuSetting) -> Callable[[], list[Any]]:
+    """Copy each batch into page-locked memory, in turns into more buffers than batches can be in flight.
 
-    On the CPU, where no memory can be locked, into ordinary memory: that exercises it, and tells nothing.
+    On the CPU, where no memory can be locked, the memory is ordinary: this only exercises the code.
     """
     arenas: list[Any] = [None] * 8
     is_pinned = setting.device == "gpu"
@@ -339,19 +229,19 @@ def _pinned_source(segment: Segment, setting: Setting) -> Callable[[], list[Any]
 
 @contextlib.contextmanager
 def _fed(
-    batches: Callable[[], Any], define: Callable[[Any], Any], setting: Setting, host_bytes: float
+    batches: Callable[[], Any], define: Callable[[Any], Any], setting: GpuSetting, host_bytes: float
 ) -> Iterator[Running]:
-    pipeline = _pipeline(setting)
+    pipeline = pipeline_of(setting)
     with pipeline:
         pipeline.set_outputs(define(batches))
     with _running(pipeline, setting, host_bytes) as running:
         yield running
 
 
-def _png_masks(workload: Workload, setting: Setting) -> Any:
+def _png_masks(workload: Workload, setting: GpuSetting) -> Any:
     masks = workload.photos(setting).masks
     files = [np.frombuffer(mask, np.uint8) for mask in masks]
-    # PNG is decoded on the CPU, also by "mixed": pixels cross.
+    # PNG is decoded on the CPU, also by "mixed", so pixels cross.
     host_bytes = sum(_pixels(mask).size for mask in masks) / len(masks)
 
     def define(batches: Callable[[], Any]) -> Any:
@@ -361,7 +251,7 @@ def _png_masks(workload: Workload, setting: Setting) -> Any:
     return _fed(_in_turns(files, setting), define, setting, host_bytes)
 
 
-def _raw_masks(workload: Workload, setting: Setting) -> Any:
+def _raw_masks(workload: Workload, setting: GpuSetting) -> Any:
     pixels = [_pixels(mask) for mask in workload.photos(setting).masks]
 
     def define(batches: Callable[[], Any]) -> Any:
@@ -371,7 +261,7 @@ def _raw_masks(workload: Workload, setting: Setting) -> Any:
     return _fed(_in_turns(pixels, setting), define, setting, sum(mask.size for mask in pixels) / len(pixels))
 
 
-def _lz4_masks(workload: Workload, setting: Setting) -> Any:
+def _lz4_masks(workload: Workload, setting: GpuSetting) -> Any:
     try:
         import lz4.block  # type: ignore[import-untyped]
     except ImportError as exc:
@@ -381,7 +271,7 @@ def _lz4_masks(workload: Workload, setting: Setting) -> Any:
     shapes = [np.array(mask.shape, np.int32) for mask in pixels]
     host_bytes = sum(len(block) for block in blocks) / len(blocks)
     if setting.device == "cpu":
-        # DALI inflates on the GPU only: its twin is what the thread that iterates would do.
+        # DALI inflates on the GPU only. On the CPU the thread that iterates does it.
         numbers = itertools.cycle(range(len(blocks)))
 
         def inflate() -> Any:
@@ -396,23 +286,19 @@ def _lz4_masks(workload: Workload, setting: Setting) -> Any:
 
     def define(batches: Callable[[], Any]) -> Any:
         encoded = fn.external_source(source=batches, batch=True, dtype=types.UINT8, ndim=1)
-        # As many shapes as blocks, in the same turns.
+        # Shapes come in the same order as blocks.
         shape = fn.external_source(source=_in_turns(shapes, setting), batch=True, dtype=types.INT32, ndim=1)
         return fn.decoders.inflate(encoded.gpu(), shape=shape, layout="HWC")
 
     return _fed(_in_turns(blocks, setting), define, setting, host_bytes)
 
 
-def _in_turns(values: list[Any], setting: Setting) -> Callable[[], list[Any]]:
+def _in_turns(values: list[Any], setting: GpuSetting) -> Callable[[], list[Any]]:
     turns = itertools.cycle(values)
     return lambda: [next(turns) for _ in range(setting.batch_size)]
 
 
 def _pixels(mask: bytes) -> Any:
-    import io
-
-    from PIL import Image
-
     with Image.open(io.BytesIO(mask)) as image:
         return np.ascontiguousarray(np.asarray(image.convert("L"))[:, :, None])
 

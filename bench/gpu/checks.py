@@ -1,7 +1,6 @@
-"""Before anything is timed on a GPU: does the whole path run there, and how far are its pixels from the CPU's.
+"""Check a GPU before anything is timed: does the whole path run there, and how far are its pixels from the CPU's.
 
-No bound is set here. What two decoders differ by is measured, as a distribution, and whoever states a tolerance takes
-it from there.
+No bound is set here. The differences of two decoders are measured as a distribution; a tolerance is chosen from that.
 """
 
 import math
@@ -17,12 +16,12 @@ from nvidia.dali import fn, types
 from nvidia.dali.pipeline import Pipeline
 
 import dali_pipes as dp
-from bench.gpu.cases import Workload
+from bench.gpu.workload import Device, Workload
 from dali_pipes.errors import PipesError
 
 __all__ = [
-    "Decode",
-    "OutputError",
+    "DecodeWay",
+    "GpuOutputError",
     "check_path",
     "describe",
     "differences",
@@ -32,17 +31,17 @@ __all__ = [
 
 UInt8s = npt.NDArray[np.uint8]
 Int64s = npt.NDArray[np.int64]
-# Shares of all values that differ by at most so much are told for these.
+# The shares of all values for which the largest difference is reported.
 _QUANTILES = (0.5, 0.9, 0.99, 0.999, 0.9999)
 _BATCH = 32
 
 
-class OutputError(PipesError):
-    """A loader gave something that its shards do not hold, or on another device."""
+class GpuOutputError(PipesError):
+    """A loader gave other samples than its shards hold, or gave them on another device."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decode:
+class DecodeWay:
     """One way to make pixels of a JPEG."""
 
     device: Literal["mixed", "cpu"]
@@ -50,10 +49,10 @@ class Decode:
     fancy_upsampling: bool = False
     fast_idct: bool = False
     window: bool = False
-    """The middle of the photo, half its height and width, decoded alone."""
+    """Decode only the middle of the photo, half its height and width."""
 
     def arguments(self) -> dict[str, Any]:
-        """For `fn.decoders.image`, or for ``image_slice`` where only a window is decoded."""
+        """Arguments of `fn.decoders.image`, or of ``image_slice`` for a window."""
         arguments: dict[str, Any] = {
             "device": self.device,
             "output_type": types.RGB,
@@ -67,8 +66,8 @@ class Decode:
         return arguments
 
 
-def differences(photos: Sequence[bytes], left: Decode, right: Decode) -> tuple[Int64s, list[int]]:
-    """How far apart two ways are.
+def differences(photos: Sequence[bytes], left: DecodeWay, right: DecodeWay) -> tuple[Int64s, list[int]]:
+    """Compare the pixels of two ways to decode.
 
     Args:
         photos: JPEG files.
@@ -76,25 +75,25 @@ def differences(photos: Sequence[bytes], left: Decode, right: Decode) -> tuple[I
         right: The other.
 
     Returns:
-        How many values (of a pixel and a channel) differ by 0, 1, ... 255: int64 [256]; and the largest difference of
-        each photo.
+        The number of values (of a pixel and a channel) that differ by 0, 1, ... 255, int64 [256]; and the largest
+        difference of each photo.
 
     Raises:
-        OutputError: If they do not even agree on a photo's size.
+        GpuOutputError: If they disagree on a photo's size.
     """
     counts = np.zeros(256, np.int64)
     largest = []
     pairs = zip(_decoded(photos, left), _decoded(photos, right), strict=True)
     for number, (one, other) in enumerate(pairs):
         if one.shape != other.shape:
-            raise OutputError(f"photo {number}: {left} gives {list(one.shape)}, {right} gives {list(other.shape)}")
+            raise GpuOutputError(f"photo {number}: {left} gives {list(one.shape)}, {right} gives {list(other.shape)}")
         apart = np.abs(one.astype(np.int16) - other)
         counts += np.bincount(apart.ravel(), minlength=256)
         largest.append(int(apart.max(initial=0)))
     return counts, largest
 
 
-def _decoded(photos: Sequence[bytes], decode: Decode) -> Iterable[UInt8s]:
+def _decoded(photos: Sequence[bytes], decode: DecodeWay) -> Iterable[UInt8s]:
     batches = iter([photos[start : start + _BATCH] for start in range(0, len(photos), _BATCH)])
     device_id = torch.cuda.current_device() if decode.device == "mixed" else None
     pipeline = Pipeline(batch_size=_BATCH, num_threads=4, device_id=device_id, prefetch_queue_depth=1)
@@ -116,7 +115,7 @@ def _decoded(photos: Sequence[bytes], decode: Decode) -> Iterable[UInt8s]:
 
 
 def describe(counts: Int64s, largest: Sequence[int]) -> dict[str, Any]:
-    """A distribution of differences, in grey levels of 255.
+    """Describe a distribution of differences, in grey levels of 255.
 
     >>> describe(np.array([6, 3, 1] + [0] * 253), [2, 1])["quantiles"]
     {'0.5': 0, '0.9': 1, '0.99': 2, '0.999': 2, '0.9999': 2}
@@ -129,23 +128,23 @@ def describe(counts: Int64s, largest: Sequence[int]) -> dict[str, Any]:
         "equal_share": float(counts[0]) / total,
         "mean": float((counts * levels).sum()) / total,
         "max": int(np.flatnonzero(counts).max(initial=0)),
-        # The smallest difference that so many values do not exceed.
+        # The smallest difference that this share of the values does not exceed.
         "quantiles": {f"{share}": int(np.searchsorted(cumulated, share * total - 1e-9)) for share in _QUANTILES},
         "counts": counts[: int(np.flatnonzero(counts).max(initial=0)) + 1].tolist(),
         "photo_max": {"median": float(np.median(largest)), "max": max(largest)},
     }
 
 
-def measure_parity(workload: Workload, *, device: Literal["gpu", "cpu"]) -> dict[str, Any]:
-    """The GPU's decoders against the CPU's, over the stored photos.
+def measure_parity(workload: Workload, *, device: Device) -> dict[str, Any]:
+    """Compare the GPU's decoders with the CPU's, over the stored photos.
 
-    On the CPU there is nothing to compare with: the record says so, and holds the CPU's slow against its fast inverse
-    transform, which shows that the comparison works, and is no statement on a GPU.
+    Without a GPU the record says so. It then compares the CPU's slow inverse transform with its fast one, which only
+    shows that the comparison works.
     """
     photos = workload.stored.photos
-    reference = Decode(device="cpu")
+    reference = DecodeWay(device="cpu")
     if device == "cpu":
-        counts, largest = differences(photos, reference, Decode(device="cpu", fast_idct=True))
+        counts, largest = differences(photos, reference, DecodeWay(device="cpu", fast_idct=True))
         return {
             "measured": False,
             "reason": "parity of 'mixed' with 'cpu' needs a CUDA device, and torch finds none",
@@ -154,18 +153,18 @@ def measure_parity(workload: Workload, *, device: Literal["gpu", "cpu"]) -> dict
             "cpu_graph_twice": graph_differences(workload, "cpu", "cpu"),
         }
     ways = {
-        "hybrid": Decode(device="mixed", hw_decoder_load=0.0),
-        "engines": Decode(device="mixed", hw_decoder_load=1.0),
-        "default": Decode(device="mixed"),
-        "default, fancy upsampling": Decode(device="mixed", fancy_upsampling=True),
+        "hybrid": DecodeWay(device="mixed", hw_decoder_load=0.0),
+        "engines": DecodeWay(device="mixed", hw_decoder_load=1.0),
+        "default": DecodeWay(device="mixed"),
+        "default, fancy upsampling": DecodeWay(device="mixed", fancy_upsampling=True),
     }
     found: dict[str, Any] = {}
     for name, way in ways.items():
         found[name] = describe(*differences(photos, reference, way))
-    # Which of the two makes a photo's pixels depends on where in which batch it is.
+    # Which of the two decodes a photo depends on its place in the batch.
     found["engines, against hybrid"] = describe(*differences(photos, ways["hybrid"], ways["engines"]))
     found["default, window"] = describe(
-        *differences(photos, Decode(device="cpu", window=True), Decode(device="mixed", window=True))
+        *differences(photos, DecodeWay(device="cpu", window=True), DecodeWay(device="mixed", window=True))
     )
     graphs = graph_differences(workload, "cpu", "gpu")
     report = {"measured": True, "num_photos": len(photos), "against": "cpu", "differences": found, "graphs": graphs}
@@ -175,7 +174,7 @@ def measure_parity(workload: Workload, *, device: Literal["gpu", "cpu"]) -> dict
 
 
 def unequal_ids(graphs: Mapping[str, Mapping[str, float]]) -> str | None:
-    """What is wrong with a graph's masks and labels, by `graph_differences`: ids are no pixels, nothing rounds them.
+    """Say which masks and labels differ, by `graph_differences`: ids are not pixels, so nothing may round them.
 
     >>> unequal_ids({"segmentation.image": {"equal_share": 0.4}, "segmentation.trimap": {"equal_share": 0.99}})
     'masks and labels must be equal on both devices, differ in segmentation.trimap (1.00% of the values)'
@@ -188,15 +187,15 @@ def unequal_ids(graphs: Mapping[str, Mapping[str, float]]) -> str | None:
     return f"masks and labels must be equal on both devices, differ in {', '.join(wrong)}" if wrong else None
 
 
-def graph_differences(workload: Workload, left: str, right: str) -> dict[str, dict[str, float]]:
-    """How far a graph's outputs on one device are from those on another, over an epoch.
+def graph_differences(workload: Workload, left: Device, right: Device) -> dict[str, dict[str, float]]:
+    """Compare the outputs of graphs on two devices, over an epoch.
 
     Returns:
-        ``GRAPH.OUTPUT`` -> share of equal values, mean and largest difference, in the output's own unit: a normalised
-        photo's standard deviations, a mask's ids.
+        ``GRAPH.OUTPUT`` -> share of equal values, mean and largest difference, in the output's own unit: standard
+        deviations of a normalised photo, ids of a mask.
 
     Raises:
-        OutputError: If the two do not even give the same samples.
+        GpuOutputError: If the two give different samples.
     """
     graphs = {"classification_eval": dp.classification_eval(photo=workload.photo)}
     if workload.stored.masks:
@@ -207,7 +206,7 @@ def graph_differences(workload: Workload, left: str, right: str) -> dict[str, di
             sums: dict[str, tuple[int, int, float, float]] = {}
             for (these,), (those,) in zip(one, other, strict=True):
                 if these.pop("key") != those.pop("key"):
-                    raise OutputError(f"graph '{name}': {left} and {right} give different samples")
+                    raise GpuOutputError(f"graph '{name}': {left} and {right} give different samples")
                 for output, values in these.items():
                     apart = (values.cpu().double() - those[output].cpu().double()).abs()
                     total, equal, summed, largest = sums.get(output, (0, 0, 0.0, 0.0))
@@ -222,17 +221,15 @@ def graph_differences(workload: Workload, left: str, right: str) -> dict[str, di
     return found
 
 
-def _loader(workload: Workload, graph: Any, device: str) -> Any:
-    return workload.open_loader(graph, device=device, batch_size=_BATCH, shuffle=False, with_keys=True)
+def _loader(workload: Workload, graph: Any, device: Device) -> Any:
+    return workload.open_loader(graph, device=device, batch_size=_BATCH, shuffle=False, outputs=dp.Outputs(keys=True))
 
 
-def check_path(
-    workload: Workload, *, device: Literal["gpu", "cpu"], num_threads: int, batch_size: int
-) -> dict[str, Any]:
-    """An epoch of each graph through a real loader: every key once, on the device, finite; or what went wrong.
+def check_path(workload: Workload, *, device: Device, num_threads: int, batch_size: int) -> dict[str, Any]:
+    """Load an epoch of each graph with a real loader: every key comes once, on the device, finite.
 
     Raises:
-        OutputError: If a batch is not what its shards hold.
+        GpuOutputError: If a batch does not hold what its shards do.
     """
     graphs = {
         "segmentation": dp.segmentation(photo=workload.photo, mask=workload.mask),
@@ -246,14 +243,18 @@ def check_path(
         started = time.perf_counter()
         keys: list[str] = []
         with workload.open_loader(
-            graph, device=device, batch_size=batch_size, num_threads=num_threads, with_keys=True
+            graph,
+            device=device,
+            batch_size=batch_size,
+            decode=dp.Decode(threads=num_threads),
+            outputs=dp.Outputs(keys=True),
         ) as loader:
             expected = loader.num_samples
             for (batch,) in loader:
                 keys += batch["key"]
                 _check_batch(name, batch, device=device)
         if len(keys) != expected or len(set(keys)) != len(keys):
-            raise OutputError(
+            raise GpuOutputError(
                 f"graph '{name}': expected {expected} keys, each once; found {len(keys)}, {len(set(keys))} of them new"
             )
         report[name] = {"num_samples": len(keys), "epoch_s": round(time.perf_counter() - started, 3)}
@@ -266,8 +267,8 @@ def _check_batch(name: str, batch: dict[str, Any], *, device: str) -> None:
         if output == "key":
             continue
         if values.device.type != expected:
-            raise OutputError(f"graph '{name}', output '{output}': expected on {expected}, found on {values.device}")
+            raise GpuOutputError(f"graph '{name}', output '{output}': expected on {expected}, found on {values.device}")
         if len(values) != len(batch["key"]):
-            raise OutputError(f"graph '{name}', output '{output}': {len(values)} rows for {len(batch['key'])} keys")
+            raise GpuOutputError(f"graph '{name}', output '{output}': {len(values)} rows for {len(batch['key'])} keys")
         if values.is_floating_point() and not bool(torch.isfinite(values).all()):
-            raise OutputError(f"graph '{name}', output '{output}': not all values are finite")
+            raise GpuOutputError(f"graph '{name}', output '{output}': not all values are finite")

@@ -1,7 +1,7 @@
-"""A GPU under load, to what it says of itself: use of its engines, bytes that crossed to it, its JPEG engines.
+"""Ask a GPU about itself: the use of its engines, the bytes that are copied to it, and its JPEG engines.
 
-NVML and nvJPEG are called through ctypes: the driver brings the one, DALI the other, and no package is needed for five
-functions. Where there is no driver, all of it is absent, and says so once, as a reason.
+NVML and nvJPEG are called through ctypes: the driver brings the one and DALI the other, and five functions need no
+package. Without a driver these calls fail, with a reason.
 """
 
 import contextlib
@@ -28,13 +28,13 @@ __all__ = [
     "sampling",
 ]
 
-# How often the GPU is asked: its own figures are means of a sixth of a second to a second.
+# Seconds between samples. The GPU's own figures are means over a sixth of a second to a second.
 SAMPLE_S = 0.1
 SETTLED_S = 1.0
-"""After which nothing of what ran before is in these means."""
+"""After this time the means do not include earlier work."""
 _SUCCESS = 0
 _PCIE_RX = 1
-"""NVML's number for bytes that come to the GPU."""
+"""NVML's number for the bytes that the GPU receives."""
 _WHOLE_GPU_PROFILE = 4
 """NVML's number of the MIG profile that is a whole GPU: seven slices."""
 
@@ -65,10 +65,10 @@ class Nvml:
     """NVIDIA's management library, asked about one GPU; a context manager.
 
     Args:
-        uuid: The GPU's, as CUDA has it: the two libraries number GPUs differently.
+        uuid: The GPU's, as CUDA has it; the two libraries number GPUs differently.
 
     Raises:
-        OSError: If the library is not there, or refuses; the text says what it said.
+        OSError: If the library is not there, or refuses; the text names the function and its code.
     """
 
     def __init__(self, uuid: str) -> None:
@@ -78,7 +78,7 @@ class Nvml:
         self._is_open = True
         self._device = ctypes.c_void_p()
         bare = uuid.removeprefix("GPU-").removeprefix("MIG-")
-        # CUDA does not say which of the two a device is.
+        # CUDA does not say whether a device is a GPU or a MIG instance.
         ask = self._library.nvmlDeviceGetHandleByUUID
         code = ask(f"GPU-{bare}".encode(), ctypes.byref(self._device))
         if code != _SUCCESS:
@@ -86,7 +86,7 @@ class Nvml:
         self._check(code, "nvmlDeviceGetHandleByUUID")
 
     def sample(self) -> dict[str, float]:
-        """What it can say now: ``gpu``, ``memory``, ``jpeg``, ``decoder`` in percent, ``rx_mib_per_s``."""
+        """What it reports now: ``gpu``, ``memory``, ``jpeg``, ``decoder`` in percent, ``rx_mib_per_s``."""
         found: dict[str, float] = {}
         used = _Utilization()
         if self._library.nvmlDeviceGetUtilizationRates(self._device, ctypes.byref(used)) == _SUCCESS:
@@ -104,19 +104,19 @@ class Nvml:
         return found
 
     def driver_version(self) -> str:
-        """Of the driver, as text."""
+        """The driver's version."""
         text = ctypes.create_string_buffer(96)
         self._check(self._library.nvmlSystemGetDriverVersion(text, len(text)), "nvmlSystemGetDriverVersion")
         return text.value.decode()
 
     def num_jpeg_engines(self) -> int | None:
-        """As its largest MIG instance would have them; ``None`` where NVML does not say, as with MIG off at times."""
+        """The engines of its largest MIG instance; ``None`` if NVML does not say, as sometimes with MIG off."""
         info = _GpuInstanceProfileInfo()
         code = self._library.nvmlDeviceGetGpuInstanceProfileInfo(self._device, _WHOLE_GPU_PROFILE, ctypes.byref(info))
         return int(info.jpegCount) if code == _SUCCESS else None
 
     def close(self) -> None:
-        """Let go of it. Can be called twice."""
+        """Shut the library down. Can be called twice."""
         if self._is_open:
             self._is_open = False
             self._library.nvmlShutdown()
@@ -136,7 +136,7 @@ class Nvml:
 
 
 def count_jpeg_engines() -> tuple[int, int]:
-    """JPEG engines of the current GPU and cores of each, as nvJPEG counts them.
+    """Count the JPEG engines of the current GPU and the cores of each, with nvJPEG.
 
     Raises:
         OSError: If nvJPEG is not there, or there is no GPU.
@@ -157,7 +157,7 @@ def count_jpeg_engines() -> tuple[int, int]:
 
 
 def _nvjpeg() -> ctypes.CDLL:
-    """DALI's own, from its package."""
+    """DALI's own library, from its package."""
     import nvidia
 
     for root in nvidia.__path__:
@@ -169,7 +169,7 @@ def _nvjpeg() -> ctypes.CDLL:
 
 
 def has_video_library() -> bool:
-    """Whether the driver's libnvcuvid is there, through which nvJPEG reaches the JPEG engines.
+    """Whether the driver's libnvcuvid is there, which nvJPEG needs for the JPEG engines.
 
     A container has it if it was started with the driver capability ``video``.
     """
@@ -191,7 +191,7 @@ class Utilisation:
 
     @classmethod
     def of(cls, samples: Sequence[Mapping[str, float]]) -> "Utilisation":
-        """Of what was sampled.
+        """Compute means and maxima of samples.
 
         >>> Utilisation.of([{"gpu": 50.0}, {"gpu": 70.0, "jpeg": 4.0}]).means
         {'gpu': 60.0, 'jpeg': 4.0}
@@ -209,7 +209,7 @@ class Utilisation:
 def sampling(
     sample: Callable[[], Mapping[str, float]] | None, *, after_s: float = 0.0
 ) -> Iterator[list[Mapping[str, float]]]:
-    """What ``sample`` gives, ten times a second from ``after_s`` on; an empty list where it is ``None``."""
+    """Call ``sample`` ten times a second, from ``after_s`` on; the list stays empty if it is ``None``."""
     samples: list[Mapping[str, float]] = []
     if sample is None:
         yield samples
@@ -231,9 +231,9 @@ def sampling(
 
 
 def measure_copies(run: Callable[[], None]) -> dict[str, int] | None:
-    """Bytes copied to the GPU by what ``run`` does, by kind of host memory; ``None`` where CUPTI gives nothing.
+    """Count the bytes that ``run`` copies to the GPU, by kind of host memory; ``None`` if CUPTI reports nothing.
 
-    By `torch.profiler`, which sees all copies of the process, DALI's too. It slows what it watches: time apart.
+    `torch.profiler` sees all copies of the process, DALI's too. It slows what it watches, so nothing is timed with it.
     """
     import torch
 
@@ -248,7 +248,7 @@ def measure_copies(run: Callable[[], None]) -> dict[str, int] | None:
 
 
 def copied_bytes(trace: Mapping[str, Any]) -> dict[str, int]:
-    """Of a trace of `torch.profiler`: bytes copied from the host to a GPU, by where they lay.
+    """Sum the bytes that a trace of `torch.profiler` has as copied from the host to a GPU, by kind of host memory.
 
     >>> copied_bytes({"traceEvents": [{"name": "Memcpy HtoD (Pinned -> Device)", "args": {"bytes": 4096}}]})
     {'pinned': 4096}

@@ -1,24 +1,26 @@
-"""Shards, or nothing, to photos and masks as `bench gpu` decodes them: in memory and as files, of a size and a kind.
+"""Read or draw the photos and masks that `bench gpu` decodes, and write them in other sizes and kinds.
 
-Without shards the photos are drawn: smooth colours with noise, of the sizes and, within a tenth, the bytes a pixel of
-photographs at quality 90. They exercise the path; figures that are to be shown want real photos.
+Without shards the photos are drawn: smooth colours with noise, in the sizes of photographs and, within a tenth, with as
+many bytes a pixel as photographs of quality 90. They exercise the path; figures that are to be shown need real photos.
 """
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import webdataset
 from PIL import Image
 
-from bench.loaders import available_cores
+from bench.loaders.encoded import samples_of
+from bench.loaders.protocol import available_cores
 from dali_pipes.errors import DataError
-from dali_pipes.formats.tar_reader import ArchiveReader
+from dali_pipes.formats.tar_reader import BLOCK
 from dali_pipes.store.local import LocalStore
-from dali_pipes.store.urls import ShardSet
+from dali_pipes.store.shard_set import ShardSet
 from prep.index import index_shards
 
 if TYPE_CHECKING:
@@ -27,12 +29,10 @@ if TYPE_CHECKING:
 __all__ = ["Photos", "draw_shards", "photo_header", "read_photos", "reencode", "write_files", "write_lines"]
 
 QUALITY = 90
-# What is encoded anew is for an hour's session: 1,024 photos of 2,048 pixels would take a minute of all cores.
+# 1,024 photos of 2,048 pixels would take a minute of all cores; a session often has an hour only.
 MAX_REENCODED = 256
 # Width and height of drawn photos, the shorter side of some below a crop of 350, as in the pets sample.
 DRAWN_SIZES = ((500, 375), (375, 500), (500, 333), (400, 300), (640, 480), (300, 225))
-BLOCK = 512
-"""DALI's reader takes offsets that are multiples of this, as a tar's members lie."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,27 +41,27 @@ class Photos:
 
     photos: tuple[bytes, ...]
     masks: tuple[bytes, ...]
-    """PNGs; empty where there are none."""
+    """PNGs; empty unless all samples have one."""
     is_drawn: bool
 
     @property
     def encoded_bytes(self) -> float:
-        """Of a photo, on average."""
+        """Average of the photos."""
         return sum(len(photo) for photo in self.photos) / len(self.photos)
 
     @property
     def pixels(self) -> float:
-        """Of a photo, on average."""
+        """Average of the photos."""
         sizes = [photo_header(photo)[1:] for photo in self.photos]
         return sum(height * width for height, width in sizes) / len(sizes)
 
     @property
     def progressive_share(self) -> float:
-        """How many are progressive, which JPEG engines do not decode."""
+        """Share of progressive photos, which JPEG engines do not decode."""
         return sum(photo_header(photo)[0] for photo in self.photos) / len(self.photos)
 
     def to_json(self) -> dict[str, object]:
-        """What figures depend on."""
+        """The properties of photos that figures depend on."""
         return {
             "num_photos": len(self.photos),
             "drawn": self.is_drawn,
@@ -72,14 +72,14 @@ class Photos:
 
 
 def read_photos(shards: ShardSet, *, photo: str, mask: str, num: int, is_drawn: bool = False) -> Photos:
-    """The first ``num`` photos of the shards that are JPEG, and their masks where all have one.
+    """Read the first ``num`` JPEGs of the shards, and their masks if all have one.
 
     Raises:
         DataError: If there is no JPEG under that name.
     """
     photos: list[bytes] = []
     masks: list[bytes] = []
-    for components in _samples(shards):
+    for _, components in samples_of(shards):
         data = components.get(photo)
         if data is None or not data.startswith(b"\xff\xd8"):
             continue
@@ -93,28 +93,13 @@ def read_photos(shards: ShardSet, *, photo: str, mask: str, num: int, is_drawn: 
     return Photos(photos=tuple(photos), masks=tuple(masks) if len(masks) == len(photos) else (), is_drawn=is_drawn)
 
 
-def _samples(shards: ShardSet) -> Iterator[dict[str, bytes]]:
-    for name in shards.names:
-        key: str | None = None
-        components: dict[str, bytes] = {}
-        with shards.store.open(name) as stream:
-            for member in ArchiveReader(stream, shard=shards.store.locate(name)):
-                if member.key != key and components:
-                    yield components
-                    components = {}
-                key = member.key
-                components[member.component] = member.read()
-        if components:
-            yield components
-
-
 def reencode(photos: Photos, *, side: int | None, progressive_share: float | None) -> Photos:
-    """The first 256 photos with a longer side of ``side`` pixels, so many of them progressive, at quality 90, 4:2:0.
+    """Encode the first 256 photos again, with a longer side of ``side`` pixels, at quality 90, 4:2:0.
 
     Args:
-        photos: What to encode anew; as they are where neither is given.
+        photos: What to encode again; returned as they are if neither of the others is given.
         side: ``None``: each keeps its size.
-        progressive_share: 0 to 1; spread evenly. ``None``: none where ``side`` is given.
+        progressive_share: Share of progressive photos, 0 to 1, spread evenly; ``None``: none.
     """
     if side is None and progressive_share is None:
         return photos
@@ -126,7 +111,7 @@ def reencode(photos: Photos, *, side: int | None, progressive_share: float | Non
         if side is not None:
             scale = side / max(image.size)
             image = image.resize((max(1, round(image.width * scale)), max(1, round(image.height * scale))))
-        # Evenly: the whole part of the count goes up at those.
+        # Spread evenly: progressive where the whole part of the count goes up.
         is_progressive = int((number + 1) * share + 1e-9) > int(number * share + 1e-9)
         stream = io.BytesIO()
         image.save(stream, "JPEG", quality=QUALITY, subsampling=2, progressive=is_progressive)
@@ -138,13 +123,13 @@ def reencode(photos: Photos, *, side: int | None, progressive_share: float | Non
 
 
 def photo_header(data: bytes) -> tuple[bool, int, int]:
-    """Of a JPEG: whether it is progressive, its height and width."""
+    """Return whether a JPEG is progressive, its height and its width."""
     with Image.open(io.BytesIO(data)) as image:
         return bool(image.info.get("progressive", 0)), image.height, image.width
 
 
 def write_files(photos: Sequence[bytes], directory: Path) -> Path:
-    """A file each, in a folder of a folder, as `fn.readers.file` takes classes; returns the outer one."""
+    """Write a file for each photo, in a folder of a folder, as `fn.readers.file` expects; returns the outer one."""
     inner = directory / "photos"
     inner.mkdir(parents=True)
     for number, data in enumerate(photos):
@@ -153,7 +138,7 @@ def write_files(photos: Sequence[bytes], directory: Path) -> Path:
 
 
 def write_lines(photos: Sequence[bytes], path: Path) -> "tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]":
-    """One file of all, each at a multiple of 512 as in the image: offsets and sizes, int64 [N] each."""
+    """Write all photos to one file, each at a multiple of 512; returns offsets and sizes, int64 [N] each."""
     sizes = np.array([len(photo) for photo in photos], np.int64)
     offsets = np.concatenate([[0], np.cumsum(-(-sizes // BLOCK) * BLOCK)]).astype(np.int64)
     with path.open("wb") as stream:
@@ -165,31 +150,24 @@ def write_lines(photos: Sequence[bytes], path: Path) -> "tuple[npt.NDArray[np.in
 
 
 def draw_shards(directory: Path, *, num: int, num_shards: int = 4, seed: int = 0) -> ShardSet:
-    """Indexed shards of drawn photos, masks and class ids 1 to 5."""
+    """Make indexed shards of drawn photos, masks and class ids 1 to 5."""
     names = [f"drawn-{shard:06d}.tar" for shard in range(num_shards)]
     for shard, name in enumerate(names):
-        _draw_shard(directory / name, range(num * shard // num_shards, num * (shard + 1) // num_shards), seed=seed)
+        with webdataset.TarWriter(str(directory / name), encoder=False) as writer:
+            for number in range(num * shard // num_shards, num * (shard + 1) // num_shards):
+                draw = np.random.default_rng([seed, number])
+                width, height = DRAWN_SIZES[number % len(DRAWN_SIZES)]
+                writer.write(
+                    {
+                        "__key__": f"{number:06d}",
+                        "cls": str(number % 5 + 1).encode(),
+                        "image.jpg": _draw_photo(draw, width, height),
+                        "trimap.png": _draw_mask(draw, width, height),
+                    }
+                )
     shards = ShardSet(store=LocalStore(directory), names=tuple(names))
     index_shards(shards)
     return shards
-
-
-def _draw_shard(path: Path, numbers: range, *, seed: int) -> None:
-    import tarfile
-
-    with tarfile.open(path, "w") as archive:
-        for number in numbers:
-            draw = np.random.default_rng([seed, number])
-            width, height = DRAWN_SIZES[number % len(DRAWN_SIZES)]
-            members = {
-                "cls": str(number % 5 + 1).encode(),
-                "image.jpg": _draw_photo(draw, width, height),
-                "trimap.png": _draw_mask(draw, width, height),
-            }
-            for component, data in members.items():
-                member = tarfile.TarInfo(f"{number:06d}.{component}")
-                member.size = len(data)
-                archive.addfile(member, io.BytesIO(data))
 
 
 def _draw_photo(draw: np.random.Generator, width: int, height: int) -> bytes:

@@ -1,25 +1,45 @@
-"""Shards to batches by ``dali_pipes.loader``, opened as a training script opens it.
+"""Load with ``dali_pipes.loader``, opened as a training script opens it.
 
-Its index lies beside the shards; `prepare` shows what making that takes.
+The loader reads the index beside the shards. `prepare` makes that index again, only to show what making it takes: the
+other loaders that convert the shards are shown with what that takes, too.
 """
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.loaders import ALL_PARTS, Batch, Loader, LoaderOptions
-from bench.loaders._indexing import prepare
-from bench.loaders.devices import delivery_device
-from bench.loaders.workers import endpoint_of, shard_urls
+from bench.loaders.encoded import endpoint_of, shard_urls
+from bench.loaders.opening import delivery_device
+from bench.loaders.protocol import BenchBatch, BenchLoader, LoaderOptions
+from bench.loaders.registry import ALL_PARTS
+from dali_pipes.data_set.indexing import index_in_memory
+from dali_pipes.formats.names import columns_name, manifest_name
+from dali_pipes.store.local import LocalStore
 
 if TYPE_CHECKING:
-    from dali_pipes.store.urls import ShardSet
+    from dali_pipes.store.shard_set import ShardSet
 
 __all__ = ["open_loader", "prepare"]
 
 
+def prepare(shards: "ShardSet", *, directory: Path) -> None:
+    """Write shard indexes, column file and manifest to ``directory``, as ``prep index`` does beside the shards.
+
+    Raises:
+        DataError: As `prep.index.index_shards`.
+        StoreError: If a shard is not there.
+    """
+    found = index_in_memory(shards)
+    target = LocalStore(directory)
+    for name, data in found.indexes.items():
+        target.write(name, data)
+    target.write(columns_name(shards.prefix), found.columns.to_bytes(manifest=found.manifest.digest))
+    target.write(manifest_name(shards.prefix), found.manifest.to_bytes())
+
+
 @contextlib.contextmanager
-def open_loader(shards: "ShardSet", *, options: LoaderOptions) -> Iterator[Loader]:
+def open_loader(shards: "ShardSet", *, options: LoaderOptions) -> Iterator[BenchLoader]:
     """``dali_pipes.loader`` with ``segmentation``; its shards stay staged for all epochs."""
     import dali_pipes as dp
 
@@ -30,8 +50,8 @@ def open_loader(shards: "ShardSet", *, options: LoaderOptions) -> Iterator[Loade
         seed=options.seed,
         last_batch_policy="PARTIAL",
         device=options.device,
-        num_threads=options.num_threads,
-        with_keys=True,
+        decode=dp.Decode(threads=options.num_threads),
+        outputs=dp.Outputs(keys=True),
         endpoint=endpoint_of(shards),
     ) as loader:
         yield _DaliEpochs(loader, device=delivery_device(options.device))
@@ -44,17 +64,12 @@ class _DaliEpochs:
 
     def __init__(self, loader: Any, *, device: str) -> None:
         self._loader = loader
-        self._epochs = 0
+        self._is_new = True
         self.device = device
 
-    def epoch(self) -> Iterator[Batch]:
-        if self._epochs:
+    def epoch(self) -> Iterator[BenchBatch]:
+        if not self._is_new:
             self._loader.reset()
-        self._epochs += 1
+        self._is_new = False
         for (batch,) in self._loader:
-            yield {
-                "image": batch["image"],
-                "trimap": batch["trimap"],
-                "label": batch["label"],
-                "key": batch["key"],
-            }
+            yield batch

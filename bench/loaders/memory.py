@@ -1,8 +1,7 @@
-"""Encoded bytes in memory to batches: dali's own graph and decode half, with nothing to fetch, stage or read. The
-ceiling.
+"""Load from memory: our own graph and decode pipeline, with nothing to fetch, stage or read. The ceiling for `dali`.
 
-What it leaves out is what `dali` is to hide: the store, the image, the index, the reader. Order, batches and the arrays
-at the seam are those of `dali`, sample for sample, and so is the index.
+It leaves out what `dali` should hide: the store, the cache file, the index and the reader. Order, batches and the
+arrays of the inputs are those of `dali`, sample for sample, and so is the index.
 """
 
 import contextlib
@@ -12,15 +11,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from bench.loaders import ALL_PARTS, Batch, Loader, LoaderOptions
-from bench.loaders._indexing import prepare
-from bench.loaders.devices import delivery_device
+from bench.loaders.dali import prepare
+from bench.loaders.opening import delivery_device
+from bench.loaders.protocol import BenchBatch, BenchLoader, LoaderOptions
+from bench.loaders.registry import ALL_PARTS
 
 if TYPE_CHECKING:
     from dali_pipes.graph.decode import BatchInputs, DecodePipeline
     from dali_pipes.order.plan import Plan
     from dali_pipes.reader.samples import Samples
-    from dali_pipes.store.urls import ShardSet
+    from dali_pipes.store.shard_set import ShardSet
 
 __all__ = ["open_loader", "prepare"]
 
@@ -28,23 +28,26 @@ PREFETCH_QUEUE_DEPTH = 2  # dali_pipes.loader's default
 
 
 @contextlib.contextmanager
-def open_loader(shards: "ShardSet", *, options: LoaderOptions) -> Iterator[Loader]:
-    """Every sample's encoded components as arrays, through ``segmentation``."""
+def open_loader(shards: "ShardSet", *, options: LoaderOptions) -> Iterator[BenchLoader]:
+    """Feed every sample's encoded components as arrays to ``segmentation``."""
     import torch
 
     import dali_pipes as dp
+    from dali_pipes.data_set.indexing import index_reader
     from dali_pipes.formats.manifest import Manifest
     from dali_pipes.formats.names import manifest_name
     from dali_pipes.graph.decode import DecodePipeline
-    from dali_pipes.reader.samples import Samples, index_reader
+    from dali_pipes.reader.samples import Samples
+    from dali_pipes.reader.stored_samples import StoredSamples
 
     name = manifest_name(shards.prefix)
     manifest = Manifest.from_bytes(shards.store.read(name), where=name).select(shards.names, where=name)
-    samples = Samples(manifest, index_reader(shards.store, manifest))
+    read_index = index_reader(shards.store, manifest)
+    samples = Samples(manifest, read_index)
     device = delivery_device(options.device)
     decode = DecodePipeline(
         dp.segmentation(crop=options.crop, photo=options.photo, mask=options.mask),
-        samples=samples,
+        samples=StoredSamples(manifest, read_index),
         batch_size=options.batch_size,
         device_id=None if device == "cpu" else torch.cuda.current_device(),
         num_threads=options.num_threads,
@@ -72,7 +75,7 @@ class _MemoryEpochs:
         self._epochs = 0
         self.device = device
 
-    def epoch(self) -> Iterator[Batch]:
+    def epoch(self) -> Iterator[BenchBatch]:
         from torch.utils.dlpack import from_dlpack
 
         from dali_pipes.order.plan import OrderInputs, Plan, num_steps
@@ -100,12 +103,11 @@ class _MemoryEpochs:
             }
 
     def _fed(self, plan: "Plan") -> Iterator["BatchInputs"]:
-        from dali_pipes.graph.decode import BatchInputs
         from dali_pipes.order.randomness import Stream
-        from dali_pipes.reader.samples import Batch as Rows
+        from dali_pipes.reader.batch import Batch
 
         for step in plan.steps(batch_size=self._options.batch_size, last_batch_policy="PARTIAL"):
-            rows = Rows(
+            batch = Batch(
                 self._samples.rows(step.ordinals),
                 0,
                 len(step.ordinals),
@@ -114,17 +116,17 @@ class _MemoryEpochs:
                 stream=lambda name: Stream(plan.order.seed, plan.order.epoch, f"graph/{name}"),
             )
             encoded = [[arrays[ordinal] for ordinal in step.ordinals] for arrays in self._components]
-            yield BatchInputs(rows, encoded, self._decode.arrays(rows))
+            yield self._decode.complete(batch, encoded)[0]
 
 
 def _read_components(
     shards: "ShardSet", samples: "Samples", decode: "DecodePipeline"
 ) -> list[list[npt.NDArray[np.uint8]]]:
-    """For each component that the graph takes, every sample's bytes: [component][ordinal], uint8 [bytes]."""
+    """Every sample's bytes of each component that the graph takes: [component][ordinal], uint8 [bytes]."""
     data = [np.frombuffer(shards.store.read(name), np.uint8) for name in samples.manifest.names]
     rows = samples.rows(np.arange(len(samples)))
     components = []
-    for component in decode.inputs.components:
+    for component in decode.decoded_components:
         places = rows.places(component)
         located = zip(rows.shard.tolist(), places.offset.tolist(), places.size.tolist(), strict=True)
         components.append([data[shard][offset : offset + size] for shard, offset, size in located])

@@ -1,4 +1,18 @@
-"""Names to loaders: what each needs, reads and gives, known without importing it."""
+"""List every loader that can be timed, and what each needs, reads and gives. Nothing here imports a loader.
+
+To add a peer, write one file and one line:
+
+1. ``bench/loaders/peers/NAME.py`` with ``open_loader(shards, *, options)``, which returns a context manager that yields
+   a `bench.loaders.protocol.BenchLoader`. If the peer reads a format of its own, the file also has
+   ``prepare(shards, *, directory)``, which converts the shards, and ``open_loader`` takes ``prepared=`` too.
+2. A line in `LOADERS`.
+
+A peer that decodes in this process calls ``torch.set_num_threads(1)``, as `bench.loaders.peers.spdl` does. Otherwise
+torch's threads compete with its own, and the comparison is unfair. Readers lower-case the names of components.
+
+The commands, the comparison of outputs, the contract tests and the reports find it there. A loader's module is imported
+when it is opened, so a missing library affects only its own loader.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,37 +21,38 @@ from typing import Literal
 __all__ = ["ALL_PARTS", "DECODES", "GROUPS", "LOADERS", "LoaderEntry", "Source"]
 
 DECODES = ("pil", "turbo")
-"""What the loaders without DALI decode with: Pillow, or libjpeg-turbo and libpng through ``torchvision.io``."""
+"""What decodes for loaders without DALI: Pillow, or libjpeg-turbo and libpng through ``torchvision.io``."""
 
 ALL_PARTS = frozenset({"image", "trimap", "label", "key", "normalised"})
-"""The parts of a `Batch`, and ``normalised`` for what is done to its photos."""
+"""The parts of a `BenchBatch`, and ``normalised`` if its photos are."""
 
 Source = Literal["ais", "local", "converted"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderEntry:
-    """What is known of a loader without importing it."""
+    """What is known about a loader without importing it."""
 
     module: str
     extra: str | None = None
-    """The extra of this project that brings what it needs beyond ``bench``."""
+    """The extra of this project that installs what the loader needs beyond ``bench``."""
     requires: tuple[str, ...] = ()
-    """Packages that must be there, by the name they are imported by."""
+    """Import names of the packages that must be installed."""
     decodes: tuple[str, ...] = ()
-    """Those of `DECODES` that ``NAME:DECODE`` can ask for; none where DALI decodes."""
+    """Those of `DECODES` that ``NAME:DECODE`` can ask for; empty if DALI decodes."""
     gives: frozenset[str] = ALL_PARTS
-    """The parts of a `Batch` that it makes of the shards, of `ALL_PARTS`. Without ``normalised`` its photos are uint8.
-    Empty: its batches have the shape of all parts and come from no shard. What is not among them is neither compared
-    nor part of what is timed, and a table marks it."""
+    """The parts of a batch that the loader makes from the shards, of `ALL_PARTS`. Without ``normalised`` its photos are
+    uint8. If empty, its batches have the shape of all parts, and their content comes from no shard. Parts that are
+    missing here are not compared and not timed, and tables mark the loader."""
     source: tuple[Source, ...] = ("ais", "local")
-    """What it reads: shards in a bucket, shards in a directory, or what ``prepare`` has made of either."""
+    """What it reads: shards in a bucket, shards in a directory, or what ``prepare`` makes from either."""
+    makes: str = "a copy"
+    """What ``prepare`` makes, and what the time for it includes, for reports."""
     reads_index_beside: bool = False
-    """It reads the index that ``prep index`` has made, beside the shards; its ``prepare`` makes it again, elsewhere,
-    only to show what that takes, and is not called by opening it."""
+    """The loader reads the index that ``prep index`` wrote beside the shards. Its ``prepare`` makes the index again
+    elsewhere, only to show what that takes; opening the loader does not call it."""
     decodes_window: bool = False
-    """Of a photo it decodes the window that the crop wants, as DALI can; the others decode all of it and cut, which
-    takes the longer the more of it is cut off."""
+    """The loader decodes only the part of a photo that the crop keeps, as DALI can. The others decode all of it."""
 
     def __post_init__(self) -> None:
         if unknown := self.gives - ALL_PARTS:
@@ -50,37 +65,59 @@ class LoaderEntry:
             raise ValueError(f"decodes must be of {', '.join(DECODES)}, got {', '.join(sorted(unknown))}")
 
 
+_INDEX = "an index, by one process"
+
 LOADERS: dict[str, LoaderEntry] = {
-    "dali": LoaderEntry(module="bench.loaders.dali", reads_index_beside=True, decodes_window=True),
-    "memory": LoaderEntry(module="bench.loaders.memory", reads_index_beside=True, decodes_window=True),
-    "webloader": LoaderEntry(module="bench.loaders.webloader", decodes=DECODES),
-    "webloader-tutorial": LoaderEntry(module="bench.loaders.webloader_tutorial", decodes=("pil",)),
-    "dali-s3": LoaderEntry(module="bench.loaders.dali_s3", source=("ais",), decodes_window=True),
-    "dali-external": LoaderEntry(module="bench.loaders.dali_external", decodes_window=True),
-    "imagefolder": LoaderEntry(module="bench.loaders.imagefolder", decodes=DECODES, source=("converted",)),
+    "dali": LoaderEntry(module="bench.loaders.dali", makes=_INDEX, reads_index_beside=True, decodes_window=True),
+    "memory": LoaderEntry(module="bench.loaders.memory", makes=_INDEX, reads_index_beside=True, decodes_window=True),
+    "webloader": LoaderEntry(module="bench.loaders.peers.webloader", decodes=DECODES),
+    "webloader-tutorial": LoaderEntry(module="bench.loaders.peers.webloader_tutorial", decodes=("pil",)),
+    "dali-s3": LoaderEntry(
+        module="bench.loaders.peers.dali_s3",
+        source=("ais",),
+        makes="index files for DALI's reader, by one process",
+        decodes_window=True,
+    ),
+    "dali-external": LoaderEntry(module="bench.loaders.peers.dali_external", decodes_window=True),
+    "imagefolder": LoaderEntry(
+        module="bench.loaders.peers.imagefolder",
+        decodes=DECODES,
+        source=("converted",),
+        makes="a file for each component, by one process",
+    ),
     "aistore": LoaderEntry(
-        module="bench.loaders.aistore",
+        module="bench.loaders.peers.aistore",
         extra="aistore-pytorch",
         requires=("alive_progress",),
         decodes=DECODES,
         source=("ais",),
     ),
-    "spdl": LoaderEntry(module="bench.loaders.spdl", extra="spdl", requires=("spdl.pipeline",), decodes=DECODES),
+    "spdl": LoaderEntry(module="bench.loaders.peers.spdl", extra="spdl", requires=("spdl.pipeline",), decodes=DECODES),
     "litdata": LoaderEntry(
-        module="bench.loaders.litdata", extra="litdata", requires=("litdata",), decodes=DECODES, source=("converted",)
+        module="bench.loaders.peers.litdata",
+        extra="litdata",
+        requires=("litdata",),
+        decodes=DECODES,
+        source=("converted",),
+        makes="chunks, by a process on each core; the time includes starting them",
     ),
     "mosaic": LoaderEntry(
-        module="bench.loaders.mosaic", extra="mosaic", requires=("streaming",), decodes=DECODES, source=("converted",)
+        module="bench.loaders.peers.mosaic",
+        extra="mosaic",
+        requires=("streaming",),
+        decodes=DECODES,
+        source=("converted",),
+        makes="its own shards, by one process",
     ),
     "synthetic": LoaderEntry(module="bench.loaders.synthetic", gives=frozenset()),
 }
-"""Name to entry, in the order of a table of all."""
+"""Name to entry, in the order of a table that shows all of them."""
 
 GROUPS: dict[str, Callable[[str], bool]] = {
     "all": lambda name: True,
-    "peers": lambda name: name not in ("dali", "memory", "synthetic"),
+    "peers": lambda name: LOADERS[name].module.startswith("bench.loaders.peers."),
     "dali-decode": lambda name: not LOADERS[name].decodes and bool(LOADERS[name].gives),
     "python-decode": lambda name: bool(LOADERS[name].decodes),
 }
-"""Names that stand for several loaders, and which: all, those that are not this project's own, those whose photos DALI
-decodes and those that decode in Python."""
+"""Names that stand for several loaders: all; those of other projects; those that decode photos with DALI, and those
+that decode in Python."""

@@ -1,7 +1,7 @@
-"""No shards to batches: tensors of the right shapes, made once and given out again and again. The step's upper bound.
+"""Give out the same tensors of the right shapes again and again: the upper bound of a training step.
 
-There is nothing to set. What a training step reaches with it, no loader can lift; what it lacks of that with a loader
-is what it waits.
+There is nothing to tune. No loader makes the step faster than it is with this one. The difference to another loader is
+what the step waits for that loader.
 """
 
 import contextlib
@@ -10,20 +10,19 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from bench.loaders import Batch, Loader, LoaderOptions
-from bench.loaders.devices import delivery_device
-from prep.inspect.info import IndexedSet
+from bench.loaders.opening import delivery_device
+from bench.loaders.protocol import BenchBatch, BenchLoader, LoaderOptions
+from prep.inspect.indexed_set import IndexedSet
 
 if TYPE_CHECKING:
-    from dali_pipes.store.urls import ShardSet
+    from dali_pipes.store.shard_set import ShardSet
 
 __all__ = ["open_loader"]
 
 
-@contextlib.contextmanager
-def open_loader(shards: "ShardSet", *, options: LoaderOptions) -> Iterator[Loader]:
-    """As many samples an epoch as the shards hold; nothing else is taken of them."""
-    yield _SameBatch(IndexedSet(shards).manifest.num_samples, options, device=delivery_device(options.device))
+def open_loader(shards: "ShardSet", *, options: LoaderOptions) -> contextlib.AbstractContextManager[BenchLoader]:
+    """As many samples in an epoch as the shards hold; nothing else is read from them."""
+    return contextlib.nullcontext(_SameBatch(IndexedSet(shards).manifest.num_samples, options))
 
 
 class _SameBatch:
@@ -31,17 +30,17 @@ class _SameBatch:
     decode = "none"
     gives = frozenset[str]()
 
-    def __init__(self, num_samples: int, options: LoaderOptions, *, device: str) -> None:
-        self.device = device
+    def __init__(self, num_samples: int, options: LoaderOptions) -> None:
+        self.device = delivery_device(options.device)
         self._num_samples = num_samples
         rows, crop = options.batch_size, options.crop
         draw = torch.Generator().manual_seed(options.seed)
-        self._image = torch.randn(rows, 3, crop, crop, generator=draw).to(device)
-        self._trimap = torch.randint(1, 4, (rows, 1, crop, crop), dtype=torch.uint8, generator=draw).to(device)
-        self._label = torch.randint(1, 38, (rows,), generator=draw).to(device)
+        self._image = torch.randn(rows, 3, crop, crop, generator=draw).to(self.device)
+        self._trimap = torch.randint(1, 4, (rows, 1, crop, crop), dtype=torch.uint8, generator=draw).to(self.device)
+        self._label = torch.randint(1, 38, (rows,), generator=draw).to(self.device)
         self._keys = [f"synthetic/{row:06d}" for row in range(rows)]
 
-    def epoch(self) -> Iterator[Batch]:
+    def epoch(self) -> Iterator[BenchBatch]:
         rows = len(self._keys)
         for start in range(0, self._num_samples, rows):
             stop = min(rows, self._num_samples - start)

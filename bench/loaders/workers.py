@@ -1,78 +1,59 @@
-"""Worker processes for the loaders that decode in Python: how they start, how they open a shard, when they end."""
+"""Run the worker processes of loaders that decode in Python: start them, open shards in them, end them."""
 
-import contextlib
 import functools
-import io
 import multiprocessing
 import os
 from collections.abc import Callable
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any
 
-from bench.loaders import ALL_PARTS, LoaderOptions
-from bench.timing.processes import end_with_main
+from bench.loaders.encoded import endpoint_of, open_object
+from bench.loaders.opening import delivery_device
+from bench.loaders.registry import ALL_PARTS
+from bench.tools.processes import end_with_main
 from dali_pipes.errors import PipesError
-from dali_pipes.store.ais import AisStore
-from dali_pipes.store.urls import open_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from torch.utils.data import DataLoader
 
-    from bench.loaders import Batch
-    from dali_pipes.store.urls import ShardSet
+    from bench.loaders.protocol import BenchBatch, LoaderOptions
+    from dali_pipes.store.shard_set import ShardSet
 
 __all__ = [
-    "PREFETCH_FACTOR",
     "WorkerEpochs",
     "check_shared_memory",
-    "end_with_main",
-    "endpoint_of",
     "fitting_batch_size",
-    "num_batches_shared",
-    "open_stream",
+    "num_shard_workers",
     "opener_for_workers",
-    "sample_bytes",
-    "shard_urls",
     "worker_context",
     "worker_settings",
 ]
 
-STREAM_BUFFER_BYTES = 1 << 20  # one read of the connection; tarfile asks for 10 KiB at a time
-PREFETCH_FACTOR = 2  # batches ready a worker, torch's default; 94 MB each at 64 x 3 x 350 x 350
+PREFETCH_FACTOR = 2  # batches ready in each worker, torch's default; 94 MB each at 64 x 3 x 350 x 350
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (where torch puts tensors that processes share)
 
 
 def worker_context() -> ForkServerContext:
-    """Start workers from a clean process that has the heavy modules loaded already.
+    """Start workers from a clean process that has loaded the heavy modules already.
 
-    A plain fork would copy this process while DALI's or CUDA's threads may hold locks; a spawn would import torch in
-    every worker, seconds that are no part of what is timed. The server starts once and ends with this process and its
-    workers: each of them holds the pipe that it waits on, so they must end by themselves (see `end_with_main`).
+    A plain fork would copy this process while threads of DALI or CUDA may hold locks. A spawn would import torch in
+    every worker, which takes seconds that must not be timed. The server starts once, and ends with this process and its
+    workers. Each worker holds the pipe that the server waits on, so workers must end by themselves (`end_with_main`).
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torchvision", "webdataset", "aistore", "bench.transforms"])
+    context.set_forkserver_preload(["torch", "torchvision", "webdataset", "aistore", "bench.compare.transforms"])
     return context
 
 
-def endpoint_of(shards: "ShardSet") -> str | None:
-    """Where the shards' cluster answers; ``None`` for local shards."""
-    return shards.store.endpoint if isinstance(shards.store, AisStore) else None
-
-
-def shard_urls(shards: "ShardSet") -> list[str]:
-    """What WebDataset is given: paths, or URLs such as ``ais://pets/shuffled-000000.tar``."""
-    return [shards.store.locate(name) for name in shards.names]
-
-
 def opener_for_workers(shards: "ShardSet") -> Callable[[int], None]:
-    """A ``worker_init_fn`` after which WebDataset reads buckets through the ``aistore`` SDK.
+    """Return a ``worker_init_fn`` after which WebDataset reads buckets through the ``aistore`` SDK.
 
-    WebDataset's own openers start a program for each shard, ``ais`` or ``curl``, which a fresh machine need not have.
-    One GET a shard, read as a stream, redirect, token and TLS as everywhere else in this project. The worker also ends
-    when the calling process does, however that ends.
+    WebDataset's own openers start a program for each shard, ``ais`` or ``curl``, which may not be installed. This one
+    makes one GET for each shard and reads it as a stream, with the redirects, token and TLS that this project uses
+    everywhere. The worker also ends when the calling process does, however that ends.
     """
     return functools.partial(_register_opener, endpoint=endpoint_of(shards), main_pid=os.getpid())
 
@@ -86,38 +67,44 @@ def _register_opener(worker: int, *, endpoint: str | None, main_pid: int) -> Non
     assert webdataset is not None
     if endpoint is not None:
         for scheme in ("ais", "s3", "gs", "az"):
-            gopen_schemes[scheme] = functools.partial(_open_object, endpoint=endpoint)
+            gopen_schemes[scheme] = functools.partial(open_object, endpoint=endpoint)
 
 
-def open_stream(url: str, *, endpoint: str | None) -> BinaryIO:
-    """A shard's bytes, front to back: of a local path, or of a URL such as ``ais://pets/shuffled-000000.tar``."""
-    if endpoint is None:
-        return Path(url).open("rb")
-    return cast("BinaryIO", _open_object(url, endpoint=endpoint))
+def num_shard_workers(shards: "ShardSet", options: "LoaderOptions") -> int:
+    """The workers of a library that gives each of them whole shards: a worker without a shard has nothing to do."""
+    return min(options.num_threads, len(shards.names))
 
 
-def _open_object(url: str, mode: str = "rb", bufsize: int = -1, *, endpoint: str) -> io.BufferedReader:
-    del bufsize
-    assert mode == "rb", mode
-    return io.BufferedReader(_ObjectStream(url, endpoint=endpoint), STREAM_BUFFER_BYTES)
+def worker_settings(shards: "ShardSet", *, options: "LoaderOptions", num_workers: int) -> dict[str, Any]:
+    """The arguments for workers of every peer that is a torch ``DataLoader``.
+
+    Workers are forked from one server, and kept for all epochs. Each has one torch thread, torch's default in a worker.
+
+    Raises:
+        PipesError: If the batches in flight do not fit into shared memory.
+    """
+    check_shared_memory(_num_batches_shared(num_workers) * options.batch_size, options=options)
+    return {
+        "num_workers": num_workers,
+        "multiprocessing_context": worker_context(),
+        "worker_init_fn": opener_for_workers(shards),
+        "persistent_workers": True,
+        "prefetch_factor": PREFETCH_FACTOR,
+        "pin_memory": delivery_device(options.device) == "cuda",
+    }
 
 
-def sample_bytes(options: LoaderOptions) -> int:
-    """Bytes of one sample's tensors: float32 photo, uint8 mask, int64 label."""
-    return options.crop**2 * (3 * 4 + 1) + 8
-
-
-def check_shared_memory(num_samples: int, *, options: LoaderOptions) -> None:
-    """Refuse what would end in a worker killed by SIGBUS: batches travel through shared memory.
+def check_shared_memory(num_samples: int, *, options: "LoaderOptions") -> None:
+    """Fail if batches do not fit into shared memory: a worker that finds it full is killed by SIGBUS.
 
     Args:
-        num_samples: How many may be there at a time.
+        num_samples: The most samples that are there at a time.
         options: For the size of one.
 
     Raises:
-        PipesError: If less is free. A container gets 64 MiB, unless told otherwise.
+        PipesError: If less is free. A container gets 64 MiB by default.
     """
-    needed, free = num_samples * sample_bytes(options), _free_shared_memory()
+    needed, free = num_samples * _sample_bytes(options), _free_shared_memory()
     if free < needed:
         raise PipesError(
             f"the workers hand over up to {num_samples} samples at a time in shared memory, "
@@ -126,36 +113,24 @@ def check_shared_memory(num_samples: int, *, options: LoaderOptions) -> None:
         )
 
 
-def worker_settings(shards: "ShardSet", *, options: LoaderOptions, num_workers: int, device: str) -> dict[str, Any]:
-    """How every loader that is a torch ``DataLoader`` runs its workers: kept for all epochs, forked from one server.
-
-    Raises:
-        PipesError: If the batches in flight do not fit shared memory.
-    """
-    check_shared_memory(num_batches_shared(num_workers) * options.batch_size, options=options)
-    return {
-        "num_workers": num_workers,
-        "multiprocessing_context": worker_context(),
-        "worker_init_fn": opener_for_workers(shards),  # and ends with this process
-        "persistent_workers": True,
-        "prefetch_factor": PREFETCH_FACTOR,
-        "pin_memory": device == "cuda",
-    }
-
-
-def fitting_batch_size(options: LoaderOptions, *, num_shards: int) -> int:
-    """The batch size of ``options``, halved until the tuned loader's batches fit into shared memory; at least 1."""
-    num_workers = min(options.num_threads, num_shards)
-    fitting = _free_shared_memory() // (sample_bytes(options) * num_batches_shared(num_workers))
+def fitting_batch_size(options: "LoaderOptions", *, num_shards: int) -> int:
+    """The batch size of ``options``, halved until webloader's batches fit into shared memory; at least 1."""
+    num_batches = _num_batches_shared(min(options.num_threads, num_shards))
+    fitting = _free_shared_memory() // (_sample_bytes(options) * num_batches)
     batch_size = options.batch_size
     while batch_size > max(fitting, 1):
         batch_size //= 2
     return batch_size
 
 
-def num_batches_shared(num_workers: int) -> int:
-    """Batches that are in shared memory at a time: those prefetched, one in the making, one in use."""
+def _num_batches_shared(num_workers: int) -> int:
+    """Batches in shared memory at a time: prefetched, one being made in each worker, and one in use."""
     return num_workers * (PREFETCH_FACTOR + 1) + 1
+
+
+def _sample_bytes(options: "LoaderOptions") -> int:
+    """Bytes of one sample's tensors: float32 photo, uint8 mask, int64 label."""
+    return options.crop**2 * (3 * 4 + 1) + 8
 
 
 def _free_shared_memory() -> int:
@@ -163,56 +138,26 @@ def _free_shared_memory() -> int:
     return status.f_bavail * status.f_frsize
 
 
-class _ObjectStream(io.RawIOBase):
-    def __init__(self, url: str, *, endpoint: str) -> None:
-        super().__init__()
-        store, name = open_store(url, endpoint=endpoint)
-        self._open = contextlib.ExitStack()
-        self._body: Any = self._open.enter_context(store.open(name))
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        return int(self._body.readinto(buffer))
-
-    def close(self) -> None:
-        if not self.closed:
-            self._open.close()
-        super().close()
-
-
 class WorkerEpochs:
-    """A `Loader` over batches that worker processes make.
+    """A `BenchLoader` over the worker processes of a ``DataLoader``; `close` ends them.
 
     Args:
-        batches: Iterated once an epoch.
-        data_loader: What ``batches`` reads from; its workers end in `close`.
-        num_workers: Its worker processes.
-        decode: What they decode with.
-        device: Where the training step wants its batches; pinned memory is used for ``cuda``.
-        gives: The parts of a batch that ``batches`` have.
+        data_loader: What the workers belong to.
+        options: For decoder and device.
+        batches: What is iterated once an epoch, if that is not ``data_loader`` itself.
     """
 
-    def __init__(
-        self,
-        batches: Any,
-        *,
-        data_loader: "DataLoader[Any]",
-        num_workers: int,
-        decode: str,
-        device: str,
-        gives: frozenset[str] = ALL_PARTS,
-    ) -> None:
-        self._batches = batches
-        self._data_loader = data_loader
-        self._epoch: Any = None
-        self.num_workers = num_workers
-        self.decode = decode
-        self.device = device
-        self.gives = gives
+    gives = ALL_PARTS
 
-    def epoch(self) -> "Iterator[Batch]":
+    def __init__(self, data_loader: "DataLoader[Any]", *, options: "LoaderOptions", batches: Any = None) -> None:
+        self._data_loader = data_loader
+        self._batches = data_loader if batches is None else batches
+        self._epoch: Any = None
+        self.num_workers = data_loader.num_workers
+        self.decode = options.decode
+        self.device = delivery_device(options.device)
+
+    def epoch(self) -> "Iterator[BenchBatch]":
         self._leave_epoch()
         self._epoch = iter(self._batches)
         yield from self._epoch
@@ -220,7 +165,7 @@ class WorkerEpochs:
     def close(self) -> None:
         """End the worker processes; may be called twice."""
         self._leave_epoch()
-        # Workers that persist end with torch's iterator object, which whoever left an epoch early may still hold.
+        # Persistent workers end with torch's iterator object, which a caller that left an epoch early may still hold.
         iterator = getattr(self._data_loader, "_iterator", None)
         if iterator is not None:
             iterator._shutdown_workers()

@@ -1,4 +1,4 @@
-"""Records to what shows them: the parts of a page, the terminal, the tables of a document such as the README."""
+"""Show records: as parts of a page, on the terminal, and in the tables of documents such as the README."""
 
 import importlib
 import re
@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from bench.reports.figures import FIGURES
-from bench.reports.record import FORMAT, RUN_FORMAT, read_record, read_run, write_text
-from bench.reports.report import format_table, notes_of, restricted
+from bench.reports.notes import notes_of
+from bench.reports.record import FORMAT, read_record, read_run, write_text
+from bench.reports.summary import Report, restricted
+from bench.reports.tables import format_table
 from dali_pipes.errors import DataError
 
 __all__ = ["START", "STOP", "Updated", "page_parts", "terminal_text", "update_document"]
@@ -19,16 +21,16 @@ STOP = "<!-- end of bench report -->"
 _START = re.compile(r"^[ \t]*<!-- bench report (?P<words>[^\n]+?) -->[ \t]*$", re.MULTILINE)
 _STOP = re.compile(rf"^[ \t]*{re.escape(STOP)}[ \t]*$", re.MULTILINE)
 
-_FORMATTERS = {
-    "fetch": ("bench.scenarios.fetch", "format_fetch"),
-    "pack": ("bench.scenarios.pack", "format_pack"),
-    "resume": ("bench.scenarios.resume", "format_resume"),
-    "scale": ("bench.scenarios.scale", "format_scale"),
-    "shuffle": ("bench.scenarios.shuffle_quality", "format_shuffle"),
-    "tfrecord": ("bench.scenarios.tfrecord", "format_tfrecord"),
-    "windows": ("bench.scenarios.windows", "format_windows"),
+_SCENARIOS = {
+    "fetch": ("fetch", "FetchScenario"),
+    "pack": ("pack", "PackScenario"),
+    "resume": ("resume", "ResumeScenario"),
+    "scale": ("scale", "ScaleScenario"),
+    "shuffle": ("shuffle_quality", "ShuffleScenario"),
+    "tfrecord": ("tfrecord", "TfrecordScenario"),
+    "windows": ("windows", "WindowsScenario"),
 }
-"""Benchmarks that are no runs of loaders: which function makes a record's table."""
+"""Module and class of each benchmark in `bench.scenarios`, whose ``table`` writes a record's table."""
 
 _SIGNS = {
     "order": "shuffle",
@@ -38,19 +40,20 @@ _SIGNS = {
     "window_shards": "scale",
     "reader": "tfrecord",
     "cache_fraction": "windows",
+    "loader": "run",
 }
-"""What gives a benchmark's records away that were written before they said it."""
+"""A field by which the oldest records, which have no format, are recognised, and their benchmark."""
 
 OPTIONS = ("--baseline", "--loaders")
 """Of a mark, as of the command."""
 
-Run = tuple[str, Mapping[str, Any]]
+Run = tuple[str, Report]
 Text = tuple[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Updated:
-    """What became of a document's tables."""
+    """What happened to a document's tables."""
 
     num_tables: int
     changed: bool
@@ -59,15 +62,15 @@ class Updated:
 def page_parts(
     paths: Sequence[Path], *, baseline: str | None = None, loaders: Sequence[str] | None = None
 ) -> tuple[list[Run], list[Text]]:
-    """The runs among the records, and the tables of the others, each with the file's name as its title.
+    """Read records: the runs, and the tables of the others, each with the file's name as its title.
 
     Args:
         paths: Of the records.
-        baseline: Of the runs, as `bench.reports.report.restricted` takes it.
+        baseline: For the runs, as `bench.reports.summary.restricted` takes it.
         loaders: Likewise.
 
     Raises:
-        DataError: If a file is no benchmark's record, or of a version that is not known here.
+        DataError: If a file is no benchmark's record, or of an unknown version.
         ValueError: If a run has no such loader.
     """
     runs: list[Run] = []
@@ -75,31 +78,29 @@ def page_parts(
     for path in paths:
         kind, report = _read(path)
         if kind == "run":
-            runs.append((path.stem, _restricted(report, where=path, baseline=baseline, loaders=loaders)))
+            runs.append((path.stem, _restricted(report, path, baseline, loaders)))
         else:
             texts.append((path.stem, _text(kind, report, path)))
     return runs, texts
 
 
 def terminal_text(runs: Sequence[Run], texts: Sequence[Text]) -> str:
-    """The tables, each under its title where there are several."""
+    """The tables; each under its title if there are several."""
     parts = [(title, "\n".join([format_table(report), "", *notes_of(report)])) for title, report in runs]
     parts += texts
-    if len(parts) == 1:
-        return parts[0][1]
-    return "\n\n".join(f"{title}\n{text}" for title, text in parts)
+    return parts[0][1] if len(parts) == 1 else "\n\n".join(f"{title}\n{text}" for title, text in parts)
 
 
 def update_document(path: Path, *, write: bool = True) -> Updated:
-    """Make a document's tables anew, from the records that its marks name.
+    """Write a document's tables again, from the records that its marks name.
 
     Args:
-        path: Markdown, with pairs of lines like `START` and `STOP`. What is between them is replaced, the rest stays.
-        write: Else only see whether anything would change.
+        path: Markdown, with pairs of lines like `START` and `STOP`. The lines between them are replaced.
+        write: Otherwise only find out whether anything would change.
 
     Raises:
-        DataError: If the document or a record cannot be read, a mark lacks its end, or names no figure or loader of a
-            run's.
+        DataError: If the document or a record cannot be read, a mark has no end, or names no figure or loader of a
+            run.
         StoreError: If the document cannot be written.
     """
     try:
@@ -111,17 +112,15 @@ def update_document(path: Path, *, write: bool = True) -> Updated:
     starts = list(_START.finditer(text))
     if not starts:
         raise DataError(f"'{path}': no line like '{START}' says where a table goes, and of what")
-    for start in starts:
-        stop = _STOP.search(text, start.end())
-        following = _START.search(text, start.end())
-        if stop is None or (following is not None and following.start() < stop.start()):
-            line = text.count("\n", 0, start.start()) + 1
-            raise DataError(f"'{path}', line {line}: the table that begins here has no end; add a line '{STOP}'")
+    for start, following in zip(starts, [*starts[1:], None], strict=True):
+        where = f"'{path}', line {text.count(chr(10), 0, start.start()) + 1}"
+        stop = _STOP.search(text, start.end(), following.start() if following else len(text))
+        if stop is None:
+            raise DataError(f"{where}: the table that begins here has no end; add a line '{STOP}'")
         try:
-            table = _table(start["words"], beside=path)
+            table = _table(start["words"], path.parent)
         except ValueError as exc:
-            line = text.count("\n", 0, start.start()) + 1
-            raise DataError(f"'{path}', line {line}: {exc}") from exc
+            raise DataError(f"{where}: {exc}") from exc
         parts += [text[at : start.end()], "\n\n", table, "\n\n"]
         at = stop.start()
     updated = "".join([*parts, text[at:]])
@@ -130,8 +129,8 @@ def update_document(path: Path, *, write: bool = True) -> Updated:
     return Updated(num_tables=len(starts), changed=updated != text)
 
 
-def _table(words: str, *, beside: Path) -> str:
-    """What goes between a pair of marks, the first of which says ``words``.
+def _table(words: str, folder: Path) -> str:
+    """What goes between a pair of marks, the first of which has these words.
 
     Raises:
         DataError: If the record cannot be read.
@@ -151,36 +150,33 @@ def _table(words: str, *, beside: Path) -> str:
             options[option] = value if mark else rest.pop(0)
     if unknown := [figure for figure in figures if figure not in FIGURES]:
         raise ValueError(f"a figure must be one of {', '.join(FIGURES)}, got '{unknown[0]}'")
-    path = beside.parent / name
-    kind, report = _read(path)
+    kind, report = _read(folder / name)
     if kind != "run":
-        return f"```\n{_text(kind, report, path)}\n```"
+        return f"```\n{_text(kind, report, folder / name)}\n```"
     loaders = options["--loaders"].split(",") if "--loaders" in options else None
-    shown = _restricted(report, where=path, baseline=options.get("--baseline"), loaders=loaders)
+    shown = _restricted(report, folder / name, options.get("--baseline"), loaders)
     notes = "\n".join(f"* {note.removeprefix('* ')}" for note in notes_of(shown, figures=figures or None))
     return f"{format_table(shown, markdown=True, figures=figures or None)}\n\n{notes}"
 
 
-def _restricted(
-    report: Mapping[str, Any], *, where: Path, baseline: str | None, loaders: Sequence[str] | None
-) -> Mapping[str, Any]:
+def _restricted(report: Report, path: Path, baseline: str | None, loaders: Sequence[str] | None) -> Report:
     try:
         return restricted(report, baseline=baseline, loaders=loaders)
     except ValueError as exc:
-        raise ValueError(f"'{where}': {exc}") from exc
+        raise ValueError(f"'{path}': {exc}") from exc
 
 
 def _read(path: Path) -> tuple[str, dict[str, Any]]:
-    """Which benchmark's record it is, and the record; a run's in its present form."""
+    """Which benchmark's record it is, and the record; a run in its present form."""
     report = read_record(path)
     name = str(report.get("format", ""))
     kind = name.removeprefix(f"{FORMAT}-") if name.startswith(f"{FORMAT}-") else _kind_by_sign(report)
-    if kind == "run" or name == RUN_FORMAT:
-        return "run", read_run(path)
-    if kind not in _FORMATTERS:
+    if kind == "run":
+        return kind, read_run(path)
+    if kind not in _SCENARIOS:
         found = f"format '{name}'" if name else "a JSON file without a format"
         raise DataError(
-            f"'{path}': expected the record of one of bench {', '.join(['run', *_FORMATTERS])}, found {found}"
+            f"'{path}': expected the record of one of bench {', '.join(['run', *_SCENARIOS])}, found {found}"
         )
     return kind, report
 
@@ -188,15 +184,14 @@ def _read(path: Path) -> tuple[str, dict[str, Any]]:
 def _kind_by_sign(report: Mapping[str, Any]) -> str:
     records = report.get("records")
     first = records[0] if isinstance(records, list) and records and isinstance(records[0], dict) else {}
-    return next((kind for sign, kind in _SIGNS.items() if sign in first), "run" if "loader" in first else "")
+    return next((kind for sign, kind in _SIGNS.items() if sign in first), "")
 
 
 def _text(kind: str, report: dict[str, Any], path: Path) -> str:
-    module, function = _FORMATTERS[kind]
+    module, scenario = _SCENARIOS[kind]
     try:
-        text: str = getattr(importlib.import_module(module), function)(report)
+        return str(getattr(importlib.import_module(f"bench.scenarios.{module}"), scenario).table(report))
     except (LookupError, TypeError, AttributeError) as exc:
         raise DataError(
             f"'{path}': expected a record of `bench {kind}`, and its table cannot be made ({type(exc).__name__}: {exc})"
         ) from exc
-    return text

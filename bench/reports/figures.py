@@ -1,4 +1,4 @@
-"""A turn to figures: what each is, in which unit, which way is better, and how it comes from what was measured."""
+"""Define the figures of a run: what each is, in which unit, which way is better, and how a turn gives it."""
 
 import math
 import statistics
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from bench.timing.data import DataFacts
-    from bench.timing.ranks import Turn
-    from bench.timing.settings import Setting
-    from bench.timing.turn import Drawn, Spent
+    from bench.compare.data import DataFacts
+    from bench.compare.ranks import Turn
+    from bench.compare.settings import TurnSetting
+    from bench.compare.turn import Drawn, Spent
 
 __all__ = ["FIGURES", "Figure", "figures_of", "percentile"]
 
@@ -27,74 +27,62 @@ class Figure:
     digits: int
     """After the decimal point."""
     about: str
-    """A sentence for whoever reads the report."""
+    """A sentence for the reader of a report."""
     scale: float = 1.0
-    """From what a record holds to what is shown."""
+    """Factor from the value in a record to the value that is shown."""
     least: float = 0.0
-    """A change smaller than this is none, whatever its ratio: others on the machine make it."""
+    """A change smaller than this is noise, whatever its ratio: other processes on the machine cause it."""
     of_the_machine: bool = False
-    """Another machine, or a busier one, gives another figure: seconds and what is made of them."""
+    """Whether another machine, or a busier one, gives another figure: seconds, and figures computed from them."""
+
+
+def _time(title: str, unit: str, digits: int, about: str, better: Literal["high", "low"] = "low") -> Figure:
+    """A figure of time, which depends on the machine."""
+    return Figure(title=title, unit=unit, better=better, digits=digits, about=about, of_the_machine=True)
+
+
+def _low(title: str, unit: str, digits: int, about: str, *, scale: float = 1.0, least: float = 0.0) -> Figure:
+    """A figure that does not depend on how fast the machine is; less is better."""
+    return Figure(title=title, unit=unit, better="low", digits=digits, about=about, scale=scale, least=least)
 
 
 FIGURES: Mapping[str, Figure] = {
-    "samples_per_s": Figure(
-        title="samples/s",
-        unit="samples/s",
+    "samples_per_s": _time(
+        "samples/s",
+        "samples/s",
+        0,
+        "Samples of all ranks over the time from the common start to the end of the last rank.",
         better="high",
-        digits=0,
-        of_the_machine=True,
-        about="Samples of all ranks over the time from the common start to the end of the last rank.",
     ),
-    "mib_per_s": Figure(
-        title="MiB/s",
-        unit="MiB/s",
-        better="high",
-        digits=1,
-        of_the_machine=True,
-        about="Bytes of the shards, as they lie, over the same time.",
+    "mib_per_s": _time("MiB/s", "MiB/s", 1, "Stored bytes of the shards over the same time.", better="high"),
+    "cpu_ms_per_sample": _time(
+        "CPU-ms/sample",
+        "CPU-ms a sample",
+        2,
+        "CPU time, user and system, of all processes that the loader works in. Servers are not included.",
     ),
-    "cpu_ms_per_sample": Figure(
-        title="CPU-ms/sample",
-        unit="CPU-ms a sample",
-        better="low",
-        digits=2,
-        of_the_machine=True,
-        about="CPU time, user and system, of all processes that the loader works in; servers are not among them.",
+    "time_to_first_batch_s": _time(
+        "first batch",
+        "s",
+        2,
+        "From before the loader is made to its first batch, for the slowest rank. Libraries are loaded before.",
     ),
-    "time_to_first_batch_s": Figure(
-        title="first batch",
-        unit="s",
-        better="low",
-        digits=2,
-        of_the_machine=True,
-        about="From before the loader is made to its first batch, of the slowest rank; libraries are loaded by then.",
+    "batch_p50_ms": _time(
+        "batch p50", "ms", 1, "From asking for a batch to having it: the median over the batches of all ranks."
     ),
-    "batch_p50_ms": Figure(
-        title="batch p50",
-        unit="ms",
-        better="low",
-        digits=1,
-        of_the_machine=True,
-        about="From asking for a batch to having it: the median over the batches of all ranks.",
+    "batch_p99_ms": _time(
+        "batch p99",
+        "ms",
+        1,
+        "The same for the 99th percentile. With fewer than 100 batches it is the longest.",
     ),
-    "batch_p99_ms": Figure(
-        title="batch p99",
-        unit="ms",
-        better="low",
-        digits=1,
-        of_the_machine=True,
-        about="The same, 99 of 100 batches take no longer; of fewer than 100 batches it is the longest.",
-    ),
-    "batch_max_ms": Figure(
-        title="batch max", unit="ms", better="low", digits=1, of_the_machine=True, about="The same, of the longest."
-    ),
-    "wait_share": Figure(
-        title="waiting",
-        unit="%",
-        better="low",
-        digits=1,
+    "batch_max_ms": _time("batch max", "ms", 1, "The same for the longest."),
+    "wait_share": _low(
+        "waiting",
+        "%",
+        1,
+        "The share of its time in which the training step waits for a batch, or for the end of the epoch.",
         scale=100,
-        about="The share of its time in which the training step waits for a batch, or for the end of the epoch.",
     ),
     "accelerator_utilisation": Figure(
         title="AU",
@@ -102,69 +90,51 @@ FIGURES: Mapping[str, Figure] = {
         better="high",
         digits=1,
         scale=100,
-        about="Accelerator utilisation as MLPerf Storage defines it: samples a rank / batch size x the emulated step's "
-        "time, over the running time without the wait for the first batch.",
+        about="Accelerator utilisation as MLPerf Storage defines it: samples of a rank / batch size x the emulated "
+        "step's time, over the running time without the wait for the first batch.",
     ),
-    "peak_memory_mib": Figure(
-        title="memory",
-        unit="MiB",
-        better="low",
-        digits=0,
-        about="The most resident memory of all processes, seen once a second in the first epoch and when all are "
-        "over, shared pages counted once; libraries are in it. Images in /dev/shm are not: see there.",
+    "peak_memory_mib": _low(
+        "memory",
+        "MiB",
+        0,
+        "The most resident memory of all processes, libraries included, shared pages counted once. Measured once a "
+        "second in the first epoch, and at the end. Cache files in /dev/shm are not included: see there.",
     ),
-    "loader_memory_mib": Figure(
-        title="loader memory",
-        unit="MiB",
-        better="low",
-        digits=0,
-        about="How much of it came after the libraries were loaded. Images in /dev/shm are not in it: see there.",
+    "loader_memory_mib": _low(
+        "loader memory",
+        "MiB",
+        0,
+        "The part of it that was added after the libraries were loaded. Cache files in /dev/shm are not included: see "
+        "there.",
     ),
-    "memory_mib_per_sample": Figure(
-        title="memory/sample",
-        unit="MiB a sample",
-        better="low",
-        digits=2,
-        about="The same, for each sample of a batch of all ranks.",
+    "memory_mib_per_sample": _low(
+        "memory/sample", "MiB a sample", 2, "The same, for each sample of a batch of all ranks."
     ),
-    "shared_memory_mib": Figure(
-        title="/dev/shm",  # noqa: S108 (a title)
-        unit="MiB",
-        better="low",
-        digits=0,
+    "shared_memory_mib": _low(
+        "/dev/shm",  # noqa: S108 (a title)
+        "MiB",
+        0,
+        "The most that was added in /dev/shm: cache files, and batches on their way from workers. What a process maps "
+        "of these is also in its memory.",
         least=4,
-        about="How much fuller /dev/shm was at most: images of shards, batches on their way from workers. Of these, "
-        "what a process maps is in its memory, too.",
     ),
-    "fetched_ratio": Figure(
-        title="fetched/needed",
-        unit="bytes a byte",
-        better="low",
-        digits=2,
-        about="Bytes of the server's answers in the timed epochs, over those of the photos, masks and labels; counted "
-        "in a gateway that all requests go through.",
+    "fetched_ratio": _low(
+        "fetched/needed",
+        "bytes a byte",
+        2,
+        "Bytes of the server's answers in the timed epochs, over the bytes of photos, masks and labels. A gateway "
+        "counts them, and all requests go through it.",
     ),
-    "first_fetched_ratio": Figure(
-        title="fetched first",
-        unit="bytes a byte",
-        better="low",
-        digits=2,
-        about="The same in the first epoch, in which a loader may fill a cache.",
+    "first_fetched_ratio": _low(
+        "fetched first", "bytes a byte", 2, "The same in the first epoch, in which a loader may fill a cache."
     ),
-    "first_epoch_s": Figure(
-        title="first epoch",
-        unit="s",
-        better="low",
-        digits=2,
-        of_the_machine=True,
-        about="From before the loader is made to the end of its first epoch.",
-    ),
+    "first_epoch_s": _time("first epoch", "s", 2, "From before the loader is made to the end of its first epoch."),
 }
 """In the order of a report."""
 
 
-def figures_of(turn: "Turn", *, setting: "Setting", facts: "DataFacts") -> dict[str, float | None]:
-    """The figures of one turn, by the names of `FIGURES`; ``None`` for what was not measured."""
+def figures_of(turn: "Turn", *, setting: "TurnSetting", facts: "DataFacts") -> dict[str, float | None]:
+    """Compute the figures of one turn, by the names of `FIGURES`; ``None`` for those that were not measured."""
     firsts = [rank.first for rank in turn.ranks]
     timed = [rank.steady if rank.steady is not None else rank.first for rank in turn.ranks]
     measured = turn.ranks[0]
@@ -198,7 +168,7 @@ def figures_of(turn: "Turn", *, setting: "Setting", facts: "DataFacts") -> dict[
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The smallest of the values that so many of them do not exceed.
+    """Return the smallest value that at least ``percent`` of the values do not exceed.
 
     >>> percentile([3.0, 1.0, 2.0], 99)
     3.0
@@ -207,13 +177,12 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
 
 
-def _utilisation(timed: "Sequence[Drawn]", setting: "Setting") -> float | None:
-    """Of the ranks on average.
+def _utilisation(timed: "Sequence[Drawn]", setting: "TurnSetting") -> float | None:
+    """Average the utilisation over the ranks.
 
-    The rules (mlcommons/storage, Submission_guidelines.md, "Performance Metrics", v2.0): the total compute time, which
-    is the sleep's, so many samples an accelerator over the batch size times its length, over the total running time;
-    what the first step's input takes is left out of the latter. The sleep counts as long as it was to be, and not as
-    long as it was.
+    The rules (mlcommons/storage, Submission_guidelines.md, "Performance Metrics", v2.0) divide the total compute time
+    by the total running time. The compute time is the emulated sleep: samples of an accelerator / batch size x its
+    nominal length. The running time leaves out the wait for the first step's input.
     """
     if setting.compute_ms <= 0:
         return None

@@ -1,16 +1,15 @@
-"""Repeats to a 95 % interval: of a figure, of a paired ratio within one run, of a ratio between two runs.
+"""Compute 95 % intervals from repeats: of a figure, of a paired ratio within one run, of a ratio between two runs.
 
-Repeats are few, seven or so, and skewed: a machine is at times slower than usual, and never faster than it can be. So
-nothing here takes them for normal, and nothing resamples them: of seven values the bootstrap's interval of a median
-holds it less often than it says. What is used instead needs no more than independent repeats:
+Repeats are few, seven or so, and skewed: a machine is sometimes slower than usual, and never faster than it can be. So
+nothing here assumes a normal distribution, and nothing resamples: with seven values the bootstrap's interval of a
+median contains it less often than it claims. The methods here need only independent repeats:
 
-* Of one figure, and of the ratio of two loaders that took turns: the sign test's interval, interpolated between
+* For one figure, and for the ratio of two loaders that took turns: the sign test's interval, interpolated between
   neighbouring order statistics (T. P. Hettmansperger and S. J. Sheather, "Confidence intervals based on interpolated
-  order statistics", Statistics & Probability Letters 4, 1986, 75-79). Ratios are taken turn by turn first, so that a
-  drift of the machine, which meets all loaders of a turn alike, is in none of them.
-* Of two runs, whose repeats have nothing to do with each other: the interval of Hodges and Lehmann for a shift, here
-  of logarithms (M. Hollander and D. A. Wolfe, "Nonparametric Statistical Methods", chapter 4), exact for the
-  Wilcoxon rank sum.
+  order statistics", Statistics & Probability Letters 4, 1986, 75-79). Ratios are taken turn by turn first, so a drift
+  of the machine, which affects all loaders of a turn alike, cancels out.
+* For two runs, whose repeats are unrelated: the interval of Hodges and Lehmann for a shift, here of logarithms
+  (M. Hollander and D. A. Wolfe, "Nonparametric Statistical Methods", chapter 4), exact for the Wilcoxon rank sum.
 
 All are pure functions of lists of numbers.
 """
@@ -25,20 +24,20 @@ __all__ = ["CONFIDENCE", "MIN_REPEATS", "Interval", "median_interval", "paired_r
 CONFIDENCE = 0.95
 
 MIN_REPEATS = 6
-"""Of five values not even smallest to largest is a 95 % interval of the median: it holds it 15 times in 16."""
+"""Of five values not even smallest to largest is a 95 % interval of the median: it contains it 15 times in 16."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """A figure over repeats, and where it is with 95 % confidence."""
+    """The median of a figure over repeats, and its 95 % interval."""
 
     median: float
     low: float | None
-    """``None``, with ``high``: there are too few repeats to say."""
+    """``None``, as ``high``, if there are too few repeats."""
     high: float | None
 
     def holds(self, value: float) -> bool:
-        """Whether ``value`` is within; without an interval nothing is excluded."""
+        """Whether ``value`` is within. Without an interval no value is excluded."""
         return self.low is None or self.high is None or self.low <= value <= self.high
 
 
@@ -64,7 +63,7 @@ def median_interval(values: Sequence[float]) -> Interval:
     k, weight = place
     low = (1 - weight) * ordered[k - 1] + weight * ordered[k]
     high = (1 - weight) * ordered[-k] + weight * ordered[-k - 1]
-    # Of equal values the weighted sum is off by a rounding.
+    # With equal values the weighted sum has a rounding error.
     return Interval(median=middle, low=min(low, middle), high=max(high, middle))
 
 
@@ -78,10 +77,10 @@ def paired_ratio(values: Sequence[float], baseline: Sequence[float]) -> Interval
         baseline: Of the same turns, in the same order.
 
     Returns:
-        ``None`` where a value is not positive: an epoch too short for the clock, a wait of nothing.
+        ``None`` if a value is not positive: an epoch too short for the clock, or no wait at all.
 
     Raises:
-        ValueError: If there are not as many of one as of the other.
+        ValueError: If the two have different lengths.
 
     >>> paired_ratio([2.0, 4.0, 6.0], [2.0, 4.0, 6.0])
     Interval(median=1.0, low=None, high=None)
@@ -98,7 +97,7 @@ def unpaired_ratio(values: Sequence[float], baseline: Sequence[float]) -> Interv
     """``values / baseline`` of two runs at different times: the median of all pairs' ratios, and its interval.
 
     Returns:
-        ``None`` where a value is not positive. No interval where there are too few for one: three against three.
+        ``None`` if a value is not positive. No interval if there are too few values, such as three and three.
 
     >>> found = unpaired_ratio([20.0, 21.0, 22.0, 23.0], [10.0, 10.0, 10.0, 10.0])
     >>> f"{found.median:.2f} [{found.low:.2f}-{found.high:.2f}]"

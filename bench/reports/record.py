@@ -1,8 +1,8 @@
-"""What a benchmark found to a file, whole or not at all, and back, the files of earlier versions too.
+"""Write records of benchmarks, whole or not at all, and read them, those of earlier versions too.
 
 Every record says which benchmark wrote it (``format``), in which version of its form, by which command, at which
-commit and on what machine. A run's record, of `bench run` and `bench sweep`, holds every repeat as it was measured;
-medians and intervals beside them are for readers and are computed anew where they matter.
+commit and on what machine. The record of a run, of `bench run` and `bench sweep`, holds every repeat as it was
+measured. The medians and intervals beside them are for readers; reports compute them again.
 """
 
 import json
@@ -38,10 +38,10 @@ _URL_HOST = re.compile(r"(https?://)[^/\s,]+")
 
 
 def check_target(path: Path, *, option: str = "--json") -> None:
-    """Refuse a path that `write_record` could not write; that is found out before the minutes that a run takes.
+    """Refuse a path that `write_record` could not write, before a run takes minutes.
 
     Raises:
-        ValueError: If it is a directory, or lies in one that is not there or takes no file.
+        ValueError: If it is a directory, or its directory is missing or cannot be written.
     """
     if path.is_dir():
         raise ValueError(f"{option} '{path}': expected a file, found a directory")
@@ -57,7 +57,7 @@ def check_target(path: Path, *, option: str = "--json") -> None:
 
 
 def write_record(report: Mapping[str, Any], path: Path) -> None:
-    """Write JSON; an earlier file is replaced once all is written.
+    """Write JSON; an earlier file is replaced when all is written.
 
     Raises:
         StoreError: If the disk is full, or the directory is gone.
@@ -66,7 +66,7 @@ def write_record(report: Mapping[str, Any], path: Path) -> None:
 
 
 def write_text(text: str, path: Path) -> None:
-    """Write a file; an earlier one is replaced once all is written.
+    """Write a file; an earlier one is replaced when all is written.
 
     Raises:
         StoreError: If the disk is full, or the directory is gone.
@@ -74,13 +74,13 @@ def write_text(text: str, path: Path) -> None:
     if _is_special(path):
         path.write_text(text)
         return
-    # A link's target is replaced, not the link.
+    # Replace a link's target and not the link.
     target = path.resolve()
     LocalStore(target.parent).write(target.name, text.encode())
 
 
 def stamped(report: Mapping[str, Any], *, kind: str) -> dict[str, Any]:
-    """The report with what every record begins with: format, version and command.
+    """Return the report with the fields that every record begins with: format, version and command.
 
     >>> stamped({"records": []}, kind="fetch")["format"]
     'dali-pipes-bench-fetch'
@@ -90,7 +90,7 @@ def stamped(report: Mapping[str, Any], *, kind: str) -> dict[str, Any]:
 
 
 def shown_command(arguments: Sequence[str] | None = None) -> str:
-    """The command that this process runs, without what is of this machine alone: folders' places, hosts.
+    """Return the command that this process runs, without hosts and the places of folders.
 
     >>> shown_command(["/opt/bin/dali-pipes", "bench", "run", "--shards", "/data/pets", "--endpoint", "http://n7:51080"])
     'dali-pipes bench run --shards .../pets --endpoint http://ENDPOINT'
@@ -108,10 +108,10 @@ def shown_command(arguments: Sequence[str] | None = None) -> str:
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """A record of any benchmark; one without a format says none.
+    """Read a record of any benchmark; the oldest have no format.
 
     Raises:
-        DataError: If the file cannot be read or is no JSON object.
+        DataError: If the file cannot be read or is not a JSON object.
     """
     try:
         report = json.loads(path.read_text())
@@ -123,10 +123,10 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 def read_run(path: Path) -> dict[str, Any]:
-    """A record of `bench run` or `bench sweep`, in the present form, whichever it was written in.
+    """Read a record of `bench run` or `bench sweep`, and convert it to the present form.
 
     Raises:
-        DataError: If it is none, or of a version that is not known here.
+        DataError: If it is not one, or of an unknown version.
     """
     report = read_record(path)
     if "format" not in report:
@@ -141,7 +141,7 @@ def read_run(path: Path) -> dict[str, Any]:
 
 
 def _from_version_0(report: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Records of before there was a format: no setting, no ranks, figures from each repeat's seconds."""
+    """Convert a record from before there was a format: no setting, no ranks, figures from each repeat's seconds."""
     try:
         environment = dict(report["environment"])
         options = environment.pop("options")
@@ -191,7 +191,7 @@ def _record_from_version_0(row: Mapping[str, Any], options: Mapping[str, Any]) -
                     "cpu_ms_per_sample": 1000 * repeat["epoch_cpu_s"] / samples,
                     "time_to_first_batch_s": repeat["time_to_first_batch_s"],
                     "first_epoch_s": repeat["first_epoch_s"],
-                    # Of the command's own process, which had all of the loader in it.
+                    # Of the command's own process, in which the whole loader was.
                     "peak_memory_mib": repeat.get("peak_rss_mib"),
                 }
             }
@@ -201,7 +201,7 @@ def _record_from_version_0(row: Mapping[str, Any], options: Mapping[str, Any]) -
 
 
 def _checked(report: dict[str, Any], path: Path) -> dict[str, Any]:
-    """The report, if it has what tables and comparisons take from it."""
+    """Return the report if it has what tables and comparisons need."""
     try:
         found = [
             [float(value) for value in repeat["figures"].values() if value is not None]

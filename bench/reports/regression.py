@@ -1,13 +1,12 @@
-"""Two runs to a verdict: what is worse than before, by how much, how surely; or why the two cannot be compared.
+"""Compare two runs: which figures became worse, by how much and how surely; or why the two cannot be compared.
 
-The runs have nothing in common but what they measured, so repeats are not paired
-(`bench.reports.intervals.unpaired_ratio`). A figure has regressed if it is worse by more than a threshold and its
-interval lies wholly on the worse side. The threshold is for what no interval knows: a machine that is another one
-today. Each figure of each loader is judged alone, at 95 %; of many that did not change, one in forty looks worse, and
-the threshold keeps most of these quiet.
+The repeats of two runs are not paired (`bench.reports.intervals.unpaired_ratio`): the runs share only what they
+measured. A figure has regressed if it is worse by more than a threshold, and its whole interval is on the worse side.
+The threshold covers what no interval knows: the machine may be another one today. Each figure of each loader is judged
+alone, at 95 %. Of many that did not change, one in forty looks worse; the threshold keeps most of these quiet.
 
-What a busier machine does to all loaders alike can be taken out: then each figure that the machine has a part in is
-its ratio to one loader's, round by round within each run, and it is these ratios that are compared.
+A busier machine slows all loaders alike, and this can be taken out: then each figure that depends on the machine is
+replaced by its ratio to one loader's, round by round within each run, and these ratios are compared.
 """
 
 import math
@@ -16,12 +15,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from bench.compare.settings import SETTING_TITLES, format_setting, setting_text
 from bench.reports.figures import FIGURES, Figure
 from bench.reports.intervals import Interval, unpaired_ratio
-from bench.reports.report import (
-    SETTING_TITLES,
+from bench.reports.summary import (
+    Record,
+    Report,
     format_interval,
-    format_setting,
+    format_ratio,
     label_of,
     named,
     rounds_of,
@@ -29,7 +30,6 @@ from bench.reports.report import (
     values_of,
 )
 from bench.reports.tables import format_rows
-from bench.timing.settings import setting_text
 
 __all__ = ["JUDGED", "Change", "Verdict", "compare_runs", "differences_of", "format_verdict"]
 
@@ -41,16 +41,15 @@ JUDGED = (
     "shared_memory_mib",
     "fetched_ratio",
 )
-"""What is compared unless told otherwise; the others vary more, or say the same."""
+"""The figures that are compared by default; the others vary more, or say the same."""
 
 THRESHOLD = 0.05
 
 NOTHING = 1e-3
-"""Of the smallest value there is: what a repeat that measured nothing counts as, beside others that did not."""
+"""A repeat that measured 0 counts as this share of the smallest other value."""
 
 Outcome = Literal["worse", "better", "equal", "within the threshold", "not told apart", "too few repeats"]
-Report = Mapping[str, Any]
-Record = Mapping[str, Any]
+WHEN = ("before", "after")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +59,8 @@ class Change:
     record: Record
     """After."""
     figure: str
-    before: tuple[float, ...]
-    after: tuple[float, ...]
+    before: Sequence[float]
+    after: Sequence[float]
     ratio: Interval
     """After over before."""
     outcome: Outcome
@@ -71,13 +70,13 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """All changes, and what was in one run only."""
+    """All changes, and what only one of the runs has."""
 
     changes: tuple[Change, ...]
     only_before: tuple[str, ...]
     only_after: tuple[str, ...]
     stopped: tuple[str, ...] = ()
-    """A line for a run that has fewer rounds than it was to have."""
+    """A line for a run that was stopped early."""
 
     @property
     def regressions(self) -> tuple[Change, ...]:
@@ -86,7 +85,7 @@ class Verdict:
 
     @property
     def undecided(self) -> tuple[Change, ...]:
-        """What may be worse by more than the threshold, as far as the repeats tell."""
+        """What may be worse by more than the threshold, as far as the repeats show."""
         return tuple(change for change in self.changes if change.outcome in ("not told apart", "too few repeats"))
 
 
@@ -102,19 +101,19 @@ def compare_runs(
     """Judge a run by an earlier one.
 
     Args:
-        before: A run's record, in the present form.
+        before: The record of a run, in the present form.
         after: Likewise.
         figures: Names of `FIGURES`.
         threshold: 0.05: worse by more than 5 %.
-        relative_to: A loader, ``NAME`` or ``NAME:DECODE``: figures that depend on the machine are taken as ratios to
-            its, round by round; it is then not judged itself by these.
-        anyway: Compare what is not comparable, too. Of settings only that counts which both runs' forms have, so that
-            records of before there were ranks and caches can be held against later ones; where several settings are
-            alike then, none of them is compared.
+        relative_to: A loader, ``NAME`` or ``NAME:DECODE``. Figures that depend on the machine are taken as ratios to
+            this loader's, round by round, and are not judged for this loader itself.
+        anyway: Compare what is not comparable, too. Settings are then matched by the fields that both runs have, so
+            that the oldest records, without ranks and caches, can be compared with later ones. Records that become
+            alike in this way are not compared.
 
     Raises:
-        ValueError: If a figure is none, the threshold is negative, nothing is in both runs, ``relative_to`` is not, or
-            they are not comparable: says all that differs.
+        ValueError: If a figure is unknown, the threshold is negative, nothing is in both runs, ``relative_to`` is not
+            in both, or they are not comparable: says all that differs.
     """
     if unknown := [figure for figure in figures if figure not in FIGURES]:
         raise ValueError(f"--figures must be of {', '.join(FIGURES)}, got '{unknown[0]}'")
@@ -122,16 +121,16 @@ def compare_runs(
         raise ValueError(f"--threshold must be at least 0, got {threshold:g}")
     if not anyway and (differences := differences_of(before, after)):
         raise ValueError(
-            f"the runs are not comparable: {'; '.join(differences)}. Take both alike, or pass --anyway, and know that "
-            "the verdict is of these, too"
+            f"the runs are not comparable: {'; '.join(differences)}. Take both in the same way, or pass --anyway; the "
+            "verdict then includes these differences"
         )
-    if relative_to is not None:
-        for when, run in (("before", before), ("after", after)):
-            if not named(run["records"], relative_to):
-                there = ", ".join(dict.fromkeys(record["loader"] for record in run["records"]))
-                raise ValueError(f"--relative-to must be in both runs, got '{relative_to}'; {when} are: {there}")
+    runs = (before, after)
+    for when, run in zip(WHEN, runs, strict=True):
+        if relative_to is not None and not named(run["records"], relative_to):
+            there = ", ".join(dict.fromkeys(record["loader"] for record in run["records"]))
+            raise ValueError(f"--relative-to must be in both runs, got '{relative_to}'; {when} are: {there}")
     fields = _fields(before) & _fields(after) if anyway else None
-    earlier, later = _by_key(before, fields), _by_key(after, fields)
+    earlier, later = (_by_key(run, fields) for run in runs)
     common = [key for key in later if key in earlier]
     if not common:
         raise ValueError("no loader was timed under the same setting in both runs")
@@ -141,10 +140,9 @@ def compare_runs(
         for figure in figures
         if (
             change := _change(
-                _Side(before, earlier[key]), _Side(after, later[key]), figure, threshold, relative_to=relative_to
+                (before, earlier[key]), (after, later[key]), figure, threshold=threshold, relative_to=relative_to
             )
         )
-        is not None
     ]
     if not changes:
         beside = "" if relative_to is None else f", beside those of '{relative_to}'"
@@ -155,24 +153,26 @@ def compare_runs(
         only_after=_names_without(after, [later[key] for key in common]),
         stopped=tuple(
             f"{when}: stopped after {rounds}"
-            for when, run in (("before", before), ("after", after))
+            for when, run in zip(WHEN, runs, strict=True)
             if (rounds := rounds_of(run))
         ),
     )
 
 
 def differences_of(before: Report, after: Report) -> list[str]:
-    """What keeps two runs from being compared, in words; versions and commits are what one compares."""
+    """Say what keeps two runs from being compared; versions and commits may differ."""
     found: list[str] = []
 
     def differ(what: str, first: object, second: object) -> None:
         if first != second:
-            found.append(f"{what} was {_shown(first)}, is {_shown(second)}")
+            found.append(f"{what} was {_text_of(first)}, is {_text_of(second)}")
 
     machines = [report["environment"] for report in (before, after)]
     for what in ("model", "cores_available"):
         differ(f"CPU {what.replace('_', ' ')}", *(machine.get("cpu", {}).get(what) for machine in machines))
-    differ("memory in GiB", *(_rounded(machine.get("memory_gib")) for machine in machines))
+    # Rounded: the memory that a kernel keeps for itself differs from start to start.
+    gib = (machine.get("memory_gib") for machine in machines)
+    differ("memory in GiB", *(None if size is None else round(size) for size in gib))
     differ("GPUs", *(machine.get("gpus") for machine in machines))
     differ("data", *([_data(data) for data in report["data"]] for report in (before, after)))
     for name in ("photo", "mask", "seed", "device", "epochs", "source", "direct"):
@@ -183,33 +183,31 @@ def differences_of(before: Report, after: Report) -> list[str]:
 
 
 def format_verdict(verdict: Verdict) -> str:
-    """A row a figure, what is worse first, and a line for each regression."""
-    records = [change.record for change in verdict.changes]
-    varied = setting_names(records)
-    header = [*(SETTING_TITLES[name] for name in varied), "loader", "figure", "before", "after", "after/before", ""]
-    order = sorted(verdict.changes, key=lambda change: change.outcome != "worse")
-    rows = [
+    """A row for each figure, worse ones first, and a line for each regression."""
+    varied = setting_names([change.record for change in verdict.changes])
+    rows = [[*(SETTING_TITLES[name] for name in varied), "loader", "figure", *WHEN, "after/before", ""]]
+    rows += [
         [
             *(format_setting(change.record["setting"].get(name)) for name in varied),
             label_of(change.record),
             _title(change),
             *(format_interval(_shown_as(change), values) for values in (change.before, change.after)),
-            _ratio(change.ratio),
+            format_ratio(change.ratio),
             change.outcome,
         ]
-        for change in order
+        for change in sorted(verdict.changes, key=lambda change: change.outcome != "worse")
     ]
-    lines = [format_rows([header, *rows], left=len(varied) + 2), ""]
+    lines = [format_rows(rows, left=len(varied) + 2), ""]
     for change in verdict.regressions:
-        figure = FIGURES[change.figure]
+        better = "more" if FIGURES[change.figure].better == "high" else "less"
         lines.append(
-            f"worse: {_name(change.record)}: {_title(change)} is {_ratio(change.ratio)} of what it was "
-            f"({'more' if figure.better == 'high' else 'less'} is better)"
+            f"worse: {_name(change.record)}: {_title(change)} is {format_ratio(change.ratio)} of what it was "
+            f"({better} is better)"
         )
     lines += verdict.stopped
-    for what, names in (("before", verdict.only_before), ("after", verdict.only_after)):
+    for when, names in zip(WHEN, (verdict.only_before, verdict.only_after), strict=True):
         if names:
-            lines.append(f"only {what}: {'; '.join(names)}")
+            lines.append(f"only {when}: {'; '.join(names)}")
     if not verdict.regressions:
         lines.append("nothing is known to be worse" if verdict.undecided else "nothing is worse")
     if verdict.undecided:
@@ -220,55 +218,57 @@ def format_verdict(verdict: Verdict) -> str:
     return "\n".join(lines)
 
 
-@dataclass(frozen=True)
-class _Side:
-    """A record and the run that it is of."""
-
-    run: Report
-    record: Record
-
-    def values(self, figure: str, *, relative_to: str | None) -> list[float]:
-        """One a round; none where it was not measured."""
-        values = values_of(self.record, figure)
-        if relative_to is None:
-            return values
-        alike = [other for other in self.run["records"] if other["setting"] == self.record["setting"]]
-        references = named(alike, relative_to)
-        if not references or references[0] is self.record:
-            return []
-        theirs = values_of(references[0], figure)
-        if len(theirs) != len(values) or not all(value > 0 for value in theirs):
-            return []
-        return [value / reference for value, reference in zip(values, theirs, strict=True)]
-
-
-def _change(before: _Side, after: _Side, figure: str, threshold: float, *, relative_to: str | None) -> Change | None:
+def _change(
+    before: tuple[Report, Record],
+    after: tuple[Report, Record],
+    figure: str,
+    *,
+    threshold: float,
+    relative_to: str | None,
+) -> Change | None:
     relative_to = relative_to if FIGURES[figure].of_the_machine else None
-    first, second = (side.values(figure, relative_to=relative_to) for side in (before, after))
+    first, second = (_values(*side, figure, relative_to=relative_to) for side in (before, after))
     if not first or not second:
         return None
-    middles = statistics.median(first), statistics.median(second)
-    if min(middles) > 0:
-        floor = NOTHING * min(value for value in (*first, *second) if value > 0)
-        ratio = unpaired_ratio([max(floor, value) for value in second], [max(floor, value) for value in first])
-        assert ratio is not None, "all are positive"
-    elif middles[0] == middles[1]:
-        # A figure may be nothing: what a warm cache fetches. Nothing before and something after has no ratio.
-        ratio = Interval(median=1.0, low=1.0, high=1.0)
-    else:
-        at = math.inf if middles[1] > middles[0] else 0.0
-        ratio = Interval(median=at, low=at, high=at)
+    ratio, middles = _ratio(first, second), (statistics.median(first), statistics.median(second))
+    outcome = _outcome(ratio, more_is_better=FIGURES[figure].better == "high", threshold=threshold)
+    if relative_to is None and abs(middles[1] - middles[0]) < FIGURES[figure].least:
+        outcome = "within the threshold"
     return Change(
-        record=after.record,
+        record=after[1],
         figure=figure,
-        before=tuple(first),
-        after=tuple(second),
+        before=first,
+        after=second,
         ratio=ratio,
-        outcome="within the threshold"
-        if relative_to is None and abs(middles[1] - middles[0]) < FIGURES[figure].least
-        else _outcome(ratio, more_is_better=FIGURES[figure].better == "high", threshold=threshold),
+        outcome=outcome,
         relative_to=relative_to,
     )
+
+
+def _values(run: Report, record: Record, figure: str, *, relative_to: str | None) -> list[float]:
+    """One for each round; none if the figure was not measured, or if ``relative_to`` is this record."""
+    values = values_of(record, figure)
+    if relative_to is None:
+        return values
+    references = named([other for other in run["records"] if other["setting"] == record["setting"]], relative_to)
+    if not references or references[0] is record:
+        return []
+    theirs = values_of(references[0], figure)
+    if len(theirs) != len(values) or not all(value > 0 for value in theirs):
+        return []
+    return [value / reference for value, reference in zip(values, theirs, strict=True)]
+
+
+def _ratio(before: Sequence[float], after: Sequence[float]) -> Interval:
+    """After over before. A figure may be 0, such as what a warm cache fetches; 0 before and more after has no ratio."""
+    middles = statistics.median(before), statistics.median(after)
+    if min(middles) > 0:
+        floor = NOTHING * min(value for value in (*before, *after) if value > 0)
+        ratio = unpaired_ratio([max(floor, value) for value in after], [max(floor, value) for value in before])
+        assert ratio is not None, "all are positive"
+        return ratio
+    at = 1.0 if middles[0] == middles[1] else math.inf if middles[1] > middles[0] else 0.0
+    return Interval(median=at, low=at, high=at)
 
 
 def _outcome(ratio: Interval, *, more_is_better: bool, threshold: float) -> Outcome:
@@ -277,10 +277,9 @@ def _outcome(ratio: Interval, *, more_is_better: bool, threshold: float) -> Outc
     if ratio.holds(1.0):
         worst = 1 / ratio.low if more_is_better and ratio.low > 0 else ratio.high
         return "equal" if worst <= 1 + threshold else "not told apart"
-    is_worse = (ratio.median < 1) == more_is_better
     if 1 / (1 + threshold) <= ratio.median <= 1 + threshold:
         return "within the threshold"
-    return "worse" if is_worse else "better"
+    return "worse" if (ratio.median < 1) == more_is_better else "better"
 
 
 def _title(change: Change) -> str:
@@ -295,12 +294,12 @@ def _shown_as(change: Change) -> Figure:
 
 
 def _fields(run: Report) -> frozenset[str]:
-    """What the settings of a run hold."""
+    """The fields of a run's settings."""
     return frozenset(name for record in run["records"] for name in record["setting"])
 
 
 def _by_key(run: Report, fields: frozenset[str] | None) -> dict[tuple[object, ...], Record]:
-    """Each record by loader and setting, as far as the setting counts; not those that are alike then."""
+    """Each record by loader and the fields of its setting, without records that are alike in these."""
     found: dict[tuple[object, ...], list[Record]] = {}
     for record in run["records"]:
         setting = {name: value for name, value in record["setting"].items() if fields is None or name in fields}
@@ -324,16 +323,5 @@ def _data(data: Mapping[str, Any]) -> str:
     return f"{data['num_samples']} samples, {data.get('shard_bytes')} bytes"
 
 
-def _rounded(gib: float | None) -> int | None:
-    """What a kernel takes for itself is not the same at each start."""
-    return None if gib is None else round(gib)
-
-
-def _ratio(ratio: Interval) -> str:
-    if ratio.low is None or ratio.high is None:
-        return f"{ratio.median:.2f}"
-    return f"{ratio.median:.2f} [{ratio.low:.2f}-{ratio.high:.2f}]"
-
-
-def _shown(value: object) -> str:
+def _text_of(value: object) -> str:
     return ", ".join(map(str, value)) or "none" if isinstance(value, list) else f"'{value}'"

@@ -1,17 +1,26 @@
-"""Cells to a table, as text or Markdown: the first column to the left, figures to the right."""
+"""Write tables, as text or Markdown: any rows of cells, and the rows of a run."""
 
 from collections.abc import Sequence
 
-__all__ = ["format_rows"]
+from bench.compare.settings import SETTING_TITLES, format_setting
+from bench.reports.figures import FIGURES
+from bench.reports.summary import BRIEF, Report, baseline_of, is_telling, label_of, measured, setting_names
+
+__all__ = ["format_rows", "format_table", "table_rows"]
+
+RATIOS = ("samples_per_s", "cpu_ms_per_sample")
+"""The figures that have a column for the ratio to the baseline."""
+UNITS = ("%", "ms", "s", "MiB")
+"""Units that a column's title must add; the other titles are units themselves."""
 
 
 def format_rows(rows: Sequence[Sequence[str]], *, markdown: bool = False, left: int = 1) -> str:
-    """The rows, the first one a header with a rule below it.
+    """Align rows of cells, with a rule below the first.
 
     Args:
         rows: All of one length.
         markdown: For a document.
-        left: So many columns are names, and go to the left.
+        left: The number of columns that are names, and aligned to the left.
 
     >>> print(format_rows([["client", "MiB/s"], ["ours", "1900"]]))
     client  MiB/s
@@ -32,3 +41,42 @@ def format_rows(rows: Sequence[Sequence[str]], *, markdown: bool = False, left: 
     else:
         lines.insert(1, "  ".join("-" * width for width in widths))
     return "\n".join(lines)
+
+
+def table_rows(
+    report: Report, *, figures: Sequence[str] | None = None, intervals: bool = True
+) -> tuple[list[list[str]], int]:
+    """The cells of a run's table, the header first, and the number of columns that are names.
+
+    Args:
+        report: The run.
+        figures: Names of `FIGURES`; ``None``: `BRIEF`. Figures that no record has are left out.
+        intervals: Show the interval of every figure; else only of those that have a ratio, and of the ratios.
+    """
+    records = report["records"]
+    chosen = [name for name in figures or BRIEF if is_telling(report, name)]
+    varied = setting_names(records)
+    header = [SETTING_TITLES[name] for name in varied] + ["loader"]
+    for name in chosen:
+        figure = FIGURES[name]
+        header.append(f"{figure.title} {figure.unit}" if figure.unit in UNITS else figure.title)
+        if name in RATIOS:
+            header.append(f"x {label_of(baseline_of(report, records[0]))}")
+    rows = [header]
+    for record in records:
+        row = [format_setting(record["setting"].get(name)) for name in varied] + [label_of(record)]
+        for name in chosen:
+            found = measured(report, record, name)
+            row.append("-" if found is None else found.shown(with_interval=intervals or name in RATIOS))
+            if name in RATIOS:
+                row.append("-" if found is None else found.ratio_shown())
+        rows.append(row)
+    return rows, len(varied) + 1
+
+
+def format_table(
+    report: Report, *, markdown: bool = False, figures: Sequence[str] | None = None, intervals: bool = False
+) -> str:
+    """A row for each loader and setting: medians, 95 % intervals over the repeats, paired ratios to the baseline."""
+    rows, num_names = table_rows(report, figures=figures, intervals=intervals)
+    return format_rows(rows, markdown=markdown, left=num_names)

@@ -1,36 +1,34 @@
-"""One client's turn at a bucket's objects, in a process of its own: a task on stdin, what it cost on stdout, as JSON.
+"""Fetch a bucket's objects as one client does, and measure what that costs.
 
-Measured is the transfer alone: connections made, redirects followed, bytes received and, for those that store them,
-stored; not the interpreter's start, imports, or the check of the bytes afterwards. CPU is this process's, all threads.
+Only the transfer is measured: connections made, redirects followed, bytes received and, by those that store them,
+stored; not the imports, and not the check of the bytes afterwards. CPU time is this process's, all threads.
 """
 
 import contextlib
-import json
+import http.client
 import os
-import queue
 import resource
 import shutil
 import socket
 import subprocess
-import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import xxhash
 
-from bench.scenarios.warm import touch_memory
+from bench.tools.memory import touch_memory
 from dali_pipes.cache.extents import Extent, extent_starts
 from dali_pipes.errors import DataError, PipesError
+from dali_pipes.fetch.answers import StoredObjects
 from dali_pipes.fetch.connection_pool import ClusterAccess
+from dali_pipes.fetch.fetcher import Wanted
 from dali_pipes.fetch.objects import ObjectFetcher
-from dali_pipes.fetch.stager import Wanted
-from dali_pipes.store.ais import ais_client
+from dali_pipes.store.cluster.ais import ais_client
 
 __all__ = ["CLIENTS", "ClientTask", "Cost", "find_curl"]
 
@@ -75,29 +73,33 @@ class Cost:
     cpu_s: float
     """User and system time."""
     start_s: float = 0.0
-    """Taken off ``wall_s`` (and the CPU that it took off ``cpu_s``): the start of a program that is run anew."""
+    """What the start of a program took; ``wall_s`` is without it, and ``cpu_s`` without its CPU time."""
 
 
 def fetch_ours(task: ClientTask) -> Cost:
     """`ObjectFetcher`, one a thread, into reserved extents of a sparse file, checksums verified."""
     starts = extent_starts([task.object_bytes] * len(task.names))
     connection = ClusterAccess.from_environment(task.endpoint)
-    with tempfile.TemporaryFile(dir=task.directory, buffering=0) as image:
-        os.ftruncate(image.fileno(), int(starts[-1]))
-        extents = [Extent(image.fileno(), int(start), task.object_bytes) for start in starts[:-1]]
-        numbers = _queued(len(task.names))
+    with tempfile.TemporaryFile(dir=task.directory, buffering=0) as cache_file:
+        os.ftruncate(cache_file.fileno(), int(starts[-1]))
+        extents = [Extent(cache_file.fileno(), int(start), task.object_bytes) for start in starts[:-1]]
+        numbers = iter(range(len(task.names)))
 
         def work() -> None:
-            with ObjectFetcher(connection, task.bucket) as fetcher:
-                for number in _taken(numbers):
-                    # As the image does: the room is there before the bytes are.
-                    os.posix_fallocate(image.fileno(), int(starts[number]), int(starts[number + 1] - starts[number]))
+            with ObjectFetcher(StoredObjects(connection, task.bucket)) as fetcher:
+                for number in numbers:
+                    # As the cache does: the space is reserved before the bytes come.
+                    os.posix_fallocate(
+                        cache_file.fileno(), int(starts[number]), int(starts[number + 1] - starts[number])
+                    )
                     fetcher.fetch([Wanted(task.names[number], extents[number], task.checksums[number])])
 
         cost = _timed(lambda: _in_threads(work, task.connections), warmed_bytes=task.total_bytes)
-        stored = os.fstat(image.fileno()).st_blocks * 512
+        stored = os.fstat(cache_file.fileno()).st_blocks * 512
         # A disk's file system may count a block of its own.
-        _check(stored >= int(starts[-1]), task, f"{stored} bytes are allocated in the image, expected {starts[-1]}")
+        _check(
+            stored >= int(starts[-1]), task, f"{stored} bytes are allocated in the cache file, expected {starts[-1]}"
+        )
         _check_checksum(extents[task.checked].checksum(), task)
         return cost
 
@@ -160,12 +162,12 @@ def fetch_curl(task: ClientTask) -> Cost:
 
 def drain(task: ClientTask) -> Cost:
     """Sockets whose bytes the kernel drops (``MSG_TRUNC``): how fast the server is, to a client that costs least."""
-    numbers = _queued(len(task.names))
+    numbers = iter(range(len(task.names)))
     sizes = [0] * len(task.names)
 
     def work() -> None:
         with contextlib.closing(_Drain()) as client:
-            for number in _taken(numbers):
+            for number in numbers:
                 sizes[number] = client.get(task.url(task.names[number]))
 
     cost = _timed(lambda: _in_threads(work, task.connections), warmed_bytes=task.total_bytes)
@@ -186,47 +188,33 @@ class _Drain:
     """Connections, one to each address, kept open."""
 
     def __init__(self) -> None:
-        self._sockets: dict[str, socket.socket] = {}
+        self._connections: dict[str, http.client.HTTPConnection] = {}
         self._buffer = bytearray(READ_BYTES)
 
     def get(self, url: str) -> int:
         """The size of the body, dropped; a redirect is followed."""
         parts = urlsplit(url)
-        connection = self._sockets.get(parts.netloc)
-        if connection is None:
-            connection = socket.create_connection((parts.hostname or "", parts.port or 80))
-            self._sockets[parts.netloc] = connection
-        path = f"{parts.path}?{parts.query}"
-        connection.sendall(f"GET {path} HTTP/1.1\r\nHost: {parts.netloc}\r\n\r\n".encode())
-        status, headers = self._read_head(connection)
-        num_bytes = left = int(headers["content-length"])
+        connection = self._connections.setdefault(parts.netloc, http.client.HTTPConnection(parts.netloc))
+        connection.request("GET", f"{parts.path}?{parts.query}")
+        answer = connection.getresponse()
+        if answer.status == 301:
+            answer.read()
+            return self.get(answer.headers["location"])
+        if answer.status != 200:
+            raise ConnectionError(f"'{url}' answered {answer.status}")
+        num_bytes = int(answer.headers["content-length"])
+        # What came with the head was read ahead.
+        left = num_bytes - len(answer.read(min(num_bytes, len(answer.fp.peek()))))
         while left:
-            dropped = connection.recv_into(self._buffer, min(left, READ_BYTES), socket.MSG_TRUNC)
+            dropped = connection.sock.recv_into(self._buffer, min(left, READ_BYTES), socket.MSG_TRUNC)
             if not dropped:
                 raise ConnectionError(f"'{url}' ended {left} bytes early")
             left -= dropped
-        if status == 301:
-            return self.get(headers["location"])
-        if status != 200:
-            raise ConnectionError(f"'{url}' answered {status}")
+        answer.close()
         return num_bytes
 
-    @staticmethod
-    def _read_head(connection: socket.socket) -> tuple[int, dict[str, str]]:
-        head = b""
-        # One byte past the head would be lost to the count: looked at first, then read to its end exactly.
-        while (stop := head.find(b"\r\n\r\n")) < 0:
-            seen = connection.recv(READ_BYTES, socket.MSG_PEEK)
-            if len(seen) == len(head):
-                raise ConnectionError("the server closed the connection in place of an answer")
-            head = seen
-        connection.recv(stop + 4)
-        first, *lines = head[:stop].decode("latin-1").split("\r\n")
-        pairs = (line.partition(":") for line in lines)
-        return int(first.split()[1]), {name.lower(): value.strip() for name, _, value in pairs}
-
     def close(self) -> None:
-        for connection in self._sockets.values():
+        for connection in self._connections.values():
             connection.close()
 
 
@@ -236,7 +224,7 @@ def find_curl() -> str | None:
 
 
 def _curl_access(connection: ClusterAccess) -> Iterator[str]:
-    """Lines of its configuration: token and TLS as everybody's, from the SDK's environment variables."""
+    """Lines of curl's configuration: token and TLS, from the SDK's environment variables."""
     if connection.proxy_for(connection.endpoint) is None:
         yield 'noproxy = "*"'
     if connection.token:
@@ -273,36 +261,11 @@ def _timed(work: Callable[[], None], *, children: bool = False, warmed_bytes: in
     return Cost(wall_s=wall_s, cpu_s=cpu_s)
 
 
-def _queued(num: int) -> "queue.SimpleQueue[int]":
-    numbers: queue.SimpleQueue[int] = queue.SimpleQueue()
-    for number in range(num):
-        numbers.put(number)
-    return numbers
-
-
-def _taken(numbers: "queue.SimpleQueue[int]") -> Iterator[int]:
-    with contextlib.suppress(queue.Empty):
-        while True:
-            yield numbers.get_nowait()
-
-
 def _in_threads(work: Callable[[], None], num: int) -> None:
-    """Run it in so many threads; the first error is raised when all have ended."""
-    errors: list[BaseException] = []
-
-    def caught() -> None:
-        try:
-            work()
-        except BaseException as exc:  # noqa: BLE001 (raised below)
-            errors.append(exc)
-
-    threads = [threading.Thread(target=caught) for _ in range(num)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
+    """Run it in ``num`` threads; the first error is raised when all have ended."""
+    with ThreadPoolExecutor(num) as threads:
+        for done in [threads.submit(work) for _ in range(num)]:
+            done.result()
 
 
 def _check_sizes(sizes: Sequence[int], task: ClientTask) -> None:
@@ -318,22 +281,3 @@ def _check_checksum(found: int, task: ClientTask) -> None:
 def _check(is_right: bool, task: ClientTask, found: str) -> None:
     if not is_right:
         raise DataError(f"client '{task.client}', bucket '{task.bucket}' at {task.endpoint}: {found}")
-
-
-def main() -> int:
-    """Do the task on stdin."""
-    task = ClientTask(**json.load(sys.stdin))
-    try:
-        cost = CLIENTS[task.client](task)
-    except PipesError as exc:
-        print(exc, file=sys.stderr)
-        return 1
-    except Exception as exc:  # noqa: BLE001 (a client's own: it has one line in our error)
-        print(f"{type(exc).__name__}: {exc}", file=sys.stderr)
-        return 1
-    print(json.dumps(asdict(cost)))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

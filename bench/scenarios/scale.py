@@ -1,38 +1,34 @@
-"""Time what comes before the first sample, from 100 to 1,000,000 shards: a simulated manifest in, its growth out.
+"""Time what comes before the first sample, for simulated data sets of 100 to 1,000,000 shards.
 
-Nothing is fetched: the manifest is read as any is, and its shards are never asked for. Each size is measured in a fresh
-process, so that peak memory is that of one manifest, state table, plan and window, the interpreter and its libraries
-included.
+Nothing is fetched: the manifest is read as any is, and its shards are never asked for. Each turn runs in a new
+interpreter, so that peak memory is that of one manifest, state table, plan and window, and of the interpreter and its
+libraries.
 """
 
-import argparse
 import contextlib
 import itertools
-import json
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from bench.engine.folders import RunFolder
+from bench.engine.scenario import Rounds, Scenario
 from bench.reports.tables import format_rows
-from bench.timing.object_server import module_command, module_environment
-from dali_pipes.errors import PipesError
 from dali_pipes.formats.manifest import Manifest
-from dali_pipes.progress import bar
 
 if TYPE_CHECKING:
     from dali_pipes.cache.share import CacheShare
     from dali_pipes.order.plan import OrderInputs
 
-__all__ = ["ScaleOptions", "format_scale", "run_scale", "simulated_manifest"]
+__all__ = ["ScaleScenario", "format_scale", "measure", "simulated_manifest"]
 
 SHARD_SAMPLES = 1000
 # Photos of 90 to 130 KB: shards of some 110 MB, as AIStore and WebDataset recommend.
@@ -43,54 +39,67 @@ NUM_WINDOWS = 9
 MIB = 1 << 20
 
 
+class Size(NamedTuple):
+    """Shards of a data set, and of a window on average: a window's cost must grow with the second only."""
+
+    num_shards: int
+    window_shards: int
+
+
 @dataclass(frozen=True, kw_only=True)
-class ScaleOptions:
-    """Which sizes."""
+class ScaleScenario(Scenario[Path, Size, dict[str, Any]]):
+    """Each size of a data set with each size of a window."""
+
+    kind = "scale"
+    title = "measure"
+    runs_in: ClassVar[Literal["fork", "interpreter", "caller"]] = "interpreter"
 
     num_shards: Sequence[int] = (100, 10_000, 1_000_000)
     window_shards: Sequence[int] = (10, 100)
-    """Shards of a window, on average: the cost of one must grow with these, and with these only."""
     repeats: int = 3
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("num_shards", "window_shards"):
             values = getattr(self, name)
             if not values or min(values) < 1:
                 raise ValueError(f"{name} must be positive numbers, got {','.join(map(str, values)) or 'none'}")
-        if self.repeats < 1:
-            raise ValueError(f"repeats must be at least 1, got {self.repeats}")
 
+    def prepare(self, folder: RunFolder, stack: ExitStack) -> Path:
+        """A directory with a manifest of each size."""
+        made = folder.new()
+        for num_shards in self.num_shards:
+            (made / str(num_shards)).write_bytes(simulated_manifest(num_shards).to_bytes())
+        return made
 
-def run_scale(options: ScaleOptions) -> dict[str, Any]:
-    """Measure each size with each window, ``repeats`` times in turns.
+    def subjects(self, made: Path) -> Sequence[Size]:
+        """All pairs."""
+        return [Size(*pair) for pair in itertools.product(self.num_shards, self.window_shards)]
 
-    Returns:
-        ``{"records": [{"num_shards", "window_shards", "open_s", "stages", "first_window_s", "window_s",
-        "peak_rss_mib", ...}]}``, for JSON. ``open_s`` is the sum of the stages, the first window included; ``window_s``
-        the median of windows 2 to 10, ``None`` where there are no three: the last is not whole.
+    def name_of(self, subject: Size) -> str:
+        """``1000 shards with windows of 10``."""
+        return f"{subject.num_shards} shards with windows of {subject.window_shards}"
 
-    Raises:
-        PipesError: If a size cannot be measured, for want of memory say.
-    """
-    from bench.environment import describe_environment
+    def measure(self, made: Path, subject: Size, number: int) -> dict[str, Any]:
+        """Open the data set once."""
+        return measure(made / str(subject.num_shards), window_shards=subject.window_shards)
 
-    sizes = list(itertools.product(options.num_shards, options.window_shards))
-    measured: dict[tuple[int, int], list[dict[str, Any]]] = {size: [] for size in sizes}
-    with tempfile.TemporaryDirectory(prefix="dali-pipes-bench-scale-") as folder:
-        for num_shards in options.num_shards:
-            _manifest_path(folder, num_shards).write_bytes(simulated_manifest(num_shards).to_bytes())
-        with bar(what="measure", total=options.repeats * len(sizes), unit="process") as drawn:
-            for _ in range(options.repeats):
-                for num_shards, window_shards in sizes:
-                    path = _manifest_path(folder, num_shards)
-                    measured[num_shards, window_shards].append(_measure_apart(path, window_shards))
-                    drawn.update(1)
-    return {
-        "records": [_record(*size, repeats) for size, repeats in measured.items()],
-        "shard_samples": SHARD_SAMPLES,
-        "repeats": options.repeats,
-        "environment": describe_environment(),
-    }
+    def report(self, made: Path, rounds: Rounds[Size, dict[str, Any]]) -> dict[str, Any]:
+        """``{"records": [{"num_shards", "window_shards", "open_s", "stages", "window_s", "peak_rss_mib", ...}]}``.
+
+        ``open_s`` is the sum of the stages, the first window included; ``window_s`` the median of windows 2 to 10,
+        ``None`` where there are no three: the last is not whole.
+        """
+        return {
+            "records": [_record(size, rounds.whole(size)) for size in rounds.subjects],
+            "shard_samples": SHARD_SAMPLES,
+            "repeats": self.repeats,
+        }
+
+    @staticmethod
+    def table(report: Any) -> str:
+        """See `format_scale`."""
+        return format_scale(report)
 
 
 def simulated_manifest(num_shards: int) -> Manifest:
@@ -127,14 +136,14 @@ def measure(path: Path, *, window_shards: int) -> dict[str, Any]:
         starts = extent_starts(manifest.shard_bytes, manifest.index_bytes)
     window_bytes = window_shards * (MIN_SHARD_BYTES + MAX_SHARD_BYTES) // 2
     order = OrderInputs(seed=7, shuffle_window=window_bytes)
-    with _timed(stages, "promise"):
+    with _timed(stages, "reservation"):
         reserved = reserved_bytes(
             np.diff(starts), manifest.shard_bytes, manifest.samples, order=order, global_batch_size=256
         )
-    # A cache of its own: others at work on this machine have promises in the one that loaders share.
+    # A cache of its own: others at work on this machine have reservations in the one that loaders share.
     with tempfile.TemporaryDirectory(prefix="dali-pipes-bench-", dir=default_directories()[0]) as folder:
-        with _timed(stages, "image"):
-            # Nothing of it is filled: it takes the room of its state table.
+        with _timed(stages, "cache_file"):
+            # Nothing of it is filled: it takes the space of its state table.
             share = CacheShare(
                 manifest,
                 np.arange(manifest.num_shards),
@@ -193,12 +202,12 @@ def _measure_plan(
 def _take(share: "CacheShare", shards: npt.NDArray[np.int64]) -> None:
     """Ask the state table for a window, and give up the shard that is to be filled."""
     taken = share.take(shards.tolist())
-    assert taken.fill is not None, "the image is empty"
+    assert taken.fill is not None, "the cache file is empty"
     share.fail(taken.fill)
 
 
 def format_scale(report: dict[str, Any]) -> str:
-    """A row a size, and below how each window's cost grew from the smallest set to the largest."""
+    """A row a size, and how the cost of a window grew from the smallest data set to the largest."""
     records = report["records"]
     stages = list(records[0]["stages"])
     rows = [["shards", "window", "samples", *(f"{stage.replace('_', ' ')} s" for stage in stages)]]
@@ -231,31 +240,11 @@ def _growth(records: Sequence[dict[str, Any]]) -> Iterator[str]:
             )
 
 
-def _manifest_path(folder: str, num_shards: int) -> Path:
-    return Path(folder) / f"simulated-{num_shards}-manifest.safetensors"
-
-
-def _measure_apart(path: Path, window_shards: int) -> dict[str, Any]:
-    done = subprocess.run(  # noqa: S603 (our own interpreter and module)
-        module_command("bench.scenarios.scale", str(path), "--window-shards", str(window_shards)),
-        env=module_environment(),
-        check=False,
-        capture_output=True,
-        text=True,
-    )
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-        raise PipesError(f"'{path.name}' with windows of {window_shards} shards could not be measured: {last}")
-    measured: dict[str, Any] = json.loads(done.stdout)
-    return measured
-
-
-def _record(num_shards: int, window_shards: int, repeats: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _record(size: Size, repeats: Sequence[dict[str, Any]]) -> dict[str, Any]:
     stages = {stage: median(repeat["stages"][stage] for repeat in repeats) for stage in repeats[0]["stages"]}
     window_s = [median(repeat["window_s"]) for repeat in repeats if repeat["window_s"]]
     return {
-        "num_shards": num_shards,
-        "window_shards": window_shards,
+        **size._asdict(),
         "window_samples": repeats[0]["window_samples"],
         "open_s": median(sum(repeat["stages"].values()) for repeat in repeats),
         "stages": stages,
@@ -278,17 +267,3 @@ def _status_bytes(name: str) -> int:
     """A figure of ``/proc/self/status``."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Measure one manifest in this process; JSON to stdout."""
-    parser = argparse.ArgumentParser(prog="python -m bench.scenarios.scale", description=__doc__)
-    parser.add_argument("manifest", type=Path)
-    parser.add_argument("--window-shards", type=int, required=True)
-    options = parser.parse_args(argv)
-    print(json.dumps(measure(options.manifest, window_shards=options.window_shards)))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,59 +1,143 @@
-"""How well orders are shuffled: shards sorted by label in, how far each epoch's batches are from a uniform draw out.
+"""Measure how far the batches of an order are from a uniform draw, on shards that are sorted by label.
 
 A shuffle buffer mixes neighbours. On shards that were written class by class, as data sets usually are, its batches
 hold a few classes each. The measure is the total variation distance between the classes of a batch and those of the
 data set, half the sum of |share in the batch - share in the set|, averaged over an epoch's batches: 0 is perfect, and a
-uniform shuffle has what chance gives. What is reported is the excess over that,
+uniform shuffle has what chance gives. The report has the excess over that,
 ``(d - d_uniform) / (d_sorted - d_uniform)``: 0 for a uniform shuffle, 1 for reading in order. Beside it, how far a
 sample travels from its place in the shards, as a share of what it does in a uniform shuffle, N / 3 places.
 """
 
-import io
-import tarfile
-import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from statistics import fmean
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from bench.engine.folders import RunFolder
+from bench.engine.scenario import Rounds, Scenario
 from bench.reports.tables import format_rows
+from bench.tools.repeat import write_shard
 from dali_pipes.formats.manifest import Manifest
-from dali_pipes.progress import progress
-from dali_pipes.store.urls import ShardSet, resolve_shards
+from dali_pipes.store.shard_set import ShardSet
+from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-__all__ = ["ShuffleOptions", "format_shuffle", "run_shuffle", "total_variation"]
+__all__ = ["ShuffleScenario", "format_shuffle", "total_variation"]
 
 # As WebDataset's documentation and DALI's default have them.
 WEBDATASET_BUFFER = 1000
 DALI_INITIAL_FILL = 1024
+IN_ORDER, UNIFORM = "in order", "uniform"
+OURS_ALL, OURS_QUARTER = "dali-pipes, shuffle_window='all'", "dali-pipes, window of a quarter"
+WEBDATASET, DALI = f"webdataset.shuffle({WEBDATASET_BUFFER})", f"DALI, initial_fill={DALI_INITIAL_FILL}"
 
 Int64s = npt.NDArray[np.int64]
 
 
+class Order(NamedTuple):
+    """An order of samples, and the shards that it reads."""
+
+    name: str
+    shards: str
+    """``sorted`` by label, or ``dSorted``: each shard a random part of the data set."""
+
+
+ORDERS = (
+    Order(IN_ORDER, "sorted"),
+    Order(UNIFORM, "sorted"),
+    Order(OURS_ALL, "sorted"),
+    *(Order(name, shards) for name in (OURS_QUARTER, WEBDATASET, DALI) for shards in ("sorted", "dSorted")),
+)
+
+
+class ShuffleInputs(NamedTuple):
+    """The same samples in two orders."""
+
+    shards: dict[str, ShardSet]
+    manifest: Manifest
+    labels: Int64s
+    scattered: Int64s
+    """The samples as dSort has them."""
+
+
 @dataclass(frozen=True, kw_only=True)
-class ShuffleOptions:
-    """What is shuffled."""
+class ShuffleScenario(Scenario[ShuffleInputs, Order, tuple[float, float]]):
+    """What is shuffled; round *s* of the engine reads the epoch of seed *s*."""
+
+    kind = "shuffle"
+    title = "read epochs"
 
     num_samples: int = 20_000
     num_shards: int = 20
     num_classes: int = 40
     batch_size: int = 256
-    seeds: int = 3
+    repeats: int = 3
 
     def __post_init__(self) -> None:
-        """Refuse what makes no batches of several classes."""
+        super().__post_init__()
         if not 2 <= self.num_classes <= self.num_samples:
             raise ValueError(f"num_classes must be in [2, num_samples], got {self.num_classes}")
-        if not 1 <= self.num_shards <= self.num_samples:
-            raise ValueError(f"num_shards must be in [1, num_samples], got {self.num_shards}")
-        if not 1 <= self.batch_size <= self.num_samples or self.seeds < 1:
-            raise ValueError(f"batch_size must be in [1, num_samples] and seeds positive, got {self}")
+        for name in ("num_shards", "batch_size"):
+            if getattr(self, name) > self.num_samples:
+                raise ValueError(f"{name} must be in [1, num_samples], got {getattr(self, name)}")
+
+    def prepare(self, folder: RunFolder, stack: ExitStack) -> ShuffleInputs:
+        """Write the shards."""
+        labels = np.arange(self.num_samples, dtype=np.int64) * self.num_classes // self.num_samples
+        scattered = np.random.default_rng(0).permutation(self.num_samples)  # what dSort does to the samples, once
+        shards = {
+            name: _write(folder.new(), ordinals, labels, num_shards=self.num_shards)
+            for name, ordinals in (("sorted", np.arange(self.num_samples)), ("dSorted", scattered))
+        }
+        for each in shards.values():
+            _indexes(each)
+        return ShuffleInputs(shards, index_shards(shards["sorted"]), labels, scattered)
+
+    def subjects(self, made: ShuffleInputs) -> Sequence[Order]:
+        """All orders."""
+        return ORDERS
+
+    def name_of(self, subject: Order) -> str:
+        """``uniform, sorted shards``."""
+        return f"{subject.name}, {subject.shards} shards"
+
+    def measure(self, made: ShuffleInputs, subject: Order, number: int) -> tuple[float, float]:
+        """The distance of a batch, and how far a sample travels, in one epoch."""
+        order = _read(made, subject, seed=number)
+        places = np.arange(self.num_samples)
+        if not np.array_equal(np.sort(order), places):
+            raise RuntimeError("the order did not give each sample once")
+        place_of = np.argsort(made.scattered) if subject.shards == "dSorted" else places
+        travelled = float(np.abs(place_of[order] - places).mean() / (self.num_samples / 3))
+        return total_variation(order, made.labels, batch_size=self.batch_size), travelled
+
+    def report(self, made: ShuffleInputs, rounds: Rounds[Order, tuple[float, float]]) -> dict[str, Any]:
+        """``{"records": [{"order", "shards", "total_variation", "excess", "travelled", ...}], "options": {...}}``."""
+        records: list[dict[str, Any]] = [
+            {
+                "order": order.name,
+                "shards": order.shards,
+                "total_variation": fmean(distance for distance, _ in rounds.whole(order)),
+                "travelled": fmean(travelled for _, travelled in rounds.whole(order)),
+                "repeats": [distance for distance, _ in rounds.whole(order)],
+            }
+            for order in rounds.subjects
+        ]
+        in_order, uniform = records[0]["total_variation"], records[1]["total_variation"]
+        for record in records:
+            record["excess"] = (record["total_variation"] - uniform) / (in_order - uniform)
+        names = ("num_samples", "num_shards", "num_classes", "batch_size")
+        return {"options": {**{name: getattr(self, name) for name in names}, "seeds": self.repeats}, "records": records}
+
+    @staticmethod
+    def table(report: Any) -> str:
+        """See `format_shuffle`."""
+        return format_shuffle(report)
 
 
 def total_variation(order: Int64s, labels: Int64s, *, batch_size: int) -> float:
@@ -71,53 +155,6 @@ def total_variation(order: Int64s, labels: Int64s, *, batch_size: int) -> float:
     counts = np.zeros((len(whole) // batch_size, num_classes))
     np.add.at(counts, (np.arange(len(whole)) // batch_size, labels[whole]), 1)
     return float(np.abs(counts / batch_size - share).sum(axis=1).mean() / 2)
-
-
-def run_shuffle(options: ShuffleOptions) -> dict[str, Any]:
-    """Write the shards, read an epoch of each order, and compare."""
-    labels = np.arange(options.num_samples, dtype=np.int64) * options.num_classes // options.num_samples
-    draw = np.random.default_rng(0)
-    scattered = draw.permutation(options.num_samples)  # what dSort does to the samples, once
-    records: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory(prefix="dali-pipes-shuffle-") as name:
-        by_label = _write(Path(name) / "sorted", np.arange(options.num_samples), labels, options)
-        by_dsort = _write(Path(name) / "dsorted", scattered, labels, options)
-        manifest = index_shards(by_label)
-        window = manifest.total_bytes // 4
-        orders: list[tuple[str, str, Callable[[int], Int64s]]] = [
-            ("in order", "sorted", lambda seed: np.arange(options.num_samples)),
-            ("uniform", "sorted", lambda seed: np.random.default_rng(seed).permutation(options.num_samples)),
-            ("dali-pipes, shuffle_window='all'", "sorted", lambda seed: _ours(manifest, seed, "all")),
-            ("dali-pipes, window of a quarter", "sorted", lambda seed: _ours(manifest, seed, window)),
-            ("dali-pipes, window of a quarter", "dSorted", lambda seed: scattered[_ours(manifest, seed, window)]),
-            (f"webdataset.shuffle({WEBDATASET_BUFFER})", "sorted", lambda seed: _webdataset(by_label, seed)),
-            (f"webdataset.shuffle({WEBDATASET_BUFFER})", "dSorted", lambda seed: _webdataset(by_dsort, seed)),
-            (f"DALI, initial_fill={DALI_INITIAL_FILL}", "sorted", lambda seed: _dali(by_label, seed)),
-            (f"DALI, initial_fill={DALI_INITIAL_FILL}", "dSorted", lambda seed: _dali(by_dsort, seed)),
-        ]
-        for order_name, shards, read in progress(orders, what="read epochs", unit="order"):
-            measured, travelled = [], []
-            for seed in range(options.seeds):
-                order = read(seed)
-                if not np.array_equal(np.sort(order), np.arange(options.num_samples)):
-                    raise RuntimeError(f"{order_name} did not give each sample once")
-                measured.append(total_variation(order, labels, batch_size=options.batch_size))
-                place = np.argsort(scattered) if shards == "dSorted" else np.arange(options.num_samples)
-                distance = np.abs(place[order] - np.arange(options.num_samples)).mean()
-                travelled.append(float(distance / (options.num_samples / 3)))
-            records.append(
-                {
-                    "order": order_name,
-                    "shards": shards,
-                    "total_variation": float(np.mean(measured)),
-                    "travelled": float(np.mean(travelled)),
-                    "repeats": measured,
-                }
-            )
-    in_order, uniform = records[0]["total_variation"], records[1]["total_variation"]
-    for record in records:
-        record["excess"] = (record["total_variation"] - uniform) / (in_order - uniform)
-    return {"options": vars(options), "records": records}
 
 
 def format_shuffle(report: dict[str, Any]) -> str:
@@ -146,17 +183,31 @@ def format_shuffle(report: dict[str, Any]) -> str:
     )
 
 
-def _write(directory: Path, ordinals: Int64s, labels: Int64s, options: ShuffleOptions) -> ShardSet:
+def _write(directory: Path, ordinals: Int64s, labels: Int64s, *, num_shards: int) -> ShardSet:
     """Shards whose samples are these, each with its own number as key and its class."""
-    directory.mkdir()
-    for shard, part in enumerate(np.array_split(ordinals, options.num_shards)):
-        with tarfile.open(directory / f"s-{shard:06d}.tar", "w", format=tarfile.USTAR_FORMAT) as archive:
-            for ordinal in part.tolist():
-                for component, data in (("cls", str(labels[ordinal]).encode()), ("id", str(ordinal).encode())):
-                    member = tarfile.TarInfo(f"{ordinal:08d}.{component}")
-                    member.size = len(data)
-                    archive.addfile(member, io.BytesIO(data))
+    for shard, part in enumerate(np.array_split(ordinals, num_shards)):
+        members = (
+            (f"{ordinal:08d}.{component}", str(value).encode())
+            for ordinal in part.tolist()
+            for component, value in (("cls", labels[ordinal]), ("id", ordinal))
+        )
+        write_shard(directory / f"s-{shard:06d}.tar", members)
     return resolve_shards(directory, endpoint=None)
+
+
+def _read(made: ShuffleInputs, order: Order, *, seed: int) -> Int64s:
+    """The samples of one epoch, by their places in the sorted shards."""
+    num_samples, shards = len(made.labels), made.shards[order.shards]
+    if order.name == IN_ORDER:
+        return np.arange(num_samples)
+    if order.name == UNIFORM:
+        return np.random.default_rng(seed).permutation(num_samples)
+    if order.name == WEBDATASET:
+        return _webdataset(shards, seed)
+    if order.name == DALI:
+        return _dali(shards, seed)
+    ours = _ours(made.manifest, seed, "all" if order.name == OURS_ALL else made.manifest.total_bytes // 4)
+    return made.scattered[ours] if order.shards == "dSorted" else ours
 
 
 def _ours(manifest: Manifest, seed: int, window: int | str) -> Int64s:

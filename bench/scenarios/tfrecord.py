@@ -1,250 +1,316 @@
-"""Shards in, figures out: the same samples as tars and as TFRecord files, written, read and decoded, taking turns.
+"""Time the same samples as tars and as TFRecord files: written, read and decoded, in turns.
 
 Written: `prep export tfrecord`, and `prep pack tars` with its index, of the same shards into one directory. Read and
 decoded: by our loader from tars, by `fn.readers.webdataset` from the same tars and by `fn.readers.tfrecord` from the
-TFRecord files, the last two in plain pipelines (`bench.loaders.dali_readers`). All three give what Pillow and
+TFRecord files, the last two in plain pipelines (`bench.loaders.peers.dali_readers`). All three give what Pillow and
 torchvision make of the shards, sample for sample, before anything is timed. Ours comes in a shuffled order, from bytes
 whose checksums it has taken; the plain readers come in the order of the files and check nothing.
 """
 
 import contextlib
 import shutil
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import bench.loaders.dali
-from bench.environment import describe_environment
-from bench.loaders import Loader, LoaderOptions
-from bench.loaders.dali_readers import ReaderFiles, open_loader, open_reader, write_webdataset_indexes
-from bench.loaders.workers import endpoint_of, shard_urls
-from bench.outputs import Comparison, Reference, compare_epoch, tolerance_of
-from bench.reports.report import Spread
+from bench.compare.outputs import Comparison, Reference, compare_epoch, tolerance_of
+from bench.compare.turn import delivered
+from bench.engine.folders import RunFolder, check_room
+from bench.engine.scenario import MEMORY, Rounds, Scenario
+from bench.engine.summary import spread_cell, summarised
+from bench.loaders.encoded import endpoint_of, shard_urls
+from bench.loaders.peers.dali_readers import ReaderFiles, open_loader, open_reader, write_webdataset_indexes
+from bench.loaders.protocol import BenchLoader, Device, LoaderOptions, available_cores
+from bench.reports.figures import Figure
 from bench.reports.tables import format_rows
-from bench.scenarios.warm import touch_memory
-from bench.timing.processes import ProcessTree
-from bench.timing.turn import delivered
+from bench.tools.memory import touch_memory
+from bench.tools.processes import ProcessTree
 from dali_pipes.cache.free_space import file_system
 from dali_pipes.commands.options import format_bytes
-from dali_pipes.data_set.indexing import listed_sizes
 from dali_pipes.errors import DataError
-from dali_pipes.progress import bar
 from dali_pipes.store.local import LocalStore
-from dali_pipes.store.urls import ShardSet, resolve_shards
+from dali_pipes.store.shard_set import ShardSet
+from dali_pipes.store.urls import resolve_shards
 from prep.export.export import export_tfrecords
 from prep.index import index_shards
-from prep.inspect.info import IndexedSet
+from prep.inspect.indexed_set import IndexedSet
 from prep.pack.pack import pack
 from prep.sources.tars import tars
 
 if TYPE_CHECKING:
     from prep.export.export import ExportReport
 
-__all__ = ["READER_NAMES", "TfrecordOptions", "format_tfrecord", "run_tfrecord"]
+__all__ = ["READER_NAMES", "TfrecordScenario", "format_tfrecord"]
 
 MIB = 1 << 20
-READ_S = 1.0
-"""Epochs are read until so much time has passed, where nothing is decoded: one takes a few hundredths."""
 OURS, WEBDATASET, TFRECORD = READER_NAMES = ("tar, dali_pipes", "tar, readers.webdataset", "tfrecord, readers.tfrecord")
-WRITER_NAMES = ("export tfrecord", "pack tars and index")
+EXPORT, PACK = WRITER_NAMES = ("export tfrecord", "pack tars and index")
+_SAMPLES = Figure(title="samples/s", unit="samples/s", better="high", digits=0, about="Samples a second.")
+_CPU = Figure(title="CPU-ms/sample", unit="ms", better="low", digits=2, about="CPU time of all processes.")
+FIGURES = {
+    "read_samples_per_s": _SAMPLES,
+    "read_cpu_ms_per_sample": _CPU,
+    "samples_per_s": _SAMPLES,
+    "cpu_ms_per_sample": _CPU,
+    "wall_s": Figure(title="s", unit="s", better="low", digits=2, about="To write all samples."),
+    "mib_per_s": Figure(title="MiB/s", unit="MiB/s", better="high", digits=0, about="Of the given shards' bytes."),
+}
 
 
-@dataclass(frozen=True, kw_only=True)
-class TfrecordOptions:
-    """How often, how long, and what loaders share."""
+class Work(NamedTuple):
+    """What is timed: a writer, or a reader alone or with its decoders."""
 
-    loaders: LoaderOptions = field(default_factory=LoaderOptions)
-    repeats: int = 6
-    """Turns of each writer and reader; a multiple of the readers has each come first as often as the others."""
-    epochs: int = 2
-    """Timed of each loader in each turn, after one that is not."""
-    max_bytes: int = 256 << 20
-    """Of a tar; TFRecord files are one for each tar."""
-    cache: Path = Path("/dev/shm")  # noqa: S108 (a directory of our own is made there)
-    """Where tars and TFRecord files are written, and read from."""
-
-    def __post_init__(self) -> None:
-        for name in ("repeats", "epochs", "max_bytes"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if not self.cache.is_dir():
-            raise ValueError(f"--cache '{self.cache}': no such directory; name one with room for all samples, twice")
+    what: Literal["write", "read", "decode"]
+    name: str
 
 
-class _Turn(NamedTuple):
+class TfrecordTurn(NamedTuple):
+    """What one turn measured."""
+
     num_samples: int
     wall_s: float
     cpu_s: float
 
 
-class _Made(NamedTuple):
-    """What is read."""
+class Files(NamedTuple):
+    """What is read, and where writers write."""
 
+    place: Path
     shards: ShardSet
-    files: dict[str, ReaderFiles]
+    files: Mapping[str, ReaderFiles]
     """Of the two plain readers."""
-    num_bytes: dict[str, tuple[int, int]]
+    num_bytes: Mapping[str, tuple[int, int]]
     """Of each reader: data, and index."""
+    outputs: Mapping[str, Comparison]
 
 
-def run_tfrecord(options: TfrecordOptions, shards: ShardSet) -> dict[str, Any]:
-    """Write both formats, compare what the readers make of them, then time them.
+@dataclass(frozen=True, kw_only=True)
+class TfrecordScenario(Scenario[Files, Work, TfrecordTurn]):
+    """What is written and read, how often, how long."""
 
-    Args:
-        options: See there.
-        shards: Indexed, in a bucket or a directory.
+    kind = "tfrecord"
+    title = "time writers and readers"
+    figures = FIGURES
 
-    Returns:
-        ``{"records": [one a reader], "writers": [one a format], ...}``, for JSON.
+    shards: ShardSet | None = None
+    """Indexed, in a bucket or a directory."""
+    repeats: int = 6
+    epochs: int = 2
+    """Timed of each loader in each turn, after one that is not."""
+    read_s: float = 1.0
+    """Epochs are read until this much time has passed, where nothing is decoded: one takes a few hundredths."""
+    max_bytes: int = 256 << 20
+    """Of a tar; TFRecord files are one for each tar."""
+    batch_size: int = 64
+    num_threads: int = field(default_factory=available_cores)
+    crop: int = 350
+    device: Device = "auto"
+    photo: str = "image.jpg"
+    mask: str = "trimap.png"
+    work: Path | None = MEMORY
+    """Where tars and TFRecord files are written, and read from."""
 
-    Raises:
-        DataError: If the shards are not indexed, or lack photo, mask or label somewhere.
-        OutputError: If a reader does not yield what the shards hold; nothing is timed then.
-        ValueError: If there is too little room.
-    """
-    tree = ProcessTree()
-    total = sum(listed_sizes(shards))
-    _check_room(options, total)
-    with tempfile.TemporaryDirectory(prefix="dali-pipes-bench-tfrecord-", dir=options.cache) as folder:
-        wrote, made = _write(Path(folder), shards, options, tree)
-        outputs = _compare(made, options.loaders)
-        read: dict[str, list[_Turn]] = {name: [] for name in READER_NAMES}
-        decoded: dict[str, list[_Turn]] = {name: [] for name in READER_NAMES}
-        with bar(what="time readers", total=2 * options.repeats * len(READER_NAMES), unit="turn") as drawn:
-            for turn in range(options.repeats):
-                # Each is the first as often as the others: what came before it is not always the same.
-                first = turn % len(READER_NAMES)
-                names = (*READER_NAMES[first:], *READER_NAMES[:first])
-                for name in names:
-                    read[name].append(_read_turn(name, made, options, tree))
-                    drawn.update(1)
-                for name in names:
-                    decoded[name].append(_decode_turn(name, made, options, tree))
-                    drawn.update(1)
-        num_samples = decoded[OURS][0].num_samples // options.epochs
+    @property
+    def options(self) -> LoaderOptions:
+        """What the readers share."""
+        names = ("batch_size", "num_threads", "crop", "device", "photo", "mask", "seed")
+        return LoaderOptions(**{name: getattr(self, name) for name in names})
+
+    @property
+    def given(self) -> ShardSet:
+        """The shards."""
+        assert self.shards is not None, "the command names them"
+        return self.shards
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the given shards."""
+        return sum(entry.size for entry in self.given.entries())
+
+    def prepare(self, folder: RunFolder, stack: ExitStack) -> Files:
+        """Write both formats, and compare what the readers make of them.
+
+        Raises:
+            DataError: If the shards are not indexed, or lack photo, mask or label somewhere.
+            OutputError: If a reader does not yield what the shards hold.
+            ValueError: If there is too little space.
+        """
+        # Tars and TFRecord files here, what a writer writes in its turn, and the loader's own copy, which by default is
+        # in memory as well.
+        needed = 4 * self.num_bytes
+        check_room(folder.parent, needed, what="writing both formats", option="--cache", less="take fewer shards")
+        exported = self._export(tfrecords := folder.new())
+        self._check_features(exported)
+        self._pack(packed := folder.new())
+        made = _files(exported, tfrecords, packed, indexes=folder.new(), place=folder.new())
+        return made._replace(outputs=self._compare(made))
+
+    def _export(self, place: Path) -> "ExportReport":
+        return export_tfrecords(self.given, store=LocalStore(place), prefix="samples-", photo=self.photo)
+
+    def _pack(self, place: Path) -> int:
+        store = LocalStore(place)
+        num_samples = pack(tars(self.given), store=store, on_bad="keep", max_bytes=self.max_bytes).num_samples
+        index_shards(resolve_shards(place, endpoint=None))
+        return num_samples
+
+    def _check_features(self, exported: "ExportReport") -> None:
+        for feature, what in ((self.mask, f"mask '{self.mask}'"), ("image/class/label", "label 'cls'")):
+            if feature not in exported.features:
+                raise DataError(
+                    f"'{self.given.url}': no sample has the {what}, and no record a feature '{feature}' "
+                    f"(found: {', '.join(exported.features)})"
+                )
+
+    def _compare(self, made: Files) -> dict[str, Comparison]:
+        outputs = {}
+        with Reference.open(made.shards, options=self.options) as reference:
+            for name in READER_NAMES:
+                with _open(name, made, self.options) as loader:
+                    tolerance = tolerance_of(decode=loader.decode, device=loader.device)
+                    show = f"compare {name}"
+                    outputs[name] = compare_epoch(
+                        loader.epoch(), reference, loader=name, tolerance=tolerance, show=show
+                    )
+        return outputs
+
+    def subjects(self, made: Files) -> Sequence[Work]:
+        """The writers, and each reader without and with its decoders."""
+        return [
+            *(Work("write", name) for name in WRITER_NAMES),
+            *(Work("read", name) for name in READER_NAMES),
+            *(Work("decode", name) for name in READER_NAMES),
+        ]
+
+    def name_of(self, subject: Work) -> str:
+        """``decode 'tar, dali_pipes'``."""
+        return f"{subject.what} '{subject.name}'"
+
+    def measure(self, made: Files, subject: Work, number: int) -> TfrecordTurn:
+        """Write everything once, or read for a while."""
+        if subject.what == "write":
+            return self._measure_write(made, subject.name)
+        if subject.what == "read":
+            return self._measure_read(made, subject.name)
+        return self._measure_decode(made, subject.name)
+
+    def _measure_write(self, made: Files, name: str) -> TfrecordTurn:
+        place = made.place / "written"
+        place.mkdir()
+        touch_memory(self.num_bytes)  # Note [cold memory]
+        with _timed() as timed:
+            num_samples = self._export(place).num_samples if name == EXPORT else self._pack(place)
+        shutil.rmtree(place)
+        return timed(num_samples)
+
+    def _measure_read(self, made: Files, name: str) -> TfrecordTurn:
+        opened = (
+            _open_ours_reading(made, self.options)
+            if name == OURS
+            else open_reader(made.files[name], options=self.options)
+        )
+        with opened as epoch:
+            epoch()  # staged, or in the page cache
+            num_samples, started = 0, perf_counter()
+            with _timed() as timed:
+                while perf_counter() - started < self.read_s:
+                    num_samples += epoch()
+            return timed(num_samples)
+
+    def _measure_decode(self, made: Files, name: str) -> TfrecordTurn:
+        with _open(name, made, self.options) as loader:
+            for _ in delivered(loader):
+                pass
+            num_samples = 0
+            with _timed() as timed:
+                for _ in range(self.epochs):
+                    num_samples += sum(len(batch["key"]) for batch in delivered(loader))
+            return timed(num_samples)
+
+    def report(self, made: Files, rounds: Rounds[Work, TfrecordTurn]) -> dict[str, Any]:
+        """``{"records": [one a reader], "writers": [one a format], ...}``."""
+        total = self.num_bytes
         return {
             "records": [
-                _record(name, read[name], decoded[name], outputs[name], made.num_bytes[name]) for name in READER_NAMES
+                _record(name, rounds.whole(Work("read", name)), rounds.whole(Work("decode", name)), made)
+                for name in READER_NAMES
             ],
-            "writers": [_writer(name, wrote[name], total) for name in WRITER_NAMES],
-            "num_samples": num_samples,
-            "num_shards": len(shards.names),
+            "writers": [_writer(name, rounds.whole(Work("write", name)), total) for name in WRITER_NAMES],
+            "num_samples": made.outputs[OURS].num_samples,
+            "num_shards": len(self.given.names),
             "shard_bytes": total,
             "options": {
-                **asdict(options.loaders),
-                "repeats": options.repeats,
-                "epochs": options.epochs,
-                "read_s": READ_S,
-                "max_bytes": options.max_bytes,
+                **asdict(self.options),
+                "repeats": self.repeats,
+                "epochs": self.epochs,
+                "read_s": self.read_s,
+                "max_bytes": self.max_bytes,
             },
-            "cache": file_system(options.cache),
-            "source": "local files" if endpoint_of(shards) is None else "AIStore",
-            "environment": describe_environment(),
+            "cache": file_system(made.place),
+            "source": "local files" if endpoint_of(self.given) is None else "AIStore",
         }
 
-
-def _check_room(options: TfrecordOptions, total: int) -> None:
-    # Tars and TFRecord files here, and the loader's own copy, which by default is in memory as well.
-    free = shutil.disk_usage(options.cache).free
-    if 3 * total > free:
-        raise ValueError(
-            f"--cache '{options.cache}' has {format_bytes(free)} free, some {format_bytes(3 * total)} are needed; name "
-            "another directory, or fewer shards"
-        )
+    @staticmethod
+    def table(report: Any) -> str:
+        """See `format_tfrecord`."""
+        return format_tfrecord(report)
 
 
-# Writing
+@contextlib.contextmanager
+def _timed() -> Iterator[Callable[[int], TfrecordTurn]]:
+    """Time the block; afterwards the yielded function makes the turn of it, given its samples."""
+    tree = ProcessTree()
+    cpu_start, started = tree.cpu_s(), perf_counter()
+    wall_s = cpu_s = 0.0
+    yield lambda num_samples: TfrecordTurn(num_samples, wall_s, cpu_s)
+    wall_s, cpu_s = perf_counter() - started, tree.cpu_s() - cpu_start
 
 
-def _write(
-    folder: Path, shards: ShardSet, options: TfrecordOptions, tree: ProcessTree
-) -> tuple[dict[str, list[_Turn]], _Made]:
-    """Each format ``repeats`` times, into an empty directory; the last ones stay."""
-    turns: dict[str, list[_Turn]] = {name: [] for name in WRITER_NAMES}
-    places = {name: folder / word for name, word in zip(WRITER_NAMES, ("tfrecord", "tar"), strict=True)}
-    total = sum(listed_sizes(shards))
-    with bar(what="write", total=options.repeats * len(WRITER_NAMES), unit="turn") as drawn:
-        for _ in range(options.repeats):
-            for name, place in places.items():
-                shutil.rmtree(place, ignore_errors=True)
-                place.mkdir()
-                touch_memory(total)  # Note [cold memory]
-                cpu_start, start = tree.cpu_s(), perf_counter()
-                if name == WRITER_NAMES[0]:
-                    exported = export_tfrecords(
-                        shards, store=LocalStore(place), prefix="samples-", photo=options.loaders.photo
-                    )
-                    num_samples = exported.num_samples
-                else:
-                    num_samples = pack(
-                        tars(shards), store=LocalStore(place), on_bad="keep", max_bytes=options.max_bytes
-                    ).num_samples
-                    index_shards(resolve_shards(place, endpoint=None))
-                turns[name].append(_Turn(num_samples, perf_counter() - start, tree.cpu_s() - cpu_start))
-                drawn.update(1)
-    _check_features(exported, options.loaders, shards)
-    return turns, _made(folder, places, exported)
-
-
-def _check_features(exported: "ExportReport", options: LoaderOptions, shards: ShardSet) -> None:
-    for feature, what in ((options.mask, f"mask '{options.mask}'"), ("image/class/label", "label 'cls'")):
-        if feature not in exported.features:
-            raise DataError(
-                f"'{shards.url}': no sample has the {what}, and no record a feature '{feature}' "
-                f"(found: {', '.join(exported.features)})"
-            )
-
-
-def _made(folder: Path, places: dict[str, Path], exported: "ExportReport") -> _Made:
-    tfrecords, packed = (places[name] for name in WRITER_NAMES)
+def _files(exported: "ExportReport", tfrecords: Path, packed: Path, *, indexes: Path, place: Path) -> Files:
     shards = resolve_shards(packed, endpoint=None)
     indexed = IndexedSet(shards)
-    (folder / "index").mkdir()
-    indexes = write_webdataset_indexes(indexed, folder / "index")
+    index_paths = write_webdataset_indexes(indexed, indexes)
     paths = [tfrecords / name for name in exported.files]
+    tar_paths = [Path(shards.store.locate(name)) for name in shards.names]
     tar_bytes = indexed.manifest.total_bytes
     # All that lies beside the tars describes them.
     beside = sum(path.stat().st_size for path in packed.iterdir()) - tar_bytes
-    return _Made(
+    return Files(
+        place=place,
         shards=shards,
         files={
-            WEBDATASET: ReaderFiles(
-                kind="webdataset",
-                paths=[Path(shards.store.locate(name)) for name in shards.names],
-                index_paths=indexes,
-            ),
+            WEBDATASET: ReaderFiles(kind="webdataset", paths=tar_paths, index_paths=index_paths),
             TFRECORD: ReaderFiles(
                 kind="tfrecord", paths=paths, index_paths=[path.with_suffix(".idx") for path in paths]
             ),
         },
         num_bytes={
             OURS: (tar_bytes, beside),
-            WEBDATASET: (tar_bytes, sum(path.stat().st_size for path in indexes)),
+            WEBDATASET: (tar_bytes, sum(path.stat().st_size for path in index_paths)),
             TFRECORD: (exported.num_bytes, exported.index_bytes),
         },
+        outputs={},
     )
 
 
-# Reading
-#
 # Note [mapped]: without decoding, `fn.readers.webdataset` as it comes does no more than walk its index: samples are
 # views of the mapped tar. `fn.readers.tfrecord` parses and copies each record, and ours reads with `pread`, since a
-# mapped hole of its image would be a SIGBUS. So the column compares what a pipeline pays before its decoders, no more.
+# mapped hole of its cache file would be a SIGBUS. So the column only compares what a pipeline pays before its decoders.
 
 
-def _open(name: str, made: _Made, options: LoaderOptions) -> AbstractContextManager[Loader]:
+def _open(name: str, made: Files, options: LoaderOptions) -> AbstractContextManager[BenchLoader]:
     if name == OURS:
         return bench.loaders.dali.open_loader(made.shards, options=options)
     return open_loader(made.files[name], options=options)
 
 
 @contextlib.contextmanager
-def _open_ours_reading(made: _Made, options: LoaderOptions) -> Iterator[Callable[[], int]]:
-    """Our loader up to the seam: order, segments, reader, labels; the graph takes the bytes and decodes nothing."""
+def _open_ours_reading(made: Files, options: LoaderOptions) -> Iterator[Callable[[], int]]:
+    """Our loader without decoders: order, segments, reader, labels; the graph takes the bytes and decodes nothing."""
     import dali_pipes as dp
 
     def graph(components: Any, random: Any) -> dict[str, Any]:
@@ -258,7 +324,7 @@ def _open_ours_reading(made: _Made, options: LoaderOptions) -> Iterator[Callable
         seed=options.seed,
         last_batch_policy="PARTIAL",
         device="cpu",
-        num_threads=options.num_threads,
+        decode=dp.Decode(threads=options.num_threads),
     ) as loader:
 
         def epoch() -> int:
@@ -269,49 +335,7 @@ def _open_ours_reading(made: _Made, options: LoaderOptions) -> Iterator[Callable
         yield epoch
 
 
-def _compare(made: _Made, options: LoaderOptions) -> dict[str, Comparison]:
-    outputs = {}
-    with Reference.open(made.shards, options=options) as reference:
-        for name in READER_NAMES:
-            with _open(name, made, options) as loader:
-                tolerance = tolerance_of(decode=loader.decode, device=loader.device)
-                show = f"compare {name}"
-                outputs[name] = compare_epoch(loader.epoch(), reference, loader=name, tolerance=tolerance, show=show)
-    return outputs
-
-
-def _read_turn(name: str, made: _Made, options: TfrecordOptions, tree: ProcessTree) -> _Turn:
-    opened = (
-        _open_ours_reading(made, options.loaders)
-        if name == OURS
-        else open_reader(made.files[name], options=options.loaders)
-    )
-    with opened as epoch:
-        epoch()  # staged, or in the page cache
-        num_samples = 0
-        cpu_start, start = tree.cpu_s(), perf_counter()
-        while perf_counter() - start < READ_S:
-            num_samples += epoch()
-        return _Turn(num_samples, perf_counter() - start, tree.cpu_s() - cpu_start)
-
-
-def _decode_turn(name: str, made: _Made, options: TfrecordOptions, tree: ProcessTree) -> _Turn:
-    with _open(name, made, options.loaders) as loader:
-        for _ in delivered(loader):
-            pass
-        num_samples = 0
-        cpu_start, start = tree.cpu_s(), perf_counter()
-        for _ in range(options.epochs):
-            num_samples += sum(len(batch["key"]) for batch in delivered(loader))
-        return _Turn(num_samples, perf_counter() - start, tree.cpu_s() - cpu_start)
-
-
-# Figures
-
-
-def _record(
-    name: str, read: Sequence[_Turn], decoded: Sequence[_Turn], outputs: Comparison, num_bytes: tuple[int, int]
-) -> dict[str, Any]:
+def _record(name: str, read: Sequence[TfrecordTurn], decoded: Sequence[TfrecordTurn], made: Files) -> dict[str, Any]:
     figures = {
         "read_samples_per_s": [turn.num_samples / turn.wall_s for turn in read],
         "read_cpu_ms_per_sample": [1000 * turn.cpu_s / turn.num_samples for turn in read],
@@ -320,30 +344,22 @@ def _record(
     }
     return {
         "reader": name,
-        "data_bytes": num_bytes[0],
-        "index_bytes": num_bytes[1],
-        **_spreads(figures),
-        "outputs": outputs.to_json(),
+        "data_bytes": made.num_bytes[name][0],
+        "index_bytes": made.num_bytes[name][1],
+        **summarised(figures),
+        "outputs": made.outputs[name].to_json(),
         "repeats": {"read": [turn._asdict() for turn in read], "decoded": [turn._asdict() for turn in decoded]},
     }
 
 
-def _writer(name: str, turns: Sequence[_Turn], total: int) -> dict[str, Any]:
+def _writer(name: str, turns: Sequence[TfrecordTurn], total: int) -> dict[str, Any]:
     figures = {
         "wall_s": [turn.wall_s for turn in turns],
         "samples_per_s": [turn.num_samples / turn.wall_s for turn in turns],
         "mib_per_s": [total / MIB / turn.wall_s for turn in turns],
         "cpu_ms_per_sample": [1000 * turn.cpu_s / turn.num_samples for turn in turns],
     }
-    return {"writer": name, **_spreads(figures), "repeats": [turn._asdict() for turn in turns]}
-
-
-def _spreads(figures: dict[str, list[float]]) -> dict[str, Any]:
-    spreads = {name: Spread.of(values) for name, values in figures.items()}
-    return {
-        **{name: spread.median for name, spread in spreads.items()},
-        "spread": {name: [spread.min, spread.max] for name, spread in spreads.items()},
-    }
+    return {"writer": name, **summarised(figures), "repeats": [turn._asdict() for turn in turns]}
 
 
 def format_tfrecord(report: dict[str, Any]) -> str:
@@ -354,9 +370,9 @@ def format_tfrecord(report: dict[str, Any]) -> str:
             record["reader"],
             format_bytes(record["data_bytes"]),
             format_bytes(record["index_bytes"]),
-            _spread_text(record, "read_samples_per_s", digits=0),
-            _spread_text(record, "samples_per_s", digits=0),
-            _spread_text(record, "cpu_ms_per_sample", digits=2),
+            spread_cell(record, "read_samples_per_s", FIGURES),
+            spread_cell(record, "samples_per_s", FIGURES),
+            spread_cell(record, "cpu_ms_per_sample", FIGURES),
         ]
         for record in report["records"]
     ]
@@ -364,10 +380,10 @@ def format_tfrecord(report: dict[str, Any]) -> str:
     writers += [
         [
             record["writer"],
-            _spread_text(record, "wall_s", digits=2),
-            _spread_text(record, "samples_per_s", digits=0),
-            _spread_text(record, "mib_per_s", digits=0),
-            _spread_text(record, "cpu_ms_per_sample", digits=2),
+            spread_cell(record, "wall_s", FIGURES),
+            spread_cell(record, "samples_per_s", FIGURES),
+            spread_cell(record, "mib_per_s", FIGURES),
+            spread_cell(record, "cpu_ms_per_sample", FIGURES),
         ]
         for record in report["writers"]
     ]
@@ -378,8 +394,3 @@ def format_tfrecord(report: dict[str, Any]) -> str:
         "Reading alone, readers.webdataset hands out mapped files and touches no byte of them; the others copy all.",
     ]
     return "\n".join([format_rows(readers), "", format_rows(writers), "", *notes])
-
-
-def _spread_text(record: dict[str, Any], figure: str, *, digits: int) -> str:
-    low, high = record["spread"][figure]
-    return f"{record[figure]:.{digits}f} ({low:.{digits}f}-{high:.{digits}f})"

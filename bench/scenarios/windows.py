@@ -1,88 +1,157 @@
 """Time a loader whose data set is larger than its cache: shares of it that fit, and latencies of the server, in turns.
 
-A turn opens the loader on an empty cache and draws a cold epoch, then the timed ones, the turn from one epoch to the
+A turn opens the loader on an empty cache and draws a cold epoch, then the timed ones, the change from one epoch to the
 next included. With a cache of the whole data set nothing is fetched after the cold epoch; with less, every epoch
 fetches every shard again. The order of the samples, and so the work of decoding, is the same in all turns: the shuffle
-window is chosen for the smallest cache, which holds two of them. Nobody trains on the batches, so the decode half is as
-fast as it ever is, and asks for data as fast as it ever will.
+window is chosen for the smallest cache, which holds two of them. Nobody trains on the batches, so the decode pipeline
+is as fast as it ever is, and asks for data as fast as it ever will.
 
-The server is a process on the same machine, and takes its cores from the loader: what it spends is measured beside.
+The server is a process on the same machine, and takes its cores from the loader: its CPU is measured beside.
 """
 
-import dataclasses
 import itertools
 import shutil
-import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from statistics import median
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
-from bench.loaders import Device, available_cores
-from bench.reports.report import Spread
+from bench.engine.folders import RunFolder
+from bench.engine.scenario import MEMORY, Rounds, Scenario
+from bench.engine.summary import spread_cell, summarised
+from bench.loaders.protocol import Device, available_cores
+from bench.reports.figures import Figure
 from bench.reports.tables import format_rows
-from bench.timing.object_server import ObjectServer
-from bench.timing.processes import ProcessTree
+from bench.tools.object_server import ObjectServer, upload_shards
+from bench.tools.processes import ProcessTree, cpu_s_of
+from bench.tools.repeat import repeat_shards
 from dali_pipes.cache.extents import EXTENT_ALIGNMENT, extent_starts
 from dali_pipes.cache.free_space import file_system
 from dali_pipes.cache.placement import extent_alignment
 from dali_pipes.errors import DataError
 from dali_pipes.order.plan import OrderInputs, reserved_bytes
-from dali_pipes.progress import bar
 
 if TYPE_CHECKING:
     from dali_pipes import Loader
     from dali_pipes.formats.manifest import Manifest
-    from dali_pipes.store.base import Store
-    from dali_pipes.store.urls import ShardSet
-    from prep.sources.record import Source
+    from dali_pipes.store.shard_set import ShardSet
 
-__all__ = ["CacheWatch", "WindowsOptions", "fitting_window", "format_windows", "repeated_source", "run_windows"]
+__all__ = ["CacheWatch", "WindowsScenario", "fitting_window", "format_windows"]
 
 BUCKET = "dali-pipes-bench-windows"
-PREFIX = "windows-"
 MIB = 1 << 20
 BLOCK = 512
 """Unit of ``st_blocks``, whatever the file system's own is."""
 WATCH_S = 0.005
-# Bytes a shard: no limit, the count of samples is one.
-MAX_SHARD_BYTES = 1 << 50
-FIGURES = ("samples_per_s", "data_wait", "server_cpu_share", "server_cores", "client_cores")
+FIGURES = {
+    "samples_per_s": Figure(title="samples/s", unit="samples/s", better="high", digits=0, about="Of timed epochs."),
+    "data_wait": Figure(title="data wait %", unit="%", better="low", digits=2, scale=100, about="Waiting for shards."),
+    "server_cpu_share": Figure(
+        title="server's CPU %", unit="%", better="low", digits=1, scale=100, about="Of the server's and the loader's."
+    ),
+    "server_cores": Figure(title="server cores", unit="cores", better="low", digits=2, about="Busy for the server."),
+    "client_cores": Figure(title="loader cores", unit="cores", better="low", digits=2, about="Busy for the loader."),
+}
+
+
+class WindowsCell(NamedTuple):
+    """One combination: how much of the data set the cache may hold, and the server's latency."""
+
+    fraction: float
+    latency_ms: float
 
 
 @dataclass(frozen=True, kw_only=True)
-class WindowsOptions:
-    """What is loaded, from what, how often."""
+class WindowInputs:
+    """The data set, on one server for each latency."""
 
+    names: Sequence[str]
+    servers: Mapping[float, tuple[str, int]]
+    """Latency in milliseconds to endpoint and process."""
+    directory: Path
+    """Where caches are made."""
+    num_samples: int
+    shard_bytes: int
+    extent_bytes: int
+    """Of a cache file of the whole data set."""
+    window_bytes: int
+    source: str
+
+    def cache_bytes(self, cell: WindowsCell) -> int:
+        """What the cache may hold."""
+        return int(self.extent_bytes * cell.fraction)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Epochs:
+    """The cost of one or more epochs, on average."""
+
+    epoch_s: float
+    data_wait_s: float
+    client_cpu_s: float
+    server_cpu_s: float
+
+    def figures(self, num_samples: int) -> dict[str, float]:
+        """By the names of `FIGURES`."""
+        cpu_s = self.client_cpu_s + self.server_cpu_s
+        return {
+            "samples_per_s": num_samples / self.epoch_s,
+            "data_wait": self.data_wait_s / self.epoch_s,
+            # The kernel counts in ticks of 10 ms: an epoch may be shorter.
+            "server_cpu_share": self.server_cpu_s / cpu_s if cpu_s else 0.0,
+            "server_cores": self.server_cpu_s / self.epoch_s,
+            "client_cores": self.client_cpu_s / self.epoch_s,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowTurn:
+    """What one turn measured."""
+
+    cold: Epochs
+    """From before the loader was constructed."""
+    steady: Epochs
+    peak_cache_bytes: int
+    longest_look_s: float
+    """The longest time between two looks at the cache."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowsScenario(Scenario[WindowInputs, WindowsCell, WindowTurn]):
+    """What is loaded, through which caches, how often."""
+
+    kind = "windows"
+    title = "time windows"
+    figures = FIGURES
+
+    shards: "ShardSet | None" = None
+    """Samples to repeat; ``None``: the demo photos."""
     samples: int = 10_000
     num_shards: int = 40
-    """At most; fewer where the samples do not divide."""
     repeats: int = 3
     epochs: int = 1
     """Timed in each turn, after the cold one."""
     batch_size: int = 64
-    num_threads: int = dataclasses.field(default_factory=available_cores)
+    num_threads: int = field(default_factory=available_cores)
     crop: int = 350
-    seed: int = 7
     device: Device = "auto"
     ramp_up: bool = False
     fractions: Sequence[float] = (1.0, 0.2)
     """Of the data set, that the cache may hold."""
     latencies_ms: Sequence[float] = (0.0, 20.0)
     """Added to each request; an object's GET is two, the redirect and the bytes."""
-    cache: Path = Path("/dev/shm")  # noqa: S108 (a directory of our own is made there)
-    """Where images, and the server's objects, lie."""
+    work: Path | None = MEMORY
+    """Where cache files, and the server's objects, lie."""
 
     def __post_init__(self) -> None:
-        for name in ("samples", "num_shards", "repeats", "epochs", "batch_size", "num_threads", "crop"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        super().__post_init__()
         if not self.fractions or not all(0 < fraction <= 1 for fraction in self.fractions):
             raise ValueError(f"fractions must be in (0, 1], got {_listed(self.fractions)}")
         if not self.latencies_ms or not all(0 <= latency < 60_000 for latency in self.latencies_ms):
@@ -90,35 +159,127 @@ class WindowsOptions:
         for name in ("fractions", "latencies_ms"):
             if len(set(getattr(self, name))) != len(getattr(self, name)):
                 raise ValueError(f"{name} must not repeat, got {_listed(getattr(self, name))}")
-        if not self.cache.is_dir():
-            raise ValueError(f"--cache '{self.cache}': no such directory; name one with room for the data set twice")
 
+    def prepare(self, folder: RunFolder, stack: ExitStack) -> WindowInputs:
+        """The samples repeated, in a bucket of the servers.
 
-@dataclass(frozen=True, kw_only=True)
-class _Epochs:
-    """One or more epochs, on average."""
+        Raises:
+            DataError: If there is no sample.
+            ValueError: If two windows of at least one shard do not fit the smallest cache, or there is too little
+                space.
+        """
+        from prep.index import index_shards
 
-    epoch_s: float
-    data_wait_s: float
-    client_cpu_s: float
-    server_cpu_s: float
+        given, source = (self.shards, "given shards") if self.shards is not None else _demo_shards(folder.new())
+        copies = folder.new()
+        num_shards = min(self.num_shards, self.samples)
+        repeated = repeat_shards(
+            given, directory=copies, num_samples=self.samples, num_shards=num_shards, option="--cache"
+        )
+        objects = folder.new()
+        servers = {
+            latency_ms: stack.enter_context(ObjectServer(objects, latency_s=latency_ms / 1000))
+            # The one that the data set is made through is not slowed.
+            for latency_ms in dict.fromkeys((0.0, *self.latencies_ms))
+        }
+        served = upload_shards(repeated, servers[0.0].endpoint, BUCKET)
+        shutil.rmtree(copies)
+        manifest = index_shards(served, show_progress=True)
+        alignment = extent_alignment(folder.parent)
+        extent_bytes = int(extent_starts(manifest.shard_bytes, manifest.index_bytes, alignment=alignment)[-1])
+        return WindowInputs(
+            names=manifest.names,
+            servers={latency_ms: (server.endpoint, server.pid) for latency_ms, server in servers.items()},
+            directory=folder.new(),
+            num_samples=manifest.num_samples,
+            shard_bytes=manifest.total_bytes,
+            extent_bytes=extent_bytes,
+            window_bytes=fitting_window(
+                manifest,
+                cache_bytes=int(extent_bytes * min(self.fractions)),
+                batch_size=self.batch_size,
+                alignment=alignment,
+            ),
+            source=source,
+        )
 
+    def subjects(self, made: WindowInputs) -> Sequence[WindowsCell]:
+        """Every combination of cache and latency."""
+        return [WindowsCell(*pair) for pair in itertools.product(self.fractions, self.latencies_ms)]
 
-@dataclass(frozen=True, kw_only=True)
-class _Turn:
-    cold: _Epochs
-    """From before the loader was constructed."""
-    steady: _Epochs
-    peak_cache_bytes: int
-    longest_look_s: float
-    """The longest time between two looks at the cache."""
+    def name_of(self, subject: WindowsCell) -> str:
+        """``a cache of 0.2 with 20 ms``."""
+        return f"a cache of {subject.fraction:g} with {subject.latency_ms:g} ms"
+
+    def measure(self, made: WindowInputs, subject: WindowsCell, number: int) -> WindowTurn:
+        """Load a cold epoch and the timed ones through an empty cache, which is empty again afterwards.
+
+        Raises:
+            CacheError: If the loader's cache does not take what it should.
+            DataError: If an epoch does not deliver every sample once.
+        """
+        import dali_pipes as dp
+
+        endpoint, server_pid = made.servers[subject.latency_ms]
+        cache_dir = made.directory / "cache"
+        cache_dir.mkdir()
+        try:
+            with CacheWatch(cache_dir) as watch:
+                meter = _Meter(server_pid)
+                with dp.loader(
+                    [f"ais://{BUCKET}/{name}" for name in made.names],
+                    dp.segmentation(crop=self.crop),
+                    batch_size=self.batch_size,
+                    seed=self.seed,
+                    device=self.device,
+                    shuffle=dp.Shuffle(window_bytes=made.window_bytes, ramp_up=self.ramp_up),
+                    cache=dp.Cache(directory=cache_dir, max_bytes=made.cache_bytes(subject), show_progress=False),
+                    decode=dp.Decode(threads=self.num_threads),
+                    outputs=dp.Outputs(keys=True),
+                    endpoint=endpoint,
+                ) as loader:
+                    _draw(loader, made.num_samples)
+                    cold = meter.read(loader.data_wait_s)
+                    for _ in range(self.epochs):
+                        _draw(loader, made.num_samples)
+                    steady = meter.read(loader.data_wait_s, num_epochs=self.epochs)
+            return WindowTurn(
+                cold=cold, steady=steady, peak_cache_bytes=watch.peak_bytes, longest_look_s=watch.longest_look_s
+            )
+        finally:
+            shutil.rmtree(cache_dir)
+
+    def report(self, made: WindowInputs, rounds: Rounds[WindowsCell, WindowTurn]) -> dict[str, Any]:
+        """``{"records": [{"cache_fraction", "latency_ms", "samples_per_s", "data_wait", "cold": {...}, ...}], ...}``.
+
+        ``data_wait`` is the share of the timed epochs' time in which the decode pipeline waited for shards;
+        ``server_cpu_share`` the server's part of the CPU time that it and the loader spent.
+        """
+        left_out = {"shards", "work", "samples", "num_shards", "timeout_s", "deadline"}
+        return {
+            "records": [_record(cell, rounds.whole(cell), made) for cell in rounds.subjects],
+            "num_samples": made.num_samples,
+            "num_shards": len(made.names),
+            "shard_bytes": made.shard_bytes,
+            "extent_bytes": made.extent_bytes,
+            "shuffle_window": made.window_bytes,
+            "repeats": self.repeats,
+            "source": made.source,
+            "cache": file_system(made.directory),
+            "options": {one.name: getattr(self, one.name) for one in fields(self) if one.name not in left_out},
+        }
+
+    @staticmethod
+    def table(report: Any) -> str:
+        """See `format_windows`."""
+        return format_windows(report)
 
 
 class CacheWatch:
-    """Looks at what a directory's images take, all the time, in a thread of its own; a context manager.
+    """Watches how much a directory's cache files take, in a thread of its own; a context manager.
 
-    What is counted are blocks that are allocated (``st_blocks``), of all files ``*.image`` below the directory. A
-    disk's file system may have some of its own among them: ext4 one of 4 KiB for each 340 runs of an image's blocks.
+    It counts the blocks that are allocated (``st_blocks``) of all files ``*.image`` below the directory. A disk's file
+    system may have some of its own among them: ext4 one of 4 KiB for each 340 runs of a cache file's blocks.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -158,83 +319,6 @@ class CacheWatch:
         self._thread.join()
 
 
-def run_windows(options: WindowsOptions, *, shards: "ShardSet | None" = None) -> dict[str, Any]:
-    """Make a data set, load it in every combination of cache and latency, ``repeats`` times in turns.
-
-    Args:
-        options: What to do.
-        shards: Samples to repeat; the demo photos where ``None``.
-
-    Returns:
-        ``{"records": [{"cache_fraction", "latency_ms", "samples_per_s", "data_wait", "peak_cache_bytes",
-        "cache_bytes", "server_cpu_share", "cold": {...}, "repeats": [...]}], ...}``, for JSON. ``data_wait`` is the
-        share of the timed epochs' time in which the decode half waited for shards; ``server_cpu_share`` the server's
-        part of the CPU time that it and the loader spent.
-
-    Raises:
-        CacheError: If the loader's cache does not take what it should.
-        DataError: If an epoch does not deliver every sample once, or there is none.
-        ValueError: If two windows of at least one shard do not fit the smallest cache.
-    """
-    from bench.environment import describe_environment
-    from prep.sources.demo_photos import demo_photos
-
-    source = demo_photos(show_progress=True) if shards is None else _read_source(shards)
-    with ExitStack() as stack:
-        prefix = f"{BUCKET}-"
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=prefix, dir=options.cache)))
-        servers = {
-            latency_ms: stack.enter_context(ObjectServer(folder / "server", latency_s=latency_ms / 1000))
-            # The one that the data set is made through is not slowed.
-            for latency_ms in dict.fromkeys((0.0, *options.latencies_ms))
-        }
-        manifest = _make_shards(source, servers[0.0].endpoint, options)
-        alignment = extent_alignment(options.cache)
-        total_bytes = int(extent_starts(manifest.shard_bytes, manifest.index_bytes, alignment=alignment)[-1])
-        window_bytes = fitting_window(
-            manifest,
-            cache_bytes=int(total_bytes * min(options.fractions)),
-            batch_size=options.batch_size,
-            alignment=alignment,
-        )
-        turns: dict[tuple[float, float], list[_Turn]] = {
-            pair: [] for pair in itertools.product(options.fractions, options.latencies_ms)
-        }
-        tree = ProcessTree(bystanders={server.pid for server in servers.values()})
-        with bar(what="time windows", total=options.repeats * len(turns), unit="turn") as drawn:
-            for _ in range(options.repeats):
-                for (fraction, latency_ms), results in turns.items():
-                    turn = _take_turn(
-                        options,
-                        cache_dir=folder / "cache",
-                        cache_bytes=int(total_bytes * fraction),
-                        window_bytes=window_bytes,
-                        num_samples=manifest.num_samples,
-                        server=servers[latency_ms],
-                        tree=tree,
-                    )
-                    results.append(turn)
-                    drawn.update(1)
-    return {
-        "records": [
-            _record(fraction, latency_ms, results, cache_bytes=int(total_bytes * fraction), manifest=manifest)
-            for (fraction, latency_ms), results in turns.items()
-        ],
-        "num_samples": manifest.num_samples,
-        "num_shards": manifest.num_shards,
-        "shard_bytes": manifest.total_bytes,
-        "extent_bytes": total_bytes,
-        "shuffle_window": window_bytes,
-        "repeats": options.repeats,
-        "source": source.name if shards is None else "given shards",
-        "cache": file_system(options.cache),
-        "options": {
-            name: value for name, value in asdict(options).items() if name not in ("cache", "samples", "num_shards")
-        },
-        "environment": describe_environment(),
-    }
-
-
 def fitting_window(
     manifest: "Manifest", *, cache_bytes: int, batch_size: int, alignment: int = EXTENT_ALIGNMENT
 ) -> int:
@@ -267,106 +351,16 @@ def fitting_window(
     return fits
 
 
-def repeated_source(source: "Source", *, num_samples: int) -> "Source":
-    """``num_samples`` records: the source's again and again under the keys ``r0/KEY``, ``r1/KEY``, ...
-
-    Raises:
-        DataError: If there is no record.
-    """
-    if not source.records:
-        raise DataError(f"'{source.name}' holds no sample to repeat")
-    rounds = (divmod(number, len(source.records)) for number in range(num_samples))
-    records = [
-        dataclasses.replace(source.records[row], key=f"r{turn}/{source.records[row].key}") for turn, row in rounds
-    ]
-    return dataclasses.replace(source, records=records)
-
-
-def _read_source(shards: "ShardSet") -> "Source":
-    """The samples of shards, in memory."""
-    from dali_pipes.data_set.indexing import parse_label, read_class_table
-    from dali_pipes.formats.names import LABEL_COMPONENT
-    from dali_pipes.formats.tar_reader import ArchiveReader
-    from dali_pipes.progress import progress
-    from prep.sources.record import Record, Source
-
-    records: list[Record] = []
-    for name in progress(shards.names, what="read shards", unit="shard"):
-        samples: dict[str, dict[str, bytes]] = {}
-        with shards.store.open(name) as stream:
-            for member in ArchiveReader(stream, shard=shards.store.locate(name)):
-                samples.setdefault(member.key, {})[member.component] = member.read()
-        for key, components in samples.items():
-            if LABEL_COMPONENT not in components:
-                raise DataError(f"shard '{shards.store.locate(name)}', key '{key}': no component '{LABEL_COMPONENT}'")
-            label = parse_label(components.pop(LABEL_COMPONENT), shard=name, key=key)
-            records.append(Record(key=key, components=components, label=label))
-    return Source(name=f"'{shards.url}'", records=records, classes=read_class_table(shards.store, shards.prefix) or {})
-
-
-def _make_shards(source: "Source", endpoint: str, options: WindowsOptions) -> "Manifest":
-    """Packed and indexed, in a bucket of the server."""
-    from dali_pipes.store.ais import AisStore
+def _demo_shards(directory: Path) -> tuple["ShardSet", str]:
+    """The demo photos in shards, and their name."""
+    from dali_pipes.store.local import LocalStore
     from dali_pipes.store.urls import resolve_shards
-    from prep.index import index_shards
     from prep.pack.pack import pack
+    from prep.sources.demo_photos import demo_photos
 
-    store: Store = AisStore(endpoint, BUCKET)
-    repeated = repeated_source(source, num_samples=options.samples)
-    max_count = -(-options.samples // options.num_shards)
-    # What the given shards hold was checked by who packed them.
-    pack(
-        repeated,
-        store=store,
-        prefix=PREFIX,
-        max_count=max_count,
-        max_bytes=MAX_SHARD_BYTES,
-        on_bad="keep",
-        show_progress=True,
-    )
-    return index_shards(resolve_shards(store.locate(PREFIX), endpoint=endpoint), show_progress=True)
-
-
-def _take_turn(
-    options: WindowsOptions,
-    *,
-    cache_dir: Path,
-    cache_bytes: int,
-    window_bytes: int,
-    num_samples: int,
-    server: ObjectServer,
-    tree: ProcessTree,
-) -> _Turn:
-    """On an empty cache, which is empty again afterwards."""
-    import dali_pipes as dp
-
-    cache_dir.mkdir()
-    try:
-        with CacheWatch(cache_dir) as watch:
-            meter = _Meter(server, tree)
-            with dp.loader(
-                f"ais://{BUCKET}/{PREFIX}",
-                dp.segmentation(crop=options.crop),
-                batch_size=options.batch_size,
-                seed=options.seed,
-                device=options.device,
-                num_threads=options.num_threads,
-                with_keys=True,
-                cache_dir=cache_dir,
-                cache_bytes=cache_bytes,
-                shuffle_window=window_bytes,
-                ramp_up=options.ramp_up,
-                show_progress=False,
-                endpoint=server.endpoint,
-            ) as loader:
-                _draw(loader, num_samples)
-                cold = meter.read(loader.data_wait_s)
-                for _ in range(options.epochs):
-                    _draw(loader, num_samples)
-                steady = meter.read(loader.data_wait_s, num_epochs=options.epochs)
-        return _Turn(cold=cold, steady=steady, peak_cache_bytes=watch.peak_bytes, longest_look_s=watch.longest_look_s)
-    finally:
-        shutil.rmtree(cache_dir)
+    photos = demo_photos(show_progress=True)
+    pack(photos, store=LocalStore(directory), show_progress=True)
+    return resolve_shards(directory, endpoint=None), photos.name
 
 
 def _draw(loader: "Loader", num_samples: int) -> None:
@@ -383,56 +377,37 @@ def _draw(loader: "Loader", num_samples: int) -> None:
 class _Meter:
     """Wall and CPU time since it was last read, or made."""
 
-    def __init__(self, server: ObjectServer, tree: ProcessTree) -> None:
-        self._server, self._tree = server, tree
-        self._wait_s = 0.0
-        self._marks = self._now()
+    def __init__(self, server_pid: int) -> None:
+        self._server_pid, self._tree = server_pid, ProcessTree()
+        self._marks = self._now(0.0)
 
-    def read(self, data_wait_s: float, *, num_epochs: int = 1) -> _Epochs:
-        now = self._now()
-        wall_s, client_s, server_s = (after - before for after, before in zip(now, self._marks, strict=True))
-        waited_s = data_wait_s - self._wait_s
-        self._marks, self._wait_s = now, data_wait_s
-        return _Epochs(
-            epoch_s=wall_s / num_epochs,
-            data_wait_s=waited_s / num_epochs,
-            client_cpu_s=client_s / num_epochs,
-            server_cpu_s=server_s / num_epochs,
+    def read(self, data_wait_s: float, *, num_epochs: int = 1) -> Epochs:
+        now = self._now(data_wait_s)
+        wall_s, client_s, server_s, wait_s = (
+            (after - before) / num_epochs for after, before in zip(now, self._marks, strict=True)
         )
+        self._marks = now
+        return Epochs(epoch_s=wall_s, data_wait_s=wait_s, client_cpu_s=client_s, server_cpu_s=server_s)
 
-    def _now(self) -> tuple[float, float, float]:
-        return time.perf_counter(), self._tree.cpu_s(), self._server.cpu_s()
+    def _now(self, data_wait_s: float) -> tuple[float, float, float, float]:
+        return time.perf_counter(), self._tree.cpu_s(), cpu_s_of(self._server_pid), data_wait_s
 
 
-def _figures(epochs: _Epochs, num_samples: int) -> dict[str, float]:
-    cpu_s = epochs.client_cpu_s + epochs.server_cpu_s
+def _record(cell: WindowsCell, turns: Sequence[WindowTurn], made: WindowInputs) -> dict[str, Any]:
+    def values(part: str) -> dict[str, list[float]]:
+        each = [getattr(turn, part).figures(made.num_samples) for turn in turns]
+        return {name: [figures[name] for figures in each] for name in FIGURES}
+
+    peak, cache_bytes = max(turn.peak_cache_bytes for turn in turns), made.cache_bytes(cell)
     return {
-        "samples_per_s": num_samples / epochs.epoch_s,
-        "data_wait": epochs.data_wait_s / epochs.epoch_s,
-        # The kernel counts in ticks of 10 ms: an epoch may be shorter.
-        "server_cpu_share": epochs.server_cpu_s / cpu_s if cpu_s else 0.0,
-        "server_cores": epochs.server_cpu_s / epochs.epoch_s,
-        "client_cores": epochs.client_cpu_s / epochs.epoch_s,
-    }
-
-
-def _record(
-    fraction: float, latency_ms: float, turns: Sequence[_Turn], *, cache_bytes: int, manifest: "Manifest"
-) -> dict[str, Any]:
-    steady = [_figures(turn.steady, manifest.num_samples) for turn in turns]
-    cold = [_figures(turn.cold, manifest.num_samples) for turn in turns]
-    spreads = {name: Spread.of([figures[name] for figures in steady]) for name in FIGURES}
-    peak = max(turn.peak_cache_bytes for turn in turns)
-    return {
-        "cache_fraction": fraction,
-        "latency_ms": latency_ms,
-        **{name: spread.median for name, spread in spreads.items()},
+        "cache_fraction": cell.fraction,
+        "latency_ms": cell.latency_ms,
+        **summarised(values("steady")),
         "peak_cache_bytes": peak,
         "cache_bytes": cache_bytes,
         "is_within_cache": peak <= cache_bytes,
-        "spread": {name: [spread.min, spread.max] for name, spread in spreads.items()},
         # The first epoch, on an empty cache, with the loader's construction.
-        "cold": {name: Spread.of([figures[name] for figures in cold]).median for name in FIGURES},
+        "cold": {name: median(figures) for name, figures in values("cold").items()},
         "repeats": [asdict(turn) for turn in turns],
     }
 
@@ -441,23 +416,21 @@ def format_windows(report: dict[str, Any]) -> str:
     """A row a combination, and below what the figures are of."""
     rows = [["cache", "latency ms", "samples/s", "data wait %", "cold: samples/s", "wait %"]]
     rows[0] += ["peak cache MiB", "of", "server's CPU %", "server cores"]
-    for record in report["records"]:
-        low, high = record["spread"]["samples_per_s"]
-        least, most = record["spread"]["data_wait"]
-        rows.append(
-            [
-                f"{record['cache_fraction']:g}",
-                f"{record['latency_ms']:g}",
-                f"{record['samples_per_s']:.0f} ({low:.0f}-{high:.0f})",
-                f"{100 * record['data_wait']:.2f} ({100 * least:.2f}-{100 * most:.2f})",
-                f"{record['cold']['samples_per_s']:.0f}",
-                f"{100 * record['cold']['data_wait']:.2f}",
-                f"{record['peak_cache_bytes'] / MIB:.1f}",
-                f"{record['cache_bytes'] / MIB:.1f}{'' if record['is_within_cache'] else ' EXCEEDED'}",
-                f"{100 * record['server_cpu_share']:.1f}",
-                f"{record['server_cores']:.2f}",
-            ]
-        )
+    rows += [
+        [
+            f"{record['cache_fraction']:g}",
+            f"{record['latency_ms']:g}",
+            spread_cell(record, "samples_per_s", FIGURES),
+            spread_cell(record, "data_wait", FIGURES),
+            f"{record['cold']['samples_per_s']:.0f}",
+            f"{100 * record['cold']['data_wait']:.2f}",
+            f"{record['peak_cache_bytes'] / MIB:.1f}",
+            f"{record['cache_bytes'] / MIB:.1f}{'' if record['is_within_cache'] else ' EXCEEDED'}",
+            f"{100 * record['server_cpu_share']:.1f}",
+            f"{record['server_cores']:.2f}",
+        ]
+        for record in report["records"]
+    ]
     longest_s = max(turn["longest_look_s"] for record in report["records"] for turn in record["repeats"])
     cores = report["environment"]["cpu"]["cores_available"]
     return "\n".join(

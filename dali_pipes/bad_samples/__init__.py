@@ -1,1 +1,1 @@
-"""What becomes of samples that cannot be decoded: refused, substituted, written down."""
+"""Bad samples: found, replaced by others, listed."""

@@ -1,6 +1,6 @@
-"""A loader's bad samples to a file that the next job is given; format and writer are those of `dali_pipes.formats.quarantine`.
+"""List a loader's bad samples in a file for the next job; the format is that of `dali_pipes.formats.quarantine`.
 
-A rank that meets no bad sample leaves no file, and a list of keys that a person wrote may be gone on with.
+A rank that sees no bad sample makes no file. A list of keys that a person wrote may be continued.
 """
 
 from pathlib import Path
@@ -11,15 +11,15 @@ __all__ = ["Exclusion", "Quarantine", "read_exclusions"]
 
 
 class Quarantine(QuarantineFile):
-    """A loader's: made with its first sample; of jobs or ranks that name the same file each line comes whole.
+    """A loader's quarantine file, made with its first sample. Jobs and ranks may share a file: each line is whole.
 
     Args:
-        path: The file; what is in it already is not written again.
+        path: The file; samples that it lists already are not listed again.
         manifest: The manifest's digest, for the first line.
 
     Raises:
-        DataError: If what is there is no list of samples.
-        StoreError: If it cannot be read, or there is no directory to write it to.
+        DataError: If the file is there and does not list samples.
+        StoreError: If it cannot be read, or its directory is missing.
     """
 
     def __init__(self, path: str | Path, *, manifest: str) -> None:

@@ -1,4 +1,4 @@
-"""Blocks of a file: reserved before anything is written there, given back as a hole, read ahead."""
+"""Reserve the blocks of a file before anything is written there, free them again, and read them ahead."""
 
 import ctypes
 import errno
@@ -8,21 +8,24 @@ from pathlib import Path
 
 from dali_pipes.errors import CacheError
 
-__all__ = ["can_punch", "punch", "read_ahead", "reserve"]
+__all__ = ["OTHER_DIRECTORY", "can_punch", "punch", "read_ahead", "reserve"]
+
+OTHER_DIRECTORY = "pass another cache=dali_pipes.Cache(directory=...) (--cache)"
+"""What to do, in the errors of a directory that cannot hold a cache."""
 
 # linux/falloc.h
 _KEEP_SIZE = 0x01
 _PUNCH_HOLE = 0x02
 
 _libc = ctypes.CDLL(None, use_errno=True)
-# The os module has posix_fallocate alone: it cannot punch, and the C library lets it write zeros, block by block, where
-# the file system cannot reserve.
+# The os module only has posix_fallocate: it cannot free blocks, and where the file system cannot reserve, the C library
+# writes zeros, block by block.
 _fallocate = _libc.fallocate
 _fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_longlong, ctypes.c_longlong]
 
 
 def reserve(file: int, start: int, size: int) -> None:
-    """Allocate the blocks of ``[start, start + size)``: writing there cannot run out of room afterwards.
+    """Allocate the blocks of ``[start, start + size)``: writing there cannot run out of space afterwards.
 
     Raises:
         OSError: ``ENOSPC`` where there is no space, ``EOPNOTSUPP`` where the file system cannot do it.
@@ -31,7 +34,7 @@ def reserve(file: int, start: int, size: int) -> None:
 
 
 def punch(file: int, start: int, size: int) -> None:
-    """Give the blocks of ``[start, start + size)`` back; it reads as zeros from then on, and nothing else moves.
+    """Free the blocks of ``[start, start + size)``, which then reads as zeros; nothing else moves.
 
     Raises:
         OSError: ``EOPNOTSUPP`` where the file system cannot do it.
@@ -40,7 +43,7 @@ def punch(file: int, start: int, size: int) -> None:
 
 
 def can_punch(directory: Path) -> bool:
-    """Whether files in ``directory`` can have holes punched: tried on one without a name.
+    """Whether files in ``directory`` can have blocks freed: tried on a file without a name.
 
     Raises:
         CacheError: If no file can be made there.
@@ -54,13 +57,11 @@ def can_punch(directory: Path) -> bool:
     except OSError as exc:
         if exc.errno == errno.EOPNOTSUPP:
             return False
-        raise CacheError(
-            f"cannot make an image in '{directory}': {exc.strerror}; pass another cache_dir= (--cache)"
-        ) from exc
+        raise CacheError(f"cannot make a cache file in '{directory}': {exc.strerror}; {OTHER_DIRECTORY}") from exc
 
 
 def read_ahead(file: int, start: int, size: int) -> None:
-    """Ask the kernel to have these bytes in memory soon; returns at once."""
+    """Ask the kernel to read these bytes into memory soon; returns at once."""
     os.posix_fadvise(file, start, size, os.POSIX_FADV_WILLNEED)
 
 

@@ -1,4 +1,4 @@
-"""Sizes of objects to fixed places in the image, and bytes to and from such a place."""
+"""Give each shard a fixed place in the cache file, and read and write such a place."""
 
 import errno
 import os
@@ -9,12 +9,13 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from dali_pipes.cache.blocks import OTHER_DIRECTORY
 from dali_pipes.errors import CacheError
 
 __all__ = ["EXTENT_ALIGNMENT", "Extent", "extent_starts"]
 
 EXTENT_ALIGNMENT = 4096
-"""Page and block size: an extent can be reserved, and later punched, without touching its neighbours."""
+"""Page and block size: an extent's blocks can be reserved and freed without touching its neighbours."""
 
 READ_BYTES = 1 << 20
 
@@ -22,11 +23,11 @@ Int64s = npt.NDArray[np.int64]
 
 
 def extent_starts(*object_bytes: Int64s | Sequence[int], alignment: int = EXTENT_ALIGNMENT) -> Int64s:
-    """Where each shard's extent starts, and, last, where the image ends: int64 [shards + 1].
+    """Where each shard's extent starts, and, last, where the cache file ends: int64 [shards + 1].
 
     Args:
-        object_bytes: For each object that lies in a shard's extent, one after the other, its bytes: int64 [shards].
-        alignment: Of the extents; the objects in one are aligned to `EXTENT_ALIGNMENT`.
+        object_bytes: Bytes of each object that lies in a shard's extent, in their order there: int64 [shards] each.
+        alignment: Of the extents; the objects in them are aligned to `EXTENT_ALIGNMENT`.
 
     >>> extent_starts([1, 4096, 5000]).tolist()
     [0, 4096, 8192, 16384]
@@ -42,7 +43,7 @@ def extent_starts(*object_bytes: Int64s | Sequence[int], alignment: int = EXTENT
 
 @dataclass(frozen=True)
 class Extent:
-    """Bytes ``[start, start + size)`` of an open file: where one object lies, or is to lie."""
+    """Bytes ``[start, start + size)`` of an open file: the place of one object."""
 
     file: int
     """Descriptor, open for reading and writing."""
@@ -50,7 +51,7 @@ class Extent:
     size: int
 
     def write(self, data: bytes | memoryview, position: int) -> None:
-        """Put ``data`` at ``position`` bytes from the extent's start.
+        """Write ``data`` at ``position`` bytes from the extent's start.
 
         Raises:
             CacheError: If the disk is full or broken.
@@ -61,12 +62,12 @@ class Extent:
             try:
                 written = os.pwrite(self.file, view, self.start + position)
             except OSError as exc:
-                space = "; make room there, or pass another cache_dir= (--cache)" if exc.errno == errno.ENOSPC else ""
-                raise CacheError(f"cannot write to the image: {exc.strerror}{space}") from exc
+                hint = f"; free some space there, or {OTHER_DIRECTORY}" if exc.errno == errno.ENOSPC else ""
+                raise CacheError(f"cannot write to the cache file: {exc.strerror}{hint}") from exc
             view, position = view[written:], position + written
 
     def read(self, position: int = 0, size: int | None = None) -> bytes:
-        """``size`` bytes from ``position`` on, all where ``None``; fewer only past the end of the file.
+        """``size`` bytes from ``position`` on (``None``: all); fewer only past the end of the file.
 
         Raises:
             CacheError: If the disk is broken.
@@ -77,7 +78,7 @@ class Extent:
             try:
                 part = os.pread(self.file, stop - position, self.start + position)
             except OSError as exc:
-                raise CacheError(f"cannot read from the image: {exc.strerror}") from exc
+                raise CacheError(f"cannot read from the cache file: {exc.strerror}") from exc
             if not part:
                 break
             parts.append(part)
@@ -85,7 +86,7 @@ class Extent:
         return b"".join(parts)
 
     def checksum(self) -> int:
-        """XXH64 of what lies there."""
+        """XXH64 of the bytes there."""
         state = xxhash.xxh64()
         for position in range(0, self.size, READ_BYTES):
             state.update(self.read(position, READ_BYTES))

@@ -1,16 +1,16 @@
-"""The files of a cache directory: opened, made and removed, as they are found under the cache's mutex.
+"""Open, make and remove the files of a cache directory, under the cache's mutex.
 
 ::
 
     DIRECTORY/dali-pipes-UID/       mode 0700: one cache a user
         lock                        byte 0: the mutex; byte 1 + slot: locked as long as the slot's loader lives
-        slots                       who is there: which image, how many bytes are promised to it
-        KEY.image, KEY.table        one data set's bytes, and the state of its shards
+        slots                       the loaders at work: which cache file, how many bytes each has reserved
+        KEY.image, KEY.table        one data set's cache file, and the state of its shards
         KEY.source                  the URL of its shards
 
-# Note [removed]: files of a cache are removed by its own code only where no loader has a slot, but a user may remove
-them under a running job. What it has open lives on for it alone; the next loader makes another image under the same
-name. So a loader keeps the table with which it joined, and its shards are never called ready in another.
+# Note [removed]: the code removes files only where no loader has a slot, but a user may remove them under a running
+job. Its open files then live on for the job alone, and the next loader makes another cache file of the same name. So a
+loader keeps the table that it joined with, and never marks its shards ready in another one.
 """
 
 import contextlib
@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dali_pipes.cache.blocks import OTHER_DIRECTORY
 from dali_pipes.cache.locks import LockFile, Mutex, shielded
 from dali_pipes.cache.table import NUM_SLOTS, StateTable, boot_id
 from dali_pipes.errors import CacheError
@@ -43,7 +44,7 @@ _SLOT = np.dtype(
         ("image", "S32"),
     ]
 )
-# Before the slots: which version wrote them.
+# Before the slots stands the version that wrote them.
 _SLOTS_START = 64
 _SLOTS_MAGIC = b"DALIPIS2"
 MUTEX_BYTE = 0
@@ -57,9 +58,9 @@ class OpenCacheFile:
     table: StateTable
     file: int
     place: tuple[int, int]
-    """Device and inode of the table: its name may be another file's by now."""
+    """Device and inode of the table: another file may have its name by now."""
     num_users: int = field(default=0)
-    """This cache's slots in it, and its threads that are punching there: it stays open for them. Under the mutex."""
+    """This cache's slots in it, and its threads that free blocks there: it stays open for them. Under the mutex."""
 
     def close(self) -> None:
         self.table.close()
@@ -94,7 +95,7 @@ class CacheFiles:
                 _close(self._slots_file)
                 raise
         except OSError as exc:
-            raise CacheError(f"cannot use '{self.root}': {exc.strerror}; pass another cache_dir= (--cache)") from exc
+            raise CacheError(f"cannot use '{self.root}': {exc.strerror}; {OTHER_DIRECTORY}") from exc
 
     def close(self) -> None:
         """Close all files. Can be called twice."""
@@ -118,7 +119,7 @@ class CacheFiles:
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:
-        """Under the mutex, with all images open that are there now."""
+        """Take the mutex, and open all cache files that exist now."""
         if self._lock.file < 0:
             raise CacheError(f"'{self.root}' is closed")
         with self._mutex:
@@ -126,10 +127,10 @@ class CacheFiles:
             yield
 
     def _look(self) -> None:
-        """Open the images that were made since, forget those that are gone, put right what was cut short."""
+        """Open new cache files, forget removed ones, and repair tables whose change was interrupted."""
         tables, others = self._list()
         for key in others.keys() - tables.keys():
-            # A process ended while it made or removed an image: nobody has the mutex but this one.
+            # A process ended while it made or removed a cache file: no other process has the mutex.
             self._remove(*others[key], key=key)
         for key, opened in list(self._cache_files.items()):
             if tables.get(key) != opened.place:
@@ -151,10 +152,10 @@ class CacheFiles:
                 opened.table.repair()
 
     def _list(self) -> tuple[dict[str, tuple[int, int]], dict[str, list[Path]]]:
-        """By key: device and inode of the tables that are there, and all other files."""
+        """Device and inode of each table, and all other files, by key."""
         tables: dict[str, tuple[int, int]] = {}
         others: dict[str, list[Path]] = {}
-        # None if the directory was removed: Note [removed].
+        # Nothing if the directory was removed: Note [removed].
         with contextlib.suppress(FileNotFoundError), os.scandir(self.root) as entries:
             for entry in entries:
                 key, dot, suffix = entry.name.lstrip(".").rpartition(".")
@@ -176,7 +177,7 @@ class CacheFiles:
         return OpenCacheFile(table, file, place)
 
     def _make_cache_file(self, key: str, starts: Int64s, source: str) -> OpenCacheFile:
-        table_path, image_path = self.root / f"{key}.table", self.root / f"{key}.image"
+        table_path, file_path = self.root / f"{key}.table", self.root / f"{key}.image"
         partial = self.root / f".{key}.partial"
         if (unfit := self._cache_files.pop(key, None)) is not None:
             self._gone.append(unfit)
@@ -184,21 +185,21 @@ class CacheFiles:
         partial.unlink(missing_ok=True)
         file = -1
         try:
-            file = os.open(image_path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            file = os.open(file_path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             os.ftruncate(file, int(starts[-1]))
             (self.root / f"{key}.source").write_text(source)
             StateTable(partial, starts=starts).close()
-            partial.rename(table_path)  # last: an image is there when its table is
+            partial.rename(table_path)  # last: a cache file counts once its table is there
             table = StateTable(table_path)
         except BaseException as exc:
             _close(file)
-            for path in (partial, table_path, image_path, self.root / f"{key}.source"):
+            for path in (partial, table_path, file_path, self.root / f"{key}.source"):
                 path.unlink(missing_ok=True)
             if not isinstance(exc, OSError):
                 raise
             size = f" of {int(starts[-1])} bytes" if exc.errno == errno.EFBIG else ""
             raise CacheError(
-                f"cannot make an image{size} in '{self.root}': {exc.strerror}; pass another cache_dir= (--cache)"
+                f"cannot make a cache file{size} in '{self.root}': {exc.strerror}; {OTHER_DIRECTORY}"
             ) from exc
         found = table_path.stat()
         opened = OpenCacheFile(table, file, (found.st_dev, found.st_ino))
@@ -210,14 +211,14 @@ class CacheFiles:
         self._remove_names(key)
 
     def _remove_names(self, key: str) -> None:
-        # The table first: while it is there, what it says must be so.
+        # The table first: while it exists, it must be true.
         self._remove(*(self.root / f"{key}.{suffix}" for suffix in ("table", "image", "source")), key=key)
 
     def _remove(self, *paths: Path, key: str) -> None:
         is_used = bool(self._slots_of(key))
         for path in paths:
             if path.suffix == ".image" and not is_used:
-                # Others may have it open still, to evict from: its blocks must go all the same.
+                # Others may still have it open, to evict from it: its blocks must be freed all the same.
                 with contextlib.suppress(OSError):
                     os.truncate(path, 0)
             path.unlink(missing_ok=True)
@@ -229,14 +230,10 @@ class CacheFiles:
             except FileExistsError:
                 raise
             except OSError as exc:
-                raise CacheError(
-                    f"cannot make '{self.root}': {exc.strerror}; pass another cache_dir= (--cache)"
-                ) from exc
+                raise CacheError(f"cannot make '{self.root}': {exc.strerror}; {OTHER_DIRECTORY}") from exc
         found = self.root.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
-            raise CacheError(
-                f"'{self.root}' is not this user's own directory; remove it, or pass another cache_dir= (--cache)"
-            )
+            raise CacheError(f"'{self.root}' is not this user's own directory; remove it, or {OTHER_DIRECTORY}")
         if stat.S_IMODE(found.st_mode) & 0o077:
             self.root.chmod(0o700)
 
@@ -245,13 +242,13 @@ class CacheFiles:
         size = _SLOTS_START + NUM_SLOTS * _SLOT.itemsize
         self._slots_file = os.open(self.root / "slots", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         with self._mutex:
-            # Reserved: a write to a page that is not there, on a full tmpfs, is a SIGBUS.
+            # Reserved: on a full tmpfs, a write to a page that does not exist is a SIGBUS.
             os.posix_fallocate(self._slots_file, 0, size)
             if os.pread(self._slots_file, len(_SLOTS_MAGIC), 0) != _SLOTS_MAGIC:
                 if any(self._lock.is_locked(FIRST_SLOT_BYTE + slot) for slot in range(NUM_SLOTS)):
                     raise CacheError(
                         f"'{self.root}' is in use by loaders of another version of dali-pipes; wait for their end, or "
-                        "pass another cache_dir= (--cache)"
+                        f"{OTHER_DIRECTORY}"
                     )
                 os.pwrite(self._slots_file, bytes(size - _SLOTS_START), _SLOTS_START)
                 os.pwrite(self._slots_file, _SLOTS_MAGIC, 0)
@@ -259,7 +256,7 @@ class CacheFiles:
 
 
 def cache_root(directory: Path) -> Path:
-    """The cache's own directory: one a user, since a cache is nobody else's to read."""
+    """The cache's own directory: each user has one, which nobody else can read."""
     return directory / f"dali-pipes-{os.geteuid()}"
 
 

@@ -1,10 +1,9 @@
-"""How much room there is for images: free space, memory, and what the container is allowed.
+"""Find out how much space there is for cache files: on the file system, in memory, by the container's limit.
 
-A tmpfs such as /dev/shm is memory: what lies there counts against the machine's and against the control group's limit.
+A tmpfs such as /dev/shm is memory: its files count against the machine's memory and the control group's limit.
 """
 
 import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,15 +15,15 @@ __all__ = ["SHARED_MEMORY", "FreeSpace", "available_memory", "check_directory", 
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (the cache's own directory there is its user's, mode 0700)
 
-# Shares of what is free that a cache takes by itself: half of memory is left to the program that is fed from it, and
-# a tenth of a disk to everybody else.
+# Fractions of the free space that a cache takes by default: half of the memory is left to the program that reads from
+# it, and a tenth of a disk to all others.
 MEMORY_SHARE = 0.5
 DISK_SHARE = 0.9
 
-# Below this an image has so few pieces that nothing is written down apart.
+# A smaller cache file has so few pieces that the file system needs no blocks to list them.
 LEAST_ACCOUNTED = 64 << 10
 
-# What several machines see at once. Locks and holes there are theirs to agree on, and a cache is for one node.
+# File systems that several machines share. A cache is for one node: its locks, and freeing blocks, may not work there.
 _NETWORK = (
     *("nfs", "nfs4", "cifs", "smb3", "9p", "afs", "ceph", "glusterfs", "lustre", "gpfs", "beegfs", "orangefs"),
     "virtiofs",
@@ -37,20 +36,20 @@ _UNLIMITED = 1 << 60
 
 @dataclass(frozen=True, kw_only=True)
 class FreeSpace:
-    """What a directory offers to a cache, in bytes."""
+    """The space that a directory offers to a cache, in bytes."""
 
     directory: Path
     free: int
-    """What could be written now, by file system, memory and control group."""
+    """What could be written now, as file system, memory and control group allow."""
     total: int
     """The file system's size."""
     is_memory: bool
     alignment: int = EXTENT_ALIGNMENT
-    """What blocks are given and taken in: pages, huge ones on a tmpfs that is mounted with ``huge=``."""
+    """Size of a block: a page, a huge page on a tmpfs that is mounted with ``huge=``."""
 
     @classmethod
     def of(cls, directory: Path) -> "FreeSpace":
-        """The room in ``directory``; nothing where it is not there."""
+        """The space in ``directory``; none if it does not exist."""
         try:
             stat = os.statvfs(directory)
         except OSError:
@@ -66,29 +65,29 @@ class FreeSpace:
         return cls(directory=directory, free=free, total=total, is_memory=True, alignment=alignment)
 
     def for_extents(self, cache_bytes: int) -> int:
-        """What of ``cache_bytes`` shards may take: a disk's file system writes down where a file's pieces lie.
+        """Bytes of ``cache_bytes`` that shards may take: a disk's file system lists the pieces of a file in blocks.
 
-        ext4 has a block of 4 KiB for some 340 pieces that the inode has no place for; a piece is at most 128 MiB, and
-        here taken to be 64 KiB at least.
+        ext4 needs a block of 4 KiB for some 340 pieces beyond those in the inode. A piece has at most 128 MiB, and is
+        taken to have at least 64 KiB.
         """
         if self.is_memory or cache_bytes < LEAST_ACCOUNTED:
             return cache_bytes
         return cache_bytes - max(2 * 4096, cache_bytes // 4096)
 
     def default_bytes(self, *, taken: int) -> int:
-        """A cache's size where none is given.
+        """The size of a cache where the user gives none.
 
         Args:
-            taken: Bytes that the cache has there already: they are its own to use.
+            taken: Bytes that the cache takes there already, and may use.
         """
         return int((self.free + taken) * (MEMORY_SHARE if self.is_memory else DISK_SHARE))
 
 
 def check_directory(directory: Path) -> None:
-    """Refuse a directory that cannot hold an image.
+    """Refuse a directory that cannot hold a cache file.
 
     Raises:
-        CacheError: If it is not there, is on a network file system, or files there cannot have holes punched.
+        CacheError: If it does not exist, is on a network file system, or blocks of files there cannot be freed.
     """
     if not directory.is_dir():
         raise CacheError(f"cache directory '{directory}' is not there; make it, or pass another")
@@ -100,31 +99,31 @@ def check_directory(directory: Path) -> None:
         )
     if not can_punch(directory):
         raise CacheError(
-            f"cache directory '{directory}': its file system ({kind or 'unknown'}) cannot punch holes, which is how "
-            "shards leave a cache; pass a directory on tmpfs, ext4, XFS or btrfs"
+            f"cache directory '{directory}': its file system ({kind or 'unknown'}) cannot free blocks of a file, "
+            "which is how shards leave a cache; pass a directory on tmpfs, ext4, XFS or btrfs"
         )
 
 
 def file_system(directory: Path) -> str:
-    """The type of the file system that holds ``directory``, as the kernel names it; empty where it cannot be told."""
+    """The type of the file system that holds ``directory``, as the kernel names it; empty if unknown."""
     return _mount(directory)[0]
 
 
 def _mount(directory: Path) -> tuple[str, str]:
-    """Type and options of the file system that holds ``directory``; empty where they cannot be told."""
+    """Type and options of the file system that holds ``directory``; empty if unknown."""
     try:
-        device = os.stat(directory).st_dev  # noqa: PTH116 (follows links, and so does what is written there)
+        device = os.stat(directory).st_dev  # noqa: PTH116 (follows links, as writing does)
         lines = Path("/proc/self/mountinfo").read_text().splitlines()
     except OSError:
         return "", ""
     number = f"{os.major(device)}:{os.minor(device)}"
-    # "36 35 98:0 /root /mount options - ext4 /dev/... rw,options": the file system's own stand after the dash.
+    # "36 35 98:0 /root /mount options - ext4 /dev/... rw,options": those of the file system stand after the dash.
     found = [line.partition(" - ")[2].split() for line in lines if line.split()[2] == number]
     return (found[-1][0], found[-1][-1]) if found else ("", "")
 
 
 def available_memory() -> int:
-    """Bytes of memory that this process may still take, by the kernel and by its control group."""
+    """Bytes of memory that the kernel and the control group let this process take."""
     return min(_available_memory(), memory_limit())
 
 
@@ -132,8 +131,8 @@ def memory_limit(*, cgroups: str | None = None, root: Path = _CGROUP) -> int:
     """Bytes that this process's control group, and those above it, may still take; a huge number without a limit.
 
     Args:
-        cgroups: The text of ``/proc/self/cgroup``; read where ``None``.
-        root: Where the groups are mounted.
+        cgroups: The text of ``/proc/self/cgroup``; ``None``: read it.
+        root: Mount point of the groups.
     """
     if cgroups is None:
         try:
@@ -150,7 +149,7 @@ def memory_limit(*, cgroups: str | None = None, root: Path = _CGROUP) -> int:
 
 
 def parse_cgroup(text: str, *, root: Path) -> list[tuple[Path, str, str]]:
-    """The folders that may limit memory, from the process's own group up, and the names of limit and usage there.
+    """Folders that may limit memory, from the process's own group upwards, with the names of limit and usage there.
 
     >>> [str(folder) for folder, _, _ in parse_cgroup("0::/a/b", root=Path("/cg"))]
     ['/cg/a/b', '/cg/a', '/cg']
@@ -167,19 +166,14 @@ def parse_cgroup(text: str, *, root: Path) -> list[tuple[Path, str, str]]:
             base, names = root / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
         else:
             continue
-        # Inside a container the path may be the host's, which is not mounted here; the root is then the container's.
+        # In a container the path may be the host's, which is not mounted here; the root is then the container's group.
         inner = Path(path.lstrip("/"))
         found += [(base / folder, *names) for folder in (inner, *inner.parents)]
     return found
 
 
-def temporary_directory() -> Path:
-    """Where temporary files go."""
-    return Path(tempfile.gettempdir())
-
-
 def _reclaimable(path: Path) -> int:
-    """Bytes of a group's usage that are files' pages and would make way: all but those of a tmpfs."""
+    """Bytes of a group's usage that the kernel can reclaim: pages of files, but not of a tmpfs."""
     try:
         pairs = dict(line.split()[:2] for line in path.read_text().splitlines() if len(line.split()) >= 2)
         file, shmem = int(pairs.get("file", pairs.get("cache", 0))), int(pairs.get("shmem", 0))
@@ -191,12 +185,12 @@ def _reclaimable(path: Path) -> int:
 def _number(path: Path) -> int | None:
     try:
         return int(path.read_text())
-    except (OSError, ValueError):  # "max" is no number: no limit
+    except (OSError, ValueError):  # "max" means no limit
         return None
 
 
 def _available_memory() -> int:
-    """Bytes that can be had without swapping, as the kernel reckons."""
+    """Bytes available without swapping, as the kernel estimates."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:

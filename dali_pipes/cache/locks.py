@@ -1,13 +1,14 @@
-"""Locks on bytes of a file that end with their owner, however it ends: what processes of a node agree by.
+"""Lock bytes of a file between the processes of a node; a lock ends with its owner, however the owner ends.
 
-Open-file-description locks (``fcntl(2)``, ``F_OFD_SETLK``): they belong to the opened file, not to the process, so two
-loaders of one process exclude each other too, and closing another descriptor of the same file drops nothing. A forked
-child inherits the opened file and with it the locks; it closes them at once, or its parent's would outlive the parent.
+These are open-file-description locks (``fcntl(2)``, ``F_OFD_SETLK``). They belong to the opened file, not to the
+process: two loaders of one process exclude each other too, and closing another descriptor of the same file drops
+nothing. A forked child inherits the opened file, and with it the locks. It closes the file at once; otherwise the
+parent's locks would outlive the parent.
 
-# Note [signals]: what a signal's handler raises, Ctrl-C for instance, can come between any two instructions, also
-between taking a lock and the block that would give it up; and a lock that a living process keeps by mistake stops all
-others of the node. Handlers run in the main thread only. So what the main thread does under a lock, `shielded` does in
-a thread of its own while the main thread waits: an exception ends the waiting, not the work.
+# Note [signals]: an exception from a signal's handler, Ctrl-C for instance, can come between any two instructions, also
+between taking a lock and the block that would release it. A lock that a living process keeps by mistake stops all
+others of the node. Handlers run in the main thread only. So `shielded` runs what the main thread does under a lock in a
+thread of its own, while the main thread waits: an exception ends the waiting, not the work.
 """
 
 import _thread
@@ -35,12 +36,12 @@ _open: "weakref.WeakSet[LockFile]" = weakref.WeakSet()
 
 
 class LockFile:
-    """A file whose bytes are locks; each opening has its own. Made if it is not there, for its owner only."""
+    """A file whose bytes are locks, made for its owner only; each opening has locks of its own."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self.held: set[int] = set()
-        """The bytes that this opening has locked: the kernel does not show an opening its own locks."""
+        """Bytes that this opening has locked: `is_locked` shows only those of others."""
         _open.add(self)
 
     @property
@@ -49,12 +50,12 @@ class LockFile:
         return self._file
 
     def lock(self, byte: int) -> None:
-        """Wait for the byte's lock. A signal's handler runs in between, and what it raises ends the wait."""
+        """Wait for the byte's lock; an exception from a signal's handler ends the wait."""
         self._call(fcntl.F_OFD_SETLKW, fcntl.F_WRLCK, byte)
         self.held.add(byte)
 
     def try_lock(self, byte: int) -> bool:
-        """Take the byte's lock if nobody has it."""
+        """Take the byte's lock if it is free."""
         try:
             self._call(fcntl.F_OFD_SETLK, fcntl.F_WRLCK, byte)
         except OSError as exc:
@@ -65,7 +66,7 @@ class LockFile:
         return True
 
     def unlock(self, byte: int) -> None:
-        """Give the byte's lock up."""
+        """Release the byte's lock."""
         self._call(fcntl.F_OFD_SETLK, fcntl.F_UNLCK, byte)
         self.held.discard(byte)
 
@@ -85,11 +86,11 @@ class LockFile:
 
 
 class Mutex:
-    """One byte's lock as a context manager, between processes and between this process's threads."""
+    """One byte's lock as a context manager; excludes other processes and other threads of this one."""
 
     def __init__(self, file: LockFile, byte: int) -> None:
         self._file, self._byte = file, byte
-        # The threads share the opened file, so its lock does not part them.
+        # Threads share the opened file, so its lock does not exclude them.
         self._threads = threading.Lock()
 
     def __enter__(self) -> None:
@@ -118,13 +119,13 @@ class Mutex:
 def in_mutex() -> bool:
     """Whether this thread is inside a `Mutex`, or waits for one.
 
-    The garbage collector can run a finalizer anywhere, also there; one that wants a mutex too must not wait for it.
+    The garbage collector can run a finalizer anywhere, also there; a finalizer must then not wait for a mutex.
     """
     return bool(getattr(_inside, "depth", 0))
 
 
 def shielded(call: Callable[[], Result]) -> Result:
-    """``call()``, and what it returns or raises; once begun it comes to its end. Note [signals]."""
+    """Call a function and return its result; signals do not interrupt it. Note [signals]."""
     if threading.get_ident() != threading.main_thread().ident or sys.is_finalizing():
         return call()
     results: list[Result] = []
@@ -141,13 +142,13 @@ def shielded(call: Callable[[], Result]) -> Result:
             ended.release()
 
     try:
-        # Not a threading.Thread: its start and join are Python code, which an exception in the middle leaves broken.
+        # Not a threading.Thread: its start and join are Python code, and break if an exception interrupts them.
         _thread.start_new_thread(run, ())
-    except RuntimeError:  # the interpreter is about to end, and starts no more
+    except RuntimeError:  # the interpreter is about to end, and starts no thread
         return call()
     ended.acquire()
     if errors:
-        # Without this frame's reference the error would keep itself alive, and through it what the frames hold.
+        # If this frame kept a reference, the error would keep itself alive, and everything that its frames hold.
         try:
             raise errors[0]
         finally:

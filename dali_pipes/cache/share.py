@@ -1,8 +1,8 @@
-"""Hold the data set's shards in one sparse file, shared by a node: shard i owns a fixed extent, so a sample's address
-never changes.
+"""One loader's share of a cache file: the shards that it holds there, and where they lie.
 
-In a shard's extent lies the shard and, from the next page on, its shard index: they come and go together. This is a
-loader's view of one image: shards are numbered as in the loader's own manifest, which may be a part of the image's.
+The cache file is sparse. Each shard owns a fixed extent in it, so a sample's address never changes. The extent has the
+shard and, from the next page on, its shard index: they come and go together. A share numbers shards as in the loader's
+own manifest, which may be a part of the cache file's.
 """
 
 import hashlib
@@ -25,10 +25,10 @@ Int64s = npt.NDArray[np.int64]
 
 
 def cache_file_key(manifest: Manifest, *, alignment: int = EXTENT_ALIGNMENT) -> str:
-    """Which image belongs to a manifest: 32 hexadecimal digits of the SHA-256 of all that lies in it.
+    """The key of a manifest's cache file: 32 hexadecimal digits of the SHA-256 of all that lies in it.
 
-    Another size or checksum of any shard or index gives another image, so new bytes never meet old ones; nor do those
-    that an ETL gives meet those that are stored: the manifest's digest covers its name.
+    Another size or checksum of any shard or index gives another cache file, so new bytes never meet old ones. Shards as
+    stored and as transformed by an ETL do not meet either: the manifest's digest covers the ETL's name.
     """
     state = hashlib.sha256(f"{manifest.digest} {alignment}".encode())
     for column in (manifest.index_bytes, manifest.index_checksums):
@@ -37,22 +37,22 @@ def cache_file_key(manifest: Manifest, *, alignment: int = EXTENT_ALIGNMENT) -> 
 
 
 class CacheShare:
-    """One loader's share in an image: what it holds stays, where it was, until it is released or closed.
+    """One loader's share of a cache file: shards that it holds stay until it releases them or is closed.
 
     Args:
         manifest: Of all shards that were indexed together.
-        rows: For each of the loader's shards its row in ``manifest``: int64 [shards].
-        room: Where the image lies.
+        rows: The row in ``manifest`` of each of the loader's shards: int64 [shards].
+        space: The directory of the cache file.
         source: The shards' URL.
-        group: Loaders of one group hold the same shards at about the same time. Note [promises] in
+        group: Loaders of one group hold the same shards at about the same time. Note [reservations] in
             `dali_pipes.cache.cache`.
         reserved: Bytes that the group must be able to hold at a time.
-        cache_bytes: What all images in that directory may take.
-        keep: Whether it stays there for the next job.
-        alignment: Of the extents; at least the room's, or more blocks are taken than are counted.
+        cache_bytes: The most that all cache files in that directory may take.
+        keep: Whether the cache file stays there for the next job.
+        alignment: Of the extents; at least the alignment of ``space``, or more blocks are taken than are counted.
 
     Raises:
-        CacheError: If there is no room for ``reserved`` bytes, or no image can be made there.
+        CacheError: If ``reserved`` bytes do not fit, or no cache file can be made there.
     """
 
     def __init__(
@@ -70,14 +70,14 @@ class CacheShare:
     ) -> None:
         self.space, self.cache_bytes, self.reserved = space, cache_bytes, reserved
         self._rows = rows
-        # Row -> the loader's shard, for what the cache answers; -1 for rows that are none of the loader's.
+        # The loader's shard of each row, to translate what the cache returns; -1 for rows that it does not have.
         self._shard_of_row = np.full(manifest.num_shards, -1, np.int64)
         self._shard_of_row[rows] = np.arange(len(rows))
         starts = extent_starts(manifest.shard_bytes, manifest.index_bytes, alignment=alignment)
         self.starts = starts[rows]
-        """Where each shard starts in the image: int64 [shards]."""
+        """Where each shard starts in the cache file: int64 [shards]."""
         self.extent_bytes = starts[rows + 1] - self.starts
-        """What each shard takes of the cache, with its index: int64 [shards]."""
+        """Bytes that each shard takes of the cache, with its index: int64 [shards]."""
         self._shard_bytes, self._index_bytes = manifest.shard_bytes[rows], manifest.index_bytes[rows]
         key = cache_file_key(manifest, alignment=alignment)
         self._cache = NodeCache(space.directory)
@@ -96,20 +96,20 @@ class CacheShare:
 
     @property
     def path(self) -> str:
-        """A path that opens the image, in this process only."""
+        """A path that opens the cache file, in this process only."""
         return f"/proc/self/fd/{self._file}"
 
     def shard_extent(self, shard: int) -> Extent:
-        """Where the shard lies."""
+        """The place of a shard."""
         return Extent(self._file, int(self.starts[shard]), int(self._shard_bytes[shard]))
 
     def index_extent(self, shard: int) -> Extent:
-        """Where its shard index lies."""
+        """The place of a shard's index."""
         aligned = -(-int(self._shard_bytes[shard]) // EXTENT_ALIGNMENT) * EXTENT_ALIGNMENT
         return Extent(self._file, int(self.starts[shard]) + aligned, int(self._index_bytes[shard]))
 
     def take(self, wanted: Sequence[int]) -> Take:
-        """Hold what is ready of ``wanted``, the most urgent first, and begin to fill one that is not there."""
+        """See `NodeCache.take`: hold the ready ones of ``wanted``, the most urgent first, and begin to fill another."""
         taken = self._cache.take(self._slot, self._rows[np.asarray(wanted, np.int64)])
         fill = None if taken.fill is None else int(self._shard_of_row[taken.fill])
         return taken._replace(ready=self._shard_of_row[taken.ready], fill=fill)
@@ -118,21 +118,22 @@ class CacheShare:
         """Allocate the extent's blocks before anything is written there.
 
         Raises:
-            CacheError: If there is no room after all: somebody else has taken it.
+            CacheError: If something outside the cache has taken the space.
         """
         try:
             reserve(self._file, int(self.starts[shard]), int(self.extent_bytes[shard]))
         except OSError as exc:
             raise CacheError(
-                f"no room for shard '{name}' in '{self.space.directory}': {self.extent_bytes[shard]} bytes needed, "
-                f"{FreeSpace.of(self.space.directory).free} free ({exc.strerror}); lower --cache-bytes, or make room there"
+                f"no space for shard '{name}' in '{self.space.directory}': {self.extent_bytes[shard]} bytes needed, "
+                f"{FreeSpace.of(self.space.directory).free} free ({exc.strerror}); lower "
+                "cache=dali_pipes.Cache(max_bytes=...) (--cache-bytes), or free some space there"
             ) from exc
 
     def finish(self, shard: int) -> None:
-        """The shard and its index are whole and checked: everybody may read them.
+        """Let all loaders read the shard and its index, which are whole and checked.
 
         Raises:
-            CacheError: If the disk did not take them.
+            CacheError: If the disk failed to write them.
         """
         if not self.space.is_memory:
             try:
@@ -142,35 +143,35 @@ class CacheShare:
         self._cache.finish(self._slot, int(self._rows[shard]))
 
     def fail(self, shard: int) -> None:
-        """The shard could not be filled."""
+        """Free the blocks of a shard that could not be filled."""
         self._cache.fail(self._slot, int(self._rows[shard]))
 
     def release(self, shards: Sequence[int]) -> None:
-        """These need not stay. Only after the last reader that names them is gone: readers prefetch."""
+        """End the hold of these; only after the last reader that names them is gone, since readers prefetch."""
         self._cache.release(self._slot, self._rows[np.asarray(shards, np.int64)])
 
     def is_stuck(self) -> bool:
-        """Whether all loaders that share the cache wait for room that none will give up."""
+        """Whether all loaders that share the cache wait for space that none will free."""
         return self._cache.is_stuck(self._slot)
 
     def reserve_more(self, reserved: int) -> None:
-        """Be promised more than before.
+        """Reserve more than before.
 
         Raises:
-            CacheError: If there is not that much.
+            CacheError: If so many bytes cannot be reserved.
         """
         self._cache.reserve(self._slot, reserved)
         self.reserved = reserved
 
     def read_ahead(self, starts: Int64s, sizes: Int64s) -> None:
-        """Have these bytes of the image read from the disk; nothing to do where it is memory."""
+        """Have the kernel read these bytes of the cache file from the disk; does nothing where it is in memory."""
         if self.space.is_memory:
             return
         for start, size in zip(starts.tolist(), sizes.tolist(), strict=True):
             read_ahead(self._file, start, size)
 
     def close(self) -> None:
-        """Release all. Can be called twice; readers that have the image open still read it."""
+        """Release all. Can be called twice; readers that have the cache file open can still read it."""
         file, self._file = self._file, -1
         if file < 0:
             return

@@ -1,12 +1,12 @@
-"""The state of every shard of one image, in a file that all processes of a node map: who fills, who holds, what is old.
+"""The state of every shard of one cache file, in a table that all processes of a node map: who fills it, who holds it.
 
-Nothing here locks: the caller has the cache's mutex (`dali_pipes.cache.cache`). What a process does to the table it
-does between two writes of ``dirty``, so that whoever comes after one that was killed in the middle knows, and puts the
-derived columns right again.
+Nothing here locks: the caller has the cache's mutex (`dali_pipes.cache.cache`). A process changes the table between two
+writes of ``dirty``. If it is killed in between, the next process sees that, and derives the other columns again from
+the states.
 
 A shard's life: ``EMPTY`` -> ``FILLING`` (its owner writes) -> ``READY`` (whole and checked) -> ``DROPPING`` (its owner
-punches) -> ``EMPTY``. ``UNCHECKED``: it was ready before the machine was started anew, and is believed only after its
-checksum was taken again, because what a disk had not yet written is lost with the power.
+frees its blocks) -> ``EMPTY``. ``UNCHECKED``: it was ready before the machine was restarted. It must be checked again,
+because bytes that the disk had not yet written are lost with the power.
 """
 
 import mmap
@@ -26,7 +26,7 @@ from dali_pipes.errors import CacheError
 __all__ = ["NUM_SLOTS", "State", "StateTable", "boot_id"]
 
 NUM_SLOTS = 256
-"""Loaders that can use one cache directory at a time: each has a slot, and a row of holds in its image's table."""
+"""Loaders that can use one cache directory at a time: each has a slot, and a row of holds in its cache file's table."""
 
 PAGE = mmap.PAGESIZE
 NOBODY = -1
@@ -48,7 +48,7 @@ Bools = npt.NDArray[np.bool_]
 
 
 class State(IntEnum):
-    """What a shard's extent holds."""
+    """State of a shard's extent."""
 
     EMPTY = 0
     FILLING = 1
@@ -58,14 +58,14 @@ class State(IntEnum):
 
 
 class StateTable:
-    """One image's table, mapped. Columns are numpy views of the file; all are int64 but where said.
+    """The table of one cache file, mapped. Columns are numpy views of the file.
 
     Args:
         path: The table's file.
-        starts: Extents, from `extent_starts`, to make a new file with; ``None`` opens one that is there.
+        starts: Extents, from `extent_starts`, for a new file; ``None`` opens an existing one.
 
     Raises:
-        CacheError: If the file is none of this version, or there is no room for it.
+        CacheError: If the file is not a table of this version, or there is no space for it.
     """
 
     def __init__(self, path: Path, *, starts: Int64s | None = None) -> None:
@@ -76,7 +76,7 @@ class StateTable:
                 self._create(starts)
             head = os.pread(self._file, _HEADER.itemsize, 0)
             if len(head) < _HEADER.itemsize or (header := np.frombuffer(head, _HEADER)[0])["magic"] != _MAGIC:
-                raise CacheError(f"'{path}' is no state table of this version; remove it: dali-pipes cache clear")
+                raise CacheError(f"'{path}' is not a state table of this version; remove it: dali-pipes cache clear")
             self.num_shards = int(header["num_shards"])
             places, size = _layout(self.num_shards)
             if os.fstat(self._file).st_size != size:
@@ -94,15 +94,15 @@ class StateTable:
         self.owner: npt.NDArray[np.int16] = view["owner"]
         """The slot that fills or drops the shard, else `NOBODY`."""
         self.used_ns: Int64s = view["used_ns"]
-        """When the shard was last given up by a holder, in ns of the wall clock."""
+        """When a loader last ended its hold of the shard, in ns of the wall clock."""
         self._resident: npt.NDArray[np.int64] = view["resident"]  # the shards that are not EMPTY, in no order
         self._place: npt.NDArray[np.int64] = view["place"]  # where in it
         self.holds: npt.NDArray[np.uint8] = view["holds"]
-        """uint8 [slots, shards]: 1 where the slot's loader needs the shard to stay."""
+        """uint8 [slots, shards]: 1 where the slot's loader holds the shard."""
 
     @property
     def resident(self) -> Int64s:
-        """The shards that take room, in no order: a copy."""
+        """The shards that take space, in no order: a copy."""
         return np.array(self._resident[: int(self._header["num_resident"])])
 
     @property
@@ -112,26 +112,26 @@ class StateTable:
 
     @property
     def keep(self) -> bool:
-        """Whether the image stays when nobody uses it."""
+        """Whether the cache file stays when nobody uses it."""
         return bool(self._header["keep"])
 
     @property
     def is_dirty(self) -> bool:
-        """Whether a change was cut short and the derived columns wait for `repair`."""
+        """Whether a change was interrupted, so that the derived columns need `repair`."""
         return bool(self._header["dirty"])
 
     def set_keep(self) -> None:
-        """Let the image stay when nobody uses it."""
+        """Let the cache file stay when nobody uses it."""
         self._header["keep"] = 1
 
     def extent_bytes(self, shards: Int64s | Sequence[int]) -> Int64s:
-        """What each of these shards takes: int64 [N]."""
+        """Bytes that each of these shards takes: int64 [N]."""
         rows = np.asarray(shards, np.int64)
         return self.starts[rows + 1] - self.starts[rows]
 
     @contextmanager
     def changing(self) -> Iterator[None]:
-        """Around every change: what is cut short, by an exception or by the end of the process, is put right."""
+        """Wrap every change: one that an exception or the end of the process interrupts is repaired."""
         if self._header["dirty"]:
             self.repair()
         self._header["dirty"] = 1
@@ -156,13 +156,13 @@ class StateTable:
         self.state[shard] = State.READY
 
     def drop(self, shards: Int64s | Sequence[int], slot: int) -> None:
-        """-> ``DROPPING``: the slot's loader is about to punch these."""
+        """-> ``DROPPING``: the slot's loader is about to free the blocks of these."""
         rows = np.asarray(shards, np.int64)
         self.owner[rows] = slot
         self.state[rows] = State.DROPPING
 
     def remove(self, shards: Int64s | Sequence[int]) -> None:
-        """``DROPPING`` -> ``EMPTY``: the holes are punched."""
+        """``DROPPING`` -> ``EMPTY``: the blocks are freed."""
         for shard in np.asarray(shards, np.int64).tolist():
             if self.state[shard] != State.DROPPING:
                 continue
@@ -182,20 +182,20 @@ class StateTable:
         return found.view(np.bool_)
 
     def open_row(self, slot: int) -> None:
-        """Make a slot's row of holds, empty; its pages are reserved, so that writing there cannot fail later.
+        """Make an empty row of holds for a slot; its pages are reserved, so that writing there cannot fail later.
 
         Raises:
-            CacheError: If there is no room.
+            CacheError: If there is no space.
         """
         start, size = self._row(slot)
         try:
             os.posix_fallocate(self._file, start, size)
         except OSError as exc:
-            raise CacheError(f"no room for {size} bytes of the cache's table: {exc.strerror}") from exc
+            raise CacheError(f"no space for {size} bytes of the cache's table: {exc.strerror}") from exc
         self.holds[slot] = 0
 
     def repair(self) -> None:
-        """Make the derived columns anew from the states."""
+        """Compute the derived columns from the states."""
         resident = np.flatnonzero(self.state != State.EMPTY)
         self._resident[: len(resident)] = resident
         self._place[resident] = np.arange(len(resident))
@@ -204,9 +204,9 @@ class StateTable:
         self._header["dirty"] = 0
 
     def greet(self, boot: int, *, file: int) -> None:
-        """After a start of the machine: what was ready is to be checked, all else of the image is punched.
+        """After a restart of the machine, mark ready shards ``UNCHECKED`` and free all other blocks of the cache file.
 
-        Nothing else is believed: what of the table had reached the disk is one page's news and another's old state.
+        Nothing else in the table is reliable: of its pages, some had reached the disk and others had not.
 
         Args:
             boot: See `boot_id`.
@@ -219,7 +219,7 @@ class StateTable:
             punch(self._file, first, size - first)
             self.owner[:] = NOBODY
             kept = (self.state == State.READY) | (self.state == State.UNCHECKED)
-            # From each run of shards that go to its end, in one call.
+            # One call for each run of neighbours that are not kept.
             edges = np.flatnonzero(np.diff(np.concatenate([[True], kept, [True]])))
             for start, stop in self.starts[edges].reshape(-1, 2).tolist():
                 punch(file, start, stop - start)
@@ -250,23 +250,23 @@ class StateTable:
         places, size = _layout(len(starts) - 1)
         os.ftruncate(self._file, size)
         try:
-            # All but the rows of holds, which are reserved one by one: a write to a page that is not there, on a full
-            # tmpfs, is a SIGBUS.
+            # Reserved, since on a full tmpfs a write to a page that does not exist is a SIGBUS. The rows of holds are
+            # reserved one by one.
             os.posix_fallocate(self._file, 0, places["holds"][0])
         except OSError as exc:
-            raise CacheError(f"no room for {places['holds'][0]} bytes of the cache's table: {exc.strerror}") from exc
+            raise CacheError(f"no space for {places['holds'][0]} bytes of the cache's table: {exc.strerror}") from exc
         header = np.zeros((), _HEADER)
         header["num_shards"], header["boot"] = len(starts) - 1, boot_id()
         os.pwrite(self._file, np.ascontiguousarray(starts, np.int64).tobytes(), places["starts"][0])
         os.pwrite(self._file, np.full(len(starts) - 1, NOBODY, np.int16).tobytes(), places["owner"][0])
         header["magic"] = _MAGIC
         os.pwrite(self._file, header.tobytes(), 0)
-        # What is never written again must survive a loss of power; the rest is put right by `greet`.
+        # Columns that are never written again must survive a loss of power; `greet` repairs the others.
         os.fsync(self._file)
 
 
 def boot_id() -> int:
-    """A number that is another each time the machine is started."""
+    """A number that changes each time the machine is started."""
     try:
         text = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -275,7 +275,7 @@ def boot_id() -> int:
 
 
 def _layout(num_shards: int) -> tuple[dict[str, tuple[int, Any, tuple[int, ...]]], int]:
-    """Where each column lies, its dtype and shape; and the file's size."""
+    """Offset, dtype and shape of each column, and the size of the file."""
     columns: list[tuple[str, Any, tuple[int, ...]]] = [
         ("header", _HEADER, ()),
         ("starts", np.int64, (num_shards + 1,)),

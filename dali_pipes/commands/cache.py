@@ -1,4 +1,4 @@
-"""``dali-pipes cache``: see, fill and empty the images that loaders on this node share."""
+"""``dali-pipes cache``: list, fill and empty the cache files that loaders on this node share."""
 
 import contextlib
 import json
@@ -17,20 +17,23 @@ cache_option = click.option(
     "--cache",
     "cache_dir",
     type=_directory,
-    help="Its directory.  [default: where loaders put it by themselves: /dev/shm, the directory for temporary files]",
+    help="The cache's directory.  [default: where loaders put it: /dev/shm and the directory for temporary files]",
 )
 
 
 @click.group()
 def cache() -> None:
-    """See, fill and empty the images that loaders on this node share."""
+    """List, fill and empty the cache files that loaders on this node share."""
 
 
-@cache.command("ls", short_help="What is resident, and who holds it.")
+@cache.command("ls", short_help="List resident shards and the processes that hold them.")
 @cache_option
 @json_option
-def list_images(*, cache_dir: Path | None, as_json: bool) -> None:
-    """List the images: shards, what of them is resident, what is held by whom. Reads the cache's tables only."""
+def list_cache_files(*, cache_dir: Path | None, as_json: bool) -> None:
+    """List the cache files: their shards, the resident and the held ones, and the processes that use them.
+
+    The command reads only the cache's tables.
+    """
     from dali_pipes.cache.cache import NodeCache
 
     rows: list[dict[str, Any]] = []
@@ -45,7 +48,7 @@ def list_images(*, cache_dir: Path | None, as_json: bool) -> None:
                     "num_resident": status.num_resident,
                     "num_held": status.num_held,
                     "resident_bytes": status.resident_bytes,
-                    "image_bytes": status.image_bytes,
+                    "image_bytes": status.file_bytes,
                     "pids": list(status.pids),
                     "keep": status.keep,
                 }
@@ -62,19 +65,23 @@ def list_images(*, cache_dir: Path | None, as_json: bool) -> None:
             f"{users}"
         )
     if not rows:
-        click.echo("no images")
+        click.echo("no cache files")
 
 
-@cache.command(short_help="Stage shards before a job does.")
+@cache.command(short_help="Stage shards before a job starts.")
 @click.argument("urls", metavar="URL...", nargs=-1, required=True)
-@click.option("--cache", "cache_dir", required=True, type=_directory, help="Where the image lies, and stays.")
+@click.option(
+    "--cache", "cache_dir", required=True, type=_directory, help="The directory of the cache file, which is kept."
+)
 @click.option(
     "--cache-bytes",
     type=size,
-    help="What all images there may take.  [default: half of free memory, or nine tenths of a disk's free space]",
+    help="Limit of all cache files there.  [default: half of free memory, or nine tenths of a disk's free space]",
 )
-@click.option("--connections", default=8, show_default=True, type=click.IntRange(min=1), help="Shards in flight.")
-@click.option("--etl", metavar="NAME", help="Read them through this running ETL.  [default: as they are stored]")
+@click.option(
+    "--connections", default=8, show_default=True, type=click.IntRange(min=1), help="Shards fetched at a time."
+)
+@click.option("--etl", metavar="NAME", help="Read the shards through this running ETL.  [default: as stored]")
 @cluster_options
 @json_option
 def warm(
@@ -88,23 +95,25 @@ def warm(
     embedded_dir: Path | None,
     as_json: bool,
 ) -> None:
-    """Stage the shards at URL, from the first on, until all are resident or the cache is full.
+    """Stage the shards at URL, beginning with the first, until all are resident or the cache is full.
 
-    A loader with the same cache directory finds them there.
+    A loader with the same cache directory uses them.
     """
     import numpy as np
 
     from dali_pipes.cache.placement import extent_alignment
-    from dali_pipes.data_set.data_set import Indexed, find_shards, open_share, open_stager
+    from dali_pipes.data_set.data_set import DataSet
+    from dali_pipes.data_set.find import find_shards
+    from dali_pipes.options import Shards
     from dali_pipes.progress import bar
 
     started = time.perf_counter()
     with contextlib.ExitStack() as resources:
-        found = find_shards(list(urls), endpoint=endpoint, embedded_dir=embedded_dir, resources=resources, etl=etl)
-        indexed = Indexed(found, alignment=extent_alignment(cache_dir))
-        # No promise is asked for: what loaders at work were promised is theirs, the rest can be had.
-        share = open_share(
-            indexed,
+        named = Shards(list(urls), etl=etl)
+        found = find_shards(named, endpoint=endpoint, embedded_dir=embedded_dir, resources=resources)
+        indexed = DataSet(found, alignment=extent_alignment(cache_dir))
+        # No reservation: the shards may only take space that running loaders have not reserved.
+        share = indexed.open_share(
             reserved=0,
             is_windowed=False,
             group=0,
@@ -112,7 +121,7 @@ def warm(
             cache_bytes=cache_bytes,
         )
         resources.callback(share.close)
-        stager = resources.enter_context(contextlib.closing(open_stager(indexed, share, num_fetchers=connections)))
+        stager = resources.enter_context(contextlib.closing(indexed.open_stager(share, num_fetchers=connections)))
         fitting = int(np.searchsorted(np.cumsum(indexed.extent_bytes), share.cache_bytes, side="right"))
         total = int(indexed.extent_bytes[:fitting].sum())
         with bar(what="stage", total=total, unit="B", shown=not as_json) as drawn:
@@ -135,11 +144,11 @@ def warm(
     click.echo(json.dumps(result) if as_json else f"{line} -> {cache_dir}")
 
 
-@cache.command(short_help="Give back what nobody holds.")
+@cache.command(short_help="Evict shards that no loader holds.")
 @cache_option
 @json_option
 def clear(*, cache_dir: Path | None, as_json: bool) -> None:
-    """Give back all that no loader holds, and remove images that no loader uses."""
+    """Evict all shards that no loader holds, and remove cache files that no loader uses."""
     from dali_pipes.cache.cache import NodeCache
 
     freed = held = 0
@@ -147,7 +156,7 @@ def clear(*, cache_dir: Path | None, as_json: bool) -> None:
         with contextlib.closing(NodeCache(directory)) as opened:
             gone, kept = opened.clear()
         freed, held = freed + gone, held + kept
-    rest = f", {format_bytes(held)} are held by loaders at work" if held else ""
+    rest = f", running loaders hold {format_bytes(held)}" if held else ""
     click.echo(
         json.dumps({"freed_bytes": freed, "held_bytes": held}) if as_json else f"freed {format_bytes(freed)}{rest}"
     )
@@ -159,6 +168,6 @@ def _caches(cache_dir: Path | None) -> list[Path]:
     from dali_pipes.cache.placement import default_directories
 
     if cache_dir is not None and not cache_dir.is_dir():
-        raise ValueError(f"cache directory '{cache_dir}' is not there")
+        raise ValueError(f"cache directory '{cache_dir}' does not exist")
     directories = [cache_dir] if cache_dir is not None else default_directories()
     return [directory for directory in directories if cache_root(directory).is_dir()]

@@ -1,15 +1,20 @@
-"""The commands ``doctor`` and ``completion``: whether this machine fits, and a shell that knows the commands."""
+"""``dali-pipes doctor``: whether this machine fits. ``dali-pipes completion``: a script that completes commands."""
 
 import json
 import os
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from dali_pipes.commands.options import json_option
 
-__all__ = ["completion", "doctor"]
+if TYPE_CHECKING:
+    from dali_pipes.commands.checks.findings import Finding, Findings
+
+__all__ = ["completion", "doctor", "examine"]
 
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 _PROGRAM, _VARIABLE = "dali-pipes", "_DALI_PIPES_COMPLETE"
@@ -20,30 +25,30 @@ _PROGRAM, _VARIABLE = "dali-pipes", "_DALI_PIPES_COMPLETE"
     "--endpoint",
     envvar="AIS_ENDPOINT",
     show_envvar=True,
-    help="AIStore's proxy, to be asked for its version, dSort and ETL; nothing on it is changed.",
+    help="AIStore's proxy; it is asked for its version, dSort and ETL, and nothing on it is changed.",
 )
 @click.option(
     "--cache",
     "cache_dir",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Where images are to lie.  [default: /dev/shm, the directory for temporary files]",
+    help="Directory for cache files.  [default: /dev/shm, the directory for temporary files]",
 )
 @json_option
 @click.pass_context
 def doctor(context: click.Context, *, endpoint: str | None, cache_dir: Path | None, as_json: bool) -> None:
-    """Look at this machine: versions, GPU driver against what DALI and torch were built for, endpoint, cache, limits.
+    """Check this machine: versions, whether the GPU's driver serves DALI and torch, endpoint, cache, limits.
 
-    Each finding is ok, warn or fail, with what to do. A machine without a GPU is ok: loaders run on the CPU. Exit code
-    1 where something is fail.
+    Each finding is ok, warn or fail, with what to do. A machine without a GPU is ok: loaders run on the CPU. The exit
+    code is 1 if a finding is fail.
     """
-    from dali_pipes.commands.examine import examine, worst
+    from dali_pipes.commands.checks.findings import worst
 
     findings = examine(endpoint=endpoint, cache_dir=cache_dir)
     status = worst(findings)
     if as_json:
         click.echo(json.dumps({"status": status, "findings": [asdict(finding) for finding in findings]}))
         context.exit(int(status == "fail"))
-    colour = False if os.environ.get("NO_COLOR") else None  # None: by whether stdout is a terminal
+    colour = False if os.environ.get("NO_COLOR") else None  # None: if stdout is a terminal
     width = max(len(finding.name) for finding in findings)
     for finding in findings:
         word = click.style(f"{finding.status:4}", fg=_COLOURS[finding.status])
@@ -53,11 +58,46 @@ def doctor(context: click.Context, *, endpoint: str | None, cache_dir: Path | No
     context.exit(int(status == "fail"))
 
 
+def examine(
+    *, endpoint: str | None, cache_dir: Path | None = None, environment: Mapping[str, str] = os.environ
+) -> "list[Finding]":
+    """Run all checks of this machine; under three seconds if the endpoint answers or refuses at once.
+
+    Args:
+        endpoint: AIStore's proxy; ``None``: no cluster is asked.
+        cache_dir: Where cache files are to lie; ``None``: the default directories.
+        environment: Of the process, for proxies and tokens.
+    """
+    from dali_pipes.commands.checks import cluster, gpu, node, software
+    from dali_pipes.commands.checks.findings import warn
+
+    checks: list[Callable[[], Findings]] = [
+        software.check_python,
+        software.check_packages,
+        software.check_dali,
+        gpu.check_gpu,
+        lambda: cluster.check_cluster(endpoint, environment),
+        lambda: cluster.check_proxies(endpoint, environment),
+        lambda: node.check_caches(cache_dir),
+        node.check_memory,
+        node.check_open_files,
+        node.check_clock,
+    ]
+    findings: list[Finding] = []
+    for check in checks:
+        try:
+            findings += check()
+        except Exception as exc:  # noqa: BLE001 (the other checks are still of use)
+            text = " ".join(f"{type(exc).__name__}: {exc}".split())
+            findings.append(warn("doctor", f"a check failed: {text}", "report this text"))
+    return findings
+
+
 @click.command(short_help="A script that completes commands in your shell.")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
-    """Print the script by which SHELL completes dali-pipes' commands and options. Where it goes:
+    """Print a script with which SHELL completes dali-pipes' commands and options. Where to put it:
 
     \b
     bash  dali-pipes completion bash > ~/.local/share/bash-completion/completions/dali-pipes

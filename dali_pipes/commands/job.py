@@ -1,55 +1,49 @@
-"""What ``profile`` and ``tune`` run: shards and a graph, named on the command line, to a loader like a training's."""
+"""The loader that ``profile`` and ``tune`` run: shards and a graph, named on the command line."""
 
 import contextlib
 import importlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from dali_pipes.commands.options import cluster_options, size
+from dali_pipes.commands.options import cluster_options, endpoint_for, join_options, size
 
 if TYPE_CHECKING:
-    from dali_pipes.graph.inputs import Graph
+    from dali_pipes.graph.graph import Graph
     from dali_pipes.iterator import Loader
+    from dali_pipes.options import Cache
 
 __all__ = ["GRAPHS", "Job", "find_graph", "job_options"]
 
 GRAPHS = ("segmentation", "classification_train", "classification_eval")
 
-
-def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The argument URL and the options that make a `Job`; the command takes them as ``**options``."""
-    options = [
-        click.argument("shards", metavar="URL"),
-        click.option(
-            "--graph",
-            default="segmentation",
-            show_default=True,
-            help=f"What is done to a sample: {', '.join(GRAPHS)}, or your own as package.module:function.",
-        ),
-        click.option("--crop", type=click.IntRange(min=1), help="Side of the crop.  [default: the graph's own]"),
-        click.option("--photo", default="image.jpg", show_default=True, help="Component that holds the photo."),
-        click.option("--mask", default="trimap.png", show_default=True, help="Component that holds the mask."),
-        click.option(
-            "--batch-size", default=64, show_default=True, type=click.IntRange(min=1), help="Samples a batch."
-        ),
-        click.option("--device", default="auto", show_default=True, type=click.Choice(["auto", "cpu", "gpu"])),
-        click.option(
-            "--cache",
-            "cache_dir",
-            type=click.Path(file_okay=False, path_type=Path),
-            help="Where the image lies.  [default: /dev/shm, the directory for temporary files]",
-        ),
-        click.option("--cache-bytes", type=size, help="What all images there may take."),
-        cluster_options,
-    ]
-    for option in reversed(options):
-        command = option(command)
-    return command
+# The argument URL and the options that make a `Job`; a command takes them as ``**options``.
+job_options = join_options(
+    click.argument("shards", metavar="URL"),
+    click.option(
+        "--graph",
+        default="segmentation",
+        show_default=True,
+        help=f"What is done to a sample: {', '.join(GRAPHS)}, or your own as package.module:function.",
+    ),
+    click.option("--crop", type=click.IntRange(min=1), help="Side of the crop.  [default: the graph's own]"),
+    click.option("--photo", default="image.jpg", show_default=True, help="Component that holds the photo."),
+    click.option("--mask", default="trimap.png", show_default=True, help="Component that holds the mask."),
+    click.option("--batch-size", default=64, show_default=True, type=click.IntRange(min=1), help="Samples a batch."),
+    click.option("--device", default="auto", show_default=True, type=click.Choice(["auto", "cpu", "gpu"])),
+    click.option(
+        "--cache",
+        "cache_dir",
+        type=click.Path(file_okay=False, path_type=Path),
+        help="Directory for the cache file.  [default: /dev/shm, the directory for temporary files]",
+    ),
+    click.option("--cache-bytes", type=size, help="What all cache files there may take."),
+    cluster_options,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,36 +62,37 @@ class Job:
     endpoint: str | None
     embedded_dir: Path | None
 
+    @property
+    def cache(self) -> "Cache":
+        """Where its shards are staged."""
+        from dali_pipes.options import Cache
+
+        return Cache(directory=self.cache_dir, max_bytes=self.cache_bytes)
+
     @contextlib.contextmanager
     def open(self, **options: Any) -> "Iterator[Loader]":
         """The loader, with more of its arguments."""
         import dali_pipes as dp
-        from dali_pipes.store.endpoint import cluster
-        from dali_pipes.store.urls import is_remote
 
         graph = find_graph(self.graph, crop=self.crop, photo=self.photo, mask=self.mask)
-        with contextlib.ExitStack() as stack:
-            endpoint = self.endpoint
-            if is_remote(self.shards):
-                endpoint = stack.enter_context(cluster(endpoint, embedded_dir=self.embedded_dir))
-            yield stack.enter_context(
-                dp.loader(
-                    self.shards,
-                    graph,
-                    batch_size=self.batch_size,
-                    device=self.device,
-                    cache_dir=self.cache_dir,
-                    cache_bytes=self.cache_bytes,
-                    endpoint=endpoint,
-                    # One process, whatever launched it.
-                    rank=0,
-                    world_size=1,
-                    **options,
-                )
-            )
+        with (
+            endpoint_for(self.shards, self.endpoint, self.embedded_dir) as endpoint,
+            dp.loader(
+                self.shards,
+                graph,
+                batch_size=self.batch_size,
+                device=self.device,
+                endpoint=endpoint,
+                # One process, whatever launched it.
+                rank=0,
+                world_size=1,
+                **({"cache": self.cache} | options),
+            ) as loader,
+        ):
+            yield loader
 
     def to_json(self) -> dict[str, Any]:
-        """What figures depend on; without endpoint and directories, which name machines."""
+        """What figures depend on, without endpoint and directories, which name machines."""
         names = ("graph", "crop", "batch_size", "device", "cache_bytes")
         return {name: getattr(self, name) for name in names}
 
@@ -107,7 +102,7 @@ def find_graph(name: str, *, crop: int | None, photo: str, mask: str) -> "Graph"
 
     Args:
         name: Which.
-        crop: Side of the crop, ``None`` for the graph's own; for `GRAPHS` only, as the rest.
+        crop: Side of the crop, ``None`` for the graph's own; as the rest, for `GRAPHS` only.
         photo: The component that holds the photo.
         mask: The component that holds the mask.
 
@@ -115,7 +110,7 @@ def find_graph(name: str, *, crop: int | None, photo: str, mask: str) -> "Graph"
         ValueError: If there is no such graph.
     """
     if ":" in name:
-        return _own_graph(name)
+        return _import_graph(name)
     if name not in GRAPHS:
         raise ValueError(f"--graph must be one of {', '.join(GRAPHS)}, or package.module:function, got '{name}'")
     from dali_pipes.graph import pipelines
@@ -127,11 +122,11 @@ def find_graph(name: str, *, crop: int | None, photo: str, mask: str) -> "Graph"
     return graph
 
 
-def _own_graph(name: str) -> "Graph":
+def _import_graph(name: str) -> "Graph":
     module_name, _, attribute = name.partition(":")
     here = str(Path.cwd())
     if here not in sys.path:
-        sys.path.insert(0, here)  # a script's neighbours, as `python -m` has them
+        sys.path.insert(0, here)  # modules beside a script, as `python -m` finds them
     try:
         found: Graph = getattr(importlib.import_module(module_name), attribute)
     except ImportError as exc:

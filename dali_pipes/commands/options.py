@@ -1,18 +1,14 @@
-"""TODO: dali_pipes/commands/options.py."""
+"""Options and sizes that commands of several packages share. Only click is imported before a command runs."""
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-__all__ = [
-    "format_bytes",
-    "parse_bytes",
-]
-
+__all__ = ["cluster_options", "endpoint_for", "format_bytes", "join_options", "json_option", "parse_bytes", "size"]
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 UNITS = {"": 0, "B": 0, "KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40}
@@ -59,6 +55,8 @@ def size(text: str) -> int:
 
 
 def join_options(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    """Several options as one decorator; ``--help`` lists them in this order."""
+
     def add(command: Command) -> Command:
         for option in reversed(options):
             command = option(command)
@@ -72,7 +70,7 @@ cluster_options = join_options(
         "--endpoint",
         envvar="AIS_ENDPOINT",
         show_envvar=True,
-        help="AIStore's proxy, for buckets; without one, an embedded node runs on this machine for as long as needed.",
+        help="AIStore's proxy, for buckets. Without one, an embedded node runs on this machine during the command.",
     ),
     click.option(
         "--embedded-dir",
@@ -82,20 +80,20 @@ cluster_options = join_options(
         help="Where the embedded node stores.  [default: $XDG_DATA_HOME/dali-pipes/embedded]",
     ),
 )
-# One meaning in all commands but bench's, which write records: stdout holds the result as one document, and nothing
-# else; no bars are drawn. What is told on stderr, and the exit code, stay as they are.
+# With --json, stdout holds one document and nothing else, and no bars are drawn. What goes to stderr and the exit code
+# stay the same. (The commands of bench differ: there it takes a file, which a record is written to.)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON document.")
 
 
 @contextlib.contextmanager
-def endpoint_for(url: str, endpoint: str | None, embedded_dir: Path | None) -> Iterator[str | None]:
-    """An endpoint that answers where ``url`` needs one, else ``None``."""
+def endpoint_for(urls: str | Iterable[str], endpoint: str | None, embedded_dir: Path | None) -> Iterator[str | None]:
+    """An endpoint that answers, if a URL of ``urls`` is one of a bucket; else ``None``."""
     from dali_pipes.store.urls import is_remote
 
-    if not is_remote(url):
+    if not any(map(is_remote, [urls] if isinstance(urls, str) else urls)):
         yield None
         return
-    from dali_pipes.store.endpoint import cluster
+    from dali_pipes.store.cluster.endpoint import cluster
 
     with cluster(endpoint, embedded_dir=embedded_dir) as answering:
         yield answering

@@ -1,8 +1,9 @@
-"""``dali-pipes tune``: batches of the given shards, decoded under one setting after another, to a tuning file.
+"""``dali-pipes tune``: find the settings with which this machine decodes fastest, and write them to a tuning file.
 
-One setting is varied at a time, from the one that is worth most: threads, then the share of the JPEG engines, then the
-batches decoded ahead. What is timed is the decode half alone, fed from memory: the other settings of a loader (cache,
-fetchers) belong to the store and the disk, and `dali-pipes profile` says when these are the limit.
+Batches of the given shards are decoded over and over. One setting is varied at a time: first the threads, then the
+share of the JPEG engines, then the batches decoded ahead. Only the decode pipeline is timed, fed from memory: a
+loader's other settings (cache, fetchers) depend on the store and the disk, and `dali-pipes profile` says when these are
+the limit.
 """
 
 import contextlib
@@ -11,6 +12,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,28 +26,19 @@ if TYPE_CHECKING:
     from dali_pipes.graph.decode import BatchInputs, DecodePipeline
     from dali_pipes.tuning import Settings, Tuning
 
-__all__ = [
-    "HW_DECODER_LOADS",
-    "PREFETCH_DEPTHS",
-    "pick",
-    "samples_per_s",
-    "search",
-    "thread_counts",
-    "tune",
-    "tune_job",
-]
+__all__ = ["HW_DECODER_LOADS", "search", "tune"]
 
-# 0.12 is what DALI's own benchmark runs with on a Hopper machine with 70 threads, 0.65 DALI's default.
+# 0.12 is what DALI's own benchmark uses on a Hopper machine with 70 threads; 0.65 is DALI's default.
 HW_DECODER_LOADS = (0.0, 0.12, 0.25, 0.4, 0.5, 0.65, 0.8, 0.9, 1.0)
-# Not 1, though nothing is faster where nobody trains: it hides no step and no batch that takes longer than the others.
+# Not 1, although it is as fast when nobody trains: it hides neither the step nor a batch that takes longer.
 PREFETCH_DEPTHS = (2, 3, 4)
-# A setting that costs more (threads, memory) must be better by this much: runs of half a second differ by as much.
-WORTH = 0.03
-# Each candidate is timed so often, taking turns, and its median counts.
+# A setting that costs more threads or memory must be faster by this share: short runs differ by as much.
+MIN_GAIN = 0.03
+# Each candidate is timed this number of times, taking turns with the others; its median counts.
 NUM_ROUNDS = 3
-# Batches kept in memory to decode, over and over.
+# Batches that are kept in memory to be decoded.
 NUM_BATCHES = 8
-# Not timed: the first batches allocate.
+# Batches that are not timed: the first ones allocate.
 NUM_WARM_UP = 2
 
 Rate = Callable[["Settings", float], float]
@@ -61,34 +54,32 @@ def thread_counts(cores: int) -> list[int]:
     return sorted({*powers, *([3 * cores // 4] if cores >= 8 else []), cores})
 
 
-def pick(rates: Mapping[Any, float], *, worth: float = WORTH) -> Any:
-    """The first setting, in their order, than which none is better by more than ``worth``.
+def pick(rates: Mapping[Any, float]) -> Any:
+    """The first setting, in their order, which no other one beats by more than `MIN_GAIN`.
 
     >>> pick({1: 100.0, 2: 190.0, 4: 250.0, 8: 252.0})
     4
     """
     best = max(rates.values())
-    return next(setting for setting, rate in rates.items() if rate * (1 + worth) >= best)
+    return next(setting for setting, rate in rates.items() if rate * (1 + MIN_GAIN) >= best)
 
 
 def search(
     rate: Rate, *, cores: int, on_gpu: bool, budget_s: float, show: bool = True
 ) -> "tuple[Settings, dict[str, dict[Any, float]]]":
-    """Settings to decode with, and the rates that they were chosen by.
+    """Find the fastest settings, and the rates by which they were chosen.
 
     Args:
-        rate: Gives the samples/s of settings, timed for so many seconds.
-        cores: That this process may use.
-        on_gpu: Whether the JPEG engines' share is to be found, too.
-        budget_s: Seconds for all of it. When they are over, what is not timed yet keeps its default.
-        show: Draw a bar.
+        rate: Gives the samples/s of settings, timed for this number of seconds.
+        cores: Cores that this process may use.
+        on_gpu: Whether to find the JPEG engines' share.
+        budget_s: Seconds for the whole search. Settings that are not timed by then keep their defaults.
+        show: Draw a progress bar.
 
     Returns:
-        The settings; for ``num_threads``, ``hw_decoder_load`` and ``prefetch_queue_depth`` a rate each candidate, where
-        it was timed.
+        The settings; and for each of ``num_threads``, ``hw_decoder_load`` and ``prefetch_queue_depth`` that was timed
+        the samples/s of each candidate.
     """
-    from dataclasses import replace
-
     from dali_pipes.tuning import PREFETCH_QUEUE_DEPTH, Settings
 
     deadline = time.monotonic() + budget_s
@@ -111,45 +102,41 @@ def search(
                     drawn.update(1)
             if not all(runs.values()):
                 break
-            timed[name] = {value: statistics.median(rates) for value, rates in runs.items()}
-            found = replace(found, **{name: _chosen(name, timed[name])})
+            rates = timed[name] = {value: statistics.median(measured) for value, measured in runs.items()}
+            # Fewer threads and fewer batches ahead cost less; all shares of the engines cost the same.
+            chosen = max(rates, key=lambda value: rates[value]) if name == "hw_decoder_load" else pick(rates)
+            found = replace(found, **{name: chosen})
     return found, timed
 
 
-def _chosen(name: str, rates: Mapping[Any, float]) -> Any:
-    # Fewer threads and batches ahead are worth something in themselves; of the engines' shares none costs more.
-    return max(rates, key=lambda value: rates[value]) if name == "hw_decoder_load" else pick(rates)
-
-
-def samples_per_s(half: "DecodePipeline", batches: "Sequence[BatchInputs]", *, seconds: float) -> float:
-    """How fast a decode half is on these batches, over and over, with its queue full as a loader keeps it."""
-    half.feed = itertools.cycle(batches).__next__
-    for _ in range(half.prefetch_queue_depth):
-        half.schedule()
-    started, num_samples, num_batches = 0.0, 0, 0
-    while True:
-        fed, _ = half.take()
-        half.schedule()
-        num_batches += 1
+def samples_per_s(decode: "DecodePipeline", batches: "Sequence[BatchInputs]", *, seconds: float) -> float:
+    """Measure how fast a pipeline decodes these batches, over and over, with its queue full as a loader keeps it."""
+    decode.feed = itertools.cycle(batches).__next__
+    for _ in range(decode.prefetch_queue_depth):
+        decode.schedule()
+    started, num_samples = 0.0, 0
+    for num_batches in itertools.count(1):
+        inputs, _ = decode.take()
+        decode.schedule()
         if num_batches == NUM_WARM_UP:
-            _wait(half)
+            _synchronise(decode)
             started = time.perf_counter()
         elif num_batches > NUM_WARM_UP:
-            num_samples += len(fed.batch)
-            # However short the time: what one batch takes is no rate.
+            num_samples += len(inputs.batch)
+            # At least two batches, however short the time: that of a single one varies too much.
             if time.perf_counter() - started >= seconds and num_batches >= 2 * NUM_WARM_UP:
                 break
-    _wait(half)
-    elapsed = time.perf_counter() - started
-    half.drain()
-    return num_samples / elapsed
+    _synchronise(decode)
+    elapsed_s = time.perf_counter() - started
+    decode.drain()
+    return num_samples / elapsed_s
 
 
-def _wait(half: "DecodePipeline") -> None:
-    if half.device_id is not None:
+def _synchronise(decode: "DecodePipeline") -> None:
+    if decode.device_id is not None:
         import torch
 
-        torch.cuda.synchronize(half.device_id)
+        torch.cuda.synchronize(decode.device_id)
 
 
 def tune_job(job: Job, *, cores: int, budget_s: float, show: bool = True) -> "Tuning":
@@ -158,42 +145,30 @@ def tune_job(job: Job, *, cores: int, budget_s: float, show: bool = True) -> "Tu
     Args:
         job: Its shards, graph and batch size.
         cores: Cores for this process: those of the machine, shared among its ranks.
-        budget_s: Seconds for the search, after the first batches have come.
-        show: Draw a bar.
+        budget_s: Seconds for the search, which starts when the first batches are there.
+        show: Draw a progress bar.
     """
-    from dataclasses import replace
-
     from dali_pipes.tuning import Machine, Tuning
 
-    with job.open(shuffle=True, show_progress=show) as loader:
+    with job.open(cache=replace(job.cache, show_progress=show)) as loader:
         decode = loader._decode
         batches: list[BatchInputs] = []
         for _ in range(min(NUM_BATCHES, len(loader))):
             next(loader)
-            fed = loader._repair._decoded  # kept there until the next one comes
-            assert fed is not None, "a batch was delivered"
-            batches.append(fed)
+            inputs = loader._repair._decoded  # kept there until the next one comes
+            assert inputs is not None, "a batch was delivered"
+            batches.append(inputs)
         # The last one may be short.
-        batches = [fed for fed in batches if len(fed.batch) == job.batch_size] or batches
+        batches = [inputs for inputs in batches if len(inputs.batch) == job.batch_size] or batches
 
         def rate(settings: "Settings", seconds: float) -> float:
-            twin = decode.twin(
-                num_threads=settings.num_threads,
-                prefetch_queue_depth=settings.prefetch_queue_depth,
-                hw_decoder_load=settings.hw_decoder_load,
-            )
-            with contextlib.closing(twin):
-                return samples_per_s(twin, batches, seconds=seconds)
+            with contextlib.closing(decode.second_pipeline(**asdict(settings))) as pipeline:
+                return samples_per_s(pipeline, batches, seconds=seconds)
 
         settings, timed = search(rate, cores=cores, on_gpu=decode.device_id is not None, budget_s=budget_s, show=show)
-        measured = {
-            "job": job.to_json(),
-            "cores": cores,
-            "samples_per_s": {
-                name: {str(value): round(rate, 1) for value, rate in rates.items()} for name, rates in timed.items()
-            },
-        }
+        rates = {name: {str(value): round(rate, 1) for value, rate in rates.items()} for name, rates in timed.items()}
         machine = replace(Machine.here(decode.device_id), cores=cores)
+        measured = {"job": job.to_json(), "cores": cores, "samples_per_s": rates}
         return Tuning(machine=machine, settings=settings, measured=measured)
 
 
@@ -205,29 +180,29 @@ def tune_job(job: Job, *, cores: int, budget_s: float, show: bool = True) -> "Tu
     default=Path("tuning.json"),
     show_default=True,
     type=click.Path(dir_okay=False, path_type=Path),
-    help="The tuning file; loaders take it as tuning=, or by DALI_PIPES_TUNING.",
+    help="The tuning file; loaders take it as Decode(tuning=), or by DALI_PIPES_TUNING.",
 )
 @click.option(
     "--ranks",
     default=1,
     show_default=True,
     type=click.IntRange(min=1),
-    help="Ranks that will share this machine's cores; the file holds for as many.",
+    help="Ranks that will share this machine's cores; the file holds for that number.",
 )
 @click.option(
     "--seconds",
     default=90.0,
     show_default=True,
     type=click.FloatRange(min=0.1),
-    help="For the search; staging the first shards comes on top.",
+    help="For the search; staging the first shards takes additional time.",
 )
 @json_option
 def tune(*, output: Path, ranks: int, seconds: float, as_json: bool, **options: Any) -> None:
     """Decode batches of the shards at URL (ais://bucket/prefix, a glob of local tars, or a directory) with varying
     threads, prefetch and, on a GPU, share of the JPEG engines.
 
-    Reads the first shards into the cache; writes the tuning file. Run it while nothing else runs: what others use of
-    the cores is taken for the machine's. The settings change how fast batches come, never which.
+    Reads the first shards into the cache; writes the tuning file. Run it while nothing else runs: cores that other
+    programs use seem slow. The settings change how fast batches come, never which.
     """
     if output.exists() and not output.is_file():
         raise ValueError(f"-o '{output}': expected a file")
@@ -239,8 +214,6 @@ def tune(*, output: Path, ranks: int, seconds: float, as_json: bool, **options: 
     found = tune_job(Job(**options), cores=cores, budget_s=seconds, show=not as_json)
     found.write(output)
     if as_json:
-        from dataclasses import asdict
-
         click.echo(json.dumps({**asdict(found), "output": str(output)}))
         return
     for name, rates in found.measured["samples_per_s"].items():

@@ -1,10 +1,9 @@
-"""Shards that are named, to an image that they can be staged into: manifest, place, threads. Needs no DALI."""
+"""Open a data set: the manifest of the named shards, their indexes and columns, and what stages them. Needs no DALI."""
 
-import contextlib
 import logging
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -12,46 +11,35 @@ import numpy.typing as npt
 from dali_pipes.cache.extents import EXTENT_ALIGNMENT, extent_starts
 from dali_pipes.cache.placement import place
 from dali_pipes.cache.share import CacheShare, cache_file_key
-from dali_pipes.data_set.indexing import find_columns, find_manifest, index_in_memory
-from dali_pipes.data_set.mixture import (
-    Mixture,
-    MixtureFetcher,
-    NamedSets,
-    check_class_tables,
-    join_manifests,
-    split_set,
-)
-from dali_pipes.errors import DataError, StoreError
-from dali_pipes.fetch.local import LocalFetcher, WithIndexes
-from dali_pipes.fetch.stager import NUM_FETCHERS, Fetcher, Stager
+from dali_pipes.data_set.find import NamedSets
+from dali_pipes.data_set.indexing import find_columns, find_manifest, index_in_memory, index_reader
+from dali_pipes.data_set.joined import MixtureFetcher, check_class_tables, join_manifests, split_set
+from dali_pipes.errors import DataError
+from dali_pipes.fetch.fetcher import NUM_FETCHERS, Fetcher
+from dali_pipes.fetch.local import WithIndexes
+from dali_pipes.fetch.stager import Stager
 from dali_pipes.formats.manifest import Manifest
 from dali_pipes.formats.names import columns_name, index_name, manifest_name
 from dali_pipes.formats.sample_columns import Columns, SampleColumns, join_columns
-from dali_pipes.reader.samples import index_reader
-from dali_pipes.store.ais import AisStore
 from dali_pipes.store.base import Store
-from dali_pipes.store.endpoint import cluster
-from dali_pipes.store.etl import TransformedStore, etl_of, index_command, through_etl
-from dali_pipes.store.etl_errors import NoEtlError
-from dali_pipes.store.local import LocalStore
-from dali_pipes.store.urls import ShardSet, ShardUrls, is_remote, resolve_shards
+from dali_pipes.store.shard_set import ShardSet
 
 if TYPE_CHECKING:
     from dali_pipes.fetch.through_etl import WholeShards
 
-__all__ = ["Indexed", "find_shards", "open_share", "open_stager"]
+__all__ = ["DataSet"]
 
 _log = logging.getLogger(__name__)
 
 Int64s = npt.NDArray[np.int64]
 
 
-class Indexed:
-    """Shards, with the manifest of all that were indexed together and of those that are wanted.
+class DataSet:
+    """Shards, the manifest of all shards that were indexed together, and the manifest of these shards.
 
     Args:
-        shards: Which ones; those of a mixture are joined to one manifest, each set's after the other's.
-        alignment: Of their extents, by the room that they go to.
+        shards: The shards. Those of a mixture are joined to one manifest, one data set after the other.
+        alignment: Of the shards' extents; depends on the file system of the cache.
 
     Raises:
         DataError: If a manifest or index is broken, or a shard is not in the manifest.
@@ -61,25 +49,27 @@ class Indexed:
         self.shards, self.alignment = shards, alignment
         self._is_mixture = isinstance(shards, NamedSets)
         named = shards.sets if isinstance(shards, NamedSets) else {"": shards}
-        self._sets = {name: _IndexedSet(set_) for name, set_ in named.items()}
+        self._sets = {name: _Set(set_) for name, set_ in named.items()}
         sets = list(self._sets.values())
         self.set_names: tuple[str, ...] = tuple(named)
-        """Of a mixture's data sets, in order; one empty name where there is only one."""
+        """Names of a mixture's data sets, in order; one empty name if there is only one data set."""
         self.set_shards: list[int] = [set_.manifest.num_shards for set_ in sets]
-        """How many of the loader's shards are of each data set, in order."""
+        """The number of shards of each data set, in order."""
         self.weights: tuple[float, ...] | None = shards.weights if isinstance(shards, NamedSets) else None
-        """For each data set how much of what is read is its own; ``None`` where that was not asked for."""
+        """For each data set its part of the samples that are read; ``None`` if the mixture gives no weights."""
         self.indexes: dict[str, bytes] | None = None
-        """Shard indexes that were made on the fly, by object name; ``None`` where the stores have them all."""
+        """Shard indexes that were made now, by object name; ``None`` if the stores have all of them."""
         for name, set_ in self._sets.items():
             if set_.indexes is not None:
                 made = {self._combined(name, index): data for index, data in set_.indexes.items()}
                 self.indexes = (self.indexes or {}) | made
         self._whole_shards: WholeShards | None = None
         self.whole: Manifest = sets[0].whole
+        """The manifest of all shards that were indexed together."""
         self.rows: Int64s = sets[0].rows
-        """Where each shard stands in ``whole``: int64 [shards]."""
+        """The position of each shard in ``whole``: int64 [shards]."""
         self.manifest: Manifest = sets[0].manifest
+        """The manifest of these shards."""
         if self._is_mixture:
             self.whole = join_manifests({name: set_.whole for name, set_ in self._sets.items()})
             firsts = np.cumsum([0, *(set_.whole.num_shards for set_ in sets)])
@@ -88,12 +78,25 @@ class Indexed:
 
     @property
     def extent_bytes(self) -> Int64s:
-        """What each shard takes of a cache: int64 [shards]."""
+        """Bytes of each shard's extent in a cache file: int64 [shards]."""
         manifest = self.manifest
         return np.diff(extent_starts(manifest.shard_bytes, manifest.index_bytes, alignment=self.alignment))
 
+    @property
+    def source(self) -> str:
+        """Where the shards come from, in one line."""
+        if self._is_mixture:
+            return self.shards.url
+        etl = self._sets[""].shards.store.etl
+        return f"{self.shards.url}{f' through ETL {etl}' if etl else ''}"
+
+    def locate(self, name: str) -> str:
+        """The URL or path of one of the shards, or of its index."""
+        store, object_name = self._place(name)
+        return store.locate(object_name)
+
     def read_index(self, shard: int) -> bytes:
-        """A shard's index, from the store or as it was made."""
+        """A shard's index, from its store or as it was made now."""
         for set_, num_shards in zip(self._sets.values(), self.set_shards, strict=True):
             if shard < num_shards:
                 return set_.read_index(shard)
@@ -104,7 +107,7 @@ class Indexed:
         """A shard's bytes ``[start, start + size)``, from the store. For one thread."""
         name = self.manifest.names[shard]
         store, object_name = self._place(name)
-        if not etl_of(store):
+        if not store.etl:
             return store.read_range(object_name, start=start, size=size)
         if self._whole_shards is None:
             from dali_pipes.fetch.through_etl import WholeShards
@@ -118,26 +121,20 @@ class Indexed:
             size=size,
         )
 
-    @property
-    def source(self) -> str:
-        """Where the shards come from, in a line."""
-        if self._is_mixture:
-            return self.shards.url
-        etl = etl_of(self._sets[""].shards.store)
-        return f"{self.shards.url}{f' through ETL {etl}' if etl else ''}"
-
     def close(self) -> None:
-        """Give up what `read_range` keeps. Can be called twice."""
+        """Release what `read_range` keeps. Can be called twice."""
         if self._whole_shards is not None:
             self._whole_shards.close()
 
-    def columns(self) -> Columns:
-        """Keys, labels and which components there are, of all samples of the loader's shards, in their order.
+    # Columns and classes
 
-        Read anew each time, and kept by nobody: some 20 bytes a sample.
+    def columns(self) -> Columns:
+        """Key, label and components of every sample of these shards, in their order.
+
+        Read anew each time and not kept: some 20 bytes a sample.
 
         Raises:
-            DataError: If there is no column file beside the shards, or it is another manifest's.
+            DataError: If there is no column file beside the shards, or it belongs to another manifest.
         """
         return Columns(
             self.whole_columns().of_shards(self.whole.samples, self.rows),
@@ -146,7 +143,7 @@ class Indexed:
         )
 
     def whole_columns(self) -> SampleColumns:
-        """As `columns`, of all samples of ``whole``."""
+        """As `columns`, for all samples of ``whole``."""
         if not self._is_mixture:
             return self._sets[""].columns()
         return join_columns([(set_.columns(), set_.whole.components) for set_ in self._sets.values()])
@@ -159,27 +156,66 @@ class Indexed:
         """Refuse to number the classes of a mixture whose class tables do not go together.
 
         Raises:
-            DataError: See `dali_pipes.data_set.mixture.check_class_tables`.
+            DataError: See `dali_pipes.data_set.joined.check_class_tables`.
         """
         if self._is_mixture:
             check_class_tables({name: set_.whole.classes for name, set_ in self._sets.items()})
 
-    def locate(self, name: str) -> str:
-        """The URL or path of one of the shards, or of its index."""
-        store, object_name = self._place(name)
-        return store.locate(object_name)
+    # Staging
 
     def open_fetcher(self) -> Fetcher:
-        """What fetches shards and their indexes in one thread."""
+        """A fetcher of shards and their indexes, for one thread."""
         fetcher: Fetcher
         if self._is_mixture:
-            fetcher = MixtureFetcher({name: set_.shards.store for name, set_ in self._sets.items()}, fetcher_of)
+            fetcher = MixtureFetcher({name: set_.shards.store for name, set_ in self._sets.items()})
         else:
-            fetcher = fetcher_of(self._sets[""].shards.store)
+            fetcher = self._sets[""].shards.store.open_fetcher()
         return fetcher if self.indexes is None else WithIndexes(fetcher, self.indexes)
 
+    def open_stager(self, share: CacheShare, *, num_fetchers: int = NUM_FETCHERS) -> Stager:
+        """A stager that brings these shards into the cache file."""
+        return Stager(
+            share, self.manifest, open_fetcher=self.open_fetcher, locate=self.locate, num_fetchers=num_fetchers
+        )
+
+    def open_share(
+        self, *, reserved: int | None, is_windowed: bool, group: int, cache_dir: Path | None, cache_bytes: int | None
+    ) -> CacheShare:
+        """A share of the cache file of these shards.
+
+        Args:
+            reserved: Bytes that must be resident at a time; ``None``: as many as fit.
+            is_windowed: Whether ``reserved`` is for two windows.
+            group: See `dali_pipes.cache.share.CacheShare`.
+            cache_dir: The directory of cache files; ``None``: see `dali_pipes.cache.placement`.
+            cache_bytes: The limit for all cache files there.
+
+        Raises:
+            CacheError: If there is not enough space.
+        """
+        total = int(self.extent_bytes.sum())
+        placement = place(
+            cache_dir,
+            cache_bytes,
+            key=cache_file_key(self.whole, alignment=self.alignment),
+            reserved=0 if reserved is None else reserved,
+            total=total,
+            is_windowed=is_windowed,
+        )
+        return CacheShare(
+            self.whole,
+            self.rows,
+            space=placement.space,
+            source=self.source,
+            group=group,
+            reserved=min(total, placement.cache_bytes) if reserved is None else reserved,
+            cache_bytes=placement.cache_bytes,
+            keep=placement.keep,
+            alignment=self.alignment,
+        )
+
     def _place(self, name: str) -> tuple[Store, str]:
-        """The store that an object is in, and what it is called there."""
+        """The store of an object, and the object's name there."""
         set_, object_name = split_set(name) if self._is_mixture else ("", name)
         return self._sets[set_].shards.store, object_name
 
@@ -187,8 +223,8 @@ class Indexed:
         return f"{set_}/{name}" if self._is_mixture else name
 
 
-class _IndexedSet:
-    """One data set's shards, with their manifest."""
+class _Set:
+    """The shards of one data set, with their manifest."""
 
     def __init__(self, shards: ShardSet) -> None:
         self.shards = shards
@@ -219,8 +255,8 @@ class _IndexedSet:
         if found is None:
             name = self.shards.store.locate(columns_name(self.shards.prefix))
             raise DataError(
-                f"no column file '{name}', which samples are chosen from by key or label; the shards were indexed "
-                f"before there were such files: index them anew: {index_command(self.shards)}"
+                f"no column file '{name}', by which samples are chosen by key or label; the shards were indexed "
+                f"before there were such files: index them anew: {self.shards.index_command}"
             )
         return found
 
@@ -228,146 +264,14 @@ class _IndexedSet:
         started = time.perf_counter()
         made = index_in_memory(self.shards)
         self.indexes, self._made_columns = dict(made.indexes), made.columns
+        etl = self.shards.store.etl
         _log.warning(
-            "no manifest beside the shards of '%s'%s: indexed %d of them in %.1f s; store the index to be spared that: "
-            "%s",
+            "no manifest beside the shards of '%s'%s: indexed %d of them in %.1f s; to skip this next time, store the "
+            "index: %s",
             self.shards.url,
-            f" as ETL '{etl}' gives them" if (etl := etl_of(self.shards.store)) else "",
+            f" as ETL '{etl}' gives them" if etl else "",
             made.manifest.num_shards,
             time.perf_counter() - started,
-            index_command(self.shards),
+            self.shards.index_command,
         )
         return made.manifest
-
-
-def find_shards(
-    shards: ShardUrls | Mixture,
-    *,
-    endpoint: str | None,
-    embedded_dir: Path | None,
-    resources: contextlib.ExitStack,
-    etl: str | None = None,
-) -> ShardSet | NamedSets:
-    """The shards that are named, in a bucket of the cluster at ``endpoint`` or in a directory; a mixture's by its sets.
-
-    Args:
-        shards: See `dali_pipes.store.urls.resolve_shards`.
-        endpoint: AIStore's proxy. ``None``: an embedded node is started where shards are in a bucket.
-        embedded_dir: Its storage.
-        resources: Closes what is opened here.
-        etl: The ETL through which they are read; those of a mixture's sets it names itself.
-
-    Raises:
-        DataError, StoreError, ValueError: See `dali_pipes.store.urls.resolve_shards` and `dali_pipes.store.etl.through_etl`.
-    """
-    if isinstance(shards, Mixture) and etl is not None:
-        raise ValueError(
-            f"etl='{etl}' with a mixture: say of which data sets: Mixture({{...}}, etl={{'{next(iter(shards.sets))}': "
-            f"'{etl}'}})"
-        )
-    if endpoint is None and (etl is not None or (isinstance(shards, Mixture) and shards.etl)):
-        _refuse_embedded(shards, etl)
-    named = shards.sets if isinstance(shards, Mixture) else {"": shards}
-    if any(is_remote(_first(urls)) for urls in named.values()):
-        endpoint = resources.enter_context(cluster(endpoint, embedded_dir=embedded_dir))
-    if not isinstance(shards, Mixture):
-        found = resolve_shards(shards, endpoint=endpoint)
-        return found if etl is None else through_etl(found, etl)
-    sets = {}
-    for name, urls in shards.sets.items():
-        try:
-            sets[name] = resolve_shards(urls, endpoint=endpoint)
-            if name in shards.etl:
-                sets[name] = through_etl(sets[name], shards.etl[name])
-        except (DataError, StoreError, ValueError) as exc:
-            if type(exc) not in (DataError, NoEtlError, StoreError, ValueError):
-                raise
-            raise type(exc)(f"data set '{name}': {exc}") from exc
-    # Of one data set all of an epoch is, whatever its weight.
-    weights = None if shards.weights is None or len(sets) == 1 else tuple(shards.weights[name] for name in sets)
-    return NamedSets(sets=sets, weights=weights)
-
-
-def _refuse_embedded(shards: ShardUrls | Mixture, etl: str | None) -> None:
-    """Say that a node which starts now runs no ETL yet. Files, which need no node, are refused later."""
-    named = {name: shards.sets[name] for name in shards.etl} if isinstance(shards, Mixture) else {"": shards}
-    if remote := next((url for url in map(_first, named.values()) if is_remote(url)), None):
-        etl = etl or next(iter(cast("Mixture", shards).etl.values()))
-        raise ValueError(
-            f"etl='{etl}' with '{remote}' needs the endpoint of the AIStore that runs it; pass endpoint= or set "
-            "AIS_ENDPOINT; an embedded node that is started for this loader runs none"
-        )
-
-
-def _first(urls: ShardUrls) -> str | Path:
-    return urls if isinstance(urls, str | Path) else next(iter(urls), "")
-
-
-def open_stager(indexed: Indexed, share: CacheShare, *, num_fetchers: int = NUM_FETCHERS) -> Stager:
-    """What brings these shards into the image."""
-    return Stager(
-        share,
-        indexed.manifest,
-        open_fetcher=indexed.open_fetcher,
-        locate=indexed.locate,
-        num_fetchers=num_fetchers,
-    )
-
-
-def fetcher_of(store: Store) -> Fetcher:
-    """What fetches objects of a store in one thread."""
-    if isinstance(store, LocalStore):
-        return LocalFetcher(store.directory)
-    from dali_pipes.fetch.connection_pool import ClusterAccess
-    from dali_pipes.fetch.objects import ObjectFetcher
-
-    if isinstance(store, TransformedStore):
-        from dali_pipes.fetch.through_etl import TransformedFetcher
-
-        return TransformedFetcher(ClusterAccess.from_environment(store.stored.endpoint), store)
-    assert isinstance(store, AisStore)
-    return ObjectFetcher(ClusterAccess.from_environment(store.endpoint), store.bucket, provider=store.provider)
-
-
-def open_share(
-    indexed: Indexed,
-    *,
-    reserved: int | None,
-    is_windowed: bool,
-    group: int,
-    cache_dir: Path | None,
-    cache_bytes: int | None,
-) -> CacheShare:
-    """A share in the image of these shards.
-
-    Args:
-        indexed: The shards.
-        reserved: Bytes that must be resident at a time; ``None``: as many as fit.
-        is_windowed: Whether they are two windows.
-        group: See `dali_pipes.cache.share.CacheShare`.
-        cache_dir: Where images lie; ``None``: see `dali_pipes.cache.placement`.
-        cache_bytes: What all images there may take.
-
-    Raises:
-        CacheError: If there is no room.
-    """
-    total = int(indexed.extent_bytes.sum())
-    placement = place(
-        cache_dir,
-        cache_bytes,
-        key=cache_file_key(indexed.whole, alignment=indexed.alignment),
-        reserved=0 if reserved is None else reserved,
-        total=total,
-        is_windowed=is_windowed,
-    )
-    return CacheShare(
-        indexed.whole,
-        indexed.rows,
-        space=placement.space,
-        source=indexed.source,
-        group=group,
-        reserved=min(total, placement.cache_bytes) if reserved is None else reserved,
-        cache_bytes=placement.cache_bytes,
-        keep=placement.keep,
-        alignment=indexed.alignment,
-    )

@@ -1,12 +1,12 @@
-"""Choose samples: lists of bad ones, a predicate over keys and labels, components that are lacking; ordinals out.
+"""Find the ordinals that a plan leaves out: listed samples, those that a predicate refuses, and incomplete ones.
 
-What comes out is what a plan leaves out. Only what is asked about is read: the column file for keys and labels, the
-indexes of shards that a list names, and nothing where the manifest's sums say that no sample lacks a component.
+Only the needed files are read: the column file for keys and labels, the indexes of shards that a list names, and none
+if the manifest's sums show that no sample lacks a component.
 """
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
@@ -16,58 +16,59 @@ import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.bad_samples.quarantine import Exclusion, read_exclusions
-from dali_pipes.data_set.data_set import Indexed
-from dali_pipes.data_set.mixture import split_set
+from dali_pipes.data_set.data_set import DataSet
+from dali_pipes.data_set.joined import split_set
 from dali_pipes.errors import DataError
 from dali_pipes.formats.names import index_name
-from dali_pipes.formats.sample_columns import Columns
+from dali_pipes.formats.sample_columns import Columns, Where
 from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.formats.texts import Texts
 
-__all__ = ["Chosen", "Where", "excluded_ordinals"]
+__all__ = ["Chosen", "excluded_ordinals"]
 
 _log = logging.getLogger(__name__)
 
-# Shard indexes read at a time; the wait is the store's latency. As many more are asked for ahead as are kept at most.
+# Shard indexes read at a time, to hide the store's latency.
 NUM_READERS = 16
+# Shard indexes that are requested ahead, and so kept in memory at most.
 _AHEAD = 16 * NUM_READERS
 
 Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
-Where = Callable[[Columns], Bools]
 
 
 class Chosen(NamedTuple):
-    """What a plan is to leave out."""
+    """The samples that a plan leaves out."""
 
     excluded: Int64s
     """Ordinals, sorted, each once: int64 [N]."""
     summary: str
-    """``"12 samples left out: 10 by where, 2 by exclude"``; each counts for the first that leaves it out."""
+    """``"12 samples left out: 10 by where, 2 by exclude"``. A sample counts for the first reason that excludes it."""
 
 
 def excluded_ordinals(
-    indexed: Indexed,
+    indexed: DataSet,
     *,
     exclude: str | Path | Iterable[str | Path] = (),
     where: Where | None = None,
     lacking: Sequence[str] = (),
 ) -> Chosen:
-    """The samples of the loader's shards that are not to be read.
+    """The samples of the loader's shards that must not be read.
 
     Args:
         indexed: The shards.
-        exclude: Files that list samples, see `dali_pipes.bad_samples.quarantine.read_exclusions`. Of a mixture, shards
-            are called ``SET/SHARD``; the shard's own name will do where one set only has it. What is listed of other
-            shards than the loader's is counted and logged.
-        where: Called once with a `dali_pipes.formats.sample_columns.Columns`; gives bool [N], ``True`` for each sample that stays.
-        lacking: Components; samples without one of them are left out. ``"jpg;jpeg"`` is lacked by what has neither.
+        exclude: Files that list samples, see `dali_pipes.bad_samples.quarantine.read_exclusions`. In a mixture a shard
+            is called ``SET/SHARD``; its own name is enough if only one set has it. Listed samples of shards that the
+            loader does not read are counted and logged.
+        where: Called once with a `dali_pipes.formats.sample_columns.Columns`; returns bool [N], ``True`` for each
+            sample to keep.
+        lacking: Components; samples without one of them are left out. A sample lacks ``"jpg;jpeg"`` if it has neither.
 
     Raises:
         DataError: If a list names a key that its shard does not have, or a shard that several sets have; if keys or
-            labels are asked for and there is no column file; if no sample has a component of ``lacking``.
-        TypeError: If ``where`` gives anything but one bool for each sample.
-        ValueError: If nothing is left.
+            labels are needed and there is no column file; if no sample has a component of ``lacking``.
+        TypeError: If ``where`` returns anything but one bool for each sample.
+        ValueError: If no sample is left.
     """
     choice = _Choice(indexed)
     if where is not None:
@@ -80,9 +81,9 @@ def excluded_ordinals(
 
 
 class _Choice:
-    """Ordinals that are left out so far, and why."""
+    """The ordinals left out so far, and why."""
 
-    def __init__(self, indexed: Indexed) -> None:
+    def __init__(self, indexed: DataSet) -> None:
         self._indexed, self._manifest = indexed, indexed.manifest
         self._stops = np.cumsum(self._manifest.samples, dtype=np.int64)
         self._num_samples = int(self._stops[-1])
@@ -99,9 +100,7 @@ class _Choice:
         num = len(self._excluded)
         summary = f"{num} sample{'' if num == 1 else 's'} left out{': ' if counted else ''}{', '.join(counted)}"
         if num == self._num_samples:
-            raise ValueError(
-                f"nothing is left of the {num} samples of '{self._indexed.shards.url}': {', '.join(counted)}"
-            )
+            raise ValueError(f"none of the {num} samples of '{self._indexed.shards.url}' is left: {', '.join(counted)}")
         return Chosen(self._excluded, summary)
 
     @cached_property
@@ -115,7 +114,7 @@ class _Choice:
         if not isinstance(keep, np.ndarray) or keep.dtype != np.bool_ or keep.shape != (self._num_samples,):
             found = f"{keep.dtype} of shape {list(keep.shape)}" if isinstance(keep, np.ndarray) else type(keep).__name__
             raise TypeError(
-                f"where must give a numpy array of bool, one for each of {self._num_samples} samples, got {found}; "
+                f"where must return a numpy array of bool, one for each of {self._num_samples} samples, got {found}; "
                 'for instance: lambda columns: np.strings.startswith(columns.keys, "cat/")'
             )
         if not keep.any():
@@ -144,7 +143,7 @@ class _Choice:
         if num_elsewhere:
             example = next(name for name in by_shard if name not in numbers)
             _log.warning(
-                "exclude: %d of %d listed samples are of other shards than the loader's, '%s' for instance",
+                "exclude: %d of %d listed samples are in shards that the loader does not read, such as '%s'",
                 num_elsewhere,
                 sum(map(len, by_shard.values())),
                 example,
@@ -158,15 +157,15 @@ class _Choice:
             for entry in by_number[number]:
                 if entry.key not in rows:
                     raise DataError(
-                        f"{entry.where}: shard '{self._manifest.names[number]}' has no key '{entry.key}'; is the list "
-                        "of these shards, as they are now? mend the line, or delete it"
+                        f"{entry.where}: shard '{self._manifest.names[number]}' has no key '{entry.key}'; was the list "
+                        "made from these shards, as they are now? mend the line, or delete it"
                     )
             first = int(self._stops[number] - self._manifest.samples[number])
             ordinals += [first + row for found in rows.values() for row in found]
         return np.array(ordinals, np.int64)
 
     def _shard_numbers(self, by_shard: Mapping[str, Sequence[Exclusion]]) -> dict[str, int]:
-        """Name as it is listed -> the loader's shard. Of a mixture also by a shard's own name."""
+        """Name as listed -> the loader's shard. In a mixture, a shard's own name is looked up, too."""
         if not by_shard:
             return {}
         indexed = self._indexed
@@ -174,7 +173,7 @@ class _Choice:
             return {name: number for number, name in enumerate(self._manifest.names) if name in by_shard}
         named: dict[str, int] = {}
         alike: dict[str, list[int]] = defaultdict(list)
-        # Of all that were indexed: a shard that another set has, outside the loader's, may be meant as well.
+        # Among all indexed shards: the list may mean a shard that the loader does not read.
         for row, name in enumerate(indexed.whole.names):
             if name in by_shard:
                 named[name] = row
@@ -197,7 +196,7 @@ class _Choice:
         if missing := by_key.keys() - rows.keys():
             unknown = [by_key[key] for key in by_key if key in missing]
             if self._manifest.num_shards != self._indexed.whole.num_shards:
-                # Of shards that were indexed with the loader's, and are none of its own.
+                # Keys of shards that were indexed together with the loader's, but that it does not read.
                 elsewhere = _rows_of(self._indexed.whole_columns().keys, missing)
                 unknown = [entry for entry in unknown if entry.key not in elsewhere]
             if unknown:
@@ -207,19 +206,19 @@ class _Choice:
                     f"expected keys such as '{self._columns.samples.keys[0]}'; mend the line, or delete it"
                 )
             _log.warning(
-                "exclude: %d of %d listed keys are of other shards than the loader's, '%s' for instance",
+                "exclude: %d of %d listed keys are in shards that the loader does not read, such as '%s'",
                 len(missing),
                 len(by_key),
                 min(missing),
             )
         return np.array([row for found in rows.values() for row in found], np.int64)
 
-    # By what is lacking
+    # By missing components
 
     def lacking(self, component: str) -> Int64s:
         names = component.split(";")
         whole = self._indexed.whole
-        # Of a selection of shards these are upper bounds: none is none, all of all is all.
+        # Counts over all indexed shards. If none or all of these samples have a component, so do the loader's samples.
         counts = {name: whole.components.get(name, 0) for name in names}
         if max(counts.values()) == whole.num_samples:
             return np.empty(0, np.int64)
@@ -242,7 +241,7 @@ class _Choice:
         return np.concatenate(ordinals)
 
     def _indexes(self, shards: Sequence[int]) -> Iterator[tuple[int, ShardIndex]]:
-        """These shards' indexes, in order, kept by nobody."""
+        """Yield these shards' indexes, in order, without keeping them."""
         with ThreadPoolExecutor(NUM_READERS) as readers:
             for first in range(0, len(shards), _AHEAD):
                 numbers = shards[first : first + _AHEAD]
@@ -260,7 +259,7 @@ class _Choice:
 
 
 def _rows_of(keys: Sequence[str] | Texts, wanted: Iterable[str]) -> dict[str, list[int]]:
-    """Where each of these keys stands, for those that are there; a key may be in several shards."""
+    """Key -> its rows, for the keys that are found; a key may be in several shards."""
     asked = frozenset(wanted)
     rows: dict[str, list[int]] = {}
     for row, key in enumerate(keys):

@@ -1,4 +1,7 @@
-"""TODO: dali_pipes/data_set/indexing.py."""
+"""Index shards in memory: read each tar once, and make its shard index, the manifest and the columns.
+
+`prep.index` writes the results to the store. A loader of shards without a manifest keeps them in memory.
+"""
 
 import json
 import re
@@ -12,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.errors import DataError
-from dali_pipes.formats.column_file import UNSIZED, checksum
+from dali_pipes.formats.checksum import checksum
+from dali_pipes.formats.column_file import UNSIZED
 from dali_pipes.formats.manifest import Manifest
 from dali_pipes.formats.names import LABEL_COMPONENT, classes_name, columns_name, index_name, manifest_name
 from dali_pipes.formats.photo_header import PHOTO_FORMATS, is_photo, read_photo_header
@@ -21,21 +25,21 @@ from dali_pipes.formats.shard_index import PhotoColumns, ShardIndex
 from dali_pipes.formats.tar_reader import ArchiveReader, Member
 from dali_pipes.progress import bar
 from dali_pipes.store.base import Store
-from dali_pipes.store.etl import etl_of, index_command
-from dali_pipes.store.urls import ShardSet
+from dali_pipes.store.shard_set import ShardSet
 
 __all__ = [
     "IndexedShards",
     "find_columns",
     "find_manifest",
     "index_in_memory",
+    "index_reader",
     "index_shard",
     "parse_label",
     "read_class_table",
 ]
 
 
-# Shards read at a time. Reading waits for the store; parsing holds the GIL, so more gain nothing.
+# Shards read at a time. Parsing holds the GIL, so more gain nothing.
 NUM_READERS = 4
 _INTEGER = re.compile(rb"[+-]?[0-9]+")
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -45,7 +49,7 @@ Int64s = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True)
 class IndexedShards:
-    """What `index_in_memory` makes: the files that `index_shards` would have written."""
+    """The result of `index_in_memory`: the files that `prep.index.index_shards` writes."""
 
     manifest: Manifest
     indexes: Mapping[str, bytes]
@@ -56,9 +60,9 @@ class IndexedShards:
 def index_in_memory(
     shards: ShardSet, *, classes: Mapping[int, str] | None = None, show_progress: bool = False
 ) -> IndexedShards:
-    """As `index_shards`, with the files kept in memory and nothing written: for shards that nobody has indexed.
+    """Like `prep.index.index_shards`, but keep the files in memory, for shards that are not indexed.
 
-    Each shard is read in full. A shard index takes some 70 bytes a sample of three components, the columns 20.
+    Each shard is read in full. A shard index takes about 70 bytes for a sample of three components, the columns 20.
     """
     indexes: dict[str, bytes] = {}
     manifest, columns = index_each(shards, indexes.__setitem__, classes=classes, show_progress=show_progress)
@@ -66,10 +70,10 @@ def index_in_memory(
 
 
 def find_manifest(shards: ShardSet) -> Manifest | None:
-    """The manifest beside the shards, of all the shards that it lists; ``None`` where there is none.
+    """The manifest beside the shards, with all shards that it lists; ``None`` if there is none.
 
     Raises:
-        DataError: If what is there is no manifest of this version, or that of shards that are read otherwise.
+        DataError: If it is not a manifest of this version, or was made for shards read through another ETL.
     """
     name = manifest_name(shards.prefix)
     data = shards.store.find(name)
@@ -77,19 +81,19 @@ def find_manifest(shards: ShardSet) -> Manifest | None:
         return None
     where = shards.store.locate(name)
     manifest = Manifest.from_bytes(data, where=where)
-    if manifest.etl != etl_of(shards.store):
+    if manifest.etl != shards.store.etl:
         raise DataError(
-            f"manifest '{where}' is of shards {_how_read(manifest.etl)}, expected one of shards "
-            f"{_how_read(etl_of(shards.store))}; was it renamed? {index_command(shards)}"
+            f"manifest '{where}' describes shards {_how_read(manifest.etl)}, expected one of shards "
+            f"{_how_read(shards.store.etl)}; was it renamed? {shards.index_command}"
         )
     return manifest
 
 
 def find_columns(shards: ShardSet, manifest: Manifest) -> SampleColumns | None:
-    """What the column file beside the shards has of all samples of ``manifest``; ``None`` where there is none.
+    """The columns of all samples of ``manifest``, from the file beside the shards; ``None`` if there is no such file.
 
     Raises:
-        DataError: If what is there is no column file of this version, or that of another manifest.
+        DataError: If it is not a column file of this version, or belongs to another manifest.
     """
     name = columns_name(shards.prefix)
     data = shards.store.find(name)
@@ -99,11 +103,11 @@ def find_columns(shards: ShardSet, manifest: Manifest) -> SampleColumns | None:
 def index_each(
     shards: ShardSet, keep: Callable[[str, bytes], None], *, classes: Mapping[int, str] | None, show_progress: bool
 ) -> tuple[Manifest, SampleColumns]:
-    """Hand each shard index, by its object's name, to ``keep``; columns are all that stays of it."""
+    """Pass each shard index, with its object's name, to ``keep``; afterwards only its columns stay in memory."""
     store, names = shards.store, shards.names
-    etl = etl_of(store)
-    stored_sizes = listed_sizes(shards)
-    # What an ETL makes of a shard has another size, which nobody knows before.
+    etl = store.etl
+    stored_sizes = [entry.size for entry in shards.entries()]
+    # The size of a transformed shard is not known before it is read.
     sizes: list[int | None] = [None] * len(names) if etl else list(stored_sizes)
     if classes is None:
         classes = read_class_table(store, shards.prefix)
@@ -115,8 +119,8 @@ def index_each(
         except DataError as exc:
             if not etl:
                 raise
-            # A transform that breaks off in the middle comes as a shard that is cut off.
-            raise DataError(f"{exc} (so ETL '{etl}' gave it)") from exc
+            # If a transform fails halfway, its shard looks cut off.
+            raise DataError(f"{exc} (as ETL '{etl}' returned it)") from exc
         return index, index.to_bytes()
 
     shard_bytes, samples, index_bytes = (np.zeros(len(names), np.int64) for _ in range(3))
@@ -130,7 +134,7 @@ def index_each(
     )
     with drawn, ThreadPoolExecutor(NUM_READERS) as readers:
         try:
-            # A few ahead of the one that is kept, not all: what is done waits in memory.
+            # Only a few ahead, because finished indexes wait in memory.
             ahead = deque(readers.submit(index_one, row) for row in range(min(2 * NUM_READERS, len(names))))
             for row, name in enumerate(names):
                 index, data = ahead.popleft().result()
@@ -165,20 +169,21 @@ def index_each(
 def index_shard(
     stream: BinaryIO, *, shard: str, size: int | None = None, classes: Mapping[int, str] | None = None
 ) -> ShardIndex:
-    """The index of one tar, read front to back from ``stream``.
+    """Read one tar front to back and return its index.
 
-    Right for ustar, GNU and PAX archives with long, non-ASCII or spaced names (facts: DALI's own inference and
-    ``wds2idx`` each get some of these wrong). Directories, links, devices and names that belong to no sample are passed
-    over. A member's name is a key and never a path: ``../a.jpg`` and ``/b/a.jpg`` have the keys ``../a`` and ``/b/a``.
+    Long, non-ASCII and spaced names in ustar, GNU and PAX archives are read correctly (DALI's own inference and
+    ``wds2idx`` each get some of these wrong). Directories, links, devices and names that belong to no sample are
+    skipped. A name is used as a key, never as a path: ``../a.jpg`` and ``/b/a.jpg`` have the keys ``../a`` and
+    ``/b/a``.
 
     Args:
         stream: The tar's bytes.
         shard: Its name.
-        size: Its bytes where they are known: see `ArchiveReader`.
-        classes: See `index_shards`.
+        size: Its size in bytes, if known: see `ArchiveReader`.
+        classes: See `prep.index.index_shards`.
 
     Raises:
-        DataError: See `index_shards`; ``shard`` names it.
+        DataError: See `prep.index.index_shards`; names the shard.
     """
     archive = ArchiveReader(stream, shard=shard, size=size)
     rows: list[_Row] = []
@@ -189,7 +194,7 @@ def index_shard(
 
 
 def read_class_table(store: Store, prefix: str) -> dict[int, str] | None:
-    """The class table that `pack` left beside the shards, ``None`` where there is none."""
+    """The class table that `pack` wrote beside the shards; ``None`` if there is none."""
     name = classes_name(prefix)
     data = store.find(name)
     if data is None:
@@ -201,7 +206,7 @@ def read_class_table(store: Store, prefix: str) -> dict[int, str] | None:
 
 
 def parse_label(data: bytes, *, shard: str, key: str) -> int:
-    """A class id from the bytes of a ``cls`` component: an integer in ASCII digits, white space around it allowed.
+    """The class id in the bytes of a ``cls`` component: an integer in ASCII digits, with white space allowed around it.
 
     Raises:
         DataError: If it is anything else, or does not fit int64.
@@ -233,13 +238,13 @@ def _add_member(
         if key in finished:
             raise DataError(
                 f"{where}: member '{member.name}' comes after other samples; the members of a sample must stand "
-                "together: sort the files by name before they are packed"
+                "together: sort the files by name before you pack them"
             )
         finished.add(key)
         rows.append(_Row(key=key))
     row = rows[-1]
     if component in row.places:
-        raise DataError(f"{where}: component '{component}' is there twice (member '{member.name}')")
+        raise DataError(f"{where}: component '{component}' occurs twice (member '{member.name}')")
     row.places[component] = (member.offset, member.size)
     if component == LABEL_COMPONENT:
         row.label = parse_label(member.read(), shard=shard, key=key)
@@ -253,7 +258,7 @@ def _add_member(
 
 
 def check_member_name(name: str, *, shard: str) -> None:
-    # Keys stand in messages and lists, one a line.
+    # Messages and lists show one key on each line, so a name must hold no control character.
     if name.isprintable() or not _CONTROL.search(name):
         return
     shown = name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
@@ -264,12 +269,12 @@ def check_member_name(name: str, *, shard: str) -> None:
 
 @dataclass(kw_only=True)
 class _Totals:
-    """What the manifest sums up of all shard indexes."""
+    """Sums over all shard indexes, for the manifest."""
 
     components: dict[str, int] = field(default_factory=dict)
     labels: dict[str, int] = field(default_factory=dict)
     _formats: dict[str, Int64s] = field(default_factory=dict)
-    """component -> int64 [number of formats + 1], the last of photos without a size."""
+    """component -> int64 [number of formats + 1]; the last counts photos without a size."""
 
     def add(self, index: ShardIndex) -> None:
         is_there = {component: offsets >= 0 for component, offsets in index.offsets.items()}
@@ -281,7 +286,7 @@ class _Totals:
             counts[:-1] += np.bincount(photo.format[rows], minlength=len(PHOTO_FORMATS))
             counts[-1] += np.count_nonzero(photo.height[rows] == 0)
         if index.labels is not None:
-            # A component is listed where a sample has it.
+            # At least one sample has the label, or the component would not be listed.
             labels = index.labels[is_there[LABEL_COMPONENT]]
             self.labels["min"] = min(int(labels.min()), self.labels.get("min", 2**63))
             self.labels["max"] = max(int(labels.max()), self.labels.get("max", -(2**63)))
@@ -325,22 +330,29 @@ def _columns(rows: list[_Row], *, shard: str, archive: ArchiveReader) -> ShardIn
     )
 
 
-def listed_sizes(shards: ShardSet) -> list[int]:
-    listed = {entry.name: entry.size for entry in shards.store.list(shards.prefix)}
-    for name in shards.names:
-        # Local shards may lie in several folders, which one listing does not cover.
-        if name not in listed and (size := shards.store.size(name)) is not None:
-            listed[name] = size
-    missing = [name for name in shards.names if name not in listed]
-    if missing:
-        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise DataError(f"no shard '{shards.store.locate(missing[0])}'{more}; {len(shards.names)} were named")
-    return [listed[name] for name in shards.names]
-
-
 def _how_read(etl: str) -> str:
     return f"as ETL '{etl}' gives them" if etl else "as they are stored"
 
 
 def _span(classes: Mapping[int, str]) -> str:
     return f"{len(classes)} classes, {min(classes)} to {max(classes)}"
+
+
+def index_reader(store: Store, manifest: Manifest) -> Callable[[int], bytes]:
+    """A function that reads a shard's index from the store.
+
+    It raises `DataError` if an index is not the one that the manifest was made with.
+    """
+
+    def read(shard: int) -> bytes:
+        name = index_name(manifest.names[shard])
+        data = store.read(name)
+        if len(data) != manifest.index_bytes[shard] or checksum(data) != manifest.index_checksums[shard]:
+            raise DataError(
+                f"'{store.locate(name)}' is not the index that the manifest was made with: {len(data)} bytes, xxhash2 "
+                f"{checksum(data):016x}; expected {manifest.index_bytes[shard]}, "
+                f"{manifest.index_checksums[shard]:016x}; index the shards anew: dali-pipes prep index URL"
+            )
+        return data
+
+    return read

@@ -1,1 +1,1 @@
-"""Shards from an object store or a directory into checked extents of the image."""
+"""Fetch shards from an object store or a directory into checked extents of the cache file."""

@@ -1,4 +1,4 @@
-"""An endpoint, its token and certificates to connections: made, encrypted, and kept open for the next request."""
+"""How to reach a cluster, and a pool of HTTP connections to its proxy and its targets."""
 
 import os
 import ssl
@@ -6,16 +6,18 @@ from base64 import b64encode
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from urllib.parse import SplitResult, quote, unquote, urlencode, urljoin, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from dali_pipes.errors import StoreError
-from dali_pipes.fetch.http1 import Answer, HttpConnection, Steps, dial
+from dali_pipes.fetch.event_loop import Task
+from dali_pipes.fetch.http1 import Answer, HttpConnection, dial
+from dali_pipes.store.cluster.http_rules import object_url, without_token
 from dali_pipes.store.messages import is_loopback
 
 __all__ = ["ClusterAccess", "ConnectionPool", "host_of", "is_token_for"]
 
-MAX_IDLE_LINES = 32
-"""Kept open, of one fetcher, to proxy and targets together."""
+MAX_IDLE_CONNECTIONS = 32
+"""Connections that one fetcher keeps open, to proxy and targets together."""
 
 _PORTS = {"http": 80, "https": 443}
 _TRUE = ("1", "t", "true", "y", "yes", "on")
@@ -23,25 +25,25 @@ _TRUE = ("1", "t", "true", "y", "yes", "on")
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterAccess:
-    """Where the cluster is, and how it is to be talked to.
+    """Where a cluster is, and with which token and certificates to talk to it.
 
     Raises:
-        ValueError: If ``endpoint`` is no URL of a host, or has a password in it.
+        ValueError: If ``endpoint`` is not the URL of a host, or holds a password.
     """
 
     endpoint: str
-    """A proxy's URL, ``http://host:51080``."""
+    """URL of an AIStore proxy, ``http://host:51080``."""
     token: str | None = field(default=None, repr=False)
-    """Of AIStore's AuthN."""
+    """Token of AIStore's AuthN."""
     ca: Path | None = None
     """Certificates to trust, a file or a directory; ``None``: those that `requests` trusts."""
     client_cert: tuple[Path, Path] | None = None
-    """Certificate and key, for a cluster that wants to know its clients."""
+    """Certificate and key, for a cluster that authenticates its clients."""
     skip_verify: bool = False
-    """Trust whoever answers."""
+    """Accept any certificate."""
 
     def __post_init__(self) -> None:
-        """Check the endpoint."""
+        """Check endpoint and token."""
         try:
             parts = urlsplit(self.endpoint)
             is_url = parts.scheme in _PORTS and bool(parts.hostname) and _port_of(parts) > 0
@@ -56,11 +58,12 @@ class ClusterAccess:
 
     @classmethod
     def from_environment(cls, endpoint: str) -> "ClusterAccess":
-        """As the ``aistore`` SDK: AIS_AUTHN_TOKEN, AIS_CLIENT_CA, AIS_CRT, AIS_CRT_KEY, AIS_SKIP_VERIFY_CRT.
+        """Read the variables of the ``aistore`` SDK: AIS_AUTHN_TOKEN, AIS_CLIENT_CA, AIS_CRT, AIS_CRT_KEY,
+        AIS_SKIP_VERIFY_CRT.
 
-        REQUESTS_CA_BUNDLE and CURL_CA_BUNDLE count where AIS_CLIENT_CA is not set; `requests`, which the SDK talks
-        through, lets them win over it, and over AIS_SKIP_VERIFY_CRT. They do not count for an endpoint on this machine,
-        for which `dali_pipes.store.ais` does not ask them either.
+        REQUESTS_CA_BUNDLE and CURL_CA_BUNDLE count if AIS_CLIENT_CA is not set; in `requests`, which the SDK uses, they
+        win over it, and over AIS_SKIP_VERIFY_CRT. They do not count for an endpoint on this machine, as in
+        `dali_pipes.store.cluster.ais`.
         """
         environment = os.environ
         certificate, key = environment.get("AIS_CRT"), environment.get("AIS_CRT_KEY")
@@ -76,10 +79,10 @@ class ClusterAccess:
         )
 
     def tls_context(self) -> ssl.SSLContext:
-        """What `requests` would shake hands with.
+        """TLS settings as `requests` would make them.
 
         Raises:
-            StoreError: If a file cannot be read.
+            StoreError: If a certificate or key cannot be read.
         """
         from certifi import where
         from urllib3.util.ssl_ import create_urllib3_context
@@ -108,7 +111,7 @@ class ClusterAccess:
         return context
 
     def proxy_for(self, url: str) -> str | None:
-        """The proxy that the environment names for a URL; none where the endpoint is on this machine."""
+        """The HTTP proxy that the environment names for a URL; none if the endpoint is on this machine."""
         from requests.utils import get_environ_proxies, select_proxy
 
         if is_loopback(self.endpoint):
@@ -117,19 +120,18 @@ class ClusterAccess:
         return proxy if proxy is None or "://" in proxy else f"http://{proxy}"
 
     def object_url(self, bucket: str, name: str, *, provider: str, **query: str) -> str:
-        """As the SDK builds it; nothing in a name is folded.
+        """See `dali_pipes.store.cluster.http_rules.object_url`."""
+        return object_url(self.endpoint, bucket, name, provider=provider, **query)
 
-        >>> Connection(endpoint="http://localhost:51080").object_url("pets", "a b/../x.tar", provider="ais")
-        'http://localhost:51080/v1/objects/pets/a%20b/../x.tar?provider=ais'
-        """
-        query = {"provider": provider, **query}
-        return f"{urljoin(self.endpoint, 'v1')}/objects/{bucket}/{quote(name)}?{urlencode(query)}"
+    def masked(self, text: str) -> str:
+        """See `dali_pipes.store.cluster.http_rules.without_token`."""
+        return without_token(text, self.token)
 
 
 def is_token_for(endpoint: str, url: str) -> bool:
-    """Whether a request for ``url`` carries the endpoint's token, by the rule of `requests`, and so the SDK's.
+    """Whether a request for ``url`` carries the endpoint's token, by the rule of `requests` and so of the SDK.
 
-    Only the same scheme, host and port get it: a target, at another address, has the proxy's redirect for it.
+    Only the same scheme, host and port get it. A target, at another address, trusts the proxy's redirect instead.
 
     >>> is_token_for("https://ais:51080", "https://ais:51080/v1/objects/b/o")
     True
@@ -156,55 +158,55 @@ def host_of(url: str) -> str:
 
 
 class ConnectionPool:
-    """Connections to a cluster's proxy and targets; owns those that are idle, whoever borrows one owns it.
+    """Connections to a cluster's proxy and targets. Owns the idle ones; a borrowed one belongs to its borrower.
 
     Args:
-        connection: The cluster.
+        access: The cluster.
         connect_timeout_s: For each address of a host.
-        silence_s: Without a byte, when connected.
+        silence_s: An answer may pause for so long.
     """
 
-    def __init__(self, connection: ClusterAccess, *, connect_timeout_s: float, silence_s: float) -> None:
-        self._connection = connection
+    def __init__(self, access: ClusterAccess, *, connect_timeout_s: float, silence_s: float) -> None:
+        self._access = access
         self._connect_timeout_s, self._silence_s = connect_timeout_s, silence_s
         self._idle: list[HttpConnection] = []
-        """The least recently used first."""
+        """Least recently used first."""
         self._proxies: dict[str, str | None] = {}
 
     def close(self) -> None:
-        """Close those that are idle. Can be called twice."""
+        """Close the idle connections. Can be called twice."""
         while self._idle:
             self._idle.pop().close()
 
-    def get(self, url: str, *, byte_range: tuple[int, int] | None) -> Steps[tuple[HttpConnection, Answer]]:
-        """Ask for a URL, or bytes ``[start, stop)`` of it: the answer's head, and the connection, to be given back.
+    def get(self, url: str, *, byte_range: tuple[int, int] | None) -> Task[tuple[HttpConnection, Answer]]:
+        """Ask for a URL, or for bytes ``[start, stop)`` of it: the connection, to be given back, and the answer's head.
 
         Raises:
-            OSError, ProtocolError: If nothing answers, or no HTTP.
+            OSError, ProtocolError: If nothing answers, or the answer is not HTTP.
             StoreError: If a certificate cannot be read, or the environment's proxy is of a kind that we cannot use.
         """
         request = self._request(url, byte_range)
         while True:
-            line = yield from self._borrow(urlsplit(url))
-            is_used = line.num_answers > 0
+            connection = yield from self._borrow(urlsplit(url))
+            is_used = connection.num_answers > 0
             try:
-                return line, (yield from line.ask(request))
+                return connection, (yield from connection.ask(request))
             except (ConnectionError, ssl.SSLEOFError):
-                line.close()
-                # A server may close a connection in the moment in which it is used again: that is no fault.
+                connection.close()
+                # A server may close an idle connection at the moment of its next use: not an error, ask on another one.
                 if not is_used:
                     raise
             except BaseException:
-                line.close()
+                connection.close()
                 raise
 
-    def give_back(self, line: HttpConnection) -> None:
-        """Keep a connection for the next request; one with an answer only half read is closed."""
-        if not line.is_idle:
-            line.close()
+    def give_back(self, connection: HttpConnection) -> None:
+        """Keep a connection for the next request, or close it if its answer was not read to the end."""
+        if not connection.is_idle:
+            connection.close()
             return
-        self._idle.append(line)
-        if len(self._idle) > MAX_IDLE_LINES:
+        self._idle.append(connection)
+        if len(self._idle) > MAX_IDLE_CONNECTIONS:
             self._idle.pop(0).close()
 
     def _request(self, url: str, byte_range: tuple[int, int] | None) -> bytes:
@@ -219,19 +221,19 @@ class ConnectionPool:
         ]
         if proxy:
             lines += _proxy_headers(proxy)
-        if self._connection.token and is_token_for(self._connection.endpoint, url):
-            lines.append(f"Authorization: Bearer {self._connection.token}")
+        if self._access.token and is_token_for(self._access.endpoint, url):
+            lines.append(f"Authorization: Bearer {self._access.token}")
         if byte_range:
             lines.append(f"Range: bytes={byte_range[0]}-{byte_range[1] - 1}")
         return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
 
-    def _borrow(self, parts: SplitResult) -> Steps[HttpConnection]:
+    def _borrow(self, parts: SplitResult) -> Task[HttpConnection]:
         origin = _origin_of(parts)
-        for line in [line for line in reversed(self._idle) if line.origin == origin]:
-            self._idle.remove(line)
-            if not line.is_stale:
-                return line
-            line.close()
+        for idle in [idle for idle in reversed(self._idle) if idle.origin == origin]:
+            self._idle.remove(idle)
+            if not idle.is_stale:
+                return idle
+            idle.close()
         proxy = self._proxy_for(parts)
         via = urlsplit(proxy) if proxy else parts
         if proxy and (via.scheme != "http" or not via.hostname):
@@ -240,34 +242,34 @@ class ConnectionPool:
                 "can be used; name the host in NO_PROXY to reach it directly"
             )
         sock = yield from dial(via.hostname or "", _port_of(via), timeout_s=self._connect_timeout_s)
-        line = HttpConnection(sock, origin=origin, silence_s=self._silence_s)
+        connection = HttpConnection(sock, origin=origin, silence_s=self._silence_s)
         try:
             if parts.scheme == "https":
                 if proxy:
-                    yield from _tunnel(line, host_of(origin), proxy)
-                yield from line.encrypt(self._tls, parts.hostname or "")
+                    yield from _tunnel(connection, host_of(origin), proxy)
+                yield from connection.encrypt(self._tls, parts.hostname or "")
         except BaseException:
-            line.close()
+            connection.close()
             raise
-        return line
+        return connection
 
     def _proxy_for(self, parts: SplitResult) -> str | None:
         origin = _origin_of(parts)
         if origin not in self._proxies:
-            self._proxies[origin] = self._connection.proxy_for(origin)
+            self._proxies[origin] = self._access.proxy_for(origin)
         return self._proxies[origin]
 
     @cached_property
     def _tls(self) -> ssl.SSLContext:
-        return self._connection.tls_context()
+        return self._access.tls_context()
 
 
-def _tunnel(line: HttpConnection, host: str, proxy: str) -> Steps[None]:
+def _tunnel(connection: HttpConnection, host: str, proxy: str) -> Task[None]:
     lines = [f"CONNECT {host} HTTP/1.1", f"Host: {host}", *_proxy_headers(proxy)]
-    answer = yield from line.ask(("\r\n".join(lines) + "\r\n\r\n").encode("latin-1"))
+    answer = yield from connection.ask(("\r\n".join(lines) + "\r\n\r\n").encode("latin-1"))
     if answer.status != 200:
         raise ConnectionError(f"the proxy {host_of(proxy)} answers {answer.status} {answer.reason}")
-    line.num_answers = 0  # of the host itself
+    connection.num_answers = 0  # the host itself has not answered yet
 
 
 def _proxy_headers(proxy: str) -> list[str]:

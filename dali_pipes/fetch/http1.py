@@ -1,13 +1,22 @@
-"""Speak HTTP/1.1 over sockets that never block: a request out, an answer's head and body in.
+"""A client for HTTP/1.1 GETs whose sockets never block, so that one thread can drive many connections.
 
-Whatever has to wait is a generator that yields what it waits for (``Steps``), and a `Loop` of the caller's drives one
-or several of them in one thread. So one thread reads several ranges of an object, and can stop at any of these places.
+Shards are large, and the CPU time that a byte costs on its way to the cache file limits how fast they come. The HTTP
+clients that exist (`requests`, `http.client`, libcurl) copy each byte through a buffer of the process, and occupy one
+thread a connection, or call back every 16 KiB. This one moves a body from its socket to a file inside the kernel, with
+``splice``. Note [no libcurl] has the measurements.
 
-# Note [no libcurl]: its callbacks get 16 KiB at a time, copied into an object, and every byte crosses into this process
-# and back into the page cache. Here ``splice`` moves a plain connection's body to the file inside the kernel; only the
-# hash reads it. CPU-s a GiB, 64 MiB objects into reserved tmpfs, XXH64 included, 1 / 4 / 8 connections, cores shared
-# with the server: libcurl with a 512 KiB buffer 0.76 / 1.10 / 1.22, with 4 MiB 0.64 / 0.75 / 0.84; ``recv_into`` and
-# ``pwrite`` 0.55 / 0.66 / 0.76; this 0.46 / 0.72 / 0.70.
+It covers what reading an object needs: a request without a body, the head of the answer, a body that ends by its
+length, by chunks or with the connection, TLS by `ssl`, and connections that stay open. It leaves out requests with a
+body, compressed bodies, pipelining, cookies and HTTP/2. Redirects, tokens and proxies are in
+`dali_pipes.fetch.connection_pool` and `dali_pipes.fetch.objects`.
+
+What has to wait is a task, a generator, of `dali_pipes.fetch.event_loop`.
+
+# Note [no libcurl]: libcurl's callbacks get 16 KiB at a time, copied into an object, and every byte crosses into this
+# process and back into the page cache. With ``splice`` only the hash reads the bytes. CPU seconds a GiB, for 64 MiB
+# objects into reserved tmpfs, XXH64 included, with 1 / 4 / 8 connections and cores shared with the server: libcurl with
+# a 512 KiB buffer 0.76 / 1.10 / 1.22, with 4 MiB 0.64 / 0.75 / 0.84; ``recv_into`` and ``pwrite`` 0.55 / 0.66 / 0.76;
+# this client 0.46 / 0.72 / 0.70.
 """
 
 import contextlib
@@ -19,112 +28,43 @@ import select
 import socket
 import ssl
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from functools import partial
-from typing import Final, NamedTuple, TypeAlias, TypeVar
+from typing import NamedTuple, TypeVar
 
-__all__ = ["NOW", "Answer", "Body", "HttpConnection", "Loop", "Pipe", "ProtocolError", "Steps", "Wait", "dial"]
+from dali_pipes.fetch.event_loop import Task, Wait
 
-PIPE_BYTES = 1 << 20  # what a process without privileges may ask for
-# A head, and how much of a body that nobody wants is read for the connection's sake.
+__all__ = ["Answer", "AnswerBody", "HttpConnection", "Pipe", "ProtocolError", "dial"]
+
+PIPE_BYTES = 1 << 20  # the most that a process without privileges may ask for
 MAX_HEAD_BYTES = 64 << 10
-MAX_ASIDE_BYTES = 64 << 10
-STOP_CHECK_S = 0.1
+# Of the body of an error this much is read, to quote it and to keep the connection.
+MAX_ERROR_BYTES = 64 << 10
 
 Result = TypeVar("Result")
 
 
-class Wait(NamedTuple):
-    """What a generator waits for."""
-
-    file: int | None
-    """A descriptor; ``None`` for a time alone."""
-    events: int
-    """`select.POLLIN` and the like."""
-    until: float
-    """`time.monotonic()` at which `TimeoutError` is thrown in, or, without a descriptor, the generator goes on."""
-
-
-NOW: Final = Wait(None, 0, 0.0)
-"""Nothing: lets the others take a step."""
-
-Steps: TypeAlias = Generator[Wait, None, Result]
-
-
 class ProtocolError(Exception):
-    """What came is no answer of HTTP/1.1, or ends early."""
-
-
-class Loop:
-    """Takes generators forward, each when what it waits for is there."""
-
-    def __init__(self) -> None:
-        self._waits: dict[Steps[None], Wait] = {}
-
-    def start(self, steps: Steps[None]) -> None:
-        """Take one up; also from inside another."""
-        self._waits[steps] = NOW
-
-    def run(self, stopped: Callable[[], bool]) -> bool:
-        """Until all have ended: ``True``; or, asked at least every 100 ms, ``stopped`` says so: ``False``.
-
-        Raises:
-            Exception: What one of them raised. Then, and when stopped, the others are closed.
-        """
-        try:
-            while self._waits:
-                if stopped():
-                    return False
-                for steps, is_late in self._due():
-                    self._advance(steps, is_late)
-            return True
-        finally:
-            while self._waits:
-                self._waits.popitem()[0].close()
-
-    def _due(self) -> list[tuple[Steps[None], bool]]:
-        poller = select.poll()
-        first = time.monotonic() + STOP_CHECK_S
-        for wait in self._waits.values():
-            if wait.file is not None:
-                poller.register(wait.file, wait.events)
-            first = min(first, wait.until)
-        ready = {file for file, _ in poller.poll(max(0.0, first - time.monotonic()) * 1000)}
-        now = time.monotonic()
-        # Ready comes before late: after a pause of the whole machine both are true.
-        return [
-            (steps, wait.file is not None and wait.file not in ready)
-            for steps, wait in self._waits.items()
-            if wait.file in ready or wait.until <= now
-        ]
-
-    def _advance(self, steps: Steps[None], is_late: bool) -> None:
-        try:
-            self._waits[steps] = steps.throw(TimeoutError()) if is_late else next(steps)
-        except StopIteration:
-            del self._waits[steps]
-        except BaseException:
-            del self._waits[steps]
-            raise
+    """The server's answer is not HTTP/1.1, or ends early."""
 
 
 class Pipe:
-    """A pipe of the kernel's: where spliced bytes are on their way. Empty between calls."""
+    """A pipe that spliced bytes pass through. It is empty between calls."""
 
     def __init__(self) -> None:
         self.source, self.sink = os.pipe2(os.O_CLOEXEC)
-        # Over the user's limit for all pipes it stays as it is, at 64 KiB.
+        # Past the user's limit for all pipes together it stays at 64 KiB.
         with contextlib.suppress(OSError):
             fcntl.fcntl(self.sink, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
 
     def close(self) -> None:
-        """Once."""
+        """Close both ends; call it once."""
         os.close(self.source)
         os.close(self.sink)
 
 
 class Answer(NamedTuple):
-    """An answer's head."""
+    """The head of an answer."""
 
     status: int
     reason: str
@@ -133,27 +73,27 @@ class Answer(NamedTuple):
 
     @property
     def length(self) -> int | None:
-        """Bytes of the body, ``None`` where the head does not say."""
+        """Bytes of the body; ``None`` if the head does not say."""
         text = self.headers.get("Content-Length", "")
         return int(text) if text.isascii() and text.isdigit() and not self.is_chunked else None
 
     @property
     def is_chunked(self) -> bool:
-        """Whether the body comes in chunks that carry their sizes."""
+        """Whether the body comes in chunks, each with its size."""
         return self.headers.get("Transfer-Encoding", "").lower() == "chunked"
 
     @property
     def is_last(self) -> bool:
         """Whether the server closes the connection after it."""
-        said = self.headers.get("ClusterAccess", "").lower()
-        return said == "close" or (not self.is_1_1 and said != "keep-alive")
+        option = self.headers.get("Connection", "").lower()
+        return option == "close" or (not self.is_1_1 and option != "keep-alive")
 
 
-def dial(host: str, port: int, *, timeout_s: float) -> Steps[socket.socket]:
-    """A connected socket, to the first of the host's addresses that answers.
+def dial(host: str, port: int, *, timeout_s: float) -> Task[socket.socket]:
+    """Connect to the first of the host's addresses that answers; returns the socket.
 
     Raises:
-        OSError: If none does; each has ``timeout_s``.
+        OSError: If none answers; each gets ``timeout_s``.
     """
     failed: OSError | None = None
     for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
@@ -177,37 +117,37 @@ def dial(host: str, port: int, *, timeout_s: float) -> Steps[socket.socket]:
             raise
         else:
             return sock
-    assert failed is not None, "a look-up that finds nothing raises"
+    assert failed is not None, "getaddrinfo raises where it finds no address"
     raise failed
 
 
 class HttpConnection:
-    """One connection. Owns its socket; broken or left in the middle of an answer, it is of no further use.
+    """One connection; owns its socket. After an error, or in the middle of an answer, it cannot be used again.
 
     Args:
-        sock: Connected and not blocking.
-        origin: ``http://host:port`` of what it talks to; says for which requests it can be used again.
-        silence_s: After so long without a byte, `TimeoutError` is raised.
+        sock: Connected, not blocking.
+        origin: ``http://host:port`` of the server; the connection serves requests for this origin.
+        silence_s: `TimeoutError` is raised when no byte came for so long.
     """
 
     def __init__(self, sock: socket.socket, *, origin: str, silence_s: float) -> None:
         self._sock, self._silence_s = sock, silence_s
         self.origin = origin
         self._rest = memoryview(b"")
-        """Received and not yet asked for: what came with a head."""
+        """Bytes that came with a head, not yet asked for."""
         self.num_answers = 0
         self.is_idle = True
-        """Whether the last answer was read to its end, and another request may follow."""
+        """Whether the last answer was read to its end, so that another request may follow."""
 
     def close(self) -> None:
         """Can be called twice."""
         self._sock.close()
 
-    def encrypt(self, context: ssl.SSLContext, host: str) -> Steps[None]:
-        """Shake hands; all that follows is encrypted.
+    def encrypt(self, context: ssl.SSLContext, host: str) -> Task[None]:
+        """Do the TLS handshake; everything after it is encrypted.
 
         Raises:
-            ssl.SSLError: If one of both does not trust the other.
+            ssl.SSLError: If client and server do not trust each other.
         """
         secure = context.wrap_socket(self._sock, server_hostname=host, do_handshake_on_connect=False)
         self._sock = secure
@@ -215,16 +155,16 @@ class HttpConnection:
 
     @property
     def is_stale(self) -> bool:
-        """Whether the server has closed it, or says what nobody asked for."""
+        """Whether the server has closed it, or sent something unasked."""
         poller = select.poll()
         poller.register(self._sock.fileno(), select.POLLIN)
         return bool(poller.poll(0))
 
-    def ask(self, request: bytes) -> Steps[Answer]:
-        """Send a request without a body; the answer's head.
+    def ask(self, request: bytes) -> Task[Answer]:
+        """Send a request without a body, and return the head of the answer.
 
         Raises:
-            OSError, ProtocolError: If the connection breaks, or what comes is no answer.
+            OSError, ProtocolError: If the connection breaks, or the answer is not HTTP.
         """
         self.is_idle = False
         view = memoryview(request)
@@ -238,8 +178,8 @@ class HttpConnection:
             if answer.status >= 200:
                 return answer
 
-    def receive(self, into: memoryview) -> Steps[int]:
-        """Bytes received, at least one; 0 at the connection's end."""
+    def receive(self, into: memoryview) -> Task[int]:
+        """Number of bytes received, at least one; 0 at the end of the connection."""
         if self._rest:
             num = min(len(self._rest), len(into))
             into[:num] = self._rest[:num]
@@ -247,27 +187,27 @@ class HttpConnection:
             return num
         sock = self._sock
         num = yield from self._patiently(partial(sock.recv_into, into), events=select.POLLIN)
-        # An encrypted record has 16 KiB at most. An error comes again with the next call.
+        # An encrypted record holds at most 16 KiB, so more may be there. An error comes again with the next call.
         with contextlib.suppress(OSError):
             while isinstance(sock, ssl.SSLSocket) and 0 < num < len(into) and (more := sock.recv_into(into[num:])):
                 num += more
         return num
 
-    def receive_line(self) -> Steps[bytes]:
-        """Up to a line's end, without it."""
+    def receive_line(self) -> Task[bytes]:
+        """The bytes up to the end of a line, without it."""
         return (yield from self._receive_until(b"\r\n"))
 
     @property
     def can_splice(self) -> bool:
-        """Whether the next bytes can go to a pipe inside the kernel."""
+        """Whether `splice` can take the next bytes: not where they were received already, nor over TLS."""
         return not self._rest and not isinstance(self._sock, ssl.SSLSocket)
 
-    def splice(self, pipe: Pipe, limit: int) -> Steps[int]:
-        """Bytes moved into an empty pipe, at least one; 0 at the connection's end."""
+    def splice(self, pipe: Pipe, limit: int) -> Task[int]:
+        """Number of bytes moved into an empty pipe, at least one; 0 at the end of the connection."""
         file = self._sock.fileno()
         return (yield from self._patiently(partial(os.splice, file, pipe.sink, limit), events=select.POLLIN))
 
-    def _receive_until(self, end: bytes) -> Steps[bytes]:
+    def _receive_until(self, end: bytes) -> Task[bytes]:
         found = bytearray(self._rest)
         self._rest = memoryview(b"")
         block = memoryview(bytearray(16 << 10))
@@ -281,7 +221,7 @@ class HttpConnection:
         self._rest = memoryview(bytes(found[stop + len(end) :]))
         return bytes(found[:stop])
 
-    def _patiently(self, act: Callable[[], Result], *, events: int) -> Steps[Result]:
+    def _patiently(self, act: Callable[[], Result], *, events: int) -> Task[Result]:
         while True:
             wanted = events
             try:
@@ -295,56 +235,57 @@ class HttpConnection:
                 raise TimeoutError(f"no byte for {self._silence_s:g} s") from None
 
 
-class Body:
-    """What follows a head, read once, whatever frames it.
+class AnswerBody:
+    """The body that follows a head; can be read once.
 
-    Its end is known by its length, by chunks' sizes, or by the connection's end; before that, an end is an error.
+    It ends after its length, with its last chunk, or, where the head says neither, with the connection. A connection
+    that ends before that is an error.
     """
 
-    def __init__(self, line: HttpConnection, answer: Answer) -> None:
-        self._line, self._answer = line, answer
+    def __init__(self, connection: HttpConnection, answer: Answer) -> None:
+        self._connection, self._answer = connection, answer
         self._left = answer.length
-        """Of the body, or of this chunk; ``None``: up to the connection's end."""
+        """Bytes left of the body, or of this chunk; ``None``: all until the connection ends."""
         self._is_chunked = answer.is_chunked
         if self._is_chunked or answer.status in (204, 304):
             self._left = 0
         self._num_bytes = 0
-        self._note_end()
+        self._check_end()
 
     @property
     def is_complete(self) -> bool:
-        """Whether its end is reached."""
+        """Whether it was read to its end."""
         return self._left == 0 and not self._is_chunked
 
     @property
     def can_splice(self) -> bool:
-        """Whether `splice` would do."""
-        return bool(self._left) and not self._is_chunked and self._line.can_splice
+        """Whether `splice` can take the next bytes."""
+        return bool(self._left) and not self._is_chunked and self._connection.can_splice
 
-    def splice(self, pipe: Pipe) -> Steps[int]:
-        """Bytes moved into the empty pipe, at least one: it is asked only before the end."""
+    def splice(self, pipe: Pipe) -> Task[int]:
+        """Number of bytes moved into the empty pipe, at least one: called only before the end."""
         assert self._left is not None, "can_splice was asked"
-        num = yield from self._line.splice(pipe, min(self._left, PIPE_BYTES))
+        num = yield from self._connection.splice(pipe, min(self._left, PIPE_BYTES))
         self._count(num)
         return num
 
-    def receive(self, into: memoryview) -> Steps[int]:
-        """Bytes received; 0 at the body's end."""
+    def receive(self, into: memoryview) -> Task[int]:
+        """Number of bytes received; 0 at the end of the body."""
         if self._is_chunked and not self._left and not (yield from self._next_chunk()):
             return 0
         if self._left == 0:
             return 0
-        num = yield from self._line.receive(into if self._left is None else into[: self._left])
+        num = yield from self._connection.receive(into if self._left is None else into[: self._left])
         if not num and self._left is None:
             return 0
         self._count(num)
         return num
 
-    def read_aside(self) -> Steps[bytes]:
-        """A short body whole; of a long one some, and the connection is then of no further use."""
+    def read_error(self) -> Task[bytes]:
+        """A short body whole, or the beginning of a long one; the connection cannot be used after a long one."""
         found = bytearray()
         block = memoryview(bytearray(16 << 10))
-        while len(found) <= MAX_ASIDE_BYTES and (num := (yield from self.receive(block))):
+        while len(found) <= MAX_ERROR_BYTES and (num := (yield from self.receive(block))):
             found += block[:num]
         return bytes(found)
 
@@ -354,25 +295,25 @@ class Body:
         self._num_bytes += num
         if self._left is not None:
             self._left -= num
-        self._note_end()
+        self._check_end()
 
-    def _note_end(self) -> None:
+    def _check_end(self) -> None:
         if self.is_complete:
-            self._line.is_idle = not self._answer.is_last
+            self._connection.is_idle = not self._answer.is_last
 
-    def _next_chunk(self) -> Steps[bool]:
+    def _next_chunk(self) -> Task[bool]:
         if self._num_bytes:
-            yield from self._line.receive_line()  # what ends the data of the chunk before
-        text = (yield from self._line.receive_line()).partition(b";")[0].strip()
+            yield from self._connection.receive_line()  # the end of the chunk before
+        text = (yield from self._connection.receive_line()).partition(b";")[0].strip()
         try:
             self._left = int(text, 16)
         except ValueError:
             raise ProtocolError("a chunk of the body has no size") from None
         if self._left == 0:
-            while (yield from self._line.receive_line()):
+            while (yield from self._connection.receive_line()):
                 pass  # trailers
             self._is_chunked = False
-            self._note_end()
+            self._check_end()
         return bool(self._left)
 
 
@@ -381,7 +322,7 @@ def _parse_head(head: bytes) -> Answer:
     version, _, rest = first.decode("latin-1").partition(" ")
     status, _, reason = rest.partition(" ")
     if version not in ("HTTP/1.0", "HTTP/1.1") or not (len(status) == 3 and status.isascii() and status.isdigit()):
-        raise ProtocolError("what answers does not speak HTTP/1.1")
+        raise ProtocolError("the server does not speak HTTP/1.1")
     try:
         headers = http.client.parse_headers(io.BytesIO(lines + b"\r\n\r\n"))
     except http.client.HTTPException as exc:

@@ -1,4 +1,4 @@
-"""Bring local shards into the image: by the kernel where it can, by reference where the file system can."""
+"""Copy local shards into the cache file: inside the kernel if it can, by reference if the file system can."""
 
 import errno
 import os
@@ -7,20 +7,20 @@ from pathlib import Path
 
 from dali_pipes.cache.extents import READ_BYTES, Extent
 from dali_pipes.errors import CacheError, DataError, StoreError
-from dali_pipes.fetch.stager import Fetcher, Wanted
-from dali_pipes.formats.column_file import checksum as checksum_of
+from dali_pipes.fetch.fetcher import Fetcher, Wanted
+from dali_pipes.formats.checksum import checksum as checksum_of
 
 __all__ = ["LocalFetcher", "WithIndexes"]
 
-# copy_file_range answers one of these where it cannot serve this pair of files; reading and writing does.
+# Errors of copy_file_range for a pair of files that it cannot copy; reading and writing can.
 _NO_COPY = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF, errno.EPERM}
-# Bytes that the kernel is asked to copy in one call, which nothing ends before its time.
+# Bytes to copy in one call, which cannot be interrupted.
 _COPY_BYTES = 64 << 20
 _CHANGED = "it was cut off or replaced since: put it back, or index the shards anew: dali-pipes prep index URL"
 
 
 class LocalFetcher:
-    """A `dali_pipes.fetch.stager.Fetcher` of a directory's files."""
+    """A `dali_pipes.fetch.fetcher.Fetcher` of a directory's files."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -29,7 +29,7 @@ class LocalFetcher:
         """Copy files into their extents, one after the other, and check them.
 
         Raises:
-            CacheError: If there is no room.
+            CacheError: If the bytes cannot be written.
             DataError: If size or checksum are not the manifest's.
             StoreError: If a file cannot be read.
         """
@@ -61,7 +61,7 @@ class LocalFetcher:
 
     @staticmethod
     def _copy_by_kernel(source: int, extent: Extent, where: str, stopped: Callable[[], bool]) -> int:
-        """Bytes copied: all unless ``stopped``, or none where the kernel cannot do it for these two file systems."""
+        """Bytes copied: all, fewer if ``stopped``, none if the kernel cannot copy between the two file systems."""
         copied = 0
         while copied < extent.size and not stopped():
             size = min(_COPY_BYTES, extent.size - copied)
@@ -70,7 +70,7 @@ class LocalFetcher:
             except OSError as exc:
                 if exc.errno in _NO_COPY and copied == 0:
                     return 0
-                raise CacheError(f"cannot copy '{where}' into the image: {exc.strerror}") from exc
+                raise CacheError(f"cannot copy '{where}' into the cache file: {exc.strerror}") from exc
             if step == 0:
                 break
             copied += step
@@ -94,18 +94,18 @@ class LocalFetcher:
 
 
 class WithIndexes:
-    """A fetcher whose shard indexes come from memory: for shards that were indexed on the fly.
+    """A fetcher that takes shard indexes from memory, for shards that were indexed on the fly.
 
     Args:
-        shards: Fetches all else.
-        indexes: Index object's name -> its bytes.
+        shards: Fetches everything else.
+        indexes: Name of an index object -> its bytes.
     """
 
     def __init__(self, shards: Fetcher, indexes: Mapping[str, bytes]) -> None:
         self._shards, self._indexes = shards, indexes
 
     def fetch(self, wanted: Sequence[Wanted], *, stopped: Callable[[], bool], num_connections: int = 1) -> bool:
-        """See `dali_pipes.fetch.stager.Fetcher`."""
+        """See `dali_pipes.fetch.fetcher.Fetcher`."""
         stored = []
         for one in wanted:
             data = self._indexes.get(one.name)

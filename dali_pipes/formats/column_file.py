@@ -1,4 +1,9 @@
-"""TODO: dali_pipes/formats/column_file.py."""
+"""Read and write the files that describe a data set: safetensors files of typed columns with a JSON header.
+
+Any language reads them without parsing. Texts (shard names, keys) are one run of UTF-8 bytes and the column of their
+end offsets. `dali_pipes.formats.manifest`, `dali_pipes.formats.shard_index` and `dali_pipes.formats.sample_columns` say
+what the columns of each kind hold. A reader may rely on that: a file is checked before anything is made of it.
+"""
 
 import json
 from collections.abc import Mapping
@@ -7,7 +12,6 @@ from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 from safetensors import SafetensorError
 from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
@@ -16,24 +20,15 @@ from dali_pipes.errors import DataError
 from dali_pipes.formats.photo_header import PHOTO_FORMATS
 from dali_pipes.formats.texts import Texts
 
-__all__ = [
-    "ColumnFile",
-    "checksum",
-    "save_columns",
-]
+__all__ = ["UNSIZED", "ColumnFile", "save_columns"]
 
 UNSIZED = "unsized"
 """Beside the formats in `Manifest.photos`: photos whose header gives no height and width."""
 
 
-def checksum(data: bytes | memoryview) -> int:
-    """XXH64, seed 0: what AIS calls ``xxhash2``, so that a listing can be held against the manifest."""
-    return cast("int", xxhash.xxh64_intdigest(data))
-
-
 def save_columns(columns: Mapping[str, npt.NDArray[Any]], header: Mapping[str, Any]) -> bytes:
-    """The bytes of a file of columns, which are always the same for the same columns and header."""
-    # One entry: safetensors writes several in the order of a hash map, another in every process.
+    """The bytes of a file; the same columns and header always give the same bytes."""
+    # One entry only: safetensors writes several in the order of a hash map, which differs between processes.
     metadata = {"header": json.dumps(header)}
     contiguous = {name: np.ascontiguousarray(column) for name, column in columns.items()}
     return cast("bytes", save_tensors(contiguous, metadata=metadata))
@@ -41,12 +36,12 @@ def save_columns(columns: Mapping[str, npt.NDArray[Any]], header: Mapping[str, A
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnFile:
-    """Columns and header of one file, of which nothing is believed before it was looked at."""
+    """Columns and header of one file; each is checked when it is taken."""
 
     where: str
     kind: str
     columns: dict[str, npt.NDArray[Any]]
-    """Those that nobody has taken yet."""
+    """The columns that were not taken yet."""
     header: dict[str, Any]
 
     @classmethod
@@ -54,7 +49,7 @@ class ColumnFile:
         """Read a file; ``where`` names it.
 
         Raises:
-            DataError: If it is none of this kind and version.
+            DataError: If it is not of this kind and version.
         """
         expected = f"expected a {kind}, version {version}"
         try:
@@ -72,14 +67,14 @@ class ColumnFile:
         return cls(where=where, kind=kind, columns=columns, header=header)
 
     def refused(self, expected: str, found: str) -> DataError:
-        """What to raise for a file that says what it may not."""
+        """The error for a file with invalid values."""
         return DataError(
             f"'{self.where}' is a broken {self.kind}: expected {expected}, found {found}; "
             "rebuild it: dali-pipes prep index URL"
         )
 
     def column(self, name: str, dtype: type[np.generic], length: int | None = None) -> npt.NDArray[Any]:
-        """Take a column, which must be there, of this dtype and length."""
+        """Take a column of this dtype and length; it must be there."""
         column = self.columns.pop(name, None)
         expected = f"column '{name}' of {'' if length is None else f'{length} '}{np.dtype(dtype)}"
         if column is None:
@@ -98,7 +93,7 @@ class ColumnFile:
         return texts
 
     def expect_no_more(self) -> None:
-        """Refuse columns that nobody has taken."""
+        """Refuse a file with columns that were not taken."""
         if self.columns:
             raise self.refused("no other columns", ", ".join(f"'{name}'" for name in sorted(self.columns)[:3]))
 

@@ -1,18 +1,18 @@
-"""Split a member's name: path in, key and component out. The one place where that is done."""
+"""Split the name of an archive member into key and component. All code splits names by this function."""
 
 __all__ = ["split_key"]
 
 
 def split_key(name: str) -> tuple[str, str] | None:
-    """Key and component of an archive member, as WebDataset splits them.
+    """Key and component of an archive member, split as in WebDataset.
 
-    The key is the path up to the first dot after the last slash, directory kept; the component is the rest, in the
-    case it was written (the index lower-cases it, as WebDataset does).
+    The key is the path up to the first dot after the last slash, with its directory. The component is the rest, in its
+    original case (the index lower-cases it, as WebDataset does).
 
     Returns:
-        ``(key, component)``, or ``None`` for a name that belongs to no sample: a base name without a dot, one that
-        starts with a dot, or one that ends at its dot. (WebDataset 1.0 gives ``dir/.hidden.x`` the key ``dir/``; such
-        a member, typically macOS's ``._photo.jpg``, is no sample anywhere else, nor here.)
+        ``(key, component)``, or ``None`` for a name that belongs to no sample: a base name that has no dot, starts with
+        a dot, or ends at its first dot. (WebDataset 1.0 gives ``dir/.hidden.x`` the key ``dir/``. Such a member,
+        typically macOS's ``._photo.jpg``, is not a sample here or in other readers.)
 
     >>> split_key("a/001.seg.png")
     ('a/001', 'seg.png')

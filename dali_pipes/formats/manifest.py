@@ -1,28 +1,6 @@
-"""Two of the files that describe a data set: one shard index beside each shard, one manifest beside them all.
+"""The manifest: one file beside all shards of a data set, with a row for each shard.
 
-The third, by which samples are chosen, is `dali_pipes.formats.sample_columns`. All are safetensors files: typed columns behind a JSON
-header, read without parsing, in any language. Texts (shard names, keys) are one run of UTF-8 bytes and the column of
-their end offsets. Whoever reads such a file here may rely on what is said below: it is checked before anything is made
-of it.
-
-Shard index, ``samples-000000.index.safetensors``, version 1, for N samples:
-
-====================  ========  =====================================================================================
-column                dtype     holds
-====================  ========  =====================================================================================
-``key/bytes``         uint8     the keys, one after the other
-``key/ends``          int64 N   where each key ends
-``label``             int64 N   the class id in ``cls``, 0 where a sample lacks it; only in shards that have ``cls``
-``offset/C``          int64 N   component C's first byte in the shard, a multiple of 512; -1 where the sample lacks C
-``size/C``            int64 N   component C's bytes; offset + size is within the shard
-``height/C``          int32 N   photos only: rows as stored, before any EXIF rotation; 0 where the header says nothing
-``width/C``           int32 N   columns, likewise
-``format/C``          uint8 N   index into `dali_pipes.formats.photo_header.PHOTO_FORMATS`; 0 where the header is none of these
-====================  ========  =====================================================================================
-
-Its header, JSON: ``shard``, ``shard_bytes``, ``shard_checksum`` (16 hexadecimal digits).
-
-Manifest, ``samples-manifest.safetensors``, version 2, for S shards:
+``samples-manifest.safetensors``, version 2, for S shards; a file as in `dali_pipes.formats.column_file`:
 
 ====================  ========  =====================================================================================
 column                dtype     holds
@@ -36,15 +14,15 @@ column                dtype     holds
 ``index_checksum``    uint64 S  XXH64 of each shard's index
 ====================  ========  =====================================================================================
 
-Its header, JSON, sums up the whole data set, so that what it cannot give is known before any shard index is read:
-``classes`` is the class table; ``components`` counts the samples that have each component; ``photos`` counts, for each
-component that is a photo by its name, the formats that were found, ``{"image.jpg": {"JPEG": 990, "unknown": 10}}``, and
-under ``unsized`` the photos without height and width, where these are others than the unknown; ``labels`` has the least
-and the greatest class id, ``{"min": 1, "max": 37}``, where there is any. (Version 1 had neither ``photos`` nor
-``labels``.)
+Its header, JSON, sums up the whole data set, so that a loader can refuse what the data set cannot give before it reads
+any shard index. ``classes`` is the class table. ``components`` counts the samples that have each component. ``photos``
+counts the formats of each component that is a photo by its name, ``{"image.jpg": {"JPEG": 990, "unknown": 10}}``, and
+under ``unsized`` the photos without height and width, if their number is not that of the unknown ones. ``labels`` has
+the smallest and the largest class id, ``{"min": 1, "max": 37}``, if there are any. (Version 1 had neither ``photos``
+nor ``labels``.)
 
-What is said of shards as an ETL gives them (``prep index --etl NAME``) stands in files of the same formats, called
-after it: ``samples-manifest.NAME.etl.safetensors``. Such a manifest's header has ``etl``, the ETL's name.
+Shards that are read through an ETL (``prep index --etl NAME``) have files of the same formats, named after the ETL:
+``samples-manifest.NAME.etl.safetensors``. The header of such a manifest has ``etl``, the ETL's name.
 """
 
 import hashlib
@@ -61,44 +39,39 @@ from dali_pipes.errors import DataError
 from dali_pipes.formats.column_file import ColumnFile, save_columns
 from dali_pipes.formats.texts import Texts, object_name_problem, pack_texts
 
-__all__ = [
-    "Manifest",
-]
-
+__all__ = ["Manifest"]
 
 MANIFEST_VERSION = 2
 MANIFEST_KIND = "dali-pipes manifest"
-# As AIStore has it; what matters here is that there is no dot.
+# AIStore's rule. It matters here that a name has no dot.
 _ETL_NAME = re.compile("[a-z0-9-]{1,64}")
 Int64s = npt.NDArray[np.int64]
-Int32s = npt.NDArray[np.int32]
-UInt8s = npt.NDArray[np.uint8]
 UInt64s = npt.NDArray[np.uint64]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """One row a shard, and the class table: all that a plan needs before any shard index is read."""
+    """One row for each shard, and the class table: all that a plan needs before any shard index is read."""
 
     names: Sequence[str]
-    """Kept as `Texts`, whatever sequence they are given as."""
+    """Any sequence; it is kept as `Texts`."""
     shard_bytes: Int64s
     checksums: UInt64s
     samples: Int64s
     index_bytes: Int64s
     index_checksums: UInt64s
     components: Mapping[str, int] = field(default_factory=dict)
-    """component -> how many samples of the whole data set have it."""
+    """component -> the number of samples of the whole data set that have it."""
     classes: Mapping[int, str] = field(default_factory=dict)
-    """class id, as ``cls`` holds it -> name; empty where nobody gave names."""
+    """class id, as ``cls`` holds it -> name; empty if there is no class table."""
     photos: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """component that is a photo by its name -> format, of `dali_pipes.formats.photo_header.PHOTO_FORMATS`, -> how many photos of the whole
-    data set are in it; and `UNSIZED` -> how many have no height and width, where that is not the number of unknowns."""
+    """component that is a photo by its name -> format of `PHOTO_FORMATS` -> the number of such photos in the whole data
+    set; and `UNSIZED` -> the number without height and width, if that is not the number of unknown photos."""
     labels: Mapping[str, int] = field(default_factory=dict)
-    """``{"min": 1, "max": 37}``: the least and greatest class id of the whole data set; empty where it has none."""
+    """``{"min": 1, "max": 37}``: the smallest and largest class id of the whole data set; empty if it has none."""
     etl: str = ""
-    """The ETL through which these shards are read; empty: as they are stored. Of a mixture the names of its sets' ETLs
-    in their order, ``;`` between them, where there is any."""
+    """The ETL through which these shards are read; empty: as they are stored. For a mixture with ETLs: those of its
+    sets in their order, ``;`` between them."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.names, Texts):
@@ -118,9 +91,9 @@ class Manifest:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256, hexadecimal, of names, sizes, checksums and sample counts in their order: which data set this is.
+        """Identifies the data set: SHA-256, hexadecimal, of names, sizes, checksums and sample counts in their order.
 
-        Read through an ETL it is another one, also where that changes no byte.
+        Shards that are read through an ETL are another data set, even if the ETL changes no byte.
         """
         name_bytes, name_ends = pack_texts(self.names)
         # 1 is the digest's own version: a data set stays the same when its manifest's format changes.
@@ -130,7 +103,7 @@ class Manifest:
         return state.hexdigest()
 
     def rows_of(self, names: Sequence[str], *, where: str) -> Int64s:
-        """Where these shards stand in the manifest, in the order given: int64 [len(names)].
+        """The rows of these shards in the manifest, in the order given: int64 [len(names)].
 
         Raises:
             DataError: If a name is not in this manifest; ``where`` names it.
@@ -152,10 +125,9 @@ class Manifest:
         return self.take(self.rows_of(names, where=where))
 
     def take(self, chosen: Int64s) -> "Manifest":
-        """The manifest of some rows, in the order given; itself where they are all, in its own order.
+        """The manifest of some rows, in the order given; itself if these are all rows in their own order.
 
-        What it counts of the whole data set (`components`, `photos`, `labels`) it keeps: of a selection these are upper
-        bounds.
+        Counts of the whole data set (`components`, `photos`, `labels`) are kept: for a selection they are upper bounds.
         """
         if np.array_equal(chosen, np.arange(self.num_shards)):
             return self
@@ -198,11 +170,10 @@ class Manifest:
 
     @classmethod
     def from_bytes(cls, data: bytes, *, where: str) -> "Manifest":
-        """Read a manifest; its names may become parts of paths, its counts are no less than 0 and add up in int64.
+        """Read a manifest: its names are safe as parts of paths, its counts are at least 0 and their sums fit int64.
 
         Raises:
-            DataError: If ``data`` is not a manifest of this version, or says what no manifest may say; ``where`` names
-                it.
+            DataError: If ``data`` is not a manifest of this version, or holds invalid values; ``where`` names it.
         """
         file = ColumnFile.open(data, where=where, kind=MANIFEST_KIND, version=MANIFEST_VERSION)
         names = file.texts("name")

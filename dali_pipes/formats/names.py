@@ -1,4 +1,4 @@
-"""TODO: dali_pipes/formats/names.py."""
+"""Names of the files beside shards: index, manifest, column file and class table."""
 
 __all__ = [
     "LABEL_COMPONENT",
@@ -9,9 +9,8 @@ __all__ = [
     "transformed_name",
 ]
 
-
 LABEL_COMPONENT = "cls"
-"""The component that holds a class id in ASCII digits: WebDataset's name for it."""
+"""The component that holds a class id in ASCII digits; the name is WebDataset's."""
 
 
 def index_name(shard: str) -> str:
@@ -30,14 +29,14 @@ def columns_name(prefix: str) -> str:
 
 
 def classes_name(prefix: str) -> str:
-    """``a/x-`` -> ``a/x-classes.json``: the class table that `pack` leaves, ``{"1": "Abyssinian", ...}``."""
+    """``a/x-`` -> ``a/x-classes.json``: the class table that `pack` writes, ``{"1": "Abyssinian", ...}``."""
     return f"{prefix}classes.json"
 
 
 def transformed_name(name: str, *, etl: str) -> str:
-    """What an index, manifest or column file of shards is called that says how an ETL gives them.
+    """The name of the index, manifest or column file for shards that are read through an ETL.
 
-    Never the name of such a file of other shards, nor of another ETL's: theirs end in ``index``, ``manifest`` or
+    It cannot be the name of such a file for other shards or another ETL: theirs end in ``index``, ``manifest`` or
     ``columns`` before the suffix, and an ETL's name has no dot.
 
     >>> transformed_name("a/x-000000.index.safetensors", etl="pets-npy")

@@ -1,4 +1,4 @@
-"""A photo's first bytes to its format, height and width, without decoding it."""
+"""Read a photo's format, height and width from its first bytes, without decoding it."""
 
 import io
 import struct
@@ -8,10 +8,11 @@ from typing import NamedTuple
 __all__ = ["MAX_PIXELS", "PHOTO_EXTENSIONS", "PHOTO_FORMATS", "PhotoHeader", "is_photo", "read_photo_header"]
 
 MAX_PIXELS = 89_478_485
-"""Most pixels of a photo that is not bad: Pillow's ``MAX_IMAGE_PIXELS``, a quarter of a GiB of 8-bit RGB."""
+"""Photos of more pixels are bad. It is Pillow's ``MAX_IMAGE_PIXELS``: a quarter of a GiB of 8-bit RGB."""
 
 PHOTO_FORMATS = ("unknown", "JPEG", "PNG", "WEBP", "TIFF", "BMP", "PPM", "JPEG2000", "GIF")
-"""What a photo's first bytes say it is, whatever its name says. Append only: shard indexes store the position."""
+"""The formats that a photo's first bytes can show; its name does not matter. Only append: shard indexes store the
+position."""
 
 PHOTO_EXTENSIONS = frozenset(
     {"jpg", "jpeg", "jpe", "png", "webp", "tif", "tiff", "bmp", "ppm", "pgm", "pbm", "pnm", "jp2", "j2k", "gif"}
@@ -19,7 +20,7 @@ PHOTO_EXTENSIONS = frozenset(
 
 
 class PhotoHeader(NamedTuple):
-    """What the header says; ``("unknown", 0, 0)`` where there is none that can be read."""
+    """Format and size from the header; ``("unknown", 0, 0)`` if there is no readable header."""
 
     format: str
     height: int
@@ -28,7 +29,7 @@ class PhotoHeader(NamedTuple):
 
 
 def is_photo(component: str) -> bool:
-    """Whether a component's name is a photo's or a mask's: by what follows its last dot.
+    """Whether a component is a photo or a mask, by the extension of its name.
 
     >>> is_photo("trimap.png"), is_photo("cls")
     (True, False)
@@ -37,10 +38,10 @@ def is_photo(component: str) -> bool:
 
 
 def read_photo_header(data: bytes) -> PhotoHeader:
-    """Format and size of a photo from its bytes; never raises, whatever the bytes are.
+    """Format and size of a photo from its bytes. Never raises.
 
-    Pillow's readers are called one by one and not through `Image.open`, which refuses a header that announces a very
-    large picture: here the size of exactly such a picture is wanted.
+    Pillow's readers are called directly, because `Image.open` refuses a header that announces a very large picture, and
+    exactly the size of such a picture is needed here.
     """
     name = _sniff(data)
     reader = _READERS.get(name)
@@ -48,7 +49,7 @@ def read_photo_header(data: bytes) -> PhotoHeader:
         return PhotoHeader(name, 0, 0)
     try:
         width, height = reader(data)
-    except Exception:  # noqa: BLE001 (Pillow's readers raise what they meet, decompression bombs included)
+    except Exception:  # noqa: BLE001 (Pillow's readers raise anything, also for decompression bombs)
         return PhotoHeader(name, 0, 0)
     return PhotoHeader(name, height, width)
 
@@ -71,7 +72,7 @@ def _jpeg(data: bytes) -> tuple[int, int]:
 
 
 def _png(data: bytes) -> tuple[int, int]:
-    # Chunk length and type before it, fixed by the format: IHDR is always first.
+    # The format fixes the first chunk: after its length and type comes IHDR.
     if data[12:16] != b"IHDR":
         raise ValueError("no IHDR")
     width, height = struct.unpack(">II", data[16:24])

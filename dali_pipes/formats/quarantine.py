@@ -1,12 +1,12 @@
-"""Bad samples to the lines of a quarantine, and such files, and lists of keys, to the samples that a loader leaves out.
+"""Write bad samples to a quarantine file, and read quarantines and lists of keys as samples to leave out.
 
-A quarantine is UTF-8, a line each of ``shard<TAB>key<TAB>component<TAB>cause``, after a first line that says what it
-is:
+A quarantine is UTF-8 text. It starts with a header, and each bad sample has one line
+``shard<TAB>key<TAB>component<TAB>cause``:
 
     # dali-pipes quarantine, version 1, manifest 0123456789ab: shard, key, component, cause
 
-A list for ``exclude=`` may also be one that a person wrote: a key a line, or ``shard<TAB>key``. Lines that start with
-``#`` and hold no tab are notes; a key that starts so is written with its shard.
+``Select(exclude=...)`` also takes lists that a person wrote, with ``key`` or ``shard<TAB>key`` on each line. Lines that
+start with ``#`` and hold no tab are comments; to list a key that starts with ``#``, write it with its shard.
 """
 
 import contextlib
@@ -26,49 +26,49 @@ _KIND = "dali-pipes quarantine"
 _VERSION = 1
 _HEADER = re.compile(rf"# {_KIND}, version ([0-9]+), manifest ([0-9a-f]*)")
 
-# Of the digest: enough to tell data sets apart.
+# Digits of the digest, enough to tell data sets apart.
 _NUM_DIGITS = 12
 _BREAKS = re.compile(r"[\t\r\n]")
 _SHOWN = 60
 
 
 class Exclusion(NamedTuple):
-    """One sample that is to be left out, and which line says so."""
+    """One sample to leave out, and the line that lists it."""
 
     shard: str | None
-    """Its name; ``None``: wherever the key is."""
+    """The shard's name; ``None`` for any shard that has the key."""
     key: str
     file: str
     line: int
-    """From 1."""
+    """Counted from 1."""
 
     @property
     def where(self) -> str:
-        """File and line, as errors give them."""
+        """File and line, for errors."""
         return f"'{self.file}':{self.line}"
 
 
 class QuarantineFile:
-    """Adds samples to a quarantine; what is in it already is not written again. A context manager.
+    """Adds samples to a quarantine file, each once. A context manager.
 
-    Of processes that name the same file each line comes whole.
+    Several processes can add to one file: every line is written as a whole.
 
     Args:
         path: The file.
-        manifest: The manifest's digest, for the first line; empty where there is no manifest.
-        is_made: Make the file now, with its first line, if it is not there: a list of no samples is one that can be
-            passed. Else it is made with the first sample.
-        takes_lists: Add to a list of keys that a person wrote, too; else that is refused.
+        manifest: The manifest's digest, for the header; empty if there is no manifest.
+        is_made: Create the file now, with its header, if it does not exist: an empty list can be passed to a loader,
+            too. Otherwise it is created with the first sample.
+        takes_lists: Also add to a list of keys that a person wrote; otherwise that is refused.
 
     Raises:
-        DataError: If what is there is no list of samples, or one that is not to be added to.
-        StoreError: If it cannot be read, or not be written.
+        DataError: If the file exists and is not a list of samples, or is a list that must not be changed.
+        StoreError: If the file cannot be read or written.
     """
 
     def __init__(self, path: str | Path, *, manifest: str, is_made: bool = True, takes_lists: bool = False) -> None:
         self.path = Path(path)
         self.num_added = 0
-        """Lines that were written by this object."""
+        """Lines that this object wrote."""
         digest = manifest[:_NUM_DIGITS]
         self._header = f"# {_KIND}, version {_VERSION}, manifest {digest}: shard, key, component, cause\n"
         self._check_place()
@@ -76,9 +76,9 @@ class QuarantineFile:
         is_quarantine = any(line.startswith(f"# {_KIND}".encode()) for line in data.split(b"\n"))
         if data and not (is_quarantine or takes_lists):
             found = data[:40].decode(errors="backslashreplace")
-            raise DataError(f"'{path}' is there, and no quarantine (found {found!r}); name another file")
+            raise DataError(f"'{path}' exists and is not a quarantine (found {found!r}); name another file")
         self._known = {(entry.shard, entry.key) for entry in _entries(data, str(self.path))}
-        # A file that goes on from one data set to the next has a header for each.
+        # A file that lists samples of several data sets has a header for each.
         self._has_header = self._header.encode() in data
         if is_made and not self._has_header:
             self._append("")
@@ -90,28 +90,28 @@ class QuarantineFile:
         self.close()
 
     def __contains__(self, sample: tuple[str, str]) -> bool:
-        """Whether the file has this shard and key."""
+        """Whether the file lists this shard and key."""
         return sample in self._known
 
     def __len__(self) -> int:
-        """How many samples the file has: this object's, and those from before."""
+        """The number of samples that the file lists, earlier ones included."""
         return len(self._known)
 
     def add(self, shard: str, key: str, component: str, cause: str) -> bool:
-        """Write a line, unless there is one for this shard and key.
+        """Write a line, unless the file lists this shard and key already.
 
         Args:
             shard: The shard's name.
             key: The sample's key.
-            component: What of it is bad; empty where that is not known, or it is the sample as a whole.
-            cause: Why, in any number of lines: they are joined.
+            component: The bad component; empty if it is not known, or the whole sample is bad.
+            cause: Why the sample is bad. Line breaks are replaced by spaces.
 
         Returns:
-            Whether it was written.
+            Whether a line was written.
 
         Raises:
-            DataError: If a name holds a tab or a line break, and so cannot stand here.
-            StoreError: If it cannot be written.
+            DataError: If a name holds a tab or a line break, which the format cannot hold.
+            StoreError: If the file cannot be written.
         """
         if (shard, key) in self._known:
             return False
@@ -123,7 +123,7 @@ class QuarantineFile:
         return True
 
     def close(self) -> None:
-        """Bring what was written to the disk. Can be called twice."""
+        """Flush the file to the disk. Can be called twice."""
         if not self.path.exists():
             return
         with _writing(self.path):
@@ -134,7 +134,7 @@ class QuarantineFile:
                 os.close(file)
 
     def _check_place(self) -> None:
-        """Before a job starts, not when it meets the first bad sample."""
+        """Check that the file can be written: before a job starts, not at its first bad sample."""
         if not self.path.parent.is_dir():
             raise StoreError(
                 f"cannot write the quarantine '{self.path}': No such file or directory: '{self.path.parent}'; make it"
@@ -144,17 +144,17 @@ class QuarantineFile:
             raise StoreError(f"cannot write the quarantine '{self.path}': no permission for '{writable}'")
 
     def _append(self, line: str) -> None:
-        """One write: others that append to the file at the same time write before or after it."""
+        """Append in a single write, so that lines of several processes do not mix."""
         with _writing(self.path):
             file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
                 line = line if self._has_header else self._header + line
                 size = os.fstat(file).st_size
                 if size and os.pread(file, 1, size - 1) != b"\n":
-                    line = f"\n{line}"  # whoever wrote the last line was cut off, or is a person
+                    line = f"\n{line}"  # a process was killed while it wrote the last line, or a person wrote it
                 data = line.encode(errors="backslashreplace")
                 if os.write(file, data) != len(data):
-                    raise OSError("the disk took a part of the line only; is it full?")
+                    raise OSError("only a part of the line was written; is the disk full?")
             finally:
                 os.close(file)
         self._has_header = True
@@ -170,7 +170,7 @@ def _writing(path: Path) -> Iterator[None]:
 
 @dataclass
 class _Lines:
-    """What is expected of the lines of one file so far."""
+    """Parses the lines of one file. After a quarantine's header only complete lines are valid."""
 
     file: str
     is_quarantine: bool = False
@@ -182,7 +182,7 @@ class _Lines:
         if not text.strip():
             return None
         fields = text.split("\t")
-        # A line of a quarantine that was cut off must not be taken for a key.
+        # In a quarantine, a line that was cut off must not pass for a key.
         expected = (
             "shard, key, component and cause, separated by tabs"
             if self.is_quarantine
@@ -208,14 +208,14 @@ class _Lines:
 
 
 def read_exclusions(paths: str | Path | Iterable[str | Path]) -> list[Exclusion]:
-    """The samples that these files list, in the files' order; one that is listed twice comes twice.
+    """The samples that these files list, in the files' order. A sample that is listed twice comes twice.
 
     Args:
-        paths: Quarantines, and lists of a key a line; one or several, or ``"bad-*.tsv"``. A rank that met no bad sample
-            leaves no file: a wildcard that matches nothing lists nothing.
+        paths: One or several quarantines or lists of keys, or a wildcard such as ``"bad-*.tsv"``. A rank that has seen
+            no bad sample leaves no file, so a wildcard may match no file.
 
     Raises:
-        DataError: If a line is none that such a file can have, or the file is not UTF-8; names file and line.
+        DataError: If a line is not valid, or a file is not UTF-8; names file and line.
         StoreError: If a file cannot be read.
     """
     listed = [paths] if isinstance(paths, str | Path) else list(paths)
@@ -223,7 +223,7 @@ def read_exclusions(paths: str | Path | Iterable[str | Path]) -> list[Exclusion]
 
 
 def _files(path: str) -> list[str]:
-    """What a path stands for: itself, or, where it has a wildcard and is no file, all that match, be it none."""
+    """The path itself, or, if it has a wildcard and is not a file, all paths that match; there may be none."""
     if not glob.has_magic(path) or Path(path).exists():
         return [path]
     return sorted(glob.glob(path))  # noqa: PTH207 (a wildcard may stand in any part of an absolute path)
@@ -238,7 +238,7 @@ def _read(path: Path) -> bytes:
 
 def _entries(data: bytes, file: str) -> Iterator[Exclusion]:
     lines = _Lines(file)
-    # Split at line feeds only: keys may hold what Unicode breaks lines at. A mark of the byte order is no part of one.
+    # Split at line feeds only: keys may hold Unicode's other line breaks. A byte order mark is not part of a key.
     for number, raw in enumerate(data.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
         try:
             text = raw.removesuffix(b"\r").decode()

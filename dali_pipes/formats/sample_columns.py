@@ -1,26 +1,28 @@
-"""Sum up the samples: shard indexes in, one file of the columns by which samples are chosen out.
+"""The column file: one file beside the manifest with the key, the label and the components of every sample.
 
-A loader reads a shard's index when it reads the shard. To choose samples by key or label before the first batch, all of
-them would have to be read: a request each. The column file has what is needed of all in one, in the manifest's order.
+A loader reads a shard's index when it reads the shard. To choose samples by key or label before the first batch, it
+would have to read all indexes, with one request each. The column file holds these columns in one file, in the
+manifest's order.
 
-Column file, ``samples-columns.safetensors``, version 1, for N samples (a safetensors file, see `dali_pipes.formats.manifest`):
+``samples-columns.safetensors``, version 1, for N samples; a file as in `dali_pipes.formats.column_file`:
 
 =============  ==========  ===========================================================================================
 column         dtype       holds
 =============  ==========  ===========================================================================================
 ``key/bytes``  uint8       the keys, one after the other
 ``key/ends``   int64 N     where each key ends
-``label``      int8 to 64  the class id in ``cls``, 0 where a sample lacks it, in the smallest type that all ids fit;
-                           only where a sample has ``cls``
+``label``      int8 to 64  the class id in ``cls``, 0 if a sample lacks it, in the smallest type that holds all ids;
+                           only if some sample has ``cls``
 ``has/C``      uint8       whether each has component C, one bit a sample, the first in the highest bit; only for
                            components that some samples lack
 =============  ==========  ===========================================================================================
 
-Its header, JSON: ``manifest``, the manifest's digest, and ``components``, by name in order; those without a ``has/C``
-every sample has. A data set of more than `MAX_COMPONENTS` has those that came first, and ``cls``.
+The header, in JSON, has ``manifest``, the manifest's digest, and ``components``, sorted by name. Every sample has the
+components without a ``has/C``. If a data set has more than `MAX_COMPONENTS` components, the header lists the first ones
+and ``cls``.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -35,42 +37,42 @@ from dali_pipes.formats.names import LABEL_COMPONENT
 from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.formats.texts import Texts, pack_texts
 
-__all__ = ["MAX_COMPONENTS", "NO_LABEL", "Columns", "ColumnsBuilder", "SampleColumns", "join_columns"]
+__all__ = ["MAX_COMPONENTS", "NO_LABEL", "Columns", "ColumnsBuilder", "SampleColumns", "Where", "join_columns"]
 
 COLUMNS_VERSION = 1
 COLUMNS_KIND = "dali-pipes column file"
 
 MAX_COMPONENTS = 64
-"""Components that a column file knows. Names with a date in them can make one of each sample: a bitmap each would grow
-with the square of the data set."""
+"""The limit for a column file. If names hold a date, each sample can have a component of its own; a bitmap for each
+would grow with the square of the data set."""
 NO_LABEL = -1
-"""What `Columns.labels` has for a sample without ``cls``."""
+"""The label of a sample without ``cls`` in `Columns.labels`."""
 
 _LABEL_TYPES = (np.int8, np.int16, np.int32, np.int64)
-# Keys decoded at a time: as Python strings they take five times their room.
+# Keys decoded at a time: as Python strings they take five times the space.
 _ROWS_AT_A_TIME = 1 << 16
 
 Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 Strings = npt.NDArray[Any]
-"""Of numpy's ``StringDType``, which its type stubs cannot say."""
+"""Of numpy's ``StringDType``, which its type stubs cannot express."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SampleColumns:
-    """What a column file holds, of all samples in the manifest's order or of some of its shards."""
+    """The content of a column file, for all samples in the manifest's order or for some of its shards."""
 
     keys: Texts
     labels: npt.NDArray[np.signedinteger[Any]] | None
-    """int8 to int64 [N]; 0 where a sample lacks it. ``None`` where none has any."""
+    """int8 to int64 [N]; 0 if a sample lacks it. ``None`` if no sample has a label."""
     has: Mapping[str, Bools | None]
-    """component -> bool [N], whether each sample has it; ``None``: all have it."""
+    """component -> bool [N], whether each sample has it; ``None`` if all have it."""
 
     def __len__(self) -> int:
         return len(self.keys)
 
     def lack(self, names: Sequence[str]) -> Bools | None:
-        """Whether each sample lacks all of these components: bool [N]; ``None`` where one of them is not known here."""
+        """Whether each sample lacks all of these components: bool [N]; ``None`` if one of them is not listed here."""
         if any(name not in self.has for name in names):
             return None
         lacking = np.ones(len(self), np.bool_)
@@ -80,17 +82,17 @@ class SampleColumns:
         return lacking
 
     def of_shards(self, samples: Int64s, rows: Int64s) -> "SampleColumns":
-        """The columns of some shards, in the order given; itself where they are all, in their own order.
+        """The columns of some shards, in the order given; itself if these are all shards in their own order.
 
         Args:
-            samples: int64 [shards], samples in each of the shards that these columns are of.
-            rows: Which of them.
+            samples: int64 [shards], the number of samples in each shard of these columns.
+            rows: The shards to take.
         """
         if np.array_equal(rows, np.arange(len(samples))):
             return self
         stops = np.cumsum(samples, dtype=np.int64)
         starts, counts = (stops - samples)[rows], samples[rows]
-        # Each shard's first ordinal, less where its run starts in the result, plus the position in that.
+        # ordinal = the shard's first ordinal - start of its run in the result + position in the result
         offsets = np.repeat(starts - (np.cumsum(counts) - counts), counts)
         ordinals = offsets + np.arange(len(offsets), dtype=np.int64)
         ends = np.append(0, self.keys.ends)
@@ -129,12 +131,12 @@ class SampleColumns:
 
         Args:
             data: Its bytes.
-            manifest: That of the same samples.
-            where: Names the file.
+            manifest: The manifest of the same samples.
+            where: The file's name, for errors.
 
         Raises:
-            DataError: If ``data`` is not a column file of this version, says what none may say, or is another
-                manifest's.
+            DataError: If ``data`` is not a column file of this version, holds invalid values, or belongs to another
+                manifest.
         """
         file = ColumnFile.open(data, where=where, kind=COLUMNS_KIND, version=COLUMNS_VERSION)
         digest = file.text("manifest")
@@ -158,17 +160,17 @@ class SampleColumns:
 
 
 class Columns:
-    """What is known of each sample before a shard is read, all in the loader's order: what ``where=`` chooses by.
+    """Columns of all samples in the loader's order, known before a shard is read; the argument of ``where=``.
 
     Args:
-        samples: What the column file has of them.
+        samples: The columns as the file has them.
         names: The loader's shards.
-        counts: int64 [shards], samples in each.
+        counts: int64 [shards], the number of samples in each.
     """
 
     def __init__(self, samples: SampleColumns, *, names: Sequence[str], counts: Int64s) -> None:
         self.samples = samples
-        """As they lie in the file: keys not decoded, labels in their smallest type."""
+        """As in the file: keys not decoded, labels in their smallest type."""
         self._names, self._counts = names, counts
 
     def __len__(self) -> int:
@@ -184,7 +186,7 @@ class Columns:
         """Each sample's class id, as ``cls`` holds it: int64 [N]; `NO_LABEL` where a sample lacks it.
 
         Raises:
-            DataError: If none has any.
+            DataError: If no sample has a label.
         """
         if self.samples.labels is None:
             raise DataError(
@@ -211,7 +213,7 @@ class Columns:
         """Whether each sample has a component: bool [N].
 
         Raises:
-            DataError: If it is none of `components`.
+            DataError: If it is not one of `components`.
         """
         lacking = self.samples.lack([component])
         if lacking is None:
@@ -222,18 +224,22 @@ class Columns:
         return ~lacking
 
 
+Where = Callable[[Columns], Bools]
+"""A predicate of samples: which of them stay, bool [samples]."""
+
+
 class ColumnsBuilder:
-    """Collects columns, one shard's after the other's, in the manifest's order; holds no Python object a sample."""
+    """Collects the columns of shards, in the manifest's order, without a Python object per sample."""
 
     def __init__(self) -> None:
         self._num_samples = 0
         self._keys, self._ends = bytearray(), bytearray()
         self._labels: bytearray | None = None  # int64
-        # A byte a sample; None as long as all have it.
+        # One byte per sample; None as long as all have it.
         self._has: dict[str, bytearray | None] = {}
 
     def add(self, index: ShardIndex) -> None:
-        """Take the next shard's."""
+        """Add the columns of the next shard."""
         before, num = self._num_samples, index.num_samples
         if not num:
             return
@@ -256,7 +262,7 @@ class ColumnsBuilder:
         self._num_samples += num
 
     def finish(self) -> SampleColumns:
-        """The columns of all that was added."""
+        """The columns of all shards that were added."""
         return SampleColumns(
             keys=Texts(np.frombuffer(self._keys, np.uint8), np.frombuffer(self._ends, np.int64)),
             labels=None if self._labels is None else _smallest(np.frombuffer(self._labels, np.int64)),
@@ -268,8 +274,8 @@ def join_columns(parts: Sequence[tuple[SampleColumns, Mapping[str, int]]]) -> Sa
     """The columns of several data sets, one after the other.
 
     Args:
-        parts: Of each data set its columns, and the `dali_pipes.formats.manifest.Manifest.components` of them: a component that is
-            counted there, and that its column file does not know, is not known of the whole.
+        parts: For each data set its columns and its `Manifest.components`. If a component is counted there but missing
+            in the column file, the joined columns do not know it.
     """
     stops = np.cumsum([len(columns.keys.data) for columns, _ in parts])
     ends = [

@@ -1,4 +1,22 @@
-"""TODO: dali_pipes/formats/shard_index.py."""
+"""The shard index: one file beside each shard that says where each component of each sample lies.
+
+``samples-000000.index.safetensors``, version 1, for N samples; a file as in `dali_pipes.formats.column_file`:
+
+====================  ========  =====================================================================================
+column                dtype     holds
+====================  ========  =====================================================================================
+``key/bytes``         uint8     the keys, one after the other
+``key/ends``          int64 N   where each key ends
+``label``             int64 N   the class id in ``cls``, 0 where a sample lacks it; only in shards that have ``cls``
+``offset/C``          int64 N   component C's first byte in the shard, a multiple of 512; -1 where the sample lacks C
+``size/C``            int64 N   component C's bytes; offset + size is within the shard
+``height/C``          int32 N   photos only: rows as stored, before any EXIF rotation; 0 where the header says nothing
+``width/C``           int32 N   columns, likewise
+``format/C``          uint8 N   index into `PHOTO_FORMATS`; 0 where the header is none of these
+====================  ========  =====================================================================================
+
+Its header, JSON: ``shard``, ``shard_bytes``, ``shard_checksum`` (16 hexadecimal digits).
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,26 +28,21 @@ import numpy.typing as npt
 from dali_pipes.formats.column_file import ColumnFile, save_columns
 from dali_pipes.formats.names import LABEL_COMPONENT
 from dali_pipes.formats.photo_header import PHOTO_FORMATS
+from dali_pipes.formats.tar_reader import BLOCK
 from dali_pipes.formats.texts import pack_texts
 
-__all__ = [
-    "PhotoColumns",
-    "ShardIndex",
-]
-
+__all__ = ["PhotoColumns", "ShardIndex"]
 
 INDEX_VERSION = 1
 INDEX_KIND = "dali-pipes shard index"
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
 UInt8s = npt.NDArray[np.uint8]
-# Members of a tar start at a block.
-BLOCK = 512
 
 
 @dataclass(frozen=True, kw_only=True)
 class PhotoColumns:
-    """What the headers of one component's photos say; int32 [N], int32 [N], uint8 [N]."""
+    """Height, width and format from the headers of one component's photos: int32 [N], int32 [N], uint8 [N]."""
 
     height: Int32s
     width: Int32s
@@ -38,13 +51,13 @@ class PhotoColumns:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardIndex:
-    """Where every component of every sample of one shard lies, and what is known of it without decoding."""
+    """The place of every component of every sample of one shard, with labels and photo sizes."""
 
     shard: str
     shard_bytes: int
     shard_checksum: int
     keys: Sequence[str]
-    """As `Texts` where it was read from a file: a key is decoded when it is asked for."""
+    """`Texts` if the index was read from a file: a key is decoded when it is asked for."""
     offsets: Mapping[str, Int64s]
     """component -> int64 [N], bytes from the shard's start, -1 where the sample lacks the component."""
     sizes: Mapping[str, Int64s]
@@ -79,11 +92,10 @@ class ShardIndex:
 
     @classmethod
     def from_bytes(cls, data: bytes, *, where: str) -> "ShardIndex":
-        """Read a shard index; every place that it names is within a shard of ``shard_bytes``.
+        """Read a shard index: all places are checked to lie within a shard of ``shard_bytes``.
 
         Raises:
-            DataError: If ``data`` is not a shard index of this version, or says what no shard index may say; ``where``
-                names it.
+            DataError: If ``data`` is not a shard index of this version, or holds invalid values; ``where`` names it.
         """
         file = ColumnFile.open(data, where=where, kind=INDEX_KIND, version=INDEX_VERSION)
         shard_bytes = file.whole_number("shard_bytes")
@@ -124,7 +136,7 @@ class ShardIndex:
 
 def _check_places(file: "ColumnFile", component: str, offsets: Int64s, sizes: Int64s, *, shard_bytes: int) -> None:
     is_there = offsets >= 0
-    # The size that is left is subtracted from the shard's: a sum of two that a file holds may overflow.
+    # Subtracted, not added: the sum of two numbers from a file may overflow.
     fits = (offsets <= shard_bytes) & (sizes <= shard_bytes - np.minimum(offsets, shard_bytes))
     right = np.where(is_there, fits & (offsets % BLOCK == 0) & (sizes >= 0), (offsets == -1) & (sizes == 0))
     wrong = np.flatnonzero(~right)

@@ -1,7 +1,7 @@
-"""Read a shard front to back: a stream in, its samples' members out, one after the other; what was cut off is found.
+"""Read the members of a tar from a stream, front to back, and detect an archive that was cut off.
 
-Headers are read here and not by `tarfile`, which takes a header that it cannot read for the end of the archive, loops
-over as many bytes as a header claims whether they are there or not, and holds an extended header of any size in memory.
+`tarfile` is not used. It takes a header that it cannot read for the end of the archive, loops over as many bytes as a
+header claims even if they are missing, and holds an extended header of any size in memory.
 """
 
 import re
@@ -18,14 +18,15 @@ __all__ = ["ArchiveReader", "Member"]
 
 BLOCK = 512
 READ_BYTES = 1 << 20
-# The longest name, or set of PAX records, of one member: Linux has no path over 4 KiB.
+# The limit for a member's name or its set of PAX records. A path of Linux has at most 4 KiB.
 MAX_EXTENDED_BYTES = 1 << 20
 
-# Kinds of members, as their type flag has them.
-_REGULAR = frozenset(b"0\x007")
-_WITHOUT_DATA = frozenset(b"123456")
-"""Links, devices, directories, pipes: their size, if any, is not that of data that follow."""
-_LINKS = frozenset(b"12")
+# Kinds of members, by their type flag.
+REGULAR = frozenset(b"0\x007")
+WITHOUT_DATA = frozenset(b"123456")
+"""Links, devices, directories and pipes. No data follow their header, even if it gives a size."""
+LINKS = frozenset(b"12")
+DIRECTORY = ord("5")
 _PAX, _PAX_GLOBAL = frozenset(b"xX"), ord("g")
 _GNU_NAME, _GNU_LINK, _GNU_SPARSE = b"LKS"
 _PAX_SPARSE = b"GNU.sparse."
@@ -37,18 +38,19 @@ _DIGITS = re.compile(rb"[0-9]{1,19}")
 
 @dataclass(frozen=True)
 class Member:
-    """One file of a sample, while the archive stands at it."""
+    """One file of a sample, valid until the next member is read."""
 
     name: str
-    """As the archive has it, whatever that is: a key, never a path. Bytes that are no UTF-8 are surrogates."""
+    """The name in the archive, unchanged. It is used as a key, never as a path. Bytes that are not UTF-8 become
+    surrogates."""
     key: str
     component: str
-    """In lower case, as WebDataset has it."""
+    """In lower case, as in WebDataset."""
     offset: int
-    """First byte in the archive, a multiple of 512."""
+    """Where its data begin in the archive, a multiple of 512."""
     size: int
     read: Callable[[], bytes]
-    """Its bytes; once, and only before the next member is asked for."""
+    """Returns the file's bytes. Call it at most once, and before the next member is read."""
 
 
 class Header(NamedTuple):
@@ -58,37 +60,39 @@ class Header(NamedTuple):
 
 
 class ArchiveReader:
-    """Iterates the members of a tar, of whatever format, that belong to samples.
+    """Iterates the members of a tar that belong to samples. Reads all formats of tar: ustar, GNU and PAX.
 
-    Directories, links, devices and names that belong to no sample are passed over. The stream is read to its end, front
-    to back, so it may come from the network; afterwards `num_bytes` and `checksum` are those of the whole archive.
-    Memory is that of one member that is there, never of one that a header claims.
+    Directories, links, devices and names that belong to no sample are skipped. The stream is read once, front to back
+    and to its end, so it may come from the network. Afterwards `num_bytes` and `checksum` describe the whole archive.
+    The reader holds at most one member in memory, and never as many bytes as a wrong header claims.
 
-    It has no len(): a tar has no table of contents, and what it holds is known when it has been read. Of shards that
-    are indexed, manifest and shard index say it before (``num_samples``).
+    It has no len(), because a tar has no table of contents. For indexed shards, the manifest and the shard index know
+    the number of samples.
 
     Args:
         stream: The archive's bytes.
-        shard: Its name, for errors.
-        size: Its bytes, where they are known before: a header that claims more is refused before anything is read of
-            that member, otherwise when the stream has ended.
+        shard: The archive's name, for errors.
+        size: The archive's size in bytes, if it is known. Then a header that claims more is refused before its member
+            is read; otherwise at the end of the stream.
 
     Raises:
-        DataError: While iterating, if the archive is no tar, was cut off, also between two members, holds what is no
-            header where one must be, or holds a sparse file.
+        DataError: While iterating: if the archive is not a tar, was cut off (also between two members), lacks a header
+            where one must be, or holds a sparse file.
     """
 
     def __init__(self, stream: BinaryIO, *, shard: str, size: int | None = None) -> None:
         self._stream, self._shard, self._size = stream, shard, size
         self._state = xxhash.xxh64()
         self._piece, self._piece_start = b"", 0
+        self._block = b""
+        """The header block that was read last."""
         self._position = 0
-        """Bytes that were taken; `num_bytes`, which were read, run ahead of it."""
+        """Bytes that were taken; `num_bytes`, the bytes that were read, may be more."""
         self.num_bytes = 0
 
     @property
     def checksum(self) -> int:
-        """XXH64 of what was read."""
+        """XXH64 of the bytes read so far."""
         return cast("int", self._state.intdigest())
 
     def __iter__(self) -> Iterator[Member]:
@@ -108,17 +112,21 @@ class ArchiveReader:
                 said = everywhere | records
                 # An empty record stands for none.
                 name = said.get(b"path") or (name if long_name is None else long_name)
-                if kind in _LINKS:
-                    self._pass_over_link(name.decode("utf-8", "surrogateescape"))
-                if kind not in _WITHOUT_DATA:
+                if kind in WITHOUT_DATA:
+                    self._skip_special(name.decode("utf-8", "surrogateescape"), kind)
+                else:
                     size = self._pax_size(said, name, size)
                     yield from self._member(name.decode("utf-8", "surrogateescape"), size, kind, said)
                 records, long_name = {}, None
         while self._read_piece():
             pass
 
-    def _pass_over_link(self, name: str) -> None:
-        """Told of each link: a reader that must not let one of a sample pass raises here."""
+    def _skip_special(self, name: str, kind: int) -> None:
+        """Called for each link, directory, device and pipe. Override it to raise instead of skipping."""
+
+    def _names(self, name: str) -> tuple[str, str] | None:
+        """Key and component of a regular file, or ``None`` to skip it."""
+        return split_key(name)
 
     def _member(self, name: str, size: int, kind: int, said: Mapping[bytes, bytes]) -> Iterator[Member]:
         offset = self._position
@@ -126,20 +134,20 @@ class ArchiveReader:
         self._check_claim(name, stop)
         if kind == _GNU_SPARSE or _PAX_SPARSE in said:
             raise DataError(
-                f"shard '{self._shard}': member '{_shown(name)}' is a sparse file, expected its bytes in one run; "
+                f"shard '{self._shard}': member '{_shown(name)}' is a sparse file, expected a file without gaps; "
                 "pack it anew"
             )
-        names = split_key(name)
-        if names is not None and kind in _REGULAR:
+        names = self._names(name)
+        if names is not None and kind in REGULAR:
             yield Member(name, names[0], names[1].lower(), offset, size, lambda: self._take_data(offset, size, name))
         self._skip(offset + -(-size // BLOCK) * BLOCK - self._position)
         if self._position < stop:
             raise self._cut_off(f"member '{_shown(name)}' claims bytes {offset} to {stop}")
 
     def _next_header(self) -> Header | None:
-        """The next member's header, ``None`` at the block of zeros that ends an archive."""
+        """The next member's header, or ``None`` at the block of zeros that ends an archive."""
         start = self._position
-        block = self._take(BLOCK)
+        block = self._block = self._take(BLOCK)
         if len(block) < BLOCK:
             if self.num_bytes >= BLOCK:
                 raise self._cut_off(f"expected an end-of-archive block after byte {start}")
@@ -148,20 +156,20 @@ class ArchiveReader:
             return None
         if not _is_header(block):
             raise self._unreadable(f"no header at byte {start}")
-        size = _number(block[124:136])
+        size = parse_number(block[124:136])
         if size is None or size < 0:
-            shown = "no number" if size is None else str(size)
+            shown = "not a number" if size is None else str(size)
             raise self._unreadable(f"the header at byte {start} claims a size that is {shown}")
         name = block[:100].partition(b"\0")[0]
         kind = block[156]
         if block[257:263] == b"ustar\0" and (folder := block[345:500].partition(b"\0")[0]):
             name = folder + b"/" + name
         if kind == 0 and name.endswith(b"/"):
-            kind = ord("5")  # as it was before there were kinds
+            kind = DIRECTORY  # the oldest tars have no kinds and mark a directory by a slash
         return Header(name, size, kind)
 
     def _extended(self, header: Header) -> bytes:
-        """What a header of PAX records or of a long name holds."""
+        """The content of a header of PAX records or of a long name."""
         start = self._position
         if header.size > MAX_EXTENDED_BYTES:
             raise self._unreadable(
@@ -173,18 +181,18 @@ class ArchiveReader:
         return content
 
     def _pax_records(self, header: Header) -> dict[bytes, bytes]:
-        """Those of an extended header that say where a member is; of a sparse one's there are many, kept as one."""
+        """The PAX records that describe a member's place; the many records of a sparse file become one."""
         start = self._position
         content = self._extended(header)
         records: dict[bytes, bytes] = {}
         at = 0
-        # Some writers fill the rest with zeros.
+        # Some writers pad the rest with zeros.
         while at < len(content) and content[at]:
             match = _PAX_RECORD.match(content, at)
             stop = at + int(match[1]) if match else 0
             if match is None or not match.end() < stop <= len(content) or content[stop - 1] != ord("\n"):
                 raise self._unreadable(f"no PAX record at byte {start + at}")
-            if match[2] in (b"path", b"size"):
+            if match[2] in (b"path", b"size", b"mtime"):
                 records[match[2]] = content[match.end() : stop - 1]
             elif match[2].startswith(_PAX_SPARSE):
                 records[_PAX_SPARSE] = b""
@@ -218,7 +226,7 @@ class ArchiveReader:
         return data
 
     def _take(self, size: int) -> bytes:
-        """The next bytes, fewer where the stream ends."""
+        """The next ``size`` bytes, or fewer at the end of the stream."""
         parts: list[bytes] = []
         while size and (part := self._piece[self._piece_start : self._piece_start + size] or self._next_part(size)):
             self._piece_start += len(part)
@@ -231,7 +239,7 @@ class ArchiveReader:
         return self._piece[:size] if self._read_piece() else b""
 
     def _skip(self, size: int) -> None:
-        """Go on by so many bytes, or to the end of the stream."""
+        """Skip ``size`` bytes, or all to the end of the stream."""
         while size and (self._piece_start < len(self._piece) or self._read_piece()):
             step = min(size, len(self._piece) - self._piece_start)
             self._piece_start += step
@@ -248,11 +256,11 @@ class ArchiveReader:
         return DataError(f"shard '{self._shard}' is cut off: {self.num_bytes} bytes, {expected}")
 
     def _unreadable(self, found: str) -> DataError:
-        return DataError(f"shard '{self._shard}' is no readable tar: {found}; pack it anew")
+        return DataError(f"shard '{self._shard}' is not a readable tar: {found}; pack it anew")
 
 
 def _is_header(block: bytes) -> bool:
-    """Whether a block sums up as its own field says, that field's eight bytes taken for spaces."""
+    """Whether a block has the checksum that its own field states; for the sum, that field counts as eight spaces."""
     match = _OCTAL.match(block[148:156])
     said = int(match[1] or b"0", 8) if match else -1
     found = sum(block) - sum(block[148:156]) + 8 * ord(" ")
@@ -260,8 +268,8 @@ def _is_header(block: bytes) -> bool:
     return found == said or found - 256 * sum(byte >> 7 for byte in block[:148] + block[156:]) == said
 
 
-def _number(field: bytes) -> int | None:
-    """A size: octal digits, or with the first bit set a signed number of base 256, as GNU tar writes past 8 GiB."""
+def parse_number(field: bytes) -> int | None:
+    """A number in a header: octal digits, or a signed binary number if the first bit is set (GNU tar, from 8 GiB)."""
     if field[0] & 0x80:
         value = int.from_bytes(field) & ~(0x80 << 8 * (len(field) - 1))
         is_negative = field[0] & 0x40

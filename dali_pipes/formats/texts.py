@@ -1,7 +1,7 @@
-"""Many short texts as two columns: their UTF-8 bytes in one run, and where each ends.
+"""Hold many short texts as two columns: all UTF-8 bytes in one array, and the end offset of each text.
 
-A million names are 30 MB in this form and 80 MB as Python strings, and they are read from a file without a loop. A text
-is decoded when it is asked for.
+A million names take 30 MB in this form and 80 MB as Python strings, and are read from a file without a loop. A text is
+decoded at each access.
 """
 
 import operator
@@ -18,7 +18,7 @@ __all__ = ["Texts", "object_name_problem", "pack_texts"]
 Int64s = npt.NDArray[np.int64]
 UInt8s = npt.NDArray[np.uint8]
 
-# Texts decoded at a time while all are gone through, or their bytes checked: some 100 KB of names.
+# Texts decoded or checked at a time: some 100 KB of names.
 _ROWS_AT_A_TIME = 4096
 
 
@@ -29,7 +29,7 @@ class Texts(Sequence[str]):
         data: uint8, the texts' UTF-8 bytes, one after the other.
         ends: int64 [N], where each text ends in ``data``.
 
-    Both are taken as they are, without a copy; `check` is for columns from a file.
+    Both are used without a copy and without a check; call `check` for columns from a file.
 
     >>> names = Texts(*pack_texts(["a-0.tar", "", "b-0.tar"]))
     >>> names[-1], list(names[:2]), names == ["a-0.tar", "", "b-0.tar"]
@@ -37,7 +37,7 @@ class Texts(Sequence[str]):
     """
 
     __slots__ = ("data", "ends")
-    __hash__ = None  # type: ignore[assignment]  # it would decode all
+    __hash__ = None  # type: ignore[assignment]  # it would have to decode all texts
 
     def __init__(self, data: UInt8s, ends: Int64s) -> None:
         self.data = data
@@ -94,12 +94,12 @@ class Texts(Sequence[str]):
         return Texts(np.frombuffer(b"".join(pieces), np.uint8), np.cumsum(stops - starts, dtype=np.int64))
 
     def check(self) -> None:
-        """Hold the columns against each other, as long as nothing is known of where they come from.
+        """Check that the columns fit together; for columns from a file.
 
         Raises:
-            ValueError: If ends fall, do not end where the bytes do, or what lies between two of them is not UTF-8.
+            ValueError: If ends do not rise, the last end is not the number of bytes, or a text is not UTF-8.
         """
-        # Compared, not subtracted: differences of what a file may hold overflow.
+        # Compared, not subtracted: the difference of two numbers from a file may overflow.
         is_falling = len(self) > 0 and (self.ends[0] < 0 or bool((self.ends[1:] < self.ends[:-1]).any()))
         if is_falling or self._start(len(self)) != len(self.data):
             raise ValueError(f"ends must rise from 0 to {len(self.data)}, the number of bytes")
@@ -121,7 +121,7 @@ def pack_texts(texts: Sequence[str]) -> tuple[UInt8s, Int64s]:
     """Texts as one run of UTF-8 bytes and their end offsets.
 
     Raises:
-        DataError: If a text has no UTF-8: a file's name in another encoding.
+        DataError: If a text cannot be written as UTF-8, such as a file's name in another encoding.
 
     >>> data, ends = pack_texts(["ab", "", "c"])
     >>> bytes(data), ends.tolist()
@@ -141,17 +141,17 @@ def pack_texts(texts: Sequence[str]) -> tuple[UInt8s, Int64s]:
 
 
 def object_name_problem(names: Texts) -> str | None:
-    """What is wrong with the first name that must not become part of a path; ``None`` where all may.
+    """Describe the first name that must not become part of a path; ``None`` if all names are safe.
 
-    The rule of `dali_pipes.store.urls.check_object_name`, for a million names in a tenth of a second. A name must not be empty or
-    end at a slash either: it is an object's, not a prefix.
+    The rule of `dali_pipes.store.shard_names.check_object_name`, for a million names in a tenth of a second. Also, a
+    name must not be empty or end with a slash: it is the name of an object, not a prefix.
     """
     data, ends = names.data, names.ends
     if not len(names):
         return None
     starts = ends - np.diff(ends, prepend=0)
     slashes = np.flatnonzero(data == ord("/"))
-    # The parts between slashes, all names' in one row. "stable" merges two runs that are sorted each.
+    # The parts between slashes, of all names in one array. "stable" merges two sorted runs.
     begins = np.sort(np.concatenate([starts, slashes + 1]), kind="stable")
     stops = np.sort(np.concatenate([ends, slashes]), kind="stable")
     lengths = stops - begins

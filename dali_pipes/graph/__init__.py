@@ -1,1 +1,1 @@
-"""The decode half: encoded bytes and arrays in, the user's graph, finished tensors out."""
+"""The decode pipeline: what a user's graph asks for, how a batch answers, and the DALI pipeline that runs it."""

@@ -1,7 +1,7 @@
-"""Parse what is no photo: encoded bytes in, a numpy array or a Python object a sample out. Part of the seam.
+"""Parse components that are not photos into numpy arrays or Python objects, one a sample.
 
-It runs once a batch in the thread that iterates. What cannot be parsed belongs to its sample and not to the batch:
-every sample is tried, and what is wrong with which is given back beside the values of all others.
+Runs once a batch, in the thread that iterates. A component that cannot be parsed is a fault of its sample, not of the
+batch: every sample is tried, and the problems are returned beside the values of all other samples.
 """
 
 import io
@@ -16,48 +16,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes.errors import DataError
-
-__all__ = [
-    "Parser",
-    "SampleError",
-    "array_parser",
-    "bytes_parser",
-    "json_parser",
-    "multi_hot_parser",
-    "npy_parser",
-    "parse_batch",
-    "stack",
-    "text_parser",
-    "views",
-]
-
-# Headers of .npy files kept by one parser: as many different shapes are read without parsing theirs anew.
+# Headers of .npy files that one parser keeps, to parse each header once.
 NUM_HEADERS = 1024
-# Characters of what was found that an error repeats.
+# Characters of the data that an error shows.
 SHOWN_CHARACTERS = 40
 
 Array = npt.NDArray[Any]
 UInt8s = npt.NDArray[np.uint8]
 Bools = npt.NDArray[np.bool_]
+Problems = dict[int, tuple[str, str]]
+"""Position in a batch -> component and reason."""
 
 _SEPARATORS = re.compile(r"[\s,]+")
 _CLASS_ID = re.compile(r"[+-]?[0-9]{1,19}")
-
-
-class SampleError(DataError):
-    """One sample's component could not be parsed."""
-
-    def __init__(self, position: int, component: str, cause: Exception) -> None:
-        # What a user's function raises says little without its type: KeyError: 'boxes'.
-        text = str(cause) if type(cause) is ValueError else f"{type(cause).__name__}: {cause}"
-        self.reason = f"cannot be parsed: {text}"
-        super().__init__(f"component '{component}' {self.reason}")
-        self.position = position
-        """Of the sample in its batch."""
-        self.component = component
-        self.cause = cause
-        self.__cause__ = cause
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -66,28 +37,30 @@ class Parser:
 
     component: str
     parse: Callable[[Any], Any]
-    """uint8 [bytes], read-only, to the value; with ``base``, the base's value to the value."""
+    """Makes the value from a read-only uint8 array [bytes]; with ``base``, from the base's value."""
     empty: Callable[[], Any]
-    """The value of a sample that lacks the component."""
+    """Makes the value of a sample that lacks the component."""
     base: "Parser | None" = None
-    """What is parsed first, once a batch for all parsers that are based on it."""
+    """A parser that runs first, once a batch for all parsers that are based on it."""
+    dtype: np.dtype[Any] | None = None
+    """Of the arrays that it makes; ``None`` if it makes other objects."""
+    ndim: int = 0
 
 
 def parse_batch(
     parsers: Sequence[Parser], encoded: Mapping[str, Any], *, is_there: Callable[[str], Bools]
-) -> tuple[list[list[Any]], dict[int, SampleError]]:
-    """A batch's values: for each parser one a sample; and what could not be parsed.
+) -> tuple[list[list[Any]], Problems]:
+    """Parse a batch: for each parser one value a sample, and the samples that cannot be parsed.
 
     Args:
         parsers: Any number, of any components.
         encoded: component -> a TensorListCPU, or a list, of uint8 [bytes].
-        is_there: Which samples have a component: bool [B]. Bytes of those that lack it are not looked at.
+        is_there: Which samples have a component: bool [B]. The bytes of the others are ignored.
 
     Returns:
-        The values, ``None`` where there is an error; and for each position of the batch at which any parser failed, the
-        first error.
+        The values, ``None`` where there is a problem; and the first problem of each sample that has one.
     """
-    errors: dict[int, SampleError] = {}
+    problems: Problems = {}
     inputs: dict[str, Sequence[UInt8s]] = {}
     parsed: dict[Parser, tuple[list[Any], set[int]]] = {}
 
@@ -108,32 +81,33 @@ def parse_batch(
                 continue
             try:
                 values[position] = parser.parse(source) if there[position] else parser.empty()
-            except Exception as exc:  # noqa: BLE001 (kept with its sample, whatever a user's function raises)
+            except Exception as exc:  # noqa: BLE001 (a user's function may raise anything)
                 bad.add(position)
-                errors.setdefault(position, SampleError(position, parser.component, exc))
+                # Many exceptions say little without their type: KeyError: 'boxes'.
+                text = str(exc) if type(exc) is ValueError else f"{type(exc).__name__}: {exc}"
+                problems.setdefault(position, (parser.component, f"cannot be parsed: {text}"))
         parsed[parser] = values, bad
         return parsed[parser]
 
-    return [run(parser)[0] for parser in parsers], errors
+    return [run(parser)[0] for parser in parsers], problems
 
 
 def views(encoded: Any) -> Sequence[UInt8s]:
     """Each sample's bytes as uint8 [bytes], read-only and not copied; a view keeps the memory of its batch.
 
-    Args:
-        encoded: A TensorListCPU of uint8 [bytes], which DALI may hand to a decoder, too; or a list of such arrays.
+    ``encoded`` is a TensorListCPU of uint8 [bytes], which may also be fed to a decoder, or a list of such arrays.
     """
     if isinstance(encoded, list | tuple):
-        return [_read_only(np.asarray(data).view()) for data in encoded]  # a view: the array is the caller's own
-    if encoded.is_dense_tensor():  # one view of all: 0.1 us a sample instead of 1.2
+        return [_read_only(np.asarray(data).view()) for data in encoded]  # the caller's array stays writable
+    if encoded.is_dense_tensor():  # one view for all: 0.1 us a sample instead of 1.2
         return list(_read_only(np.asarray(encoded.as_tensor())))
     return [_read_only(np.asarray(encoded[i])) for i in range(len(encoded))]
 
 
 def stack(values: Sequence[Array]) -> Array | list[Array]:
-    """Samples' arrays as DALI takes them: [B, ...] where all have one shape, else a list.
+    """Samples' arrays as DALI takes them: one array [B, ...] if all have one shape, else a list.
 
-    Of equal shapes the list would do, too, but costs DALI twice the time: 3 to 5 us a sample instead of 1.5 to 2.
+    DALI would take a list in both cases, but needs twice the time for it: 3 to 5 us a sample instead of 1.5 to 2.
     """
     if len({value.shape for value in values}) == 1:
         return np.stack(values)
@@ -141,10 +115,10 @@ def stack(values: Sequence[Array]) -> Array | list[Array]:
 
 
 def npy_parser(component: str, *, dtype: np.dtype[Any], ndim: int) -> Parser:
-    """A ``.npy`` file, as `numpy.save` writes it: the array, in this machine's byte order.
+    """The array in a ``.npy`` file, as `numpy.save` writes it, in this machine's byte order.
 
-    A header is parsed once for all files that have it. Nothing is ever unpickled. Where the component is missing: an
-    array of zero length in each dimension; of ``ndim=0``, a zero.
+    A header is parsed once for all files that have it. Nothing is unpickled. A missing component gives an array of zero
+    length in each dimension, or a zero if ``ndim`` is 0.
     """
 
     @lru_cache(NUM_HEADERS)
@@ -155,7 +129,7 @@ def npy_parser(component: str, *, dtype: np.dtype[Any], ndim: int) -> Parser:
         content = data.data
         if len(content) < 12:
             raise ValueError(f"expected a .npy file, found {len(content)} bytes")
-        # Version 1 has a header's length of two bytes, the later ones of four.
+        # The header's length has two bytes in version 1, four in later ones.
         if content[6] == 1:
             start = 10 + int.from_bytes(content[8:10], "little")
         else:
@@ -169,11 +143,11 @@ def npy_parser(component: str, *, dtype: np.dtype[Any], ndim: int) -> Parser:
         array: Array = np.ndarray(shape, stored, data, start, order=order)
         return array if stored == dtype else array.astype(dtype)
 
-    return Parser(component=component, parse=parse, empty=_zero_length(dtype, ndim))
+    return Parser(component=component, parse=parse, empty=_zero_length(dtype, ndim), dtype=dtype, ndim=ndim)
 
 
 def text_parser(component: str) -> Parser:
-    """UTF-8 as a str, all of it: a newline at the end stays. ``""`` where it is missing."""
+    """Text in UTF-8 as a `str`; a newline at the end stays. A missing component gives ``""``."""
 
     def parse(data: UInt8s) -> str:
         try:
@@ -186,28 +160,23 @@ def text_parser(component: str) -> Parser:
 
 
 def bytes_parser(component: str) -> Parser:
-    """The bytes as they are, copied: ``b""`` where it is missing."""
+    """A copy of the bytes. A missing component gives ``b""``."""
     return Parser(component=component, parse=bytes, empty=bytes)
 
 
 def json_parser(component: str) -> Parser:
-    """The object that a JSON document in UTF-8 holds; ``None`` where it is missing."""
+    """The object in a JSON document in UTF-8. A missing component gives ``None``."""
     return Parser(component=component, parse=lambda data: _json(bytes(data)), empty=lambda: None)
 
 
 def array_parser(
-    component: str,
-    function: Callable[[Any], Any],
-    *,
-    dtype: np.dtype[Any],
-    ndim: int,
-    base: Parser | None = None,
+    component: str, function: Callable[[Any], Any], *, dtype: np.dtype[Any], ndim: int, base: Parser | None = None
 ) -> Parser:
     """What ``function`` makes of a sample's bytes, or of the value that ``base`` made of them.
 
-    Numbers and lists of numbers become an array if none of them is changed by it, but for the precision of floats; an
-    array must be of ``dtype`` already. Where the component is missing the function is not called: an array of zero
-    length in each dimension; of ``ndim=0``, a zero.
+    A number or list of numbers becomes an array if that changes none of them, except for the precision of floats; an
+    array must already be of ``dtype``. The function is not called for a missing component, which gives an array of zero
+    length in each dimension, or a zero if ``ndim`` is 0.
     """
 
     def parse(source: Any) -> Array:
@@ -217,18 +186,18 @@ def array_parser(
             raise ValueError(f"expected {_kind(dtype, ndim)} of the function, found {_kind(array.dtype, array.shape)}")
         return array
 
-    return Parser(component=component, parse=parse, empty=_zero_length(dtype, ndim), base=base)
+    return Parser(component=component, parse=parse, empty=_zero_length(dtype, ndim), base=base, dtype=dtype, ndim=ndim)
 
 
 def multi_hot_parser(component: str, *, num_classes: int, dtype: np.dtype[Any]) -> Parser:
-    """Class ids, a JSON list or separated by white space or commas: ``dtype`` [num_classes], 1 at each id, else 0.
+    """Class ids, in a JSON list or separated by white space or commas: ``dtype`` [num_classes], 1 at each id, else 0.
 
-    No ids, or no component: zeros.
+    No ids, or a missing component, give zeros.
     """
 
     def parse(data: UInt8s) -> Array:
         ids = _class_ids(bytes(data))
-        # Found at once and without a loop; a negative one would count from the end.
+        # A negative id would count from the end.
         if ids and not 0 <= min(ids) <= max(ids) < num_classes:
             wrong = next(number for number in ids if not 0 <= number < num_classes)
             raise ValueError(f"expected class ids in [0, {num_classes}), found {wrong}")
@@ -236,14 +205,14 @@ def multi_hot_parser(component: str, *, num_classes: int, dtype: np.dtype[Any]) 
         row[ids] = 1
         return row
 
-    return Parser(component=component, parse=parse, empty=lambda: np.zeros(num_classes, dtype))
+    return Parser(component=component, parse=parse, empty=lambda: np.zeros(num_classes, dtype), dtype=dtype, ndim=1)
 
 
 def _npy_layout(header: bytes, *, dtype: np.dtype[Any], ndim: int) -> tuple[np.dtype[Any], tuple[int, ...], Any, int]:
-    """What follows a header: dtype as stored, shape, order, bytes.
+    """The data that follow a header: dtype as stored, shape, order, number of bytes.
 
     Raises:
-        ValueError: If it is no header that `numpy.load` would take, or not of ``dtype`` and ``ndim``.
+        ValueError: If `numpy.load` would not take the header, or it is not of ``dtype`` and ``ndim``.
     """
     stream = io.BytesIO(header)
     read = np.lib.format
@@ -251,11 +220,11 @@ def _npy_layout(header: bytes, *, dtype: np.dtype[Any], ndim: int) -> tuple[np.d
         version = read.read_magic(stream)
         if version not in ((1, 0), (2, 0), (3, 0)):
             raise ValueError(f"its version is {version[0]}.{version[1]}")
-        # Version 3 is version 2 in UTF-8, for the names of fields: no array with fields is taken here.
+        # Version 3 differs from 2 in the names of fields only, and no array with fields is taken here.
         shape, is_fortran, stored = (
             read.read_array_header_1_0(stream) if version == (1, 0) else read.read_array_header_2_0(stream)
         )
-    except Exception as exc:  # what numpy raises of a broken header is of many types
+    except Exception as exc:  # numpy raises many types for a broken header
         raise ValueError(f"expected a .npy file, found {_shown(header)}: {' '.join(str(exc).split())}") from exc
     if stored.hasobject:
         raise ValueError(f"expected {_kind(dtype, ndim)}, found pickled Python objects, which are never loaded")
@@ -269,7 +238,7 @@ def _npy_layout(header: bytes, *, dtype: np.dtype[Any], ndim: int) -> tuple[np.d
 def _json(data: bytes) -> Any:
     try:
         return json.loads(data)
-    except ValueError as exc:  # what is no JSON, or no UTF-8
+    except ValueError as exc:  # no JSON, or no UTF-8
         raise ValueError(f"expected JSON, found {_shown(data)}: {exc}") from exc
 
 
@@ -284,7 +253,7 @@ def _class_ids(data: bytes) -> list[int]:
             raise ValueError(f"expected class ids separated by white space or commas, found {_shown(wrong)}")
         return [int(word) for word in words]
     ids: list[Any] = _json(data)
-    # bool is a kind of int: [true, false] is no list of ids.
+    # bool is a subclass of int, but [true, false] is not a list of ids.
     if (wrong := next((number for number in ids if type(number) is not int), ids)) is not ids:
         raise ValueError(f"expected a JSON list of class ids, found {_shown(json.dumps(wrong))} in it")
     return ids

@@ -1,7 +1,7 @@
 """Graphs from encoded bytes to what a model takes: three to use, to read and to copy.
 
-Each function returns a graph: a function of a sample's components and its random numbers that returns named outputs. It
-runs inside a DALI pipeline definition, so any ``fn.`` operator may stand in it.
+Each function returns a graph: a function of a sample's components and its random numbers that returns outputs by name.
+It runs inside a DALI pipeline definition, so it may use any ``fn.`` operator.
 """
 
 from collections.abc import Sequence
@@ -11,17 +11,13 @@ import numpy as np
 import numpy.typing as npt
 from nvidia.dali import fn, types
 
-from dali_pipes.graph.inputs import Components, Graph, Random, once_a_batch
-from dali_pipes.reader.samples import Batch
+from dali_pipes.graph.crop import center_crop_start, crop_position, resized_shape
+from dali_pipes.graph.graph import Graph
+from dali_pipes.graph.inputs import Components, once_a_batch
+from dali_pipes.graph.random import Random
+from dali_pipes.reader.batch import Batch
 
-__all__ = [
-    "IMAGENET_MEAN",
-    "IMAGENET_STD",
-    "center_crop_start",
-    "classification_eval",
-    "classification_train",
-    "segmentation",
-]
+__all__ = ["IMAGENET_MEAN", "IMAGENET_STD", "classification_eval", "classification_train", "segmentation"]
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 """Red, green, blue, of pixels in 0..1: the constants that torchvision's pretrained models were trained with."""
@@ -44,45 +40,42 @@ def segmentation(
     photo: str = "image.jpg",
     mask: str = "trimap.png",
 ) -> Graph:
-    """Photo and mask, cut or padded to ``crop`` about the centre, the photo normalised; and the label.
+    """Cut or pad photo and mask to ``crop`` about the centre, normalise the photo, and give the label.
+
+    All outputs are on the loader's device.
 
     Outputs:
-        image: ``dtype`` [B, 3, crop, crop] (``layout="CHW"``) or [B, crop, crop, 3]: ``(pixel / 255 - mean) / std``,
-        pixels
-            outside the photo being 0 before that, on the CPU within 1e-6 of torchvision's
-            ``CenterCrop(crop) -> ToTensor -> Normalize``; on a GPU nvJPEG decodes, whose pixels are others by some grey
-            levels. With ``dtype="uint8"`` the pixels as they are.
+        image: ``dtype`` [B, 3, crop, crop] (``layout="CHW"``) or [B, crop, crop, 3] (``"HWC"``): ``(pixel / 255 - mean)
+            / std``, or with ``dtype="uint8"`` the pixels themselves. Pixels outside the photo are 0 before that. On the
+            CPU within 1e-6 of torchvision's ``CenterCrop(crop) -> ToTensor -> Normalize``; on a GPU nvJPEG decodes, and
+            its pixels differ by a few grey levels.
         trimap: uint8 [B, 1, crop, crop] or [B, crop, crop, 1]: the mask's values, 0 outside it.
         label: int64 [B].
 
-    EXIF orientation is not applied, to photo or mask, as torchvision's and WebDataset's readers do not.
+    EXIF orientation is not applied to photo or mask; torchvision's and WebDataset's readers do not apply it either.
+
+    Args:
+        crop: Height and width of image and trimap, in pixels.
+        mean: Red, green, blue, of pixels in 0..1.
+        std: Likewise.
+        dtype: Of the image: ``"float32"``, ``"float16"`` or ``"uint8"``.
+        layout: ``"CHW"`` or ``"HWC"``.
+        photo: The component that holds the photo.
+        mask: The component that holds the mask.
+
+    Raises:
+        ValueError: If ``crop`` is not positive, or ``dtype`` or ``layout`` is none of these.
     """
     _check(crop=crop, dtype=dtype, layout=layout)
 
     def graph(components: Components, random: Random) -> dict[str, Any]:
-        start, shape, position = _centre_window(components, photo, crop)
-        # Only the window is decoded; where the photo is smaller, crop_mirror_normalize pads it.
-        pixels = fn.decoders.image_slice(
-            components[photo],
-            start,
-            shape,
-            axes=(0, 1),
-            device=components.device,
-            output_type=types.RGB,
-            adjust_orientation=False,
-        )
+        # Only the crop is decoded; where the photo is smaller than it, crop_mirror_normalize pads it.
+        start, shape, position = _centre_crop(components, photo, crop)
+        pixels = _decode_crop(components, photo, start, shape, types.RGB)
         image = _normalised(pixels, crop, position, mean=mean, std=std, dtype=dtype, layout=layout)
-        start, shape, position = _centre_window(components, mask, crop)
         # PNG is decoded on the CPU in every NVIDIA stack; "mixed" adds the copy to the GPU.
-        ids = fn.decoders.image_slice(
-            components[mask],
-            start,
-            shape,
-            axes=(0, 1),
-            device=components.device,
-            output_type=types.GRAY,
-            adjust_orientation=False,
-        )
+        start, shape, position = _centre_crop(components, mask, crop)
+        ids = _decode_crop(components, mask, start, shape, types.GRAY)
         trimap = _normalised(ids, crop, position, mean=(0,), std=(1,), dtype="uint8", layout=layout)
         return {"image": image, "trimap": trimap, "label": components.label}
 
@@ -101,28 +94,37 @@ def classification_train(
     layout: Layout = "CHW",
     photo: str = "image.jpg",
 ) -> Graph:
-    """A random window of the photo resized to ``crop``, flipped with probability ``flip``, normalised; and the label.
+    """Resize a random crop of the photo to ``crop``, flip and normalise it, and give the label.
 
-    The window is drawn as torchvision's ``RandomResizedCrop`` draws it, from the sample's own random numbers, and
-    decoding starts with it: pixels outside are never made.
+    The crop is drawn as torchvision's ``RandomResizedCrop`` draws it, from the sample's own random numbers. Only the
+    crop is decoded.
+
+    All outputs are on the loader's device.
 
     Outputs:
-        image: ``dtype`` [B, 3, crop, crop] or [B, crop, crop, 3].
+        image: ``dtype`` [B, 3, crop, crop] (``layout="CHW"``) or [B, crop, crop, 3] (``"HWC"``): ``(pixel / 255 - mean)
+            / std``, or with ``dtype="uint8"`` the pixels themselves.
         label: int64 [B].
+
+    Args:
+        crop: Height and width of the image, in pixels.
+        scale: Smallest and largest area of the crop, as a share of the photo's.
+        ratio: Smallest and largest width / height of the crop.
+        flip: Probability of a horizontal flip.
+        mean: Red, green, blue, of pixels in 0..1.
+        std: Likewise.
+        dtype: Of the image: ``"float32"``, ``"float16"`` or ``"uint8"``.
+        layout: ``"CHW"`` or ``"HWC"``.
+        photo: The component that holds the photo.
+
+    Raises:
+        ValueError: If ``crop`` is not positive, or ``dtype`` or ``layout`` is none of these.
     """
     _check(crop=crop, dtype=dtype, layout=layout)
 
     def graph(components: Components, random: Random) -> dict[str, Any]:
         start, shape = random.resized_crop(photo, scale=scale, ratio=ratio, stream="crop")
-        pixels = fn.decoders.image_slice(
-            components[photo],
-            start,
-            shape,
-            axes=(0, 1),
-            device=components.device,
-            output_type=types.RGB,
-            adjust_orientation=False,
-        )
+        pixels = _decode_crop(components, photo, start, shape, types.RGB)
         pixels = fn.resize(pixels, size=(crop, crop), interp_type=types.INTERP_LINEAR, antialias=True)
         mirror = random.coin_flip(flip, stream="flip")
         image = _normalised(pixels, crop, None, mirror=mirror, mean=mean, std=std, dtype=dtype, layout=layout)
@@ -141,15 +143,29 @@ def classification_eval(
     layout: Layout = "CHW",
     photo: str = "image.jpg",
 ) -> Graph:
-    """The photo with its shorter side resized to ``resize``, cut to ``crop`` about the centre, normalised; and the
-    label.
+    """Resize the photo's shorter side, cut it to ``crop`` about the centre, normalise it, and give the label.
 
-    Sizes and offsets are those of torchvision's ``Resize(resize) -> CenterCrop(crop)``; the resampling is DALI's
+    Sizes and offsets are those of torchvision's ``Resize(resize) -> CenterCrop(crop)``. The resampling is DALI's
     antialiased linear filter, within a few grey levels of Pillow's.
 
+    All outputs are on the loader's device.
+
     Outputs:
-        image: ``dtype`` [B, 3, crop, crop] or [B, crop, crop, 3].
+        image: ``dtype`` [B, 3, crop, crop] (``layout="CHW"``) or [B, crop, crop, 3] (``"HWC"``): ``(pixel / 255 - mean)
+            / std``, or with ``dtype="uint8"`` the pixels themselves. Pixels outside the photo are 0 before that.
         label: int64 [B].
+
+    Args:
+        resize: Shorter side of the resized photo, in pixels.
+        crop: Height and width of the image, in pixels.
+        mean: Red, green, blue, of pixels in 0..1.
+        std: Likewise.
+        dtype: Of the image: ``"float32"``, ``"float16"`` or ``"uint8"``.
+        layout: ``"CHW"`` or ``"HWC"``.
+        photo: The component that holds the photo.
+
+    Raises:
+        ValueError: If ``resize`` or ``crop`` is not positive, or ``dtype`` or ``layout`` is none of these.
     """
     _check(crop=crop, dtype=dtype, layout=layout)
     if resize < 1:
@@ -160,44 +176,22 @@ def classification_eval(
 
         @once_a_batch
         def resized(batch: Batch) -> Int32s:
-            height, width = size_of(batch)
-            shorter, longer = np.minimum(height, width), np.maximum(height, width)
-            # As torchvision: the longer side is cut off to whole pixels.
-            other = (resize * longer.astype(np.int64) // np.maximum(shorter, 1)).astype(np.int32)
-            rows = np.where(height <= width, resize, other)
-            columns = np.where(height <= width, other, resize)
-            return np.stack([rows, columns], axis=1).astype(np.int32)
-
-        def position(batch: Batch) -> npt.NDArray[np.float32]:
-            return _crop_position(resized(batch), crop)
+            return resized_shape(*size_of(batch), resize)
 
         pixels = fn.decoders.image(
             components[photo], device=components.device, output_type=types.RGB, adjust_orientation=False
         )
         size = components.array(lambda batch: resized(batch).astype(np.float32))
         pixels = fn.resize(pixels, size=size, interp_type=types.INTERP_LINEAR, antialias=True)
-        image = _normalised(pixels, crop, components.array(position), mean=mean, std=std, dtype=dtype, layout=layout)
+        position = components.array(lambda batch: crop_position(resized(batch), crop))
+        image = _normalised(pixels, crop, position, mean=mean, std=std, dtype=dtype, layout=layout)
         return {"image": image, "label": components.label}
 
     return graph
 
 
-def center_crop_start(size: Int32s, crop: int) -> Int32s:
-    """Where torchvision's ``CenterCrop`` starts; negative where it pads.
-
-    A larger photo starts at ``round(slack / 2)``, halves to even; a smaller one is padded by ``(crop - size) // 2``
-    first.
-
-    >>> center_crop_start(np.array([350, 351, 353, 355, 349, 347]), 350).tolist()
-    [0, 0, 2, 2, 0, -1]
-    """
-    slack = size.astype(np.int32) - crop
-    larger = np.rint(slack / 2).astype(np.int32)
-    return np.where(slack > 0, larger, -(-slack // 2)).astype(np.int32)
-
-
-def _centre_window(components: Components, photo: str, crop: int) -> tuple[Any, Any, Any]:
-    """The part of the photo that a centre crop shows: start, shape (int32 [2]), and where it goes in the crop."""
+def _centre_crop(components: Components, photo: str, crop: int) -> tuple[Any, Any, Any]:
+    """The part of the photo that a centre crop shows: start, shape (int32 [2]), and where it lies in the crop."""
     size_of = components.size(photo)
 
     @once_a_batch
@@ -206,15 +200,22 @@ def _centre_window(components: Components, photo: str, crop: int) -> tuple[Any, 
 
     start = components.array(lambda batch: np.maximum(center_crop_start(sizes(batch), crop), 0))
     shape = components.array(lambda batch: np.minimum(sizes(batch), crop).astype(np.int32))
-    position = components.array(lambda batch: _crop_position(np.minimum(sizes(batch), crop), crop))
+    position = components.array(lambda batch: crop_position(np.minimum(sizes(batch), crop), crop))
     return start, shape, position
 
 
-def _crop_position(sizes: Int32s, crop: int) -> npt.NDArray[np.float32]:
-    """DALI's ``crop_pos_y, crop_pos_x`` for a centre crop: the start as a share of the slack: float32 [B, 2]."""
-    slack = sizes - crop
-    start = center_crop_start(sizes, crop)
-    return (start / np.where(slack == 0, 1, slack)).astype(np.float32)
+def _decode_crop(components: Components, component: str, start: Any, shape: Any, output_type: Any) -> Any:
+    """Decode the crop with this start and shape (rows, columns), and no other pixels."""
+    return fn.decoders.image_slice(
+        components[component],
+        start,
+        shape,
+        axes=(0, 1),
+        device=components.device,
+        output_type=output_type,
+        # Windows are computed from sizes as stored.
+        adjust_orientation=False,
+    )
 
 
 def _normalised(
@@ -242,7 +243,7 @@ def _normalised(
         mean=means.tolist(),
         std=stds.tolist(),
         out_of_bounds_policy="pad",
-        # Padding is a pixel of 0, and is not normalised by the operator.
+        # Padding is a pixel of 0, which the operator does not normalise.
         fill_values=(-means / stds).tolist(),
         dtype=_DALI_DTYPES[dtype],
         output_layout=layout,

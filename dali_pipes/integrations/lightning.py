@@ -1,14 +1,14 @@
-"""Loaders to a Lightning trainer: arguments of `dali_pipes.loader` in, the trainer's data module out.
+"""A data module for Lightning's trainer, made of the arguments of `dali_pipes.loader`.
 
-Lightning numbers the epochs and keeps the position: its fit loop puts the state of a train loader that has one into
-each checkpoint, and loads it before the first batch. What is handed to the trainer is the loader behind a face that
-starts the epoch which the trainer is in.
+Lightning numbers the epochs and keeps the position: its fit loop puts the train loader's state into each checkpoint,
+and loads it before the first batch. The trainer is handed an object that iterates the loader and starts the epoch that
+the trainer is in.
 
-The fit loop can load a state only into a loader that is open, and has begun to stage epoch 0 by then. So the same state
-is the data module's, too, which the trainer restores before it asks for the loader: it is opened where it goes on.
+The fit loop can load a state only into an open loader, which has begun to stage epoch 0 by then. So the data module
+keeps the same state; the trainer restores it before it asks for the loader, which is then opened at that position.
 
 # Note [whose epoch]: the fit loop asks for its first iterator before it knows that the epoch of a checkpoint was over.
-Which epoch is to be read is therefore looked up when its first batch is wanted, not when the iterator is made.
+The epoch is therefore looked up when its first batch is wanted, not when the iterator is made.
 """
 
 import importlib.util
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["DataModule"]
 
-# What the trainer says, and what it does itself.
-_OF_THE_TRAINER = ("rank", "world_size", "local_rank", "auto_reset", "state")
+# Arguments of a loader that the trainer gives.
+_OF_THE_TRAINER = ("rank", "world_size", "state")
 
 
 def _find_base() -> Any:
@@ -36,9 +36,7 @@ def _find_base() -> Any:
     imported = [name for name in names if name in sys.modules]
     installed = [name for name in names if importlib.util.find_spec(name.partition(".")[0]) is not None]
     if not installed:
-        raise ImportError(
-            "dali_pipes.lightning needs Lightning; install: pip install 'dali-pipes[lightning]'"
-        )
+        raise ImportError("dali_pipes.lightning needs Lightning; install: pip install 'dali-pipes[lightning]'")
     return importlib.import_module((imported or installed)[0]).LightningDataModule
 
 
@@ -47,20 +45,20 @@ if not TYPE_CHECKING:
 
 
 class DataModule(LightningDataModule):
-    """Train, validation, test and predict loaders of one trainer, which says each which rank it is.
+    """Train, validation, test and predict loaders of one trainer, which tells each its rank.
 
     Batches are plain dicts, ``{"image": ..., "label": ...}``. ``trainer.fit(model, datamodule, ckpt_path=...)`` goes on
-    at the exact next batch, also where the checkpoint was taken in mid-epoch; with another batch size or number of
-    processes, too. The train loader's epoch is the trainer's, and starts anew after ``limit_train_batches``; the others
-    give epoch 0 each time, so that every validation sees the same batches.
+    at the exact next batch, also if the checkpoint was taken in mid-epoch, and with another batch size or number of
+    processes. The train loader's epoch is the trainer's, and starts anew after ``limit_train_batches``; the others give
+    epoch 0 each time, so that every validation sees the same batches.
 
     Args:
-        train: Arguments of `dali_pipes.loader` by name, ``"shards"`` and ``"graph"`` among them.
-        val: Likewise. Not shuffled unless it says ``"shuffle": True``; so are the next two.
+        train: Arguments of `dali_pipes.loader` by name, with ``"shards"`` and ``"graph"``.
+        val: Likewise, but not shuffled unless ``"shuffle"`` is given; the next two as well.
         test: Likewise.
         predict: Likewise.
-        **options: Arguments that hold for all of them where they do not say otherwise: ``batch_size``, ``seed``,
-            ``cache_dir``, ... The device is the trainer's unless ``device`` is among them.
+        **options: Arguments for all of them: ``batch_size``, ``seed``, ``cache=dp.Cache(...)``, ... An argument in
+            ``train`` and so on comes first. The device is the trainer's unless ``device`` is given.
 
     Raises:
         TypeError: If `dali_pipes.loader` takes no such argument, or lacks one.
@@ -152,13 +150,11 @@ class DataModule(LightningDataModule):
             if trainer is None:
                 raise ValueError(f"the {stage} loader needs a trainer, which says its rank; pass datamodule= to one")
             root = trainer.strategy.root_device
-            is_gpu = root.type == "cuda"
             found: dict[str, Any] = {
-                "device": "gpu" if is_gpu else "cpu",
+                # With devices=[2, 3] the CUDA device is not the process's number.
+                "device": ("cuda" if root.index is None else f"cuda:{root.index}") if root.type == "cuda" else "cpu",
                 "rank": trainer.global_rank,
                 "world_size": trainer.world_size,
-                # The CUDA device: with devices=[2, 3] it is not the process's number.
-                "local_rank": root.index if is_gpu and root.index is not None else trainer.local_rank,
             }
             if stage == "train":
                 found["state"] = self._train_state
@@ -227,10 +223,15 @@ class _TrainBatches(_Batches):
 
 def _check_arguments(stage: str, arguments: Mapping[str, Any]) -> None:
     from dali_pipes.open_loader import loader
+    from dali_pipes.options import refuse_old_arguments
 
     for name in _OF_THE_TRAINER:
         if name in arguments:
             raise ValueError(f"{stage}: '{name}' is the trainer's to give; leave it out")
+    try:
+        refuse_old_arguments(arguments)
+    except TypeError as exc:
+        raise TypeError(f"{stage}: {exc}") from None
     try:
         inspect.signature(loader).bind(**arguments)
     except TypeError as exc:

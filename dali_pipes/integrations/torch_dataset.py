@@ -1,42 +1,85 @@
-"""Batches to a data set: a loader as torch's ``DataLoader`` reads it and torchdata's ``StatefulDataLoader`` resumes it.
+"""A loader as torch's ``DataLoader`` reads it, and as torchdata's ``StatefulDataLoader`` resumes it.
 
-Both hand whole batches through: ``batch_size=None, num_workers=0``. Workers would be of no use: the loader has threads
-of its own, and a worker that uses it is told so.
+Both pass whole batches through: ``batch_size=None, num_workers=0``. Workers would be of no use: the loader has its own
+threads, and refuses to be used in a worker.
 """
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 from torch.utils.data import IterableDataset
 
-if TYPE_CHECKING:
-    from dali_pipes.iterator import Loader
+__all__ = ["DictBatches", "LoaderDataset", "LoaderLike"]
 
-__all__ = ["LoaderDataset"]
+
+class LoaderLike(Protocol):
+    """What the faces in this folder use of a `dali_pipes.iterator.Loader`."""
+
+    output_map: Sequence[str]
+
+    @property
+    def added_outputs(self) -> Sequence[str]: ...
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def num_batches_left(self) -> int: ...
+    def __len__(self) -> int: ...
+    def __iter__(self) -> "LoaderLike": ...
+    def __next__(self) -> list[dict[str, Any]]: ...
+    def close(self) -> None: ...
+    def reset(self) -> None: ...
+    def set_epoch(self, epoch: int) -> None: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
+class DictBatches(Iterator[dict[str, Any]]):
+    """The rest of a loader's epoch, from the first ``next`` on, as plain dicts. Made by `Loader.as_dicts`."""
+
+    def __init__(self, loader: LoaderLike) -> None:
+        self._loader = loader
+        self._has_begun = self._is_over = False
+
+    def __len__(self) -> int:
+        """Batches of the loader's whole epoch."""
+        return len(self._loader)
+
+    def __next__(self) -> dict[str, Any]:
+        if self._is_over:
+            raise StopIteration  # and not the next epoch's first batch
+        if not self._has_begun:
+            iter(self._loader)
+            self._has_begun = True
+        try:
+            (batch,) = next(self._loader)
+        except StopIteration:
+            self._is_over = True
+            raise
+        return batch
 
 
 class LoaderDataset(IterableDataset[dict[str, Any]]):
     """The batches of a loader, as plain dicts. Made by `Loader.as_dataset`.
 
-    Each time it is iterated it gives what is left of the loader's epoch, after the end the next one: see `Loader`. Of a
-    loader that was opened with ``state=`` that is what is left there; ``load_state_dict`` to the same place costs
-    nothing more.
+    Each iteration gives the rest of the loader's epoch, and after its end the next epoch: see `Loader`. Of a loader
+    that was opened with ``state=`` the first iteration gives the rest of that state's epoch; ``load_state_dict`` to the
+    same place costs nothing more.
 
     >>> from torchdata.stateful_dataloader import StatefulDataLoader  # doctest: +SKIP
     >>> batches = StatefulDataLoader(loader.as_dataset(), batch_size=None, num_workers=0)  # doctest: +SKIP
     """
 
-    def __init__(self, loader: "Loader") -> None:
+    def __init__(self, loader: LoaderLike) -> None:
         super().__init__()
         self._loader = loader
         # Whether the next iteration is that of an epoch that was over when its state was taken.
         self._is_over = False
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        # torchdata iterates a finished state's data set twice and draws from the second iterator only: by then the
-        # epoch that was over is done with.
+        # torchdata iterates a finished state's data set twice and draws from the second iterator only; so the epoch
+        # that was over ends when the first iterator is made.
         is_over, self._is_over = self._is_over, False
-        return iter(()) if is_over else self._loader.as_dicts()
+        return iter(()) if is_over else DictBatches(self._loader)
 
     def __len__(self) -> int:
         """Batches of a whole epoch."""
@@ -47,10 +90,10 @@ class LoaderDataset(IterableDataset[dict[str, Any]]):
         return self._loader.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where ``state_dict`` was taken: the next iteration gives what was left of that epoch.
+        """Go on where ``state_dict`` was taken: the next iteration gives the rest of that epoch.
 
-        After the last batch that is nothing: as in the job that goes on, one empty iteration ends the epoch, and the
-        one after it is the next epoch's.
+        After the last batch the rest is nothing: as in the job that goes on, one empty iteration ends the epoch, and
+        the one after it is the next epoch's.
 
         Raises:
             StateError: If the state is of other shards or another order; the loader goes on as it was.

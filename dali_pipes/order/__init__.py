@@ -1,1 +1,1 @@
-"""The order of an epoch: seed, selection and shards in, the samples of every step out. Pure arithmetic, no I/O."""
+"""Compute which samples each step of an epoch reads, from the seed, the selection and the shards; no I/O."""

@@ -1,8 +1,8 @@
-"""Mix data sets: how many samples of each in, which data set each position of an epoch takes from out.
+"""Mix data sets: compute from which data set each position of an epoch takes its sample.
 
-The epoch is cut into blocks of about `BLOCK_POSITIONS` positions. Each has every data set's share of it, to within one
-sample, in an order of its own: so the mixture is right in every span of the epoch, and any position is found at the
-cost of its block.
+The epoch is cut into blocks of about `BLOCK_POSITIONS` positions. Each block has every data set's proportion, to within
+one sample, in an order of its own. So the mixture is right in every part of the epoch, and to find a position costs no
+more than to permute its block.
 """
 
 import math
@@ -16,16 +16,16 @@ from dali_pipes.order.randomness import Stream
 
 __all__ = ["BLOCK_POSITIONS", "Mix", "mixed_length", "split_by_weight"]
 
-# Enough that a rare data set stands anywhere in it, few enough that a block is permuted in a millisecond.
+# Enough that a rare data set can come anywhere in a block, few enough to permute a block in a millisecond.
 BLOCK_POSITIONS = 4096
 
 Int64s = npt.NDArray[np.int64]
 
 
 def split_by_weight(num: int, weights: Sequence[float]) -> list[int]:
-    """``num`` samples in proportion to weights, by largest remainder; of equal remainders the first data set's.
+    """Split ``num`` samples in proportion to weights, by largest remainder; of equal remainders the first one wins.
 
-    Weights are taken as the decimal numbers that they are written as, so that 0.3 is three tenths.
+    Weights count as the decimal numbers that they are written as, so that 0.3 is three tenths.
 
     >>> split_by_weight(10, [0.7, 0.2, 0.1]), split_by_weight(10, [1, 1, 1]), split_by_weight(2, [1, 1, 1])
     ([7, 2, 1], [4, 3, 3], [1, 1, 0])
@@ -39,7 +39,7 @@ def split_by_weight(num: int, weights: Sequence[float]) -> list[int]:
 
 
 def mixed_length(lengths: Sequence[int], weights: Sequence[float]) -> int:
-    """Positions of the shortest epoch that has these weights and every sample of every data set.
+    """Number of positions of the shortest epoch that has these weights and every sample of every data set.
 
     >>> mixed_length([30, 10], [0.5, 0.5]), mixed_length([30, 10], [0.3, 0.7])
     (60, 100)
@@ -49,7 +49,7 @@ def mixed_length(lengths: Sequence[int], weights: Sequence[float]) -> int:
 
 
 class Mix:
-    """Which data set each position of an epoch takes from; with ``shuffle`` at random, else evenly in turns.
+    """The data set of each position of an epoch: random with ``shuffle``, else evenly in turn.
 
     Ten positions, six of data set 0 and four of data set 1, without ``shuffle``:
 
@@ -92,20 +92,20 @@ class Mix:
         return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, np.int64), *parts])
 
     def most_of(self, number: int, num: int) -> int:
-        """No ``num`` positions in a row, the last ones and the first ones included, have more of a data set."""
+        """The most positions of a data set among any ``num`` in a row; the first ones follow the last ones."""
         smallest = max(1, sum(length // self._num_blocks for length in self._lengths))
-        # Two that are cut at the ends; one more where the end of the epoch is in between.
+        # Two blocks that are cut at the ends, and one more where the end of the epoch lies in between.
         num_blocks = (num - 1) // smallest + 3
         return min(num, num_blocks * -(-self._lengths[number] // self._num_blocks))
 
     def _before_block(self, block: int) -> list[int]:
-        # Python's integers: products exceed 64 bits in large epochs.
+        # In Python's integers: the products exceed 64 bits in large epochs.
         return [block * length // self._num_blocks for length in self._lengths]
 
     def _open_block_of(self, position: int) -> None:
         if self._first <= position < self._first + len(self._block):
             return
-        # Blocks begin there or a little earlier, each data set's share being rounded down.
+        # The block begins there or a little earlier, since each data set's part of it is rounded down.
         block = position * self._num_blocks // self.length
         while sum(self._before_block(block + 1)) <= position:
             block += 1
@@ -116,7 +116,7 @@ class Mix:
         if self._shuffle:
             order = np.argsort(self._stream.words(first + places), kind="stable")
         else:
-            # The j-th of n stands at (j + 1/2) / n of the block; of several at one place the first data set's.
+            # The j-th of n stands at (j + 1/2) / n of the block; where several stand, the first data set comes first.
             within = places - np.repeat(np.cumsum(counts) - counts, counts)
             order = np.argsort((2 * within + 1) / (2 * counts[sets]), kind="stable")
         self._number, self._first, self._block = block, first, sets[order]

@@ -1,14 +1,14 @@
-"""Permute one data set, pass after pass: its shards' columns and a seed in, windows of shards and their samples out.
+"""Permute one data set, pass after pass, into windows of shards and their samples.
 
-A *pass* is one pass of one data set. Three levels, each a permutation by a counter-based generator
-(`dali_pipes.order.randomness`) with the pass's number in place of an epoch's:
+A *pass* is one reading of one data set. It has three levels, each a permutation by a counter-based generator
+(`dali_pipes.order.randomness`), with the number of the pass in place of an epoch's:
 
 * the list of shards, cut into ``num_slices`` slices;
 * each slice, cut into windows: runs of shards that are resident together;
 * the samples of each window.
 
-Cost and memory grow with the window, not with the data set, but for the permutation of the shard list, and for class
-factors, which draw a pass's copies for all samples at once.
+Cost and memory grow with the window, not with the data set. Exceptions are the permutation of the shard list, and class
+factors, which draw the copies of a pass for all samples at once.
 """
 
 import itertools
@@ -26,16 +26,16 @@ __all__ = ["Pass", "Passes", "Piece", "Span", "cut_windows", "set_ranges", "sum_
 
 # Shards of a window that is read in order: enough to keep the fetch threads busy.
 SEQUENTIAL_SHARDS = 8
-# An epoch that needs more passes than one takes these further ones: no job has so many epochs that they were met again.
+# An epoch that needs more than one pass takes further ones from here on. No job has so many epochs as to reach them.
 FURTHER_PASSES = 1 << 32
-# Of one data set, ready to be read: one that ends, the next, and one for what is staged further ahead.
+# Passes of one data set to keep: one that ends, the next one, and one for shards that are staged further ahead.
 NUM_PASSES_KEPT = 3
 
 Int64s = npt.NDArray[np.int64]
 
 
 def window_bytes(order: OrderInputs, shard_bytes: Int64s) -> int | Literal["all"]:
-    """What windows are cut by. Without a shuffle they change no order, and need not be large."""
+    """The size of windows. Without a shuffle they do not change the order, and need not be large."""
     if order.shuffle or order.shuffle_window != "all":
         return order.shuffle_window
     return SEQUENTIAL_SHARDS * max(1, int(shard_bytes.max(initial=0)))
@@ -73,13 +73,13 @@ class Passes:
     Args:
         shards: Its first shard and the one after its last, in the manifest's order.
         shard_bytes: int64 [shards], of all data sets.
-        shard_starts: int64 [shards + 1], the ordinal with which each begins, and the number of all samples.
+        shard_starts: int64 [shards + 1], the first ordinal of each, and the number of all samples.
         shard_kept: int64 [shards], samples of each that are not excluded.
-        selection: Which samples, of all data sets.
-        order: What the order depends on.
+        selection: Of all data sets.
+        order: The inputs of the order.
 
     Raises:
-        ValueError: If nothing of it is left, or for fewer shards than there are slices.
+        ValueError: If no sample is left, or there are fewer shards than slices.
     """
 
     def __init__(
@@ -108,14 +108,14 @@ class Passes:
         self._kept = shard_kept[slice(*shards)]
         self._check_slices()
         self._passes: dict[int, Pass] = {}
-        # Of one slice a pass has all; of several, as many times the longest as there are, another number in each pass.
+        # A single slice has all samples. Several are as long as the longest, which differs from pass to pass.
         self.constant_length = self.part.num_per_pass if order.num_slices == 1 else None
-        """Positions of a slice in each pass, where that is one number."""
+        """Positions of a slice, if every pass has the same number."""
         if self.constant_length is None and not order.shuffle and self.part.min_copies is None:
             self.constant_length = self.pass_(0).length
 
     def pass_(self, number: int) -> "Pass":
-        """One of them."""
+        """The pass of this number."""
         if number not in self._passes:
             while len(self._passes) >= NUM_PASSES_KEPT:
                 del self._passes[min(self._passes)]
@@ -123,46 +123,46 @@ class Passes:
         return self._passes[number]
 
     def _check_slices(self) -> None:
-        """Refuse at once, and not in the pass in which it happens, that a slice would have nothing."""
+        """Refuse more slices than shards at once, not only in the pass in which a slice would be empty."""
         num_shards = int(np.count_nonzero(self._kept))
         which = "" if num_shards == len(self._kept) else " with anything left to read"
         if self.part.min_copies is not None and self.order.num_slices > 1:
-            # It has something of these in any case, or of as many as it takes to hold all that it has.
+            # A pass reads every shard that has a fixed copy, and as many shards as it takes to hold all its samples.
             fullest = np.sort(self.kept(self.part.max_copies_of_each))[::-1]
             at_least = int(np.searchsorted(np.cumsum(fullest), self.part.num_per_pass)) + 1
             num_shards = max(at_least, int(np.count_nonzero(self.kept(self.part.min_copies))))
             which = " of which every pass has something"
         if self.order.num_slices > num_shards:
             raise ValueError(
-                f"num_slices must not exceed the number of shards{which}, {num_shards}, got {self.order.num_slices}"
+                f"slices must not exceed the number of shards{which}, {num_shards}, got {self.order.num_slices}"
             )
 
     def kept(self, copies: Copies | None) -> Int64s:
-        """int64 [shards of the data set]: samples of each in a pass with these copies."""
+        """int64 [shards of the data set]: samples of each shard in a pass with these copies."""
         if copies is None:
             return self._kept
         return sum_by_shard(copies, self.shard_starts[self.first_shard : self._stop_shard + 1])
 
     def sum_of_read(self, values: Int64s) -> int:
-        """The sum of a column of the manifest over the shards of which not all is excluded."""
+        """The sum of a column of the manifest over the shards that have a sample left."""
         return int(values[self.first_shard : self._stop_shard][self._kept > 0].sum())
 
     def ordinals(self, shards: Int64s) -> Int64s:
         """The samples of these shards that are not excluded, shard by shard."""
         starts = self.shard_starts[shards]
         counts = self.shard_starts[shards + 1] - starts
-        # Each shard's first ordinal, less where its run starts in the concatenation, plus the position in it.
+        # First ordinal of each shard, minus the start of its run in the concatenation, plus the position there.
         offsets = np.repeat(starts - (np.cumsum(counts) - counts), counts)
         ordinals = offsets + np.arange(len(offsets), dtype=np.int64)
         if len(self.excluded):
-            # Sorted: the place where each would stand is found in the time of the window.
+            # Both are sorted, so this costs as much as the window, whatever the number of excluded samples.
             places = np.minimum(np.searchsorted(self.excluded, ordinals), len(self.excluded) - 1)
             ordinals = ordinals[self.excluded[places] != ordinals]
         return ordinals
 
 
 class Pass:
-    """One pass of one data set, in slices; a shard of which it has nothing is in none."""
+    """One pass of one data set, in slices; a shard without samples in this pass is in no slice."""
 
     def __init__(self, passes: Passes, number: int) -> None:
         order = passes.order
@@ -170,22 +170,22 @@ class Pass:
         self._copies = passes.part.copies(order.seed, number)
         self._kept = passes.kept(self._copies)
         shards = np.flatnonzero(self._kept).astype(np.int64, copy=False) + passes.first_shard
-        assert len(shards) >= order.num_slices, "every pass has something for every slice"
+        assert len(shards) >= order.num_slices, "every pass has a shard for every slice"
         if order.shuffle:
             shards = shards[self._ranked("shards", shards)]
         self.slices = np.array_split(shards, order.num_slices)
-        """For each slice its shards, in the order in which they are read."""
+        """The shards of each slice, in the order in which they are read."""
         self.slice_samples = [int(self._kept[shards - passes.first_shard].sum()) for shards in self.slices]
         self.length = max(self.slice_samples)
         """Positions of each slice; those that have fewer samples wrap."""
         self.num_turns = -(-self.length // min(self.slice_samples))
-        """How often the shortest slice is begun."""
+        """How many times the shortest slice is begun."""
         self._windows: dict[int, tuple[Int64s, Int64s]] = {}
 
     def windows(self, slice_: int) -> tuple[Int64s, Int64s]:
-        """Where a slice's list of shards is cut, int64 [windows + 1], and the samples of each window, int64 [windows].
+        """Cuts of a slice's list of shards, int64 [windows + 1], and number of samples of each window, int64 [windows].
 
-        Costs nothing a sample.
+        The cost does not depend on the number of samples.
         """
         if slice_ not in self._windows:
             passes, shards = self._passes, self.slices[slice_]
@@ -196,9 +196,9 @@ class Pass:
         return self._windows[slice_]
 
     def samples(self, shards: Int64s) -> tuple[Int64s, Int64s | None]:
-        """The samples of a window in the order in which they are read, and for each which copy it is.
+        """The samples of a window in the order in which they are read, and the number of each one's copy.
 
-        ``None`` for copies: the pass has none.
+        Copies are ``None`` where the pass has none.
         """
         passes = self._passes
         ordinals, copies = passes.ordinals(shards), None
@@ -212,33 +212,34 @@ class Pass:
         return ordinals, copies
 
     def _ranked(self, purpose: str, values: Int64s, copies: Int64s | None = None) -> Int64s:
-        # Sorted by 64 random bits each; the sort is stable, so that even equal bits give one order everywhere.
+        # Sorted by 64 random bits each. The sort is stable, so that even equal bits give the same order everywhere.
         stream = Stream(self._passes.order.seed, self._number, f"order/{purpose}")
         words = stream.words(values, occurrence=0 if copies is None else copies)
         return np.argsort(words, kind="stable")
 
 
 class Piece(NamedTuple):
-    """What an epoch takes of one window."""
+    """The samples that an epoch takes of one window."""
 
     number: int
-    """Windows of this slice before it, since the start of the epoch."""
+    """Number of windows of this slice before it in the epoch."""
     repeat: int
-    """The number of the pass: of the pass, and within it of the turn of a slice that wraps. No two passes of an epoch in
-    which the same sample comes have the same, in whichever slices."""
+    """Number of the reading: of the pass, and within it of the turn of a slice that wraps. It differs between any two
+    readings of one epoch that have a sample in common, in whichever slices."""
     pass_: Pass
     shards: Int64s
     begin: int
-    """The first sample that is taken, in the window's order."""
+    """First sample to take, in the window's order."""
     stop: int
-    """The one after the last. The epoch's last piece goes to the window's end, whatever the epoch takes of it."""
+    """The sample after the last one. An epoch's last piece goes to its window's end, even if the epoch does not."""
 
 
 class Span:
-    """What one epoch takes of a data set: ``length`` positions of every slice, of one pass or of several.
+    """The part of a data set that one epoch takes: ``length`` positions of every slice, of one pass or several.
 
-    An epoch of no fixed length begins with a pass of its own, the one of the epoch's number. One of a fixed length goes
-    on where the epoch before it stopped, in mid-pass or not. A data set of 10 samples, 6 of which an epoch takes:
+    An epoch without a fixed length begins with a pass of its own, the one of the epoch's number. An epoch with a fixed
+    length continues where the epoch before it stopped, also within a pass. A data set of 10 samples, of which an epoch
+    takes 6:
 
     ==========  ======================  ================================
     epoch       fixed length            no fixed length
@@ -272,9 +273,9 @@ class Span:
         return self._offset + self.length <= self.first_pass.length
 
     def pieces(self, slice_: int, *, start: int = 0) -> Iterator[Piece]:
-        """What is taken of each window of a slice, in order, from position ``start`` of the epoch on.
+        """The pieces of a slice, in order, from position ``start`` of the epoch on.
 
-        Costs nothing a sample. In the epoch's last pass a piece may have more samples than the epoch takes.
+        The cost does not depend on the number of samples. The last piece may have more samples than the epoch takes.
         """
         if start >= self.length:
             return
@@ -290,7 +291,7 @@ class Span:
                 stops = turn_start + np.cumsum(counts)
                 starts = stops - counts
                 read_to = np.minimum(stops, limit)
-                # Those before the epoch's first position are the epoch's before.
+                # Windows before the first position belong to the epoch before.
                 first, last = int(np.searchsorted(read_to, 0, side="right")), int(np.searchsorted(starts, limit))
                 if first < last:
                     for window in range(max(first, int(np.searchsorted(read_to, start, side="right"))), last):
@@ -301,7 +302,7 @@ class Span:
                             pass_,
                             pass_.slices[slice_][cuts[window] : cuts[window + 1]],
                             max(0, start - begin, -begin),
-                            # Where the pass's end cuts a turn short, the next pass follows; nothing follows the last.
+                            # The end of a pass cuts a turn short, except in the last pass, which nothing follows.
                             num_samples if pass_stop >= self.length else min(num_samples, pass_stop - begin),
                         )
                     number += last - first
@@ -309,7 +310,7 @@ class Span:
             pass_start, pass_number, repeat = pass_stop, pass_number + self._next_pass, repeat + pass_.num_turns
 
     def _find(self, position: int) -> tuple[int, int]:
-        """The pass, and the position in it, of a position in the endless row of passes."""
+        """The pass of a position in the endless row of passes, and the position within it."""
         if self.passes.constant_length is not None:
             return divmod(position, self.passes.constant_length)
         number = 0
@@ -323,17 +324,17 @@ def sum_by_shard(copies: Copies, shard_starts: Int64s) -> Int64s:
 
     Args:
         copies: Of each sample of these shards.
-        shard_starts: int64 [shards + 1], the ordinal with which each begins and the one after the last.
+        shard_starts: int64 [shards + 1], the first ordinal of each, and the one after the last.
     """
     kept = np.zeros(len(shard_starts) - 1, np.int64)
-    # From one start to the next: a shard without a sample has none of its own.
+    # Shards without samples are left out: reduceat would give them the next shard's first value.
     full = np.flatnonzero(np.diff(shard_starts))
     kept[full] = np.add.reduceat(copies, shard_starts[full] - shard_starts[0], dtype=np.int64)
     return kept
 
 
 def set_ranges(set_shards: Sequence[int] | None, num_shards: int) -> list[tuple[int, int]]:
-    """For each data set its first shard and the one after its last.
+    """The first shard of each data set, and the one after its last.
 
     Raises:
         ValueError: If a data set has no shard, or the numbers do not add up.

@@ -1,12 +1,12 @@
-"""Plan an epoch: a manifest's columns and a seed in, the exact samples of every step of this rank out.
+"""Plan an epoch: compute the exact samples of every step of a rank from a manifest's columns and a seed.
 
-Pure arithmetic on integers. The order is a function of `OrderInputs`, the manifest and the selection, and of nothing
-else: not of time, threads, world size, batch size or cache. A sample is named by its ordinal, its position in the
-manifest's order; several data sets are several manifests in a row.
+This is pure arithmetic on integers. The order depends on `OrderInputs`, the manifest and the selection only: not on
+time, threads, world size, batch size or cache. A sample is named by its ordinal, its position in the manifest's order;
+several data sets are several manifests in a row.
 
-What is read in turns is a *lane*: one data set in one slice. Each has its own windows, in the order of its passes
-(`dali_pipes.order.passes`); `dali_pipes.order.mixing` says which data set each position takes from, the same for every
-slice.
+A *lane* is one data set in one slice. A plan reads its lanes in turn. Each has its own windows, in the order of its
+passes (`dali_pipes.order.passes`). `dali_pipes.order.mixing` says which data set each position takes its sample from,
+the same for every slice.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 import numpy.typing as npt
 
+from dali_pipes.order.cursor import Cursor, Taken
 from dali_pipes.order.inputs import OrderInputs
 from dali_pipes.order.mixing import Mix, mixed_length, split_by_weight
 from dali_pipes.order.passes import Passes, Span, cut_windows, set_ranges, window_bytes
@@ -35,7 +36,7 @@ __all__ = [
     "window_bytes",
 ]
 
-# Of memory, while a window's samples are permuted: ordinals, the generator's words and the sort. Measured, at 2e7.
+# Memory while the samples of a window are permuted: ordinals, random words and the sort. Measured with 2e7 samples.
 BYTES_PER_SAMPLE = 120
 
 Int64s = npt.NDArray[np.int64]
@@ -56,13 +57,14 @@ class Step(NamedTuple):
     ordinals: Int64s
     """int64 [batch]: the samples, in order."""
     occurrences: Int64s
-    """int64 [batch]: another number each time that the epoch has the same sample; not 0 only where samples may be
-    repeated. Without class factors it is the number of the pass, 0, 1, 2, ..., in which the sample comes."""
+    """int64 [batch]: a different number each time that the epoch has the same sample; 0 where no sample is repeated.
+    Without class factors it is the number of the pass, 0, 1, 2, ..., in which the sample comes."""
     num_valid: int
-    """How many, from the front, count: fewer than ``len(ordinals)`` only where a rank has nothing in a last batch."""
+    """Number of samples, from the front, that count: less than ``len(ordinals)`` only in a last batch in which the rank
+    has no sample."""
     finished: tuple[int, ...] = ()
-    """For each lane: how many windows, from the epoch's start on, no later step of any rank takes from. The samples
-    that ``FILL`` repeats count for none."""
+    """For each lane: number of windows, from the epoch's start on, that no later step of any rank reads. Samples that
+    ``FILL`` repeats do not count as read."""
 
 
 def num_steps(num_samples: int, *, global_batch_size: int, last_batch_policy: LastBatchPolicyName) -> int:
@@ -77,13 +79,13 @@ def num_steps(num_samples: int, *, global_batch_size: int, last_batch_policy: La
 
 
 class StepIterator(Iterator[Step]):
-    """What `Plan.steps` gives: an iterator that knows how many it had to give."""
+    """The steps of a plan: an iterator with a length."""
 
     def __init__(self, steps: Iterator[Step], num_steps: int) -> None:
         self._steps, self._num_steps = steps, num_steps
 
     def __len__(self) -> int:
-        """Those from the first on, however many were taken."""
+        """Number of all steps, also of those that were taken."""
         return self._num_steps
 
     def __next__(self) -> Step:
@@ -93,7 +95,7 @@ class StepIterator(Iterator[Step]):
 class Plan:
     """The order of one epoch.
 
-    How long it is, for data sets of 30 and 10 samples that lie in one slice:
+    Its length, for data sets of 30 and 10 samples in one slice:
 
     ===================  =============  =======  ==================================================================
     ``epoch_samples``    ``weights``    samples  of each data set
@@ -108,14 +110,14 @@ class Plan:
     Args:
         shard_bytes: int64 [shards], from the manifest.
         shard_samples: int64 [shards], samples in each.
-        order: What the order depends on.
-        excluded: Ordinals that are left out, in any order; short for a selection of nothing else.
+        order: The inputs of the order.
+        excluded: Ordinals that are left out, in any order; instead of a selection that does only this.
         set_shards: Numbers of shards of consecutive data sets, in the manifest's order; ``None``: one data set.
-        selection: Which samples, and how often each in a pass; ``None``: every one, once.
+        selection: How often each sample comes in a pass; ``None``: once.
 
     Raises:
-        ValueError: If there are fewer shards than slices, nothing is left to read, the data sets are not those of the
-            weights or of the manifest, or the epoch has no sample of one of them.
+        ValueError: If there are fewer shards than slices, no sample is left, the data sets do not match the weights or
+            the manifest, or the epoch has no sample of one of them.
     """
 
     def __init__(
@@ -132,14 +134,12 @@ class Plan:
         shard_bytes, shard_samples = np.asarray(shard_bytes, np.int64), np.asarray(shard_samples, np.int64)
         ranges = set_ranges(set_shards, len(shard_bytes))
         self.num_sets = len(ranges)
-        """Data sets that are mixed."""
+        """Number of data sets that are mixed."""
         if order.weights is not None and (self.num_sets == 1 or len(order.weights) != self.num_sets):
             raise ValueError(f"weights are for several data sets, one each, got {order.weights} for {self.num_sets}")
         for first, stop in ranges:
             if order.num_slices > stop - first:
-                raise ValueError(
-                    f"num_slices must not exceed the number of shards, {stop - first}, got {order.num_slices}"
-                )
+                raise ValueError(f"slices must not exceed the number of shards, {stop - first}, got {order.num_slices}")
         starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(shard_samples, dtype=np.int64)])
         self._shard_stops = starts[1:]
         if selection is None:
@@ -166,7 +166,7 @@ class Plan:
         self._spans = [Span(passes, length=length) for passes, length in zip(sets, lengths, strict=True)]
         self._mix = Mix(lengths, seed=order.seed, epoch=order.epoch, shuffle=order.shuffle)
         self.num_samples = self._mix.length * order.num_slices
-        """Samples of one epoch over all ranks; slices shorter than the longest wrap, which counts."""
+        """Samples of one epoch over all ranks, with those that repeat where slices wrap to the longest one's length."""
         self.set_samples = tuple(length * order.num_slices for length in lengths)
         """Samples of each data set among them."""
 
@@ -175,13 +175,13 @@ class Plan:
         return np.searchsorted(self._shard_stops, ordinals, side="right").astype(np.int64)
 
     def windows(self, lane: int = 0) -> Iterator[Window]:
-        """The windows of the pass of one lane with which the epoch begins, in the order in which they are read."""
+        """The windows of a lane's first pass in the epoch, in the order in which they are read."""
         span, _ = self._lane(lane)
         for shards in self.window_shards(lane):
             yield Window(shards, span.first_pass.samples(shards)[0])
 
     def window_shards(self, lane: int = 0) -> Iterator[Int64s]:
-        """The shards of these windows; costs nothing a sample."""
+        """The shards of these windows; the cost does not depend on the number of samples."""
         span, slice_ = self._lane(lane)
         cuts, _ = span.first_pass.windows(slice_)
         for start, stop in zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True):
@@ -190,8 +190,7 @@ class Plan:
     def windows_ahead(self, lane: int = 0, *, start: int = 0) -> Iterator[tuple[int, Int64s]]:
         """The windows of one lane that are read from position ``start`` of the order on, each with its number.
 
-        A slice shorter than the longest wraps: its windows come again, numbered on, as they do from pass to pass. There
-        is none where the epoch has no more of the lane.
+        A slice shorter than the longest wraps: its windows come again with new numbers, as they do in the next pass.
         """
         span, slice_ = self._lane(lane)
         done = self._mix.before(start // self.order.num_slices)[lane % self.num_sets]
@@ -199,14 +198,11 @@ class Plan:
             yield piece.number, piece.shards
 
     def finished_at(self, start: int) -> tuple[int, ...]:
-        """For each lane how many windows, from the epoch's start on, nothing is read of from position ``start`` on.
-
-        As `Step.finished` says of the step before.
-        """
+        """For each lane: number of windows that are not read from position ``start`` on; see `Step.finished`."""
         return tuple(cursor.finished for cursor in self._cursors(start // self.order.num_slices))
 
-    def slices_of(self, *, batch_size: int, rank: int = 0, world_size: int = 1) -> list[int]:
-        """The lanes from which a rank takes samples, but for a short last step: those of its slices.
+    def lanes_of(self, *, batch_size: int, rank: int = 0, world_size: int = 1) -> list[int]:
+        """The lanes from which a rank takes samples: those of its slices. (A short last step may take from others.)
 
         Two slices, three data sets, two ranks:
 
@@ -222,11 +218,11 @@ class Plan:
         return list(range(first * self.num_sets, stop * self.num_sets))
 
     def bytes_at_a_time(self, extent_bytes: Int64s, lanes: Sequence[int], *, global_batch_size: int) -> int:
-        """Bytes of these lanes' windows that must be resident at a time: of each, two, or as many as a step spans.
+        """Bytes of windows that must be resident at a time: of each lane two, or as many as a step spans.
 
         Args:
-            extent_bytes: int64 [shards], what each shard takes.
-            lanes: Which, as `slices_of` numbers them.
+            extent_bytes: int64 [shards], what each shard takes of the cache.
+            lanes: Of the rank, from `lanes_of`.
             global_batch_size: Samples of one step over all ranks.
         """
         each = -(-global_batch_size // self.order.num_slices)
@@ -235,7 +231,7 @@ class Plan:
             number = lane % self.num_sets
             at_once = self._mix.most_of(number, each) if self.num_sets > 1 else each
             needed[number] += _lane_bytes(*self._lane(lane), extent_bytes, num_samples=at_once)
-        # Whatever is resident, no shard is so twice.
+        # No shard is resident twice.
         all_bytes = [span.passes.sum_of_read(extent_bytes) for span in self._spans]
         return sum(map(min, needed, all_bytes))
 
@@ -248,10 +244,11 @@ class Plan:
         last_batch_policy: LastBatchPolicyName = "PARTIAL",
         start: int = 0,
     ) -> "StepIterator":
-        """The batches of this rank, from position ``start`` of the order on; their number is known before: ``len()``.
+        """The batches of a rank, from position ``start`` of the order on; ``len()`` is their number.
 
-        Step *s* takes ``batch_size * world_size`` consecutive samples of the order; rank *r* has the *r*-th block, with
-        several slices after the step's samples were grouped by slice. Seven samples, two ranks, batches of two:
+        Step *s* takes ``batch_size * world_size`` consecutive samples of the order; rank *r* has the *r*-th block of
+        them. Several slices are grouped first: the step's samples of slice 0, then of slice 1. Seven samples, two
+        ranks, batches of two:
 
         ===========  ==========  ==========================================================
         policy       step 0      step 1 (three samples are left: 4, 5, 6)
@@ -261,9 +258,9 @@ class Plan:
         ``PARTIAL``  0 1 | 2 3   4 5 | 6: dealt evenly, the first ranks one more
         ===========  ==========  ==========================================================
 
-        A rank that would have nothing in a ``PARTIAL`` last step gets the step's first sample, with ``num_valid`` 0.
+        A rank that has no sample of a ``PARTIAL`` last step gets the step's first sample, with ``num_valid`` 0.
 
-        Two data sets, a b c d e f and x y, where `dali_pipes.order.mixing` puts the second at positions 2 and 5:
+        Two data sets, a b c d e f and x y, where the second has positions 2 and 5:
 
         ====  ======  ======
         rank  step 0  step 1
@@ -273,8 +270,8 @@ class Plan:
         ====  ======  ======
 
         Raises:
-            ValueError: If ``rank`` is not in ``[0, world_size)``, the policy is unknown, or ``num_slices`` does not
-                divide ``batch_size * world_size``.
+            ValueError: If ``rank`` is not in ``[0, world_size)``, the policy is unknown, or the number of slices
+                does not divide ``batch_size * world_size``.
         """
         global_batch_size = batch_size * world_size
         num_slices = self.order.num_slices
@@ -286,10 +283,10 @@ class Plan:
             raise ValueError(f"last_batch_policy must be one of FILL, DROP, PARTIAL, got {last_batch_policy!r}")
         if global_batch_size % num_slices:
             raise ValueError(
-                f"num_slices must divide batch_size * world_size, got {num_slices} and {batch_size} * {world_size}"
+                f"slices must divide batch_size * world_size, got {num_slices} and {batch_size} * {world_size}"
             )
         if start % num_slices:
-            raise ValueError(f"start must be a multiple of num_slices, {num_slices}, got {start}")
+            raise ValueError(f"start must be a multiple of slices, {num_slices}, got {start}")
         num_left = num_steps(
             self.num_samples - start, global_batch_size=global_batch_size, last_batch_policy=last_batch_policy
         )
@@ -309,7 +306,10 @@ class Plan:
                     return
                 if last_batch_policy == "FILL":
                     repeated = self._repeated(cursors, (global_batch_size - size) // num_slices)
-                    parts = list(map(_join, parts, repeated))
+                    parts = [
+                        (np.concatenate([ordinals, more]), np.concatenate([occurrences, again]))
+                        for (ordinals, occurrences), (more, again) in zip(parts, repeated, strict=True)
+                    ]
                     size = global_batch_size
             ordinals, occurrences = (np.concatenate(column) for column in zip(*parts, strict=True))
             first, stop = _block(size, rank, world_size, batch_size)
@@ -324,17 +324,17 @@ class Plan:
         slice_, number = divmod(lane, self.num_sets)
         return self._spans[number], slice_
 
-    def _cursors(self, position: int) -> list["_Cursor"]:
-        """One for each lane, at a position of every slice."""
+    def _cursors(self, position: int) -> list[Cursor]:
+        """A cursor for each lane, at the same position of every slice."""
         before = self._mix.before(position) if self.num_sets > 1 else [position]
         return [
-            _Cursor(span, slice_, done)
+            Cursor(span, slice_, done)
             for slice_ in range(self.order.num_slices)
             for span, done in zip(self._spans, before, strict=True)
         ]
 
-    def _take(self, cursors: Sequence["_Cursor"], position: int, num: int) -> list["_Taken"]:
-        """For each slice the next ``num`` samples, from where all cursors stand."""
+    def _take(self, cursors: Sequence[Cursor], position: int, num: int) -> list[Taken]:
+        """The next ``num`` samples of each slice, from the position of all cursors on."""
         if self.num_sets == 1:
             return [cursor.take(num) for cursor in cursors]
         sets = self._mix.sets(position, position + num)
@@ -349,14 +349,14 @@ class Plan:
             taken.append((mixed[0], mixed[1]))
         return taken
 
-    def _repeated(self, cursors: Sequence["_Cursor"], num: int) -> list["_Taken"]:
-        """For each slice the epoch's first samples again, as often as it takes; the cursors are at the epoch's end."""
+    def _repeated(self, cursors: Sequence[Cursor], num: int) -> list[Taken]:
+        """The epoch's first ``num`` samples of each slice again, as often as necessary; all cursors are at its end."""
         length = self._mix.length
         first = self._take(self._cursors(0), 0, min(num, length))
         sets = self._mix.sets(0, min(num, length))
         again = np.arange(num, dtype=np.int64) // length + 1
-        # Occurrences that the epoch has had: a slice that wraps has repeated samples of its own; in another pass they
-        # may have been another slice's.
+        # Occurrences that the epoch has used: a slice that wraps has repeated its own samples; with several passes,
+        # another slice may have had them.
         used = np.array([cursor.num_occurrences for cursor in cursors], np.int64).reshape(-1, self.num_sets)
         for number, span in enumerate(self._spans):
             if not span.is_one_pass:
@@ -366,67 +366,6 @@ class Plan:
             so_far = np.resize(used[slice_][sets], num)
             repeated.append((np.resize(ordinals, num), np.resize(occurrences, num) + again * so_far))
         return repeated
-
-
-_Taken = tuple[Int64s, Int64s]
-
-
-class _Cursor:
-    """Reads one lane's order from a position on; skips windows without permuting them."""
-
-    def __init__(self, span: Span, slice_: int, position: int) -> None:
-        self._pieces = span.pieces(slice_, start=position)
-        self._max_copies = span.passes.part.max_copies
-        self._ordinals = self._copies = np.empty(0, np.int64)
-        self._next = next(self._pieces, None)
-        if self._next is not None:
-            self._number, self._repeat = self._next.number - 1, self._next.repeat
-        else:
-            (last,) = span.pieces(slice_, start=span.length - 1)
-            is_whole = last.begin + 1 == last.stop
-            self._number, self._repeat = last.number - (not is_whole), last.repeat
-
-    @property
-    def finished(self) -> int:
-        """How many windows are read to their end."""
-        return self._number + (len(self._ordinals) == 0)
-
-    @property
-    def num_occurrences(self) -> int:
-        """More than any occurrence so far."""
-        return (self._repeat + 1) * self._max_copies
-
-    def take(self, num: int) -> _Taken:
-        """The next samples, with their occurrences."""
-        ordinals: list[Int64s] = []
-        occurrences: list[Int64s] = []
-        while num:
-            if not len(self._ordinals):
-                self._open_next()
-                continue
-            taken = self._ordinals[:num]
-            self._ordinals = self._ordinals[num:]
-            ordinals.append(taken)
-            occurrence = np.full(len(taken), self._repeat * self._max_copies, np.int64)
-            if len(self._copies):
-                occurrence += self._copies[:num]
-                self._copies = self._copies[num:]
-            occurrences.append(occurrence)
-            num -= len(taken)
-        if len(ordinals) == 1:
-            return ordinals[0], occurrences[0]
-        empty = [np.empty(0, np.int64)]
-        return np.concatenate(ordinals or empty), np.concatenate(occurrences or empty)
-
-    def _open_next(self) -> None:
-        piece = self._next
-        assert piece is not None, "no step takes more than the epoch has"
-        ordinals, copies = piece.pass_.samples(piece.shards)
-        self._ordinals = ordinals[piece.begin : piece.stop]
-        if copies is not None:
-            self._copies = copies[piece.begin : piece.stop]
-        self._number, self._repeat = piece.number, piece.repeat
-        self._next = next(self._pieces, None)
 
 
 def _lengths(order: OrderInputs, sets: Sequence[Passes]) -> list[int]:
@@ -446,13 +385,13 @@ def _lengths(order: OrderInputs, sets: Sequence[Passes]) -> list[int]:
 
 
 def _lane_bytes(span: Span, slice_: int, extent_bytes: Int64s, *, num_samples: int) -> int:
-    """What two windows of a lane take, or as many as this many samples in a row span."""
+    """Bytes of two windows of a lane, or of as many as this many samples in a row span."""
     pass_ = span.first_pass
     pieces = list(span.pieces(slice_))
     sizes = np.array([extent_bytes[piece.shards].sum() for piece in pieces], np.int64)
     taken = np.array([piece.stop - piece.begin for piece in pieces], np.int64)
     taken[-1] -= taken.sum() - span.length
-    # Round again: after the last window come the first, of the next epoch or repeated by FILL.
+    # Twice: after the last window come the first ones, of the next epoch or repeated by FILL.
     sizes, taken = np.tile(sizes, 2), np.tile(taken, 2)
     starts, stops = np.concatenate([[0], np.cumsum(sizes)]), np.cumsum(taken)
     # A step that begins with the last sample of window i ends with the sample num_samples - 1 further on.
@@ -460,10 +399,6 @@ def _lane_bytes(span: Span, slice_: int, extent_bytes: Int64s, *, num_samples: i
     spanned = starts[last + 1] - starts[:-1]
     needed = max(int(spanned.max()), int((sizes[:-1] + sizes[1:]).max()))
     return min(needed, int(extent_bytes[pass_.slices[slice_]].sum())) if span.is_one_pass else needed
-
-
-def _join(first: _Taken, second: _Taken) -> _Taken:
-    return np.concatenate([first[0], second[0]]), np.concatenate([first[1], second[1]])
 
 
 def _block(size: int, rank: int, world_size: int, batch_size: int) -> tuple[int, int]:

@@ -1,8 +1,8 @@
-"""(seed, epoch, stream) and a sample's number to random numbers: the same on every machine, in any order, at any time.
+"""Random numbers of a sample, by seed, epoch, stream and ordinal: the same on every machine, in any order, at any time.
 
 Philox 4x32-10, a counter-based generator: J. K. Salmon, M. A. Moraes, R. O. Dror, D. E. Shaw, "Parallel Random Numbers:
-As Easy as 1, 2, 3", SC 2011. Written out in numpy because no generator of numpy's takes an array of counters, and
-because only its raw integers, not its distributions, are promised to stay as they are.
+As Easy as 1, 2, 3", SC 2011. It is written out here because no generator of numpy takes an array of counters,
+and because numpy guarantees only its raw integers, not its distributions, to stay the same.
 """
 
 import hashlib
@@ -52,9 +52,9 @@ def philox4x32(counter: tuple[UInt64s, UInt64s, UInt64s, UInt64s], key: tuple[in
 
 
 class Stream:
-    """One purpose's random numbers in one epoch: ``Stream(7, 0, "crop")``.
+    """The random numbers for one purpose in one epoch: ``Stream(7, 0, "crop")``.
 
-    What a sample gets depends on its number and on nothing else: not on the batch it is in, nor on the samples before.
+    A sample's numbers depend on its ordinal only, not on its batch or on the samples before it.
     """
 
     def __init__(self, seed: int, epoch: int, name: str) -> None:

@@ -1,7 +1,7 @@
-"""Promise room: shards' extents and the order's inputs in, the bytes that a loader must be able to hold out.
+"""Compute the reservation of a loader: the bytes that it must be able to hold at a time, whichever the epoch.
 
-Known before any epoch is planned, and the same for all of them. What one epoch needs, odd tails included, its plan
-says: `dali_pipes.order.plan.Plan.bytes_at_a_time`.
+It is known before any epoch is planned. The exact need of one epoch comes from its plan:
+`dali_pipes.order.plan.Plan.bytes_at_a_time`.
 """
 
 from collections.abc import Sequence
@@ -35,19 +35,19 @@ def reserved_bytes(
     set_shards: Sequence[int] | None = None,
     selection: Selection | None = None,
 ) -> int:
-    """Bytes that two windows never exceed, whichever epoch: what a loader has promised to it at its start.
+    """Bytes that two windows never exceed, in any epoch: what a loader reserves at its start.
 
-    Two of every data set in every slice that it reads. Shards of which nothing is read count for nothing.
+    It counts two windows of every data set in every slice that the loader reads, without shards that have no sample.
 
     Args:
-        extent_bytes: int64 [shards], what each shard takes.
-        shard_bytes: int64 [shards], which windows are cut by.
+        extent_bytes: int64 [shards], what each shard takes of the cache.
+        shard_bytes: int64 [shards]; windows are cut by them.
         shard_samples: int64 [shards].
-        order: What the order depends on.
+        order: The inputs of the order.
         global_batch_size: Samples of one step over all ranks.
         num_slices_read: Slices that this rank reads.
         set_shards: Numbers of shards of consecutive data sets; ``None``: one data set.
-        selection: Which samples; ``None``: every one.
+        selection: Of samples; ``None``: all.
     """
     cut = window_bytes(order, shard_bytes)
     each = -(-global_batch_size // order.num_slices)
@@ -74,24 +74,25 @@ def reserved_bytes(
 
 
 def _step_bytes(extents: Int64s, samples: Int64s, *, num_samples: int) -> int:
-    """What the shards of this many samples take at most, however few of each are read."""
+    """The most that the shards of this many samples can take, however few of each shard are read."""
     return int(np.ceil((extents / samples).max(initial=0.0))) * num_samples
 
 
 def _windows_bytes(extents: Int64s, sizes: Int64s, *, cut: int, step: int) -> int:
     largest = int(sizes.max())
-    # Every window but a slice's last holds at least this much: a step that needs less than that spans two at most.
+    # Every window but the last of a slice has at least this many bytes: a step that needs less spans at most two.
     least = max(0, cut - largest)
     return _most_extents(extents, sizes, 2 * max(cut, largest)) + (step if least < step else 0)
 
 
 def _most_extents(extent_bytes: Int64s, shard_bytes: Int64s, num_bytes: int) -> int:
-    """The most that shards of ``num_bytes`` together can take: those first that are longest for their size.
+    """The most that shards of ``num_bytes`` together can take of the cache.
 
-    An extent is longer than its shard, by its alignment and the shard's index, and most so for small shards.
+    An extent is longer than its shard, by its alignment and the shard's index, in proportion most for small shards: so
+    shards count in the order of this proportion.
     """
     order = np.argsort(-extent_bytes / np.maximum(shard_bytes, 1), kind="stable")
     stops = np.cumsum(shard_bytes[order])
     whole = int(np.searchsorted(stops, num_bytes, side="right"))
-    # One more that is cut off counts in full.
+    # A shard that is cut off counts in full.
     return int(extent_bytes[order[: whole + 1]].sum())

@@ -1,7 +1,7 @@
-"""Choose samples: ordinals to leave out and class factors in, how often each sample stands in a pass out.
+"""Compute how often each sample comes in a pass, from ordinals to leave out and factors for classes.
 
-A *pass* is one pass of one data set. Pure arithmetic; a sample is named by its ordinal. What is only left out costs
-memory for what is left out; factors cost some bytes for every sample.
+This is pure arithmetic; a sample is named by its ordinal. Left-out samples cost memory for themselves only; factors
+cost some bytes for every sample.
 """
 
 import hashlib
@@ -25,10 +25,10 @@ Copies = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
 
 
 class Selection:
-    """Which samples, and how often each stands in one pass.
+    """The samples of a pass, and how often each comes.
 
     A class of n samples that are not excluded, with factor f, gives exactly ``round(n * f)`` samples a pass (half to
-    even, as Python rounds): as many whole times the class as go into that, and some of its samples once more, others in
+    even, as Python rounds): the whole class as many times as fit, and some of its samples once more, different ones in
     each pass. Four samples of class 3:
 
     ======  ==========  =======================================================
@@ -41,19 +41,19 @@ class Selection:
     2       8           two
     ======  ==========  =======================================================
 
-    Where several data sets are mixed, passes are each data set's own, and so are these counts: see `Part`.
+    Where several data sets are mixed, each has its own passes, and these counts are its own too: see `Part`.
 
     Args:
         num_samples: Samples of the manifest, or of all manifests together.
         excluded: Ordinals that are left out, in any order.
         labels: int64 [num_samples], class ids; needed with ``oversample`` only.
-        oversample: Class id to factor, a finite number >= 0; classes that are not named keep 1.
+        oversample: Class id to factor, a finite number >= 0; all other classes have 1.
 
     Raises:
         ValueError: If an ordinal is out of range, a class has no sample, a factor cannot be, or nothing is left.
-        TypeError: If ordinals or labels are no integers.
+        TypeError: If ordinals or labels are not integers.
 
-    >>> Selection(6, labels=np.array([3, 3, 3, 3, 8, 8]), oversample={3: 1.5}).num_per_lap
+    >>> Selection(6, labels=np.array([3, 3, 3, 3, 8, 8]), oversample={3: 1.5}).num_per_pass
     8
     """
 
@@ -67,7 +67,7 @@ class Selection:
     ) -> None:
         self.num_samples = num_samples
         self.excluded = np.unique(_integers("excluded", excluded))
-        """int64, sorted: ordinals that no pass has."""
+        """int64, sorted: ordinals that are in no pass."""
         if len(self.excluded) and not 0 <= self.excluded[0] <= self.excluded[-1] < num_samples:
             raise ValueError(
                 f"excluded ordinals must be in [0, {num_samples}), got {self.excluded[0]}..{self.excluded[-1]}"
@@ -83,14 +83,14 @@ class Selection:
 
     @property
     def num_per_pass(self) -> int:
-        """Samples of one pass, copies counted, the same in each; of the whole as one data set."""
+        """Samples of each pass, copies counted, if the whole is one data set."""
         return self._whole.num_per_pass
 
     @property
     def digest(self) -> str:
-        """SHA-256, hexadecimal, of what was chosen, however it was written: an input of the order.
+        """SHA-256, hexadecimal, of the selection, however it was given: an input of the order.
 
-        A factor of 1 is none, and a factor of 0 leaves a class's samples out, as naming them does.
+        A factor of 1 counts as none, and a factor of 0 as naming the samples of the class.
         """
         state = hashlib.sha256()
         if len(self.excluded):
@@ -100,7 +100,7 @@ class Selection:
         return state.hexdigest()
 
     def copies(self, seed: int, pass_: int) -> Copies | None:
-        """How often each sample stands in a pass: uint16 or uint32 [num_samples]; ``None``: each once, at no cost."""
+        """How often each sample comes in a pass: uint16 or uint32 [num_samples]; ``None``: each once, at no cost."""
         if self._factors:
             return self._whole.copies(seed, pass_)
         if not len(self.excluded):
@@ -110,7 +110,7 @@ class Selection:
         return copies
 
     def part(self, start: int, stop: int) -> "Part":
-        """The samples of one data set of several: those with ordinals in ``[start, stop)``."""
+        """The selection of one data set of several: of the ordinals in ``[start, stop)``."""
         if (start, stop) not in self._parts:
             first, last = np.searchsorted(self.excluded, [start, stop])
             labels = None if self._labels is None else self._labels[start:stop]
@@ -141,7 +141,7 @@ class Selection:
         is_left_out = np.array([oversample[int(label)] == 0 for label in named])
         if is_left_out.any():
             self.excluded = np.union1d(self.excluded, np.flatnonzero(is_named & is_left_out[places]))
-        # Of a class of which nothing is left the factor says nothing.
+        # The factor of a class without samples left means nothing.
         left = np.bincount(places[is_named], minlength=len(named))
         gone = self.excluded[is_named[self.excluded]]
         left -= np.bincount(places[gone], minlength=len(named))
@@ -154,12 +154,12 @@ class Selection:
 
 
 class Part:
-    """One data set's share of a selection. Made by `Selection.part`.
+    """One data set's part of a selection. Made by `Selection.part`.
 
     Args:
         start: Its first ordinal.
         stop: The ordinal after its last.
-        excluded: int64, sorted: the ordinals among them that are left out.
+        excluded: int64, sorted: its ordinals that are left out.
         labels: int64 [stop - start], if there are factors.
         factors: Class id to factor, none of them 0 or 1.
     """
@@ -170,11 +170,11 @@ class Part:
         self._start = start
         self.num_excluded = len(excluded)
         self.num_per_pass = stop - start - len(excluded)
-        """Samples of one pass, copies counted, the same in each."""
+        """Samples of each pass, copies counted."""
         self.max_copies = 1
-        """The most copies that any pass may have of a sample."""
+        """The most copies that a pass can have of a sample."""
         self.min_copies: Copies | None = None
-        """uint16 or uint32 [stop - start]: what every pass has of each sample; ``None``: one, but for the excluded."""
+        """uint16 or uint32 [stop - start]: copies of each sample in every pass; ``None``: one, but for the excluded."""
         if labels is None or not factors:
             return
         named = np.array(sorted(factors), np.int64)
@@ -188,14 +188,14 @@ class Part:
         shares = [divmod(total, max(1, int(count))) for total, count in zip(wanted, counts, strict=True)]
         self.max_copies = max([1] + [whole + (more > 0) for whole, more in shares])
         if self.max_copies >= 1 << 32:
-            raise ValueError(f"oversample asks for {self.max_copies} copies of a sample; no more than 2**32 can be")
+            raise ValueError(f"oversample asks for {self.max_copies} copies of a sample; the limit is 2**32")
         self.num_per_pass += sum(wanted) - int(counts.sum())
         wide = self.max_copies >= 1 << 16
         copies: Copies = np.ones(stop - start, np.uint32) if wide else np.ones(stop - start, np.uint16)
         copies[excluded - start] = 0
         copies[chosen] = np.repeat(np.array([whole for whole, _ in shares], copies.dtype), counts)
         self.min_copies = copies
-        # Of classes that do not come out even: who has one more is drawn in each pass.
+        # Where a factor does not divide evenly, each pass draws the samples that come once more.
         more = np.array([rest for _, rest in shares], np.int64)
         self._drawn = chosen[np.repeat(more > 0, counts)]
         stops = np.cumsum(counts[more > 0])
@@ -205,7 +205,7 @@ class Part:
 
     @property
     def max_copies_of_each(self) -> Copies | None:
-        """uint16 or uint32 [stop - start]: the most that any pass may have of each sample; ``None``: one."""
+        """uint16 or uint32 [stop - start]: the most copies of each sample in any pass; ``None``: one."""
         if self.min_copies is None:
             return None
         copies = self.min_copies.copy()
@@ -213,7 +213,7 @@ class Part:
         return copies
 
     def copies(self, seed: int, pass_: int) -> Copies | None:
-        """How often each sample stands in a pass: [stop - start]; ``None``: once, but for the excluded."""
+        """How often each sample comes in a pass: [stop - start]; ``None``: once, but for the excluded."""
         if self.min_copies is None:
             return None
         copies = self.min_copies.copy()
@@ -224,16 +224,16 @@ class Part:
 
 
 def _are_first(words: UInt64s, num: int) -> npt.NDArray[np.bool_]:
-    """Which ``num`` of the words a stable sort would put first."""
+    """Which ``num`` words a stable sort puts first: bool [words]."""
     last = np.partition(words, num - 1)[num - 1]
     are_first: npt.NDArray[np.bool_] = words < last
-    # Equal words are all but impossible; the order must be the same everywhere even so.
+    # Equal words hardly ever occur, but the order must be the same everywhere even then.
     are_first[np.flatnonzero(words == last)[: num - int(are_first.sum())]] = True
     return are_first
 
 
 def _places(named: Int64s, labels: Int64s) -> tuple[Int64s, npt.NDArray[np.bool_]]:
-    """For each label its place among the named ones, and whether it is there."""
+    """The place of each label among the named ones, and whether it is one of them."""
     places = np.minimum(np.searchsorted(named, labels), len(named) - 1).astype(np.int64)
     return places, named[places] == labels
 

@@ -1,7 +1,7 @@
-"""Where a job stands in its order, as a few plain values: enough to go on at the exact next sample, elsewhere too.
+"""The position of a job in its order, as a few plain values: enough to resume at the exact next sample anywhere.
 
-The order is a function of the manifest and of the order's inputs, so nothing else is kept: neither batches nor shards.
-What is counted is what was delivered, over all ranks; what was decoded ahead is decoded again.
+The order depends on the manifest and the order's inputs only, so the state keeps neither batches nor shards. It counts
+the samples that were delivered, over all ranks; samples that were decoded ahead are decoded again.
 """
 
 from collections.abc import Mapping
@@ -28,10 +28,18 @@ _ORDER_TYPES: dict[str, tuple[type, ...]] = {
     "epoch_samples": (int, NoneType),
     "weights": (list, tuple, NoneType),
 }
+# Where the loader takes these inputs of the order.
+_OPTIONS = {
+    "shuffle_window": "shuffle=dali_pipes.Shuffle(window_bytes=...)",
+    "ramp_up": "shuffle=dali_pipes.Shuffle(ramp_up=...)",
+    "num_slices": "shuffle=dali_pipes.Shuffle(slices=...)",
+    "epoch_samples": "select=dali_pipes.Select(epoch_samples=...)",
+    "weights": "dali_pipes.Mixture(..., weights=...)",
+}
 
 
 class StateError(PipesError):
-    """A state belongs to another order, or is none."""
+    """A state belongs to another order, or is not a loader's state."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +48,9 @@ class LoaderState:
 
     Args:
         manifest: The manifest's digest.
-        selection: The digest of what is left out, and of what comes more than once.
-        order: All that the order depends on besides, with the epoch.
-        delivered: Samples of this epoch that all ranks together were given.
+        selection: The digest of the samples left out, and of those that come more than once.
+        order: The other inputs of the order, with the epoch.
+        delivered: Samples of this epoch that were delivered to all ranks together.
     """
 
     manifest: str
@@ -67,10 +75,10 @@ class LoaderState:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "LoaderState":
-        """What `to_dict` gave.
+        """The state that `to_dict` was called for.
 
         Raises:
-            StateError: If it is no state, one of another version, or one with values that cannot be.
+            StateError: If it is not a state, of another version, or has impossible values.
         """
         if not isinstance(values, Mapping) or values.get("kind") != _KIND:
             raise StateError(f"expected what state_dict() gave, got {_shown(values)}")
@@ -98,7 +106,7 @@ class LoaderState:
         )
 
     def check(self, *, manifest: str, selection: str, order: OrderInputs, num_samples: int) -> None:
-        """Refuse to go on in another order than the state's. The epoch may be any.
+        """Refuse to resume in another order than the state's. The epoch may differ.
 
         Raises:
             StateError: Names what differs, and what to do.
@@ -111,12 +119,13 @@ class LoaderState:
         if self.selection != selection:
             raise StateError(
                 f"the state is of another selection of samples: its digest is {self.selection[:12]}..., this loader's "
-                f"{selection[:12]}...; pass the same exclude=, where=, missing= and oversample="
+                f"{selection[:12]}...; pass the same select=dali_pipes.Select(exclude=, where=, missing=, oversample=)"
             )
         for name in (name for name in _ORDER_TYPES if name != "epoch"):
             theirs, ours = getattr(self.order, name), getattr(order, name)
             if theirs != ours:
-                raise StateError(f"the state has {name}={theirs!r}, this loader {name}={ours!r}; pass the state's")
+                advice = f"pass the state's{f' ({_OPTIONS[name]})' if name in _OPTIONS else ''}"
+                raise StateError(f"the state has {name}={theirs!r}, this loader {name}={ours!r}; {advice}")
         if self.delivered > num_samples:
             raise StateError(f"the state has {self.delivered} samples delivered, an epoch has {num_samples}")
         if self.delivered % order.num_slices:

@@ -1,1 +1,1 @@
-"""The reader half: the plan's steps in, batches of encoded bytes out."""
+"""Read batches of encoded bytes from the cache file, in the order of a plan."""

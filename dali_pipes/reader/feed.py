@@ -1,11 +1,11 @@
-"""Read an epoch: the plan's steps in, batches of encoded bytes out, one segment after the other.
+"""Read one epoch's batches of encoded bytes, segment by segment.
 
-Windows are staged as far ahead as may be held, and given up when their last segment is closed. The step in which a
-window ends is a segment of its own: it alone names shards of two windows.
+Windows are staged as far ahead as the cache may hold them, and given up when their last segment is closed. The step in
+which a window ends is a segment of its own: only this step names shards of two windows.
 
-The next segment is opened while the batches of this one are decoded, if its shards are resident: a reader made when its
-first batch is wanted would be waited for, some 5 ms each time. For the same reason the loader prepares the next epoch's
-feed before this epoch's last batches are delivered.
+The next segment is opened while the batches of this one are decoded, if its shards are resident: opening it when its
+first batch is wanted would take some 5 ms each time. For the same reason the loader prepares the next epoch's feed
+before this epoch's last batches are delivered.
 """
 
 import itertools
@@ -19,25 +19,27 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes import profiling as stages
+from dali_pipes import profiling
 from dali_pipes.cache.share import CacheShare
 from dali_pipes.fetch.stager import Stager
-from dali_pipes.order.plan import LastBatchPolicyName, Plan, Step
+from dali_pipes.order.plan import Plan, Step
 from dali_pipes.order.randomness import Stream
 from dali_pipes.progress import bar
-from dali_pipes.reader.samples import Batch, Rows, Samples
+from dali_pipes.reader.batch import Batch, Rows
+from dali_pipes.reader.batching import Batching
+from dali_pipes.reader.samples import Samples
 from dali_pipes.reader.segments import MAX_LINES, Segment, index_text
 
 __all__ = ["Feed"]
 
 _log = logging.getLogger(__name__)
 
-# Where shards are still to be staged, the first segment is one batch, so that it waits for the shards of no other; each
-# next one is longer, up to MAX_LINES.
+# If shards must still be staged, the first segment is one batch, so that it waits for its own shards only; each further
+# segment is longer, up to MAX_LINES.
 SEGMENT_GROWTH = 4
-# Batches whose bytes the disk is asked for before the reader comes to them, where the image is on a disk.
+# Batches whose bytes are requested from the disk before they are read, if the cache file is on a disk.
 READ_AHEAD_BATCHES = 8
-# A wait for shards of this length is shown, while the first window is staged.
+# While the first window is staged, a bar shows a wait of this length.
 SHOW_AFTER_S = 0.5
 
 Int64s = npt.NDArray[np.int64]
@@ -48,7 +50,7 @@ class _Opened:
     segment: Segment
     steps: list[Step]
     rows: Rows
-    starts: list[Int64s]  # for each component, where each row's bytes lie in the image
+    starts: list[Int64s]  # for each component, where each row's bytes lie in the cache file
     sizes: list[Int64s]
     shards: list[int]
 
@@ -60,14 +62,11 @@ class Feed:
         plan: The epoch.
         samples: The data set.
         components: What is read of each sample, as the graph named it.
-        image: Where shards lie.
+        share: Where shards lie.
         stager: Brings them there.
-        batch_size: Samples a batch on this rank.
-        rank: Number of this process.
-        world_size: Number of processes.
-        last_batch_policy: See `Plan.steps`.
-        start: Position in the order, a multiple of ``batch_size * world_size``.
-        show_progress: Draw a bar while the first window is waited for.
+        batching: How the epoch's samples are dealt to the ranks.
+        start: Position in the order, a multiple of the global batch size.
+        show_progress: Draw a bar while the first window is staged.
     """
 
     def __init__(
@@ -78,10 +77,7 @@ class Feed:
         components: Sequence[str],
         share: CacheShare,
         stager: Stager,
-        batch_size: int,
-        rank: int,
-        world_size: int,
-        last_batch_policy: LastBatchPolicyName,
+        batching: Batching,
         start: int = 0,
         show_progress: bool = False,
     ) -> None:
@@ -91,53 +87,56 @@ class Feed:
         self._samples, self._components, self._share, self._stager = samples, components, share, stager
         self._show_progress = show_progress
         self._streams: dict[str, Stream] = {}
-        # For each slice: the windows still to be staged, and those that are, by number.
-        slices = plan.slices_of(batch_size=batch_size, rank=rank, world_size=world_size)
-        self._coming = {slice_: plan.windows_ahead(slice_, start=start) for slice_ in slices}
-        self._staged: dict[int, deque[tuple[int, list[int]]]] = {slice_: deque() for slice_ in slices}
+        # For each lane: the windows that are still to be staged, and those that are staged, by number.
+        lanes = batching.lanes_of(plan)
+        self._coming = {lane: plan.windows_ahead(lane, start=start) for lane in lanes}
+        self._staged: dict[int, deque[tuple[int, list[int]]]] = {lane: deque() for lane in lanes}
         self._ahead: _Opened | None = None
         self._open: _Opened | None = None
         self._num_read = 0  # batches of the open segment
         self._is_faulty = False  # the segment that is to be opened next
         self._is_first = True  # nothing has been read yet
-        steps: Iterator[Step] = plan.steps(
-            batch_size=batch_size, rank=rank, world_size=world_size, last_batch_policy=last_batch_policy, start=start
-        )
+        steps = batching.steps_of(plan, start=start)
         first_step = next(steps, None)
         steps = itertools.chain([] if first_step is None else [first_step], steps)
-        # What the first batch names is fetched before the rest of its window: as many others as there are threads would
-        # be under way already when it is needed.
+        # The first batch's shards are fetched before the rest of the window, or each fetcher would be busy with another
+        # shard when they are needed.
         self._stage_ahead(first=[] if first_step is None else self._shards([first_step]))
         first = [shard for staged in self._staged.values() for _, window in staged for shard in window]
-        first_lines = batch_size if stager.num_missing(first)[0] else MAX_LINES
+        first_lines = batching.batch_size if stager.num_missing(first)[0] else MAX_LINES
         done = plan.finished_at(start)
-        finished = tuple(done[slice_] for slice_ in slices)
-        self._runs = _cut(steps, first_lines=first_lines, slices=slices, finished=finished)
+        finished = tuple(done[lane] for lane in lanes)
+        self._runs = _cut(steps, first_lines=first_lines, lanes=lanes, finished=finished)
         self._run = next(self._runs, None)  # the steps of the segment that is to be opened next
 
     @property
+    def epoch(self) -> int:
+        """The number of the epoch."""
+        return self.plan.order.epoch
+
+    @property
     def has_staged_all(self) -> bool:
-        """Whether all windows of the epoch are staged, or wait for nothing but the stager."""
+        """Whether all windows of the epoch are staged or handed to the stager."""
         return not self._coming
 
     def prepare(self) -> None:
         """Open the next segment now, if all its shards are resident and none is open ahead.
 
-        What is wrong with it is left for `next` to raise, after the batches before it.
+        An error is left for `next` to raise, after the batches before it.
         """
         if self._ahead is not None or self._run is None or self._is_faulty:
             return
         shards = self._shards(self._run)
         if self._stager.need_resident(shards):
             try:
-                with stages.busy("read"):
+                with profiling.busy("read"):
                     self._ahead = self._open_segment(self._run, shards)
             except Exception:  # noqa: BLE001 (raised again when it is its turn)
                 self._is_faulty = True
                 _log.debug("the next segment could not be opened ahead", exc_info=True)
 
     def is_ready(self) -> bool:
-        """Whether `next` would come back at once."""
+        """Whether `next` would return at once."""
         if self._open is not None and self._num_read < len(self._open.steps):
             return True
         self.prepare()
@@ -149,7 +148,7 @@ class Feed:
         Raises:
             CacheError, DataError, StoreError: A shard of it could not be staged.
         """
-        # No generator: what it cleans up when it is collected, in whatever thread, would wait for the cache's mutex.
+        # This is not a generator: its cleanup could run in any thread, and would wait for the cache's mutex there.
         if self._open is not None:
             self.prepare()
             if self._num_read == len(self._open.steps):
@@ -171,7 +170,7 @@ class Feed:
         return batch, encoded
 
     def close(self) -> None:
-        """Close the segments, give up the shards. Can be called twice."""
+        """Close the segments and release the shards. Can be called twice."""
         self._run = None
         self._close_open()
         if self._ahead is not None:
@@ -187,7 +186,7 @@ class Feed:
             shards = self._shards(self._run)
             started = time.perf_counter()
             try:
-                with stages.waiting("read"):
+                with profiling.waiting("read"):
                     self._wait(shards, urgent=self._is_first)
             finally:
                 self.wait_s += time.perf_counter() - started
@@ -219,11 +218,9 @@ class Feed:
             rows = self._samples.rows(ordinals)
             extents = self._share.starts[rows.shard]
             places = [rows.places(component) for component in self._components]
-            # A component that a sample lacks, where that is let through, is a run of no bytes.
-            starts, sizes = (
-                [extents + np.maximum(place.offset, 0) for place in places],
-                [place.size for place in places],
-            )
+            # A component that a sample may lack has no bytes there.
+            starts = [extents + np.maximum(place.offset, 0) for place in places]
+            sizes = [place.size for place in places]
             segment = Segment(
                 self._share.path,
                 index_text(ordinals, starts, sizes),
@@ -242,19 +239,19 @@ class Feed:
             self._open = None
 
     def _close_segment(self, opened: _Opened) -> None:
-        # First the reader, which may be reading past its last line, then what it read from.
+        # The reader comes first: it may be reading past its last line.
         opened.segment.close()
         self._stager.done(opened.shards)
         self._forget(opened.shards)
 
     def _forget(self, shards: list[int]) -> None:
-        # What the next epoch's windows have already is not read anew; what FILL repeats is in no window any more.
+        # Indexes of shards in the next epoch's windows are kept. Shards that FILL repeats are in no window any more.
         self._samples.forget(shard for shard in shards if not self._stager.is_ahead(shard))
 
     def _finish_windows(self, finished: Sequence[int]) -> None:
-        """Give up the windows that are read, and stage others for them."""
-        for slice_, staged in self._staged.items():
-            while staged and staged[0][0] < finished[slice_]:
+        """Release the windows that are read, and stage others in their place."""
+        for lane, staged in self._staged.items():
+            while staged and staged[0][0] < finished[lane]:
                 self._give_up(staged.popleft()[1])
         self._stage_ahead()
 
@@ -264,7 +261,7 @@ class Feed:
 
     def _stage_ahead(self, *, first: Sequence[int] = ()) -> None:
         while self._coming and (self._stager.is_short or not all(self._staged[lane] for lane in self._coming)):
-            # That which has least: of two data sets one may be read many times as fast as the other.
+            # The lane with the fewest staged windows: one data set may be read many times as fast as another.
             lane = min(self._coming, key=lambda coming: len(self._staged[coming]))
             window = next(self._coming[lane], None)
             if window is None:
@@ -295,22 +292,22 @@ class Feed:
 
 
 def _cut(
-    steps: Iterator[Step], *, first_lines: int, slices: Sequence[int], finished: tuple[int, ...]
+    steps: Iterator[Step], *, first_lines: int, lanes: Sequence[int], finished: tuple[int, ...]
 ) -> Iterator[list[Step]]:
-    """The steps of each segment: all of one batch size, since a reader's batches are, and of one window but the last.
+    """The steps of each segment. All have one batch size, as a reader's batches do, and all but the last one window.
 
     Args:
         steps: The epoch's.
         first_lines: Index lines of the first segment.
-        slices: Those whose windows count.
-        finished: Of each of them, the number of windows that are read to their end before the first step.
+        lanes: The lanes whose windows count.
+        finished: For each of them the number of windows that are read to their end before the first step.
     """
     limit = first_lines
     run: list[Step] = []
     for step in steps:
-        before, finished = finished, tuple(step.finished[slice_] for slice_ in slices)
-        # The step that ends a window may name the next one, too. It stands alone, so that the window's other steps wait
-        # for no shard of the next; there is room for those only when the window before this one is given up.
+        before, finished = finished, tuple(step.finished[lane] for lane in lanes)
+        # The step that ends a window may name the next window, too. It stands alone, so that the window's other steps
+        # wait for no shard of the next one, for which there may be no space before this window's end.
         ends = finished != before
         is_full = (len(run) + 1) * len(step.ordinals) > limit
         if run and (ends or is_full or len(step.ordinals) != len(run[0].ordinals)):

@@ -1,7 +1,7 @@
-"""Read a segment: the plan's rows as a DALI index over the image in, batches of encoded bytes out. The reader half.
+"""Read a segment of the plan: a reader pipeline over the cache file, with an index of the segment's samples.
 
-A segment is one reader, made for at most `MAX_LINES` index lines and then thrown away. Building one holds the GIL for
-some 16 us a line, which is why segments are short; reading costs one Python call a batch, none a sample.
+A segment is one reader for at most `MAX_LINES` index lines. It is built, read once and closed. Building it holds the
+GIL for about 16 us a line, so segments are short. Reading costs one Python call for each batch, and none for a sample.
 """
 
 import os
@@ -41,30 +41,30 @@ def index_text(ordinals: Int64s, offsets: Sequence[Int64s], sizes: Sequence[Int6
 
 
 class Segment:
-    """A `fn.readers.webdataset` over the image, alone in its pipeline; a context manager.
+    """A `fn.readers.webdataset` over the cache file, alone in its pipeline; a context manager.
 
     Args:
-        image_path: The sparse file.
+        cache_path: The cache file.
         index: From `index_text`.
-        num_components: Components a line; that many outputs.
+        num_components: Components in a line; the pipeline has as many outputs.
         batch_size: Must divide the number of lines: a reader wraps round to fill its last batch.
     """
 
-    def __init__(self, image_path: str, index: str, *, num_components: int, batch_size: int) -> None:
-        # A file of no name: the reader wants a path, and nothing is left of it when it is closed.
+    def __init__(self, cache_path: str, index: str, *, num_components: int, batch_size: int) -> None:
+        # A file without a name: the reader takes a path, and nothing is left of the file when it is closed.
         index_file = os.memfd_create("dali-pipes-index", os.MFD_CLOEXEC)
         try:
             with os.fdopen(os.dup(index_file), "w", encoding="ascii") as stream:
                 stream.write(index)
-            # exec_dynamic: without it the TensorLists handed on are overwritten by the next run.
+            # Without exec_dynamic the next run overwrites the TensorLists that were handed on.
             self._pipeline = Pipeline(batch_size=batch_size, num_threads=1, device_id=None, exec_dynamic=True)
             with self._pipeline:
                 outputs = fn.readers.webdataset(
-                    paths=[image_path],
+                    paths=[cache_path],
                     index_paths=[f"/proc/self/fd/{index_file}"],
                     ext=[f"c{number}" for number in range(num_components)],
                     missing_component_behavior="error",
-                    # Mapped holes allocate pages on tmpfs, and a mapped read can end in SIGBUS.
+                    # A mapped read of unallocated blocks allocates pages on tmpfs, and it can end in SIGBUS.
                     dont_use_mmap=True,
                 )
                 # One component gives a node, several a list.

@@ -1,64 +1,160 @@
-"""TODO: dali_pipes/store/base.py."""
+"""The interface of a store: a place that holds objects, either a bucket of AIStore or a directory.
+
+A store answers for itself. Code outside this folder asks for what a store can do (`Store.directory`, `Store.cluster`,
+`Store.etl`), never for its class. Object names are relative to the bucket or directory.
+"""
 
 import contextlib
-from dataclasses import dataclass
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import TYPE_CHECKING, BinaryIO, Protocol
 
-__all__ = [
-    "PROVIDERS",
-    "ObjectEntry",
-    "Store",
-]
+from dali_pipes.store.entries import ObjectEntry
 
+if TYPE_CHECKING:
+    from aistore import Client
 
-PROVIDERS = {"ais": "ais", "s3": "aws", "gs": "gcp", "az": "azure"}
-"""URL scheme to AIS provider: a bucket of a cloud is read through the cluster that has it as a backend."""
+    from dali_pipes.fetch.fetcher import Fetcher
+    from dali_pipes.store.cluster.transfer import RemoteFile
 
-
-@dataclass(frozen=True, kw_only=True)
-class ObjectEntry:
-    """One row of a listing."""
-
-    name: str
-    size: int
-    checksum: str | None
-    """``xxhash2`` in hexadecimal where the store knows it, else ``None``."""
+__all__ = ["Bucket", "Store", "StoreAccess"]
 
 
-class Store(Protocol):
-    """A bucket or a directory. All methods raise `StoreError` with the object's URL in the text."""
+class StoreAccess(Protocol):
+    """How a worker process reads and writes the objects of a store. It pickles, and does not import the SDK."""
+
+    def write_stream(self, name: str, chunks: Callable[[], Iterable[memoryview]], *, num_bytes: int) -> None:
+        """Create or replace an object from a stream of ``num_bytes``; each call of ``chunks`` starts the stream anew.
+
+        The object is there whole or not at all. Errors that ``chunks`` raises pass through unchanged.
+        """
+
+    def file(self, name: str, *, size: int) -> "Path | RemoteFile":
+        """An object of ``size`` bytes, to be opened for reading."""
+
+    def known_checksum(self, entry: ObjectEntry) -> tuple[str, str] | None:
+        """Type and value of the checksum that the store computed over an object's bytes; ``None`` if it has none."""
+
+
+class Store(ABC):
+    """A bucket or a directory. It pickles. All methods raise `StoreError` with the object's URL in the text."""
+
+    directory: Path | None = None
+    """The directory whose files are the objects; ``None`` for a bucket."""
+    endpoint: str | None = None
+    """AIStore's proxy, through which a bucket is reached; ``None`` for a directory."""
+    etl: str = ""
+    """The ETL through which shards are read; empty for none."""
 
     @property
+    def cluster(self) -> "Bucket | None":
+        """The bucket, with what only a cluster can do: dSort, ETLs, the SDK's client. ``None`` for a directory."""
+        return None
+
+    def need_cluster(self, why: str) -> "Bucket":
+        """`cluster`, where there must be one.
+
+        Raises:
+            ValueError: If this store is a directory; ``why`` ends the message.
+        """
+        if self.cluster is None:
+            raise ValueError(f"'{self.url}' is a directory, {why}")
+        return self.cluster
+
+    @property
+    @abstractmethod
     def url(self) -> str:
         """``ais://pets`` or the directory's path; no slash at the end."""
 
+    @abstractmethod
     def locate(self, name: str) -> str:
-        """The URL or path of one object, for messages and for what reads it directly."""
+        """The URL or path of one object, for messages and for programs that read it directly."""
 
+    def identity(self, name: str) -> str:
+        """A text that is equal for two names of the same object: the URL, or the path with links resolved."""
+        return self.locate(name)
+
+    def check_name(self, name: str) -> None:  # noqa: B027  # a directory takes any path
+        """Raise `ValueError` if this store could confuse an object's name, or a prefix of names, with another."""
+
+    @abstractmethod
+    def exists(self) -> bool:
+        """Whether the bucket or directory is there."""
+
+    @abstractmethod
+    def create(self) -> None:
+        """Make the bucket or directory; one that is there already stays as it is."""
+
+    @abstractmethod
     def list(self, prefix: str) -> "list[ObjectEntry]":
-        """The objects whose name starts with ``prefix``, by name; of a directory, files in the prefix's folder only."""
+        """The objects whose name starts with ``prefix``, by name; in a directory, only files in the prefix's folder."""
 
+    def find_all(self, names: Sequence[str]) -> "dict[str, ObjectEntry]":
+        """Those of the named objects that are there, in the order of ``names``; one listing where that covers them."""
+        prefix = os.path.commonprefix(names)  # noqa: RUF071 (character by character is intended)
+        listed = {entry.name: entry for entry in self.list(prefix)}
+        return {name: entry for name in names if (entry := listed.get(name)) is not None}
+
+    @abstractmethod
     def read(self, name: str) -> bytes:
         """All bytes of a (small) object."""
 
+    @abstractmethod
     def find(self, name: str) -> bytes | None:
-        """All bytes of a (small) object, ``None`` where there is none: one request, where `size` and `read` are two."""
+        """All bytes of a (small) object, ``None`` if there is none. One request, where `size` and `read` take two."""
 
+    @abstractmethod
     def read_range(self, name: str, *, start: int, size: int) -> bytes:
         """The object's bytes ``[start, start + size)``; fewer where it ends before."""
 
+    @abstractmethod
     def open(self, name: str) -> contextlib.AbstractContextManager[BinaryIO]:
         """A stream of the object's bytes, front to back, not seekable."""
 
+    @abstractmethod
     def write(self, name: str, data: bytes) -> None:
         """Create or replace an object; readers see all of it or nothing."""
 
+    @abstractmethod
     def upload(self, name: str, path: Path) -> None:
         """Create or replace an object from a file."""
 
-    def size(self, name: str) -> int | None:
-        """Bytes of an object, ``None`` where there is none."""
+    def move_in(self, name: str, path: Path) -> None:
+        """As `upload`, and the file is gone afterwards; a directory on the same disk takes the file itself."""
+        self.upload(name, path)
+        path.unlink()
 
+    @abstractmethod
+    def size(self, name: str) -> int | None:
+        """Bytes of an object, ``None`` if there is none."""
+
+    @abstractmethod
     def delete(self, name: str) -> None:
-        """Remove an object; one that is not there is no error."""
+        """Remove an object; an object that is not there is no error."""
+
+    @abstractmethod
+    def access(self) -> StoreAccess:
+        """How worker processes read and write these objects."""
+
+    @abstractmethod
+    def open_fetcher(self) -> "Fetcher":
+        """A fetcher that brings objects into a cache file; for one thread, which closes it."""
+
+
+class Bucket(Store):
+    """A bucket of a cluster, with what only a cluster can do."""
+
+    endpoint: str
+    bucket: str
+    """Its name."""
+    provider: str
+    scheme: str
+    """Of its URL: ``ais``, ``s3``, ``gs`` or ``az``."""
+    client: "Client"
+    """The SDK's."""
+
+    @abstractmethod
+    def asking(self, where: str) -> contextlib.AbstractContextManager[None]:
+        """Turn the errors of the SDK and its transport into a `StoreError` that says where, and what to do."""

@@ -1,4 +1,4 @@
-"""Checksum types of AIStore's buckets: bytes in, the hexadecimal text of their headers out."""
+"""Compute checksums of the types that AIStore's buckets have, in the hexadecimal form of its headers."""
 
 import hashlib
 from collections.abc import Callable
@@ -17,7 +17,7 @@ class Checksum(Protocol):
     """A checksum that grows with the bytes."""
 
     def update(self, data: bytes | memoryview, /) -> object:
-        """Take more bytes."""
+        """Add bytes."""
 
     def hexdigest(self) -> str:
         """The checksum so far, in lower-case hexadecimal; empty for type ``none``."""
@@ -28,7 +28,7 @@ class _Crc32c:
         self._value = 0
 
     def update(self, data: bytes | memoryview, /) -> None:
-        self._value = google_crc32c.extend(self._value, bytes(data))  # its C code takes nothing but bytes
+        self._value = google_crc32c.extend(self._value, bytes(data))  # its C code takes only bytes
 
     def hexdigest(self) -> str:
         return f"{self._value:08x}"
@@ -47,7 +47,7 @@ _MAKERS: dict[str, Callable[[], Checksum]] = {
     "md5": lambda: hashlib.md5(usedforsecurity=False),
     "sha256": hashlib.sha256,
     "sha512": hashlib.sha512,
-    "xxhash": xxhash.xxh64,  # XXH64 too: AIS has two implementations of it, and a name for each
+    "xxhash": xxhash.xxh64,  # also XXH64: AIS has two implementations with a name each
     "xxhash2": xxhash.xxh64,
     NO_CHECKSUM_TYPE: _NoChecksum,
 }
@@ -56,10 +56,10 @@ CHECKSUM_TYPES = tuple(_MAKERS)
 
 
 def new_checksum(checksum_type: str) -> Checksum:
-    """A checksum of no bytes yet.
+    """A checksum to which no bytes were added yet.
 
     Raises:
-        KeyError: The type is none of ``CHECKSUM_TYPES``; what a client sends is checked before.
+        KeyError: If the type is not one of `CHECKSUM_TYPES`. Check a type that comes from a client before.
 
     >>> crc = new_checksum("crc32c")
     >>> crc.update(b"123456789")

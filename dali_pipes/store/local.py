@@ -1,22 +1,27 @@
-"""TODO: dali_pipes/store/local.py."""
+"""Keep objects as the files of a directory."""
 
 import contextlib
+import errno
 import secrets
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from dali_pipes.errors import StoreError
-from dali_pipes.store.base import ObjectEntry
+from dali_pipes.store.base import Store
+from dali_pipes.store.entries import ObjectEntry
 
-__all__ = [
-    "LocalStore",
-]
+if TYPE_CHECKING:
+    from dali_pipes.fetch.local import LocalFetcher
+
+__all__ = ["LocalStore"]
 
 
-class LocalStore:
-    """A directory of files. Writes go to a temporary name and are renamed."""
+class LocalStore(Store):
+    """A directory of files. Writes go to a temporary name and are renamed. It is its own `access`."""
+
+    directory: Path
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -28,11 +33,23 @@ class LocalStore:
     def locate(self, name: str) -> str:
         return str(self.directory / name)
 
+    def identity(self, name: str) -> str:
+        return str((self.directory / name).resolve())
+
+    def exists(self) -> bool:
+        return self.directory.is_dir()
+
+    def create(self) -> None:
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+        except OSError as exc:
+            raise StoreError(f"cannot make '{self.url}': {exc.strerror or exc}") from exc
+
     def list(self, prefix: str) -> list[ObjectEntry]:
         folder = self.directory / prefix.rpartition("/")[0]
         if not folder.is_dir():
             return []
-        # Not the folders below: a bucket lists itself, a directory may be the root of everything.
+        # Not the folders below, unlike in a bucket: a directory may be the root of the file system.
         files = (path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
         named = ((str(path.relative_to(self.directory)), path) for path in files)
         return [
@@ -40,6 +57,14 @@ class LocalStore:
             for name, path in sorted(named)
             if name.startswith(prefix)
         ]
+
+    def find_all(self, names: Sequence[str]) -> dict[str, ObjectEntry]:
+        found = super().find_all(names)
+        # They may lie in several folders, which one listing does not cover.
+        for name in names:
+            if name not in found and (size := self.size(name)) is not None:
+                found[name] = ObjectEntry(name=name, size=size, checksum=None)
+        return found
 
     def read(self, name: str) -> bytes:
         with self.open(name) as stream:
@@ -70,8 +95,32 @@ class LocalStore:
         with path.open("rb") as source, self._replacing(name) as stream:
             shutil.copyfileobj(source, stream, 1 << 20)
 
-    def write_stream(self, name: str, chunks: "Callable[[], Iterable[memoryview]]", *, num_bytes: int) -> None:
-        """Create or replace a file from a stream; what ``chunks`` raises comes through as it is."""
+    def move_in(self, name: str, path: Path) -> None:
+        place = self.directory / name
+        try:
+            path.chmod(0o644)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            path.rename(place)
+        except OSError as exc:
+            if exc.errno != errno.EXDEV:
+                raise StoreError(f"cannot write '{self.locate(name)}': {exc.strerror or exc}") from exc
+            super().move_in(name, path)
+
+    def access(self) -> "LocalStore":
+        return self
+
+    def file(self, name: str, *, size: int) -> Path:
+        return self.directory / name
+
+    def known_checksum(self, entry: ObjectEntry) -> None:
+        return None
+
+    def open_fetcher(self) -> "LocalFetcher":
+        from dali_pipes.fetch.local import LocalFetcher
+
+        return LocalFetcher(self.directory)
+
+    def write_stream(self, name: str, chunks: Callable[[], Iterable[memoryview]], *, num_bytes: int) -> None:
         with self._replacing(name) as stream:
             for chunk in chunks():
                 stream.write(chunk)
@@ -80,7 +129,7 @@ class LocalStore:
     @contextlib.contextmanager
     def _replacing(self, name: str) -> Iterator[BinaryIO]:
         target = self.directory / name
-        # Named before it is made: a worker may be told to end at any point in between.
+        # Named before it is made: a worker may be stopped at any point in between.
         partial = target.parent / f".partial-{secrets.token_hex(8)}"
         try:
             target.parent.mkdir(parents=True, exist_ok=True)

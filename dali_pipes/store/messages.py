@@ -1,4 +1,4 @@
-"""TODO: dali_pipes/store/messages.py."""
+"""Turn answers and exceptions of AIStore, its SDK and `requests` into texts for errors."""
 
 import contextlib
 import http.client
@@ -11,20 +11,15 @@ if TYPE_CHECKING:
     from aistore.sdk.errors import AISError
 
 
-__all__ = [
-    "answer_text",
-    "cause_of",
-    "error_text",
-    "is_loopback",
-]
+__all__ = ["answer_text", "cause_of", "error_text", "first_line", "is_loopback", "no_answer"]
 
 
-# Of what a server says; some answer an error with a page.
+# The limit for the text of an answer: some servers report an error with a whole page.
 MAX_TEXT = 500
 
 
 def error_text(exc: "AISError") -> str:
-    """Status and reason of an answer: its JSON's message, the header that HEAD has instead, or HTTP's own words.
+    """Status and reason of an answer: its JSON's message, the header that replaces it for HEAD, or HTTP's own words.
 
     >>> from types import SimpleNamespace
     >>> error_text(SimpleNamespace(status_code=403, message=""))
@@ -36,7 +31,7 @@ def error_text(exc: "AISError") -> str:
 
 
 def answer_text(status: int, text: str, *, reason: str = "") -> str:
-    """A status, and what AIStore says of it: its JSON's message, else the text in one line, else HTTP's own words.
+    """A status and its reason: the message in AIStore's JSON, else the text in one line, else HTTP's own words.
 
     >>> answer_text(404, '{"message": "ais://b/o does not exist"}')
     '404 ais://b/o does not exist'
@@ -63,12 +58,15 @@ def no_answer(endpoint: str, exc: Exception) -> str:
             f"no answer from AIStore at {endpoint} through the proxy {_proxy_of(endpoint)} ({cause_of(exc)}); "
             "name the host in NO_PROXY to reach it directly, or pass another --endpoint"
         )
-    return f"no answer from AIStore at {endpoint} ({cause_of(exc)}); is it running? pass --endpoint or set AIS_ENDPOINT"
+    return (
+        f"no answer from AIStore at {endpoint} ({cause_of(exc)}); is it running? pass endpoint= (--endpoint), or set "
+        "AIS_ENDPOINT"
+    )
 
 
 def cause_of(exc: BaseException) -> str:
-    """What the socket said, of what `requests` and `urllib3` made of it."""
-    # requests wraps urllib3, which wraps what the socket said: "HTTPConnection(...): Failed to ...".
+    """The message of the innermost exception, typically the socket's, inside those of `requests` and `urllib3`."""
+    # requests wraps urllib3's error, which wraps the socket's: "HTTPConnection(...): Failed to ...".
     inner: BaseException | None = exc
     while inner is not None:
         exc = inner

@@ -1,4 +1,4 @@
-"""``python -m prep.embedded --dir DIR``: the embedded node in the foreground, or as the child of ``start``."""
+"""Run the embedded node: ``python -m prep.embedded --dir DIR``, by hand or as the child of ``start``."""
 
 import argparse
 import os
@@ -6,16 +6,18 @@ import sys
 import threading
 from pathlib import Path
 
-from dali_pipes.store.embedded_node import end_with_owner
+from dali_pipes.store.cluster.embedded_node import end_with_owner
 from prep.embedded.server import serve_forever
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Serve until interrupted; 1 if it cannot."""
+    """Serve until interrupted; returns 1 if it cannot."""
     parser = argparse.ArgumentParser(prog="python -m prep.embedded", description=__doc__)
     parser.add_argument("--dir", type=Path, required=True, help="the folder that holds buckets and objects")
     parser.add_argument("--port", type=int, default=0, help="on 127.0.0.1; 0, the default, takes a free one")
-    parser.add_argument("--allow-etl", action="store_true", help="let whoever reaches the port run transforms as you")
+    parser.add_argument(
+        "--allow-etl", action="store_true", help="allow every client of the port to run transforms as you"
+    )
     parser.add_argument("--owner", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.owner is not None:
@@ -32,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _watch(owner: int) -> None:
     end_with_owner(owner)
-    os._exit(0)  # connections and jobs end where they stand; what is on disk is whole at any moment
+    os._exit(0)  # connections and jobs just end; the files on disk are whole at any moment
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Run a dSort job: a spec in; new shards in a bucket, and a status in AIS's words, out."""
+"""Run a dSort job: read the shards that a spec names, write new ones to a bucket, and report progress as AIS does."""
 
 import gzip
 import itertools
@@ -18,11 +18,24 @@ from urllib.parse import unquote, urlsplit
 
 from dali_pipes.errors import DataError
 from dali_pipes.formats.keys import split_key
-from prep.embedded import reshard, wire
+from dali_pipes.formats.tar_reader import BLOCK
+from prep.embedded import wire
+from prep.embedded.reshard import (
+    FileHead,
+    InputShard,
+    OutputShard,
+    Sources,
+    StoredSample,
+    arranged,
+    check_keys,
+    plan,
+    scan,
+    tar_chunks,
+)
 from prep.embedded.sortspec import SortSpec, with_extension
 from prep.embedded.storage import BucketExistsError, BucketMissingError, ObjectMissingError, Storage
-from prep.shuffle import order
-from prep.shuffle.key_map import parse_key_map
+from prep.shuffle.key_map import cut_by_map, parse_key_map
+from prep.shuffle.order import parse_content
 
 _NEVER = "0001-01-01T00:00:00Z"
 _GZIP = 16 + zlib.MAX_WBITS  # the container, of zlib's formats
@@ -51,18 +64,18 @@ class _Phase:
 
 @dataclass
 class SortJob:
-    """One run of a spec, in a thread of its own; what is known of it goes to the storage at every step."""
+    """Runs a spec in a thread of its own, and writes its status to the storage at every step."""
 
     spec: SortSpec
     storage: Storage
     node: str
     """The target's name, in statuses."""
     endpoint: str = ""
-    """Where the node answers: it reads key maps from nowhere else."""
+    """Address of the node, which is the only place that key maps are read from."""
     job: str = field(default_factory=lambda: f"srt-{os.urandom(5).hex()}")
     num_extracted: int = 0
     extracted_bytes: int = 0
-    num_members: int = 0
+    num_files: int = 0
     num_planned: int = 0
     num_created: int = 0
     error: str = ""
@@ -71,11 +84,11 @@ class SortJob:
     _creation: _Phase = field(default_factory=_Phase)
 
     def start(self) -> str:
-        """Begin; the job's number."""
+        """Start the thread; returns the job's number."""
         self.storage.bucket_info(self.spec.source)
         if self.spec.target not in self.storage.list_buckets():
             with suppress(BucketExistsError):
-                self.storage.create_bucket(self.spec.target)  # AIS makes it too
+                self.storage.create_bucket(self.spec.target)  # as AIS does
         self._save()
         threading.Thread(target=self._run, name=self.job, daemon=True).start()
         return self.job
@@ -83,7 +96,7 @@ class SortJob:
     def _run(self) -> None:
         try:
             scratch = self.storage.folder / "scratch" / self.storage.node
-            with reshard.Sources() as sources, tempfile.TemporaryDirectory(dir=scratch) as folder:
+            with Sources() as sources, tempfile.TemporaryDirectory(dir=scratch) as folder:
                 with self._phase(self._extraction):
                     samples = self._extract(sources, Path(folder))
                 with self._phase(self._sorting):
@@ -97,7 +110,9 @@ class SortJob:
         except (DataError, OSError) as exc:
             self.error = str(exc)
         except Exception as exc:
-            self.error = f"{type(exc).__name__}: {exc}"  # a bug; who waits for the job must hear of it too
+            self.error = (
+                f"{type(exc).__name__}: {exc}"  # a bug, which must reach the client that waits for the job, too
+            )
             raise
         finally:
             self._save()
@@ -109,53 +124,52 @@ class SortJob:
         yield
         phase.ended_ns = time.time_ns()
 
-    def _extract(self, sources: reshard.Sources, folder: Path) -> list[reshard.Sample]:
-        samples: list[reshard.Sample] = []
-        for name in self._input_names():
+    def _extract(self, sources: Sources, folder: Path) -> list[StoredSample]:
+        samples: list[StoredSample] = []
+        for name in self.spec.input_names():
             self._check_aborted()
             try:
                 shard = self.storage.shard(self.spec.source, name)
             except ObjectMissingError:
-                continue  # as AIS, whose setting is to ignore missing shards
+                continue  # as AIS does, which is set to ignore missing shards
             if self.spec.input_extension == ".tar":
                 sources.check(shard)
-                found = reshard.scan(shard)
+                found = scan(shard)
                 if self.storage.shard(self.spec.source, name) != shard:
                     raise DataError(f"shard '{name}': changed while it was being read; start again")
             else:
                 shard = self._decompress(name, folder / str(self.num_extracted))
-                found = reshard.scan(shard)
+                found = scan(shard)
             sources.check(shard)
             samples += found
             self.num_extracted += 1
             self.extracted_bytes += sum(sample.num_bytes for sample in found)
-            self.num_members += sum(len(sample.members) for sample in found)
+            self.num_files += sum(len(sample.files) for sample in found)
             self._save()
         return samples
 
-    def _decompress(self, name: str, path: Path) -> reshard.InputShard:
+    def _decompress(self, name: str, path: Path) -> InputShard:
         file, meta = self.storage.open(self.spec.source, name)
         try:
-            packed_file = cast("BinaryIO", _Head(file, meta.num_bytes))
+            packed_file = cast("BinaryIO", FileHead(file, meta.num_bytes))
             with file, path.open("wb") as plain, gzip.GzipFile(mode="rb", fileobj=packed_file) as packed:
                 shutil.copyfileobj(packed, plain, 1 << 20)
         except (gzip.BadGzipFile, EOFError, zlib.error) as exc:
-            raise DataError(f"shard '{name}': is no whole gzip file: {exc}") from exc
-        return reshard.InputShard(name=name, path=path)
+            raise DataError(f"shard '{name}' is not a complete gzip file: {exc}") from exc
+        return InputShard(name=name, path=path)
 
-    def _plan(self, samples: list[reshard.Sample], sources: reshard.Sources) -> list[reshard.OutputShard]:
+    def _plan(self, samples: list[StoredSample], sources: Sources) -> list[OutputShard]:
         algorithm, extension = self.spec.algorithm, self.spec.output_extension
         contents = None
         if algorithm.kind == "content":
-            with_key = filter(reshard.has_key, samples)
-            contents = [self._content(sample, sources) for sample in with_key]
+            contents = [self._content(sample, sources) for sample in samples if sample.has_key]
         if self.spec.outputs is None:
-            reshard.check_keys(samples)
-            outputs = self._plan_mapped(reshard.arranged(samples, algorithm=algorithm, contents=contents))
+            check_keys(samples)
+            outputs = self._plan_mapped(arranged(samples, algorithm=algorithm, contents=contents))
         else:
             names = (with_extension(name, extension) for name in self.spec.outputs.names())
             size = self.spec.output_shard_size or max(1, -(-self.extracted_bytes // len(self.spec.outputs)))
-            outputs = reshard.plan(samples, names=names, output_shard_size=size, algorithm=algorithm, contents=contents)
+            outputs = plan(samples, names=names, output_shard_size=size, algorithm=algorithm, contents=contents)
         if self.spec.source == self.spec.target:
             inputs = {sample.shard.name for sample in samples}
             for output in outputs:
@@ -164,16 +178,16 @@ class SortJob:
         self.num_planned = len(outputs)
         return outputs
 
-    def _content(self, sample: reshard.Sample, sources: reshard.Sources) -> int | float | bytes:
+    def _content(self, sample: StoredSample, sources: Sources) -> int | float | bytes:
         data = None
-        for member in sample.members:
-            parts = split_key(member.name)
+        for file in sample.files:
+            parts = split_key(file.name)
             if parts is not None and parts[1].lower() == self.spec.algorithm.component.lower():
-                data = b"".join(sources.read(sample.shard, member))
+                data = b"".join(sources.read(sample.shard, file))
         where = f"shard '{sample.shard.name}', key '{sample.key}'"
-        return order.parse_content(data, algorithm=self.spec.algorithm, where=where)
+        return parse_content(data, algorithm=self.spec.algorithm, where=where)
 
-    def _plan_mapped(self, samples: Sequence[reshard.Sample]) -> list[reshard.OutputShard]:
+    def _plan_mapped(self, samples: Sequence[StoredSample]) -> list[OutputShard]:
         extension = self.spec.output_extension
         key_map = parse_key_map(
             self._read_key_map(),
@@ -184,21 +198,14 @@ class SortJob:
         for template in key_map.outputs:
             for name in template.ends():
                 wire.check_object_name(with_extension(name, extension))
-        groups = key_map.assign([sample.members[0].name for sample in samples])
+        groups = key_map.assign([sample.files[0].name for sample in samples])
         if -1 in groups:
-            name = samples[groups.index(-1)].members[0].name
+            name = samples[groups.index(-1)].files[0].name
             raise DataError(f'error on lookup record "{name}" in external key map: no match found')
-        found = order.cut_mapped(
-            groups,
-            [sample.num_bytes + 512 * len(sample.members) for sample in samples],
-            limits=[len(template) for template in key_map.outputs],
-            labels=[str(template) for template in key_map.outputs],
-            target=self.spec.output_shard_size,
-        )
-        supplies = [template.names() for template in key_map.outputs]
+        sizes = [sample.num_bytes + BLOCK * len(sample.files) for sample in samples]
         return [
-            reshard.OutputShard(with_extension(next(supplies[group]), extension), [samples[at] for at in positions])
-            for group, positions in found
+            OutputShard(with_extension(stem, extension), [samples[at] for at in positions])
+            for _, stem, positions in cut_by_map(key_map, groups, sizes, target=self.spec.output_shard_size)
         ]
 
     def _read_key_map(self) -> bytes:
@@ -213,14 +220,14 @@ class SortJob:
         with file:
             return file.read(meta.num_bytes)
 
-    def _create(self, outputs: list[reshard.OutputShard], sources: reshard.Sources) -> None:
+    def _create(self, outputs: list[OutputShard], sources: Sources) -> None:
         for output in outputs:
             self.storage.write(self.spec.target, output.name, self._chunks(output, sources))
             self.num_created += 1
             self._save()
 
-    def _chunks(self, output: reshard.OutputShard, sources: reshard.Sources) -> Iterator[bytes]:
-        chunks: Iterable[bytes] = reshard.tar_chunks(output.samples, sources=sources)
+    def _chunks(self, output: OutputShard, sources: Sources) -> Iterator[bytes]:
+        chunks: Iterable[bytes] = tar_chunks(output.samples, sources=sources)
         if self.spec.output_extension != ".tar":
             packer = zlib.compressobj(wbits=_GZIP)
             packed = map(packer.compress, chunks)
@@ -228,12 +235,6 @@ class SortJob:
         for chunk in chunks:
             self._check_aborted()
             yield chunk
-
-    def _input_names(self) -> Iterator[str]:
-        inputs = self.spec.inputs
-        if isinstance(inputs, list):
-            return iter(inputs)
-        return (with_extension(name, self.spec.input_extension) for name in inputs.names())
 
     def _check_aborted(self) -> None:
         if self.storage.is_job_aborted(self.job):
@@ -253,7 +254,7 @@ class SortJob:
                 "total_count": str(len(self.spec.inputs)),
                 "extracted_count": str(self.num_extracted),
                 "extracted_size": str(self.extracted_bytes),
-                "extracted_record_count": str(self.num_members),
+                "extracted_record_count": str(self.num_files),
                 "extracted_to_disk_count": "0",
                 "extracted_to_disk_size": "0",
             },
@@ -285,22 +286,10 @@ class SortJob:
         }
 
 
-class _Head:
-    """The first bytes of a file, as a file: what follows an object's in its file is none of it."""
-
-    def __init__(self, file: BinaryIO, num_bytes: int) -> None:
-        self._file, self._left = file, num_bytes
-
-    def read(self, size: int = -1) -> bytes:
-        data = self._file.read(self._left if size < 0 else min(size, self._left))
-        self._left -= len(data)
-        return data
-
-
 def read_status(storage: Storage, job: str) -> dict[str, Any] | None:
-    """A job's status by target, as ``GET /v1/sort?uuid=`` answers; None for a job that never was.
+    """A job's status by target, as ``GET /v1/sort?uuid=`` answers; ``None``: there was no such job.
 
-    A job whose node has gone without finishing it is reported as aborted.
+    A job whose node ended before the job is reported as aborted.
     """
     known = storage.read_job(job)
     if known is None:

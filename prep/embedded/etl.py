@@ -1,26 +1,25 @@
-"""ETLs of the embedded node: a request in, a server of `prep.etl` as a process of ours, shards through it.
+"""Run ETLs in the embedded node: start a server of `prep.etl` as a process, and send shards through it.
 
-A cluster starts an image in pods; here the image is not looked at, and of its command only ``python -m prep.etl
-TRANSFORM`` is understood, which runs with this interpreter, on loopback, as the node's own user. So it is off unless
-asked for. Processes end with the node, in whatever way it ends.
+A cluster starts an image in pods. The node ignores the image and knows one command, ``python -m prep.etl TRANSFORM``,
+which it runs with its own interpreter, on loopback, as its own user. So ETL is off unless it is allowed. The processes
+end with the node, however it ends.
 
-# Note [jobs]: one thread a job; what is known of it is the process's own and gone with it, as its ETLs are.
+# Note [jobs]: one thread per job. Jobs and ETLs are known to this process only, and end with it.
 """
 
 import http.client
 import os
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from dali_pipes.programs import own_program
 from prep.embedded import wire
 from prep.embedded.storage import BucketMissingError, ObjectMissingError, Storage
 from prep.embedded.wire import RefusalError
@@ -34,7 +33,7 @@ _POLL_S = 0.05
 
 @dataclass
 class _Etl:
-    """A transform's server."""
+    """A running transform."""
 
     name: str
     message: dict[str, Any]
@@ -42,7 +41,7 @@ class _Etl:
     port: int
 
     def transform(self, data: bytes, path: str) -> bytes:
-        """The shard through the server, by the exchange that AIS calls hpush."""
+        """The transformed shard; the exchange is the one that AIS calls hpush."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port)
         try:
             connection.request("PUT", quote(f"/{path}"), data)
@@ -57,7 +56,7 @@ class _Etl:
         return body
 
     def close(self) -> None:
-        """Can be called twice."""
+        """End the process. Can be called twice."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         self.process.terminate()
@@ -66,7 +65,7 @@ class _Etl:
 
 @dataclass
 class _Job:
-    """A transform of many objects, bucket to bucket."""
+    """A transform of many objects from bucket to bucket."""
 
     id: str
     bucket: str
@@ -81,7 +80,7 @@ class _Job:
 
 
 class Etls:
-    """Those of one node. Every method may be called from any thread; refusals are raised."""
+    """The ETLs of one node. Thread-safe; methods raise `RefusalError`."""
 
     def __init__(self, storage: Storage, *, endpoint: str, node: str) -> None:
         self._storage, self._endpoint, self._node = storage, endpoint, node
@@ -90,30 +89,30 @@ class Etls:
         self._jobs: dict[str, _Job] = {}
 
     def close(self) -> None:
-        """End all. Can be called twice."""
+        """End all ETLs. Can be called twice."""
         with self._lock:
             etls, self._etls = list(self._etls.values()), {}
         for etl in etls:
             etl.close()
 
     def start(self, message: dict[str, Any]) -> str:
-        """Start what ``PUT /v1/etl`` asks for; a number, when its server answers."""
+        """Do ``PUT /v1/etl``; returns a number when the transform answers."""
         name = wire.field_of(message, "name", str)
         command = wire.field_of(wire.field_of(message, "runtime", dict), "command", list)
         if not name or len(command) != len(_COMMAND) + 1 or command[:-1] != _COMMAND:
             raise wire.unsupported(f"ETL '{name}' with the command {command} (here: {' '.join(_COMMAND)} TRANSFORM)")
-        with self._lock:  # also while it starts: of two with one name one is refused
+        with self._lock:  # also while it starts, so that a second one of this name is refused
             if name in self._etls:
                 raise RefusalError(409, f"ETL[{name}] already exists", "ErrETLAlreadyExists")
             self._etls[name] = self._run(name, str(command[-1]), message)
         return os.urandom(6).hex()
 
     def stop(self, name: str) -> None:
-        """End its process; it is forgotten by `delete`."""
+        """End an ETL's process; `delete` forgets it."""
         self._find(name).close()
 
     def delete(self, name: str) -> None:
-        """Forget it."""
+        """Forget a stopped ETL."""
         etl = self._find(name)
         if etl.process.poll() is None:
             raise RefusalError(400, f"ETL[{name}] is running: stop it first")
@@ -121,7 +120,7 @@ class Etls:
             self._etls.pop(name, None)
 
     def infos(self) -> list[dict[str, Any]]:
-        """What ``GET /v1/etl`` lists."""
+        """The answer to ``GET /v1/etl``."""
         with self._lock:
             etls = list(self._etls.values())
         return [
@@ -130,17 +129,13 @@ class Etls:
         ]
 
     def details(self, name: str, *, job: str) -> dict[str, Any]:
-        """An ETL, and what failed in one of its jobs."""
+        """An ETL, and the errors of one of its jobs."""
         init = {key: self._find(name).message.get(key) for key in ("name", "communication", "runtime")}
         failed = self._jobs[job].object_errors if job in self._jobs else []
         return {"init_msg": init, "obj_errors": failed}
 
     def transform(self, name: str, bucket: str, object_name: str) -> bytes:
-        """An object through an ETL.
-
-        Raises:
-            ObjectMissingError: If there is none.
-        """
+        """An object, transformed; raises `ObjectMissingError`."""
         etl = self._find(name, to_run=True)
         file, _ = self._storage.open(bucket, object_name)
         with file:
@@ -148,7 +143,7 @@ class Etls:
         return etl.transform(data, f"{bucket}/{object_name}")
 
     def start_job(self, bucket: str, value: dict[str, Any]) -> str:
-        """Start what the action ``etl-listrange`` asks for; the job's number."""
+        """Do the action ``etl-listrange``; returns the job's number."""
         names = wire.field_of(value, "objnames", list)
         if not names or value.get("pipeline") or value.get("dry_run") or value.get("ext"):
             raise wire.unsupported("a transform of other than a list of objects, by one ETL, names kept")
@@ -164,7 +159,7 @@ class Etls:
         return job.id
 
     def snapshots(self, job_id: str) -> dict[str, list[dict[str, Any]]] | None:
-        """How far a job is, of the one target that there is; None for one that never was."""
+        """The progress of a job, by target; ``None``: there was no such job."""
         job = self._jobs.get(job_id)
         if job is None:
             return None
@@ -184,25 +179,23 @@ class Etls:
     def _find(self, name: str, *, to_run: bool = False) -> _Etl:
         with self._lock:
             etl = self._etls.get(name)
-        # To a target one that was stopped is as one that never was.
+        # For a target, a stopped ETL does not exist.
         if etl is None or (to_run and etl.process.poll() is not None):
             raise RefusalError(404, f'{name} does not exist - try starting new ETL with "{self._endpoint}/v1/etl"')
         return etl
 
     def _run(self, name: str, transform: str, message: dict[str, Any]) -> _Etl:
         with socket.socket() as listening:
-            listening.bind(("127.0.0.1", 0))  # the SDK's server does not tell which port it took
+            listening.bind(("127.0.0.1", 0))  # the SDK's server does not report which port it took
             port = int(listening.getsockname()[1])
-        root = str(Path(__file__).parents[2])  # where the package ``prep`` is, installed or not
-        path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
         arguments = [transform, "--host", "127.0.0.1", "--port", str(port), "--owner", str(os.getpid())]
         with tempfile.TemporaryFile() as stderr:
             process = subprocess.Popen(  # noqa: S603 (our own interpreter and module; the transform is what is asked for)
-                [sys.executable, "-P", "-m", "prep.etl", *arguments],
-                stdin=subprocess.PIPE,  # its end is the node's
+                own_program("prep.etl", *arguments),
+                stdin=subprocess.PIPE,  # closed when the node ends
                 stdout=subprocess.DEVNULL,  # the framework's log
                 stderr=stderr,
-                env=os.environ | {"PYTHONPATH": path, "AIS_TARGET_URL": self._endpoint},
+                env=os.environ | {"AIS_TARGET_URL": self._endpoint},
                 start_new_session=True,
             )
             etl = _Etl(name, message, process, port)
@@ -240,7 +233,7 @@ class Etls:
                 text = f"ais://{job.bucket}/{name} does not exist" if is_missing else str(exc)
                 code = exc.status if isinstance(exc, RefusalError) else 404 if is_missing else 507
                 job.object_errors.append({"obj_name": name, "msg": text, "ecode": code})
-                job.error = text  # and the rest is left, as a job that is not told to go on leaves it
+                job.error = text  # the job stops here, as one that is not set to continue on errors
                 break
             job.num_objects += 1
             job.num_bytes += len(data)

@@ -1,29 +1,28 @@
-"""One HTTP exchange: a request's body in, in chunks of at most 1 MiB; an answer out, head and body in one send."""
+"""Read a request's body in chunks of at most 1 MiB, and send an answer, head and body in one send."""
 
 import json
 import re
 from collections.abc import Iterator, Sequence
 from http.server import BaseHTTPRequestHandler
-from typing import Any
+from typing import Any, BinaryIO
 
-from prep.embedded.wire import RefusalError
+from prep.embedded.wire import RefusalError, parse_range
 
 _CHUNK_BYTES = 1 << 20
-_KEEP_ALIVE_BYTES = 256 << 10  # Go's server, and so AIS, rather ends a connection than read more than this for nothing
+_KEEP_ALIVE_BYTES = 256 << 10  # Go's server, and so AIS, closes a connection rather than skip more than this
 _MAX_JSON_BYTES = 16 << 20
 
 Headers = Sequence[tuple[str, str]]
 
 
 class ClientGoneError(Exception):
-    """The client went away in the middle of its body."""
+    """The client closed the connection in the middle of its body."""
 
 
-class Body:
-    """A request's body, read once, from ``Content-Length`` or chunks; knows what is left of it."""
+class RequestBody:
+    """A request's body, of known length or in chunks; it can be read once."""
 
     def __init__(self, handler: BaseHTTPRequestHandler) -> None:
-        """Nothing is read yet."""
         self._handler = handler
         self._is_chunked = handler.headers.get("Transfer-Encoding", "").lower() == "chunked"
         length = handler.headers.get("Content-Length", "0")
@@ -33,14 +32,14 @@ class Body:
 
     @property
     def is_long(self) -> bool:
-        """Whether a real server would close the connection rather than read it for nothing."""
+        """Whether a real server would close the connection rather than skip the body."""
         return self._is_chunked or self.left > _KEEP_ALIVE_BYTES
 
     def chunks(self) -> Iterator[memoryview]:
         """The bytes, in a buffer that is used again for the next chunk.
 
         Raises:
-            ClientGoneError: It ends early.
+            ClientGoneError: If the body ends early.
         """
         if self.expects_continue:
             self.expects_continue = False
@@ -71,8 +70,8 @@ class Body:
         return num_bytes
 
     def drain(self) -> None:
-        """Read what the client still sends: hung up on, it might never read the answer."""
-        if self.expects_continue:  # it waits, and will not send
+        """Read what the client still sends: if the connection were closed, it might never read the answer."""
+        if self.expects_continue:  # the client waits, and will not send
             self._handler.close_connection = True
             return
         for _ in self.chunks():
@@ -80,24 +79,24 @@ class Body:
 
 
 class Exchange(BaseHTTPRequestHandler):
-    """A handler that keeps connections open and knows how AIS answers."""
+    """Handles requests on a connection that is kept open, and answers as AIS does."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
     idle_s = 30.0
-    """A connection on which no request comes for so long is closed, as AIS closes it."""
-    body: Body
+    """A connection without a request is closed after this time, as by AIS."""
+    body: RequestBody
     has_answered: bool
 
     def handle_one_request(self) -> None:
-        """Wait for a request's head no longer than ``idle_s``, for anything that follows as long as it takes."""
+        """Wait at most ``idle_s`` for a request's head; there is no limit for its body."""
         self.connection.settimeout(self.idle_s)
         super().handle_one_request()
 
     def begin(self) -> None:
-        """To be called first for each request."""
+        """Prepare for a request; called first for each."""
         self.connection.settimeout(None)
-        self.body = Body(self)
+        self.body = RequestBody(self)
         self.has_answered = False
 
     def read_json(self) -> dict[str, Any]:
@@ -113,7 +112,7 @@ class Exchange(BaseHTTPRequestHandler):
         return message
 
     def answer(self, status: int, body: bytes = b"", *, headers: Headers = (), length: int | None = -1) -> None:
-        """Send it. ``length`` is -1 for that of ``body``; None sends no ``Content-Length``."""
+        """Send an answer. ``length`` -1 stands for that of ``body``; ``None`` sends no ``Content-Length``."""
         self.has_answered = True
         self.send_response_only(status)
         for key, value in headers:
@@ -123,7 +122,7 @@ class Exchange(BaseHTTPRequestHandler):
         self.send_header("Date", self.date_time_string())
         if self.close_connection or self.body.expects_continue:
             self.send_header("Connection", "close")
-        # end_headers() would send the head apart from the body.
+        # end_headers() would send the head separately.
         self._headers_buffer += [b"\r\n", body]  # type: ignore[attr-defined]  # not in typeshed
         self.flush_headers()
 
@@ -133,12 +132,27 @@ class Exchange(BaseHTTPRequestHandler):
         self.answer(200, body, headers=[("Content-Type", "application/json; charset=utf-8")])
 
     def answer_text(self, text: str, *, status: int = 200) -> None:
-        """Text, as which AIS sends some JSON too."""
+        """Text; AIS sends some JSON as text, too."""
         self.answer(status, text.encode(), headers=[("Content-Type", "text/plain; charset=utf-8")])
 
+    def wanted_range(self, num_bytes: int, *, what: str) -> tuple[int, int]:
+        """The bytes ``[start, stop)`` of an object that are asked for: the range, or all of them."""
+        wanted = self.headers.get("Range")
+        return parse_range(wanted, num_bytes, what=what) if wanted else (0, num_bytes)
+
+    def answer_file(self, file: BinaryIO, start: int, stop: int, num_bytes: int, *, headers: Headers) -> None:
+        """Send the bytes ``[start, stop)`` of an object of ``num_bytes``: 206 for a range, 200 for all."""
+        headers = [*headers, ("Content-Type", "application/octet-stream")]
+        is_range = bool(self.headers.get("Range"))
+        if is_range:
+            headers += [("Content-Range", f"bytes {start}-{stop - 1}/{num_bytes}"), ("Accept-Ranges", "bytes")]
+        self.answer(206 if is_range else 200, headers=headers, length=stop - start)
+        if start < stop:
+            self.connection.sendfile(file, start, stop - start)
+
     def handle_expect_100(self) -> bool:
-        """Say "continue" only when the body is wanted: a redirect spares the client its sending."""
+        """Send "continue" only when the body is read: after a redirect the client does not send it."""
         return True
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing: the client has the answer."""
+        """Log nothing: the client has the answer."""

@@ -1,48 +1,43 @@
-"""Reshard: shards in, their samples in another order out, in shards of about one size.
+"""Read the samples of stored shards, plan the output shards of a dSort job, and copy the bytes into them.
 
-What AIStore's dSort does, without a cluster. The order and the cuts (`arrange`, `cut`, `cut_mapped`) are pure
-functions of names and sizes, and the only ones: the embedded node and the client's engine give the same shards for the
-same request because both call them. What follows is the embedded node's way to the bytes, in three steps, so that it
-can report on each and refuse before anything is written::
+The order and the cuts are those of `prep.shuffle.order`, which the client's engine uses too: both give the same shards
+for the same request. The embedded node takes three steps, so that it can report each and refuse before it writes::
 
-    samples = [sample for shard in shards for sample in scan(shard)]          # offsets only, no bytes
+    samples = [sample for shard in shards for sample in scan(shard)]          # offsets only, no bytes are kept
     outputs = plan(samples, names=names, output_shard_size=size, algorithm=algorithm)   # pure
     for output in outputs: tar_chunks(output.samples, sources=sources)        # copies ranges
 
-Memory holds one small record a member, never their bytes. Members keep the bytes, name, mode and modification time (in
-whole seconds) that they had, and within a sample the order in which they stood, as with dSort.
+Memory holds one small record per file, never its bytes. Files keep their bytes, name, mode and modification time (in
+whole seconds); the files of a sample keep their order, as with dSort.
 """
 
 import os
-import tarfile
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
+from typing import BinaryIO, Self, cast
 
 from dali_pipes.errors import DataError
 from dali_pipes.formats.keys import split_key
+from dali_pipes.formats.tar_reader import BLOCK, DIRECTORY, REGULAR, ArchiveReader, Member, parse_number
 from prep.shuffle.order import Algorithm, arrange, cut
-from prep.tar.writer import member_header
+from prep.tar.writer import CHUNK_BYTES, member_header
 
 __all__ = [
+    "FileHead",
     "InputShard",
-    "Member",
     "OutputShard",
-    "Sample",
     "Sources",
+    "StoredFile",
+    "StoredSample",
     "arranged",
     "check_keys",
-    "has_key",
     "plan",
     "scan",
     "tar_chunks",
 ]
 
-
-_BLOCK = tarfile.BLOCKSIZE  # 512
-_CHUNK_BYTES = 1 << 20
 _MAX_OPEN = 64  # a shuffled output reads from every input; more open files save little, opening costs 10 us
 
 
@@ -51,15 +46,15 @@ class InputShard:
     """A tar file to read."""
 
     name: str
-    """What errors call it."""
+    """For errors."""
     path: Path
     num_bytes: int | None = None
-    """The tar's length where the file goes on after it; None means the whole file."""
+    """Length of the tar, where the file goes on after it; ``None``: the whole file."""
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
-    """One file of a sample, and the range that holds its bytes."""
+class StoredFile:
+    """One file of a sample, and where its bytes are."""
 
     name: str
     offset: int
@@ -69,73 +64,94 @@ class Member:
 
 
 @dataclass(slots=True)
-class Sample:
-    """The members of one shard that share a key."""
+class StoredSample:
+    """The files of one shard that share a key, or one file that belongs to no sample."""
 
     key: str
     shard: InputShard
-    members: list[Member] = field(default_factory=list)
+    has_key: bool
+    """Whether it is a sample. ``README`` or ``._photo.jpg`` is none: its key is its name."""
+    files: list[StoredFile] = field(default_factory=list)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the members, headers and padding not counted (that is what dSort's shard size means)."""
-        return sum(member.num_bytes for member in self.members)
+        """Bytes of the files without headers and padding, which is what dSort's shard size means."""
+        return sum(file.num_bytes for file in self.files)
 
 
 @dataclass(frozen=True, slots=True)
 class OutputShard:
-    """A shard to be written: its name and its samples in order."""
+    """A shard to write: its name, and its samples in order."""
 
     name: str
-    samples: Sequence[Sample]
+    samples: Sequence[StoredSample]
 
 
-def scan(shard: InputShard) -> list[Sample]:
-    """The shard's samples, in the order of their first members; no member's bytes are read.
+class FileHead:
+    """Reads the first bytes of a file as if it ended there: an object's file goes on after the object."""
 
-    A member that belongs to no sample (``split_key`` gives None: ``README``, ``._photo.jpg``) becomes a sample of its
-    own under its full name, so that nothing is lost. Directories are left out.
+    def __init__(self, file: BinaryIO, num_bytes: int) -> None:
+        self._file, self._left = file, num_bytes
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._file.read(self._left if size < 0 else min(size, self._left))
+        self._left -= len(data)
+        return data
+
+
+class _EveryFile(ArchiveReader):
+    """Yields every regular file of a tar, also those of no sample, and knows the mode and time of the current one."""
+
+    mode, mtime_s = 0, 0
+
+    def _skip_special(self, name: str, kind: int) -> None:
+        if kind != DIRECTORY:
+            raise DataError(f"shard '{self._shard}', member '{name}' is not a regular file; pack it as one")
+
+    def _names(self, name: str) -> tuple[str, str]:
+        return split_key(name) or (name, "")
+
+    def _member(self, name: str, size: int, kind: int, said: Mapping[bytes, bytes]) -> Iterator[Member]:
+        if kind not in REGULAR and kind != ord("S"):  # the reader itself refuses a sparse file
+            self._skip_special(name, kind)
+        self.mode = parse_number(self._block[100:108]) or 0
+        mtime = said.get(b"mtime")
+        self.mtime_s = int(float(mtime)) if mtime else parse_number(self._block[136:148]) or 0
+        return super()._member(name, size, kind, said)
+
+
+def scan(shard: InputShard) -> list[StoredSample]:
+    """The samples of a shard, in the order of their first files.
+
+    A file that belongs to no sample becomes a sample of its own, so that nothing is lost. Directories are left out.
 
     Raises:
-        DataError: The file is no tar, is cut short or damaged, holds a link or a sparse file, or holds one member
-            twice.
+        DataError: If the file is not a tar, is cut off or damaged, holds a link or a sparse file, or holds one file of
+            a sample twice.
     """
-    file_bytes = shard.path.stat().st_size
-    num_bytes = file_bytes if shard.num_bytes is None else min(shard.num_bytes, file_bytes)
-    samples: dict[tuple[bool, str], Sample] = {}
+    num_bytes = shard.path.stat().st_size
+    if shard.num_bytes is not None:
+        num_bytes = min(num_bytes, shard.num_bytes)
+    samples: dict[tuple[bool, str], StoredSample] = {}
     seen: set[str] = set()
-    try:
-        with shard.path.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:
-            while (info := tar.next()) is not None:
-                if info.offset >= num_bytes:
-                    break  # what follows the tar in its file
-                if info.isdir():
-                    continue
-                if not info.isreg() or info.issparse():
-                    raise DataError(f"shard '{shard.name}', member '{info.name}': is no regular file; pack it as one")
-                if info.offset_data + info.size > num_bytes:
-                    raise DataError(f"shard '{shard.name}', member '{info.name}': the shard is cut short")
-                parts = split_key(info.name)
-                if parts is not None and info.name in seen:
-                    raise DataError(f"shard '{shard.name}', member '{info.name}': is there twice")
-                seen.add(info.name)
-                key = info.name if parts is None else parts[0]
-                # A member "a" that belongs to no sample may stand beside "a.jpg".
-                sample = samples.setdefault((parts is not None, key), Sample(key, shard))
-                sample.members.append(Member(info.name, info.offset_data, info.size, info.mode, int(info.mtime)))
-            end = min(tar.offset, num_bytes)
-            # tarfile takes a damaged header, and the file's end anywhere, for the end of the archive.
-            file.seek(end)
-            if (block := file.read(min(_BLOCK, num_bytes - end))) != bytes(_BLOCK):
-                what = "no tar header" if any(block) else "no end mark, so it was cut short or never closed,"
-                raise DataError(f"shard '{shard.name}': {what} at byte {end} of {num_bytes}")
-    except (tarfile.TarError, ValueError, OverflowError) as exc:
-        raise DataError(f"shard '{shard.name}': cannot be read as a tar: {exc}") from exc
+    with shard.path.open("rb", buffering=0) as file:
+        archive = _EveryFile(cast("BinaryIO", FileHead(file, num_bytes)), shard=shard.name, size=num_bytes)
+        try:
+            for member in archive:
+                has_key = bool(member.component)
+                if has_key and member.name in seen:
+                    raise DataError(f"shard '{shard.name}', member '{member.name}' occurs twice")
+                seen.add(member.name)
+                # A file "a" that belongs to no sample may stand beside "a.jpg".
+                sample = samples.setdefault((has_key, member.key), StoredSample(member.key, shard, has_key))
+                sample.files.append(StoredFile(member.name, member.offset, member.size, archive.mode, archive.mtime_s))
+        except (ValueError, OverflowError) as exc:
+            raise DataError(f"shard '{shard.name}': cannot be read as a tar: {exc}") from exc
     return list(samples.values())
 
 
 def plan(
-    samples: Sequence[Sample],
+    samples: Sequence[StoredSample],
     *,
     names: Iterable[str],
     output_shard_size: int,
@@ -144,19 +160,16 @@ def plan(
 ) -> list[OutputShard]:
     """The shards to write: ``samples`` in the algorithm's order, cut at ``output_shard_size`` bytes.
 
-    Files that belong to no sample (a README) come last, in input order: the order of the samples is that of a reader
-    that does not see them.
-
     Args:
-        samples: In input order, which the order depends on.
-        names: The outputs' names, as many as there are or more; taken in order.
-        output_shard_size: Bytes of members after which a shard ends (see ``cut``).
+        samples: In input order, on which the order depends.
+        names: The names of the outputs, as many as are needed or more; taken in order.
+        output_shard_size: Bytes after which a shard ends: see `cut`.
         algorithm: The order.
         contents: See `arrange`; of the samples that have a key, in order.
 
     Raises:
-        DataError: A key is in two shards (their members would run together), or the names run out.
-        ValueError: ``output_shard_size`` is not positive.
+        DataError: If a key is in two shards (their files would run together), or the names run out.
+        ValueError: If ``output_shard_size`` is not positive.
     """
     if output_shard_size <= 0:
         raise ValueError(f"output_shard_size must be positive, got {output_shard_size}")
@@ -175,30 +188,26 @@ def plan(
 
 
 def arranged(
-    samples: Sequence[Sample], *, algorithm: Algorithm, contents: Sequence[int | float | bytes] | None = None
-) -> list[Sample]:
-    """The samples in the algorithm's order, then the files that belong to none: see `plan`."""
-    with_key = [sample for sample in samples if has_key(sample)]
-    order = arrange([sample.members[0].name for sample in with_key], algorithm=algorithm, contents=contents)
-    return [*(with_key[position] for position in order), *(sample for sample in samples if not has_key(sample))]
+    samples: Sequence[StoredSample], *, algorithm: Algorithm, contents: Sequence[int | float | bytes] | None = None
+) -> list[StoredSample]:
+    """The samples in the algorithm's order; then the files of no sample, in input order.
+
+    So the order of the samples is that of a reader that does not see the other files.
+    """
+    with_key = [sample for sample in samples if sample.has_key]
+    order = arrange([sample.files[0].name for sample in with_key], algorithm=algorithm, contents=contents)
+    return [*(with_key[position] for position in order), *(sample for sample in samples if not sample.has_key)]
 
 
-def has_key(sample: Sample) -> bool:
-    """Whether it is a sample, and not a file that belongs to none."""
-    return split_key(sample.members[0].name) is not None
-
-
-def check_keys(samples: Iterable[Sample]) -> None:
-    """Refuse a key of two shards.
+def check_keys(samples: Iterable[StoredSample]) -> None:
+    """Refuse a key that is in two shards; a ``README`` may be in each.
 
     Raises:
         DataError: Names both.
     """
     origin: dict[str, str] = {}
     for sample in samples:
-        if not has_key(sample):
-            continue  # a README in every shard is no clash
-        first = origin.setdefault(sample.key, sample.shard.name)
+        first = origin.setdefault(sample.key, sample.shard.name) if sample.has_key else sample.shard.name
         if first != sample.shard.name:
             raise DataError(
                 f"shard '{sample.shard.name}', key '{sample.key}': is in shard '{first}' too; "
@@ -207,28 +216,30 @@ def check_keys(samples: Iterable[Sample]) -> None:
 
 
 class Sources:
-    """The input files, at most 64 of them open at a time; a file that changes after its first use is refused."""
+    """Reads ranges of the input files, with at most 64 of them open; refuses a file that changes after its first use.
+
+    A context manager.
+    """
 
     def __init__(self) -> None:
-        """Nothing is opened yet."""
         self._open: OrderedDict[Path, int] = OrderedDict()
         self._identity: dict[Path, tuple[int, int, int, int]] = {}
 
     def check(self, shard: InputShard) -> None:
-        """Note which file it is, or find that it still is: call it around ``scan``, whose offsets are for this file."""
+        """Remember which file it is, or check that it is the same; call it before and after `scan`."""
         self._same(shard, shard.path.stat())
 
-    def read(self, shard: InputShard, member: Member) -> Iterator[bytes]:
-        """The member's bytes, in pieces of at most 1 MiB.
+    def read(self, shard: InputShard, file: StoredFile) -> Iterator[bytes]:
+        """The file's bytes, in pieces of at most 1 MiB.
 
         Raises:
-            DataError: The file was replaced or changed, or ends early.
+            DataError: If the shard was replaced or changed, or ends early.
         """
-        offset, stop = member.offset, member.offset + member.num_bytes
+        offset, stop = file.offset, file.offset + file.num_bytes
         while offset < stop:
-            piece = os.pread(self._descriptor(shard), min(_CHUNK_BYTES, stop - offset), offset)
+            piece = os.pread(self._descriptor(shard), min(CHUNK_BYTES, stop - offset), offset)
             if not piece:
-                raise DataError(f"shard '{shard.name}', member '{member.name}': the file ends at byte {offset}")
+                raise DataError(f"shard '{shard.name}', member '{file.name}': the file ends at byte {offset}")
             offset += len(piece)
             yield piece
 
@@ -252,25 +263,22 @@ class Sources:
             raise DataError(f"shard '{shard.name}': changed while it was being read; start again")
 
     def close(self) -> None:
-        """Close what is open."""
         while self._open:
             os.close(self._open.popitem()[1])
 
     def __enter__(self) -> Self:
-        """Itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close."""
         self.close()
 
 
-def tar_chunks(samples: Iterable[Sample], *, sources: Sources) -> Iterator[bytes]:
-    """A tar of the samples, in pieces: ustar headers, PAX where a name needs it; owner 0; ends with two zero blocks."""
+def tar_chunks(samples: Iterable[StoredSample], *, sources: Sources) -> Iterator[bytes]:
+    """A tar of the samples, in pieces; it ends with two empty blocks."""
     for sample in samples:
-        for member in sample.members:
-            yield member_header(member.name, member.num_bytes, mode=member.mode, mtime_s=member.mtime_s)
-            yield from sources.read(sample.shard, member)
-            if padding := -member.num_bytes % _BLOCK:
+        for file in sample.files:
+            yield member_header(file.name, file.num_bytes, mode=file.mode, mtime_s=file.mtime_s)
+            yield from sources.read(sample.shard, file)
+            if padding := -file.num_bytes % BLOCK:
                 yield bytes(padding)
-    yield bytes(2 * _BLOCK)
+    yield bytes(2 * BLOCK)

@@ -1,9 +1,9 @@
-"""Ranged reads of objects in S3's words: GET and HEAD of ``/s3/BUCKET/OBJECT`` in, S3's headers or XML errors out.
+"""Answer GET and HEAD of ``/s3/BUCKET/OBJECT`` as S3 does, also of a range.
 
-As much as DALI's ``s3://`` readers ask of a server, which is how those are timed against ours: they ask for an object's
-size, then for a range of it for each component of each sample. It answers as AIS 4.9 does with its feature
-``S3-Reverse-Proxy`` on, at the proxy's own address; without that feature AIS redirects a GET, and DALI's client follows
-no redirect. Who signed a request, and how, is not looked at: the node answers on loopback only, and whoever reaches it.
+This is as much as DALI's ``s3://`` readers need, so that they can be timed beside our loader: they ask for an object's
+size, then for a range of it for each component of each sample. The node answers as AIS 4.9 does with its feature
+``S3-Reverse-Proxy``, at the proxy's own address; without that feature AIS redirects a GET, and DALI's client follows no
+redirect. Signatures are not checked: the node answers on loopback only.
 """
 
 import re
@@ -18,21 +18,14 @@ from prep.embedded.wire import RefusalError
 
 __all__ = ["answer_s3"]
 
-# The codes that S3's clients know, for what AIS names otherwise.
+# S3's names of errors, where AIS has others.
 _NO_SUCH_BUCKET, _NO_SUCH_KEY = "NoSuchBucket", "NoSuchKey"
-# A client may ask for a name of any letters; XML 1.0 holds no others than these.
+# A client may ask for any name; XML 1.0 cannot hold these characters.
 _NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def answer_s3(exchange: Exchange, storage: Storage, path: str, *, node: str) -> None:
-    """Answer the request that ``exchange`` has read.
-
-    Args:
-        exchange: Its command and headers are looked at, its body is not.
-        storage: What is served.
-        path: Of the request, unquoted, from ``/s3`` on; without the query.
-        node: The target's name, for messages.
-    """
+    """Answer a request; ``path`` is unquoted, ``node`` is the target's name in errors."""
     try:
         _answer_object(exchange, storage, path, node=node)
     except RefusalError as refusal:
@@ -47,7 +40,7 @@ def _answer_object(exchange: Exchange, storage: Storage, path: str, *, node: str
         raise wire.unsupported(f"{exchange.command} {path}")
     wire.check_bucket_name(bucket)
     wire.check_object_name(name)
-    storage.bucket_info(bucket)  # else no object could be told from no bucket
+    storage.bucket_info(bucket)  # so that a missing bucket is not reported as a missing object
     try:
         file, meta = storage.open(bucket, name)
     except ObjectMissingError as exc:
@@ -60,15 +53,8 @@ def _answer_object(exchange: Exchange, storage: Storage, path: str, *, node: str
         if exchange.command == "HEAD":
             exchange.answer(200, headers=[*headers, *_checksum_headers(meta)], length=meta.num_bytes)
             return
-        start, stop, status = 0, meta.num_bytes, 200
-        headers.append(("Content-Type", "application/octet-stream"))
-        if wanted := exchange.headers.get("Range"):
-            start, stop = wire.parse_range(wanted, meta.num_bytes, what=f"ais://{bucket}/{name}")
-            headers += [("Content-Range", f"bytes {start}-{stop - 1}/{meta.num_bytes}"), ("Accept-Ranges", "bytes")]
-            status = 206
-        exchange.answer(status, headers=headers, length=stop - start)
-        if start < stop:
-            exchange.connection.sendfile(file, start, stop - start)
+        start, stop = exchange.wanted_range(meta.num_bytes, what=f"ais://{bucket}/{name}")
+        exchange.answer_file(file, start, stop, meta.num_bytes, headers=headers)
 
 
 def _checksum_headers(meta: ObjectMeta) -> list[tuple[str, str]]:
@@ -84,5 +70,5 @@ def _refuse(exchange: Exchange, refusal: RefusalError) -> None:
         f"<Error><Code>{code}</Code><Message>{message}</Message><Resource></Resource><RequestId></RequestId></Error>"
     ).encode()
     headers = [*refusal.headers, ("Content-Type", "application/xml"), ("X-Content-Type-Options", "nosniff")]
-    # A HEAD says how long the error is that it leaves out.
+    # The answer to a HEAD has the length of the error, and no body.
     exchange.answer(refusal.status, b"" if exchange.command == "HEAD" else body, headers=headers, length=len(body))

@@ -1,10 +1,10 @@
-"""Answer AIStore's HTTP API from a folder: requests on loopback in, answers and files out.
+"""Answer AIStore's HTTP API on loopback, from a folder.
 
-One process plays a whole cluster, proxy and target at one address. As in a cluster, an object's request first meets the
-proxy, which sends it on (301 for GET, 307 for the rest) to the target's URL with ``pid`` in its query; a request with
-``pid`` is the target's. So clients meet the redirects here that they will meet there.
+One process plays a whole cluster, proxy and target at one address. As in a cluster, the proxy redirects a request for
+an object (301 for GET, 307 for the rest) to the target's URL, with ``pid`` in its query; a request with ``pid`` is for
+the target. So clients get the same redirects as from a cluster.
 
-# Note [threads]: one thread a connection, one a dSort job; they share nothing but the ``Storage``, which takes any.
+# Note [threads]: one thread per connection, one per dSort job; they share only the `Storage`, which allows any thread.
 """
 
 import json
@@ -21,8 +21,8 @@ from socketserver import TCPServer
 from typing import Any, BinaryIO
 from urllib.parse import parse_qsl, unquote
 
-from dali_pipes.store.checksums import CHECKSUM_TYPES, NO_CHECKSUM_TYPE, new_checksum
-from dali_pipes.store.embedded_node import ALLOW_ETL
+from dali_pipes.store.checksums import NO_CHECKSUM_TYPE, new_checksum
+from dali_pipes.store.cluster.embedded_node import ALLOW_ETL
 from prep.embedded import wire
 from prep.embedded.dsort import SortJob, read_status
 from prep.embedded.etl import Etls
@@ -46,14 +46,19 @@ _OBJECT_QUERY = {"provider", "pid", "utm", "props", "latest", "uuid", "etl_name"
 
 
 class NodeServer(ThreadingHTTPServer):
-    """Listens on 127.0.0.1, nowhere else."""
+    """Listens on 127.0.0.1 only.
+
+    Args:
+        storage: What is served.
+        port: 0 takes a free one.
+        allow_etl: Let clients run code, by ETL.
+    """
 
     daemon_threads = True
     request_queue_size = 128
-    etls: Etls | None = None  # closed, too, where binding fails
+    etls: Etls | None = None  # a class attribute, because `server_close` needs it even if binding fails
 
     def __init__(self, storage: Storage, *, port: int, allow_etl: bool = False) -> None:
-        """Bound and listening when this returns; port 0 takes a free one; ``allow_etl`` lets clients run code."""
         super().__init__(("127.0.0.1", port), _Handler)
         self.storage = storage
         self.port = int(self.server_address[1])
@@ -64,17 +69,17 @@ class NodeServer(ThreadingHTTPServer):
             self.etls = Etls(storage, endpoint=self.endpoint, node=wire.target_id(self.port))
 
     def server_close(self) -> None:
-        """Stop listening, and end what was started."""
+        """Stop listening, and end the transforms."""
         super().server_close()
         if self.etls is not None:
             self.etls.close()
 
     def server_bind(self) -> None:
-        """Bind, without the look-up of the machine's name that ``HTTPServer`` adds."""
+        """Bind, without looking up the machine's name as ``HTTPServer`` does."""
         TCPServer.server_bind(self)
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that hung up is no news; the rest is a bug, and its traceback goes to stderr."""
+        """Ignore a client that closed the connection; print the traceback of any other error, which is a bug."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)  # type: ignore[arg-type]  # socketserver's own types
 
@@ -103,7 +108,7 @@ class _Handler(Exchange):
         except OSError as exc:
             if isinstance(exc, ConnectionError) or self.has_answered:
                 raise
-            # 507 and not 500, which the SDK would try again for a minute and a half.
+            # 507, because the SDK would retry after 500 for a minute and a half.
             message = f"{self.command} {self._path}: the node's folder did not take it: {exc.strerror}"
             self._refuse(RefusalError(507, message, "ErrCapExceeded"))
 
@@ -194,7 +199,7 @@ class _Handler(Exchange):
             case "GET", "summary-bck":
                 value = wire.field_of(message, "value", dict)
                 storage.bucket_info(bucket)
-                if not value.get("uuid"):  # a real cluster starts a job; the client asks again with its number
+                if not value.get("uuid"):  # a cluster starts a job here; the client asks again with the job's number
                     self.answer_text(os.urandom(5).hex(), status=202)
                 else:
                     self.answer_text(json.dumps([self._summary(bucket, wire.field_of(value, "prefix", str))]))
@@ -232,7 +237,7 @@ class _Handler(Exchange):
         after = wire.field_of(message, "continuation_token", str) or wire.field_of(message, "start_after", str)
         limit = wire.field_of(message, "pagesize", int) or wire.PAGE_SIZE
         names = storage.list_names(bucket, prefix=wire.field_of(message, "prefix", str), after=after)[:limit]
-        # AIS gives a token with every full page, even if nothing follows: the next page is then empty.
+        # AIS gives a token with every full page; if nothing follows, the next page is empty.
         page = wire.listing(
             storage.heads(bucket, names),
             props=props,
@@ -290,26 +295,19 @@ class _Handler(Exchange):
 
     def _get(self, bucket: str, name: str, props: BucketProps) -> None:
         if etl := self._query.get("etl_name"):
-            # As AIS: whole, whatever range is asked for, in chunks, with neither a length nor a checksum.
+            # As AIS: the whole result, whatever range is asked for, in chunks, without length and checksum.
             data = self._etls().transform(etl, bucket, name)
             body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data) if data else b"0\r\n\r\n"
             self.answer(200, body, headers=[("Transfer-Encoding", "chunked")], length=None)
             return
         file, meta = self.server.storage.open(bucket, name)
         with file:
-            start, stop, status = 0, meta.num_bytes, 200
-            headers = [("Content-Type", "application/octet-stream")]
-            if wanted := self.headers.get("Range"):
-                start, stop = wire.parse_range(wanted, meta.num_bytes, what=f"ais://{bucket}/{name}")
-                headers += [("Content-Range", f"bytes {start}-{stop - 1}/{meta.num_bytes}"), ("Accept-Ranges", "bytes")]
-                status = 206
-                # A range comes with the whole object's checksum, unless the bucket was set to give the range's own.
-                if props.read_range and props.checksum_type != NO_CHECKSUM_TYPE and stop - start < meta.num_bytes:
-                    value = _range_checksum(file, start, stop, checksum_type=props.checksum_type)
-                    meta = replace(meta, checksum=value, checksum_type=props.checksum_type)
-            self.answer(status, headers=[*wire.object_headers(meta), *headers], length=stop - start)
-            if start < stop:
-                self.connection.sendfile(file, start, stop - start)
+            start, stop = self.wanted_range(meta.num_bytes, what=f"ais://{bucket}/{name}")
+            # A range comes with the checksum of the whole object, unless the bucket is set to give the range's own.
+            if props.read_range and props.checksum_type != NO_CHECKSUM_TYPE and stop - start < meta.num_bytes:
+                value = _range_checksum(file, start, stop, checksum_type=props.checksum_type)
+                meta = replace(meta, checksum=value, checksum_type=props.checksum_type)
+            self.answer_file(file, start, stop, meta.num_bytes, headers=wire.object_headers(meta))
 
     def _head(self, bucket: str, name: str) -> None:
         meta = self.server.storage.head(bucket, name)
@@ -340,9 +338,8 @@ class _Handler(Exchange):
 
     def _put(self, bucket: str, name: str) -> None:
         checksum_type = self.headers.get("Ais-Checksum-Type", NO_CHECKSUM_TYPE)
-        if checksum_type not in CHECKSUM_TYPES:  # at which AIS closes the connection without an answer
-            raise RefusalError(400, f'invalid checksum type "{checksum_type}" (expecting [{" ".join(CHECKSUM_TYPES)}])')
-        # As AIS, which does not look at a value without a type.
+        wire.check_checksum_type(checksum_type)  # AIS closes the connection without an answer
+        # A value without a type is ignored, as by AIS.
         checksum = self.headers.get("Ais-Checksum-Value", "") if checksum_type != NO_CHECKSUM_TYPE else ""
         chunks = self.body.chunks()
         try:
@@ -420,7 +417,7 @@ class _Handler(Exchange):
 
 
 def _range_checksum(file: BinaryIO, start: int, stop: int, *, checksum_type: str) -> str:
-    """In hex, of the bytes ``[start, stop)``, which are read for it once more; the file's position is left alone."""
+    """Checksum, in hexadecimal, of the bytes ``[start, stop)``, which are read for it; the file's position stays."""
     checksum = new_checksum(checksum_type)
     for at in range(start, stop, _RANGE_CHUNK_BYTES):
         checksum.update(os.pread(file.fileno(), min(stop - at, _RANGE_CHUNK_BYTES), at))
@@ -430,23 +427,23 @@ def _range_checksum(file: BinaryIO, start: int, stop: int, *, checksum_type: str
 def serve_forever(
     directory: Path, port: int = 0, *, allow_etl: bool | None = None, announce: Callable[[str], object] | None = None
 ) -> None:
-    """Serve ``directory`` on 127.0.0.1 until interrupted; prints the endpoint when it answers.
+    """Serve ``directory`` on 127.0.0.1 until interrupted; print the endpoint as soon as it answers.
 
     Args:
-        directory: Made if need be; nothing is kept anywhere else.
+        directory: Created if missing; nothing is stored anywhere else.
         port: 0 takes a free one.
-        allow_etl: Whether who reaches the port may have transforms run, as this user. ``None``: as the environment's
-            ``DALI_PIPES_EMBEDDED_ETL`` says, else not.
-        announce: Told the endpoint, in place of printing it.
+        allow_etl: Whether a client may run transforms, as this user. ``None``: if the environment's
+            ``DALI_PIPES_EMBEDDED_ETL`` is 1.
+        announce: Called with the endpoint, instead of printing it.
 
     Raises:
-        OSError: The folder cannot be written, or the port is taken.
+        OSError: If the folder cannot be written, or the port is taken.
     """
     if allow_etl is None:
         allow_etl = os.environ.get(ALLOW_ETL) == "1"
     with Storage(directory) as storage, NodeServer(storage, port=port, allow_etl=allow_etl) as server:
         if announce is None:
-            print(server.endpoint, flush=True)  # what this command is run for
+            print(server.endpoint, flush=True)  # the command's result
         else:
             announce(server.endpoint)
         server.serve_forever()

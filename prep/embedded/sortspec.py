@@ -1,28 +1,27 @@
-"""Read a dSort request: JSON in, a checked spec out; names with number ranges in, single names out."""
+"""Check a dSort request as it comes over the wire.
+
+AIS 4.9 closes the connection on an unknown algorithm, a bad size or a bad output template; the node answers 400.
+"""
 
 import re
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from dali_pipes.store.shard_names import EXTENSIONS, Template, extension_of
+from dali_pipes.store.shard_names import EXTENSIONS, extension_of
+from dali_pipes.store.templates import Template
 from prep.embedded import wire
 from prep.embedded.wire import RefusalError
 from prep.shuffle.dsort_spec import parse_size
 from prep.shuffle.order import KEY_TYPES, KINDS, Algorithm
 
-
-def parse_template(text: str) -> Template:
-    """The template; 400 for braces that hold no ascending range."""
-    try:
-        return Template.parse(text)
-    except ValueError as exc:
-        raise RefusalError(400, str(exc)) from exc
+__all__ = ["SortSpec", "parse_template", "with_extension"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SortSpec:
-    """A request to sort, checked."""
+    """A checked request to sort."""
 
     source: str
     target: str
@@ -34,29 +33,25 @@ class SortSpec:
     output_shard_size: int
     algorithm: Algorithm
     key_map: str
-    """URL of an external key map; empty where there is none."""
+    """URL of an external key map; empty: there is none."""
     key_map_separator: str
     description: str
 
     @classmethod
     def parse(cls, spec: dict[str, Any]) -> "SortSpec":
-        """Check a spec as it comes over the wire.
-
-        AIS 4.9 breaks the connection on an unknown algorithm, a bad size or a bad output template; here the answer is
-        400.
-        """
-        source, target = (_bucket(spec.get(field_name)) for field_name in ("input_bck", "output_bck"))
+        """Check the JSON of a request; raises `RefusalError`."""
+        source, target = (_bucket(spec.get(name)) for name in ("input_bck", "output_bck"))
         if not source:
-            raise RefusalError(400, '[dsort] parse-spec: "input_bck" missing source bucket')
+            raise _bad('"input_bck" missing source bucket')
         algorithm = _algorithm(wire.field_of(spec, "algorithm", dict))
         key_map = wire.field_of(spec, "ekm_file", str)
-        size = _parse_size(str(spec.get("output_shard_size") or "0"))
+        size = _size(str(spec.get("output_shard_size") or "0"))
         if key_map and not size:
-            raise RefusalError(400, '[dsort] parse-spec: "output_shard_size" must be set with an "ekm_file"')
+            raise _bad('"output_shard_size" must be set with an "ekm_file"')
         input_format = wire.field_of(spec, "input_format", dict)
         names = wire.field_of(input_format, "objnames", list)
         if not all(isinstance(name, str) for name in names):
-            raise RefusalError(400, '[dsort] parse-spec: "objnames" must hold names')
+            raise _bad('"objnames" must hold names')
         template = wire.field_of(input_format, "template", str)
         input_extension = _extension(spec, "input_extension") or extension_of(template) or ".tar"
         output_format = wire.field_of(spec, "output_format", str)
@@ -74,6 +69,29 @@ class SortSpec:
             key_map_separator=wire.field_of(spec, "ekm_file_sep", str),
             description=str(spec.get("description") or ""),
         )
+
+    def input_names(self) -> Iterator[str]:
+        """The names of the input shards."""
+        if isinstance(self.inputs, list):
+            return iter(self.inputs)
+        return (with_extension(name, self.input_extension) for name in self.inputs.names())
+
+
+def parse_template(text: str) -> Template:
+    """A template; refused if its braces hold no ascending range."""
+    try:
+        return Template.parse(text)
+    except ValueError as exc:
+        raise RefusalError(400, str(exc)) from exc
+
+
+def with_extension(name: str, extension: str) -> str:
+    """``name``, with the extension unless it ends in it."""
+    return name if name.endswith(extension) else f"{name}{extension}"
+
+
+def _bad(what: str) -> RefusalError:
+    return RefusalError(400, f"[dsort] parse-spec: {what}")
 
 
 def _algorithm(algorithm: dict[str, Any]) -> Algorithm:
@@ -101,7 +119,7 @@ def _outputs(text: str, extension: str) -> Template:
     outputs = parse_template(text.strip())
     if not len(outputs):
         raise RefusalError(400, "prefix-only template not supported: output_format needs a range of numbers in braces")
-    for name in outputs.ends():  # what lies between has the same parts
+    for name in outputs.ends():  # the names between them have the same parts
         wire.check_object_name(with_extension(name, extension))
     return outputs
 
@@ -123,13 +141,8 @@ def _bucket(model: object) -> str:
     return str(model["name"])
 
 
-def with_extension(name: str, extension: str) -> str:
-    """``name``, ending in that extension."""
-    return name if name.endswith(extension) else f"{name}{extension}"
-
-
-def _parse_size(text: str) -> int:
+def _size(text: str) -> int:
     try:
         return parse_size(text)
     except ValueError as exc:
-        raise RefusalError(400, f'[dsort] parse-spec: "output_shard_size" invalid size "{text}"') from exc
+        raise _bad(f'"output_shard_size" invalid size "{text}"') from exc

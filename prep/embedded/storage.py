@@ -1,17 +1,17 @@
-"""Keep objects in a folder: chunks in; one file an object, its metadata inside it, made visible by one rename.
+"""Store objects in a folder: one file per object, with its metadata inside, made visible by one rename.
 
 ::
 
     FOLDER/buckets/NAME/.bucket       the bucket's number and time of creation; locked while an object is replaced
-                        .props        what can be chosen of a bucket; not there before something was
-                        a%2Fb.obj     an object: its bytes, then its metadata, then a footer that finds them
-                        0f..e1.long   the same for a name too long for a file name; the true one is in the metadata
-           jobs/ID.json               what is known of a dSort job
-           scratch/NODE/              files that a running node is writing; swept when its lock is free
+                        .props        the bucket's properties
+                        a%2Fb.obj     an object: its bytes, then its metadata, then a footer with their length
+                        0f..e1.long   the same for a name too long for a file name; the name is in the metadata
+           jobs/ID.json               the status of a dSort job
+           scratch/NODE/              files that a running node is writing; removed when its lock is free
 
-Body and metadata are one file, so they cannot disagree, whenever a process is killed. All truth is on disk: any number
-of nodes may serve one folder. Nothing is synced: an object is as durable as any file just written, and one that a power
-cut left without its footer does not exist.
+Body and metadata are one file, so they cannot disagree, even if a process is killed. All state is on disk, so any
+number of nodes may serve one folder. Nothing is synced: an object is as durable as any file just written, and one that
+a power cut left without its footer does not exist.
 """
 
 import fcntl
@@ -30,13 +30,14 @@ from typing import Any, BinaryIO, Self
 from urllib.parse import quote, unquote
 
 from dali_pipes.store.checksums import DEFAULT_CHECKSUM_TYPE, new_checksum
+from dali_pipes.store.cluster.embedded_node import BUCKETS
 from prep.embedded.reshard import InputShard
 
 _FOOTER = struct.Struct("<I8s")  # bytes of metadata before it, mark
 _MARK = b"dpobj\x01\r\n"
-_MAX_FILE_NAME = 240  # of 255, which leaves room for the suffix
+_MAX_FILE_NAME = 240  # of 255; the rest is for the suffix
 _BUCKET_FILE = ".bucket"
-_PROPS_FILE = ".props"  # apart, because the other is locked: a file that is replaced takes its locks with it
+_PROPS_FILE = ".props"  # a file of its own, because .bucket is locked, and replacing a file drops its locks
 
 
 class BucketMissingError(Exception):
@@ -52,42 +53,41 @@ class BucketExistsError(Exception):
 
 
 class ChecksumMismatchError(Exception):
-    """The bytes that came are not those whose checksum was given: its type, what was given, what was found."""
+    """The bytes have another checksum than was given. Holds the type, the given and the found checksum."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BucketProps:
-    """What can be chosen of a bucket."""
+    """The properties of a bucket that can be set."""
 
     checksum_type: str = DEFAULT_CHECKSUM_TYPE
-    """One of ``CHECKSUM_TYPES``: of the objects stored from then on."""
+    """One of ``CHECKSUM_TYPES``; for objects that are stored from then on."""
     read_range: bool = False
-    """Whether a ranged read is answered with the checksum of the range instead of the object's."""
+    """Whether the answer to a ranged read has the checksum of the range instead of the object's."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ObjectMeta:
-    """What is stored with an object's bytes."""
+    """The metadata of an object."""
 
     name: str
     num_bytes: int
     checksum: str
-    """In hex, of the bytes; empty for type ``none``."""
+    """Of the bytes, in hexadecimal; empty for type ``none``."""
     checksum_type: str = DEFAULT_CHECKSUM_TYPE
-    """What the bucket's was when the object was stored. (Objects stored before there was a choice do not name it.)"""
+    """The bucket's type when the object was stored. (The default is for objects stored by older versions.)"""
     version: int
-    """1, and one more each time the object is replaced."""
+    """1 at first, and one more each time the object is replaced."""
     atime_ns: int
-    """When it was stored. (AIS moves it on at every read.)"""
+    """When it was stored. (AIS updates it at every read.)"""
 
 
 class Storage:
-    """One node's hold on a folder. Every method may be called from any thread."""
+    """A node's access to a folder. Creates the folder; removes what dead nodes left half written. Thread-safe."""
 
     def __init__(self, folder: Path) -> None:
-        """Make the folder if need be, and sweep what dead nodes left half written."""
         self.folder = folder
-        self._buckets, self._jobs, scratches = folder / "buckets", folder / "jobs", folder / "scratch"
+        self._buckets, self._jobs, scratches = folder / BUCKETS, folder / "jobs", folder / "scratch"
         for part in (self._buckets, self._jobs, scratches):
             part.mkdir(parents=True, exist_ok=True)
         self.node = os.urandom(6).hex()
@@ -101,22 +101,20 @@ class Storage:
             fcntl.flock(self._lock, fcntl.LOCK_EX)
 
     def close(self) -> None:
-        """Leave nothing half written behind."""
+        """Remove files that were not written completely."""
         if self._lock >= 0:
             shutil.rmtree(self._scratch, ignore_errors=True)
             os.close(self._lock)
             self._lock = -1
 
     def __enter__(self) -> Self:
-        """Itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close."""
         self.close()
 
     def is_alive(self, node: str) -> bool:
-        """Whether the node of that number still runs."""
+        """Whether the node of this number runs."""
         try:
             lock = os.open(self.folder / "scratch" / node / ".lock", os.O_RDWR)
         except FileNotFoundError:
@@ -132,10 +130,10 @@ class Storage:
     # Buckets
 
     def create_bucket(self, bucket: str, props: BucketProps = BucketProps()) -> None:
-        """Make it, whole at once.
+        """Create a bucket.
 
         Raises:
-            BucketExistsError: It is there already.
+            BucketExistsError: If it exists.
         """
         made = self._scratch_path()
         made.mkdir()
@@ -151,7 +149,7 @@ class Storage:
             raise
 
     def destroy_bucket(self, bucket: str) -> None:
-        """Take it away with all it holds, at once; the files go afterwards."""
+        """Remove a bucket with all objects, at once; its files are deleted afterwards."""
         dropped = self._scratch_path()
         try:
             (self._buckets / bucket).rename(dropped)
@@ -160,11 +158,11 @@ class Storage:
         shutil.rmtree(dropped, ignore_errors=True)
 
     def list_buckets(self) -> list[str]:
-        """Their names, in order."""
+        """The names of all buckets, sorted."""
         return sorted(path.name for path in self._buckets.iterdir() if path.is_dir())
 
     def bucket_info(self, bucket: str) -> tuple[int, int]:
-        """Its number and its time of creation in nanoseconds."""
+        """A bucket's number, and its time of creation in nanoseconds."""
         try:
             info = json.loads((self._buckets / bucket / _BUCKET_FILE).read_bytes())
         except (FileNotFoundError, NotADirectoryError) as exc:
@@ -172,15 +170,15 @@ class Storage:
         return int(info["id"]), int(info["created_ns"])
 
     def bucket_props(self, bucket: str) -> BucketProps:
-        """What was chosen of it; raises ``BucketMissingError``."""
+        """A bucket's properties; raises `BucketMissingError`."""
         try:
             return BucketProps(**json.loads((self._buckets / bucket / _PROPS_FILE).read_bytes()))
         except (FileNotFoundError, NotADirectoryError):
             self.bucket_info(bucket)
-            return BucketProps()  # a bucket from before there was a choice
+            return BucketProps()  # a bucket of an older version
 
     def set_bucket_props(self, bucket: str, props: BucketProps) -> None:
-        """Choose anew; what is stored already stays as it is. Raises ``BucketMissingError``."""
+        """Set the properties; stored objects stay as they are. Raises `BucketMissingError`."""
         temporary = self._scratch_path()
         temporary.write_text(json.dumps(asdict(props)))
         try:
@@ -200,19 +198,19 @@ class Storage:
         checksum: str = "",
         checksum_type: str = DEFAULT_CHECKSUM_TYPE,
     ) -> ObjectMeta:
-        """Store an object; nothing of it is seen before all of it is there.
+        """Store an object; it becomes visible when all of it is there.
 
         Args:
-            bucket: Where.
-            name: Its name.
-            chunks: Its bytes. An exception from here leaves things as they were.
-            checksum: If given, what the bytes' checksum must be. What is stored is the bucket's own.
+            bucket: The bucket.
+            name: The object's name.
+            chunks: Its bytes. If this raises, nothing changes.
+            checksum: If given, the bytes must have this checksum. The stored one is of the bucket's type.
             checksum_type: Of ``checksum``.
 
         Raises:
-            BucketMissingError: No such bucket, or none any more when the bytes were there.
-            ChecksumMismatchError: With the type and the two checksums.
-            OSError: No room, or the file system refused.
+            BucketMissingError: If there is no such bucket, or it was removed meanwhile.
+            ChecksumMismatchError: If the bytes have another checksum.
+            OSError: If the disk is full, or the file system refuses.
         """
         own_type = self.bucket_props(bucket).checksum_type
         temporary = self._scratch_path()
@@ -243,7 +241,7 @@ class Storage:
                         )
                         text = json.dumps(asdict(meta)).encode()
                         file.write(text + _FOOTER.pack(len(text), _MARK))
-                        file.close()  # the last bytes must be accepted before the rename
+                        file.close()  # the last bytes must be written before the rename
                         temporary.rename(self._path(bucket, name))
                 except FileNotFoundError as exc:
                     raise BucketMissingError(bucket) from exc
@@ -253,10 +251,10 @@ class Storage:
         return meta
 
     def open(self, bucket: str, name: str) -> tuple[BinaryIO, ObjectMeta]:
-        """The object's file, whose first ``num_bytes`` are the object, and its metadata. It stays readable if replaced.
+        """An object's file, which begins with its bytes, and its metadata. The file stays readable if it is replaced.
 
         Raises:
-            ObjectMissingError: No such object.
+            ObjectMissingError: If there is no such object.
         """
         try:
             file = self._path(bucket, name).open("rb", buffering=0)
@@ -269,24 +267,24 @@ class Storage:
         return file, meta
 
     def head(self, bucket: str, name: str) -> ObjectMeta:
-        """The object's metadata."""
+        """An object's metadata; raises `ObjectMissingError`."""
         file, meta = self.open(bucket, name)
         file.close()
         return meta
 
     def shard(self, bucket: str, name: str) -> InputShard:
-        """The object as a tar to be read; raises ``ObjectMissingError``."""
+        """An object as a tar to read; raises `ObjectMissingError`."""
         return InputShard(name=name, path=self._path(bucket, name), num_bytes=self.head(bucket, name).num_bytes)
 
     def delete(self, bucket: str, name: str) -> None:
-        """Take it away; raises ``ObjectMissingError``."""
+        """Remove an object; raises `ObjectMissingError`."""
         try:
             self._path(bucket, name).unlink()
         except FileNotFoundError as exc:
             raise ObjectMissingError(bucket, name) from exc
 
     def list_names(self, bucket: str, *, prefix: str = "", after: str = "") -> list[str]:
-        """Names of the objects that begin with ``prefix`` and come after ``after``, in order of code points."""
+        """The names that begin with ``prefix`` and come after ``after``, sorted by code points."""
         names = []
         try:
             with os.scandir(self._buckets / bucket) as entries:
@@ -313,13 +311,13 @@ class Storage:
     # Jobs
 
     def write_job(self, job: str, status: dict[str, Any]) -> None:
-        """Replace what is known of a job."""
+        """Replace the status of a job."""
         temporary = self._scratch_path()
         temporary.write_text(json.dumps(status))
         temporary.rename(self._jobs / f"{job}.json")
 
     def read_job(self, job: str) -> dict[str, Any] | None:
-        """What is known of a job; None for one that never was."""
+        """The status of a job; ``None``: there was no such job."""
         if not re.fullmatch(r"[A-Za-z0-9_-]+", job):
             return None
         try:
@@ -329,11 +327,11 @@ class Storage:
         return status
 
     def abort_job(self, job: str) -> None:
-        """Ask whichever node runs it to stop."""
+        """Ask the node that runs a job to stop it."""
         (self._jobs / f"{job}.abort").touch()
 
     def is_job_aborted(self, job: str) -> bool:
-        """Whether it was asked to stop."""
+        """Whether a job was asked to stop."""
         return (self._jobs / f"{job}.abort").exists()
 
     def _scratch_path(self) -> Path:

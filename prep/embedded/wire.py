@@ -1,4 +1,4 @@
-"""The words of AIStore's HTTP API: values in; JSON, msgpack and header text out, as AIS 4.9 was seen to write them."""
+"""Write and read the JSON, msgpack and headers of AIStore's HTTP API, as AIS 4.9 was seen to write them."""
 
 import json
 import re
@@ -14,29 +14,28 @@ from prep.embedded.storage import BucketProps, ObjectMeta
 BUCKET_NAME = re.compile(r"(?!\.\.?$)[A-Za-z0-9._-]{1,64}")
 MAX_NAME_BYTES = 1024
 PAGE_SIZE = 10_000
-"""Entries of a listing's page, when the client names no number."""
+"""Entries of a listing's page, if the client gives no number."""
 ENTRY_PRESENT = 64
 LIST_FLAGS = 1 | 16 | 32 | 64 | 128 | 256
-"""Listing flags that an ``ais://`` bucket in one place can honour: cached, name only, name and size, bucket present,
+"""Listing flags that make sense for an ``ais://`` bucket on one node: cached, name only, name and size, bucket present,
 do not ask a remote, do not add a remote."""
 
 Field = TypeVar("Field", str, int, bool, dict[str, Any], list[Any])
 
 _CHECKSUM_CHOICES = {"type", "enable_read_range"}
-_ID_SEED = 1103515245  # of AIS's own digests: the SDK picks an object's target by them
+_ID_SEED = 1103515245  # of AIS's own digests, by which the SDK finds an object's target
 
 
 class RefusalError(Exception):
-    """A request that is answered with an error."""
+    """A request that is answered with an error. AIS's ``tcode`` names its kind; it is empty if AIS sends none."""
 
     def __init__(self, status: int, message: str, tcode: str = "", headers: tuple[tuple[str, str], ...] = ()) -> None:
-        """AIS's ``tcode`` names the kind of error; empty where AIS sends none."""
         super().__init__(message)
         self.status, self.message, self.tcode, self.headers = status, message, tcode, headers
 
 
 def bucket_missing(bucket: str) -> RefusalError:
-    """404, in the words by which the SDK tells a missing bucket from a missing object."""
+    """404, in the words by which the SDK distinguishes a missing bucket from a missing object."""
     return RefusalError(404, f'bucket "ais://{bucket}" does not exist', "ErrBckNotFound")
 
 
@@ -54,12 +53,12 @@ def error_body(refusal: RefusalError, *, method: str, path: str, remote: str, no
 
 
 def bucket_json(name: str) -> dict[str, Any]:
-    """A bucket's name, as it stands in listings and jobs."""
+    """A bucket, as listings and jobs name it."""
     return {"name": name, "provider": "ais", "namespace": {"uuid": "", "name": ""}}
 
 
 def cluster_map(*, port: int, uuid: str, created: str) -> dict[str, Any]:
-    """A cluster of one proxy and one target that share one address."""
+    """A cluster of one proxy and one target at one address."""
     net = {"node_ip_addr": "127.0.0.1", "daemon_port": str(port), "direct_url": f"http://127.0.0.1:{port}"}
     nets = {"public_net": net, "intra_data_net": net, "intra_control_net": net}
 
@@ -90,18 +89,17 @@ def target_id(port: int) -> str:
 
 
 def parse_bucket_props(value: dict[str, Any], before: BucketProps) -> BucketProps:
-    """What ``create-bck`` and ``set-bprops`` choose, over what was chosen before: ``{"checksum": {"type": "md5"}}``.
+    """The properties that ``create-bck`` or ``set-bprops`` sets, over those before: ``{"checksum": {"type": "md5"}}``.
 
     Raises:
-        RefusalError: 400: no such checksum type. 501: a choice that the node does not have.
+        RefusalError: 400: no such checksum type. 501: the node does not have this property.
     """
     checksum = field_of(value, "checksum", dict)
     others = [*(value.keys() - {"checksum"}), *(f"checksum.{name}" for name in checksum.keys() - _CHECKSUM_CHOICES)]
     if others:
         raise unsupported(f"bucket properties {', '.join(sorted(others))}")
     checksum_type = field_of(checksum, "type", str) or before.checksum_type
-    if checksum_type not in CHECKSUM_TYPES:
-        raise RefusalError(400, f'invalid checksum type "{checksum_type}" (expecting [{" ".join(CHECKSUM_TYPES)}])')
+    check_checksum_type(checksum_type)
     read_range = checksum.get("enable_read_range") is not None
     return BucketProps(
         checksum_type=checksum_type,
@@ -109,8 +107,14 @@ def parse_bucket_props(value: dict[str, Any], before: BucketProps) -> BucketProp
     )
 
 
+def check_checksum_type(name: str) -> None:
+    """Refuse a checksum type that AIS does not know."""
+    if name not in CHECKSUM_TYPES:
+        raise RefusalError(400, f'invalid checksum type "{name}" (expecting [{" ".join(CHECKSUM_TYPES)}])')
+
+
 def bucket_props(props: BucketProps, *, bucket_id: int, created_ns: int) -> str:
-    """The ``Ais-Bucket-Props`` header: a bucket with AIS's defaults, mirroring and erasure coding off."""
+    """The ``Ais-Bucket-Props`` header of a bucket with AIS's defaults, without mirroring and erasure coding."""
     limit = {"interval": "1m", "max_tokens": 1000, "enabled": False}
     values = {
         "backend_bck": {"name": "", "provider": "", "namespace": {"uuid": "", "name": ""}},
@@ -172,7 +176,7 @@ def bucket_summary(bucket: str, sizes: list[int], *, disk_bytes: int) -> dict[st
 def listing(
     metas: Iterable[ObjectMeta], *, props: frozenset[str], uuid: str, token: str, atime: str, location: str
 ) -> bytes:
-    """One page of a listing in msgpack. Fields whose value is zero or empty are left out, as AIS does."""
+    """One page of a listing in msgpack. Fields that are zero or empty are left out, as by AIS."""
     entries = []
     for meta in metas:
         entry: dict[str, str | int] = {"n": meta.name}
@@ -194,22 +198,22 @@ def listing(
 
 
 def object_headers(meta: ObjectMeta) -> list[tuple[str, str]]:
-    """What every answer about an object's body carries."""
+    """Headers of every answer with an object's bytes."""
     return [("Ais-Atime", str(meta.atime_ns)), *checksum_headers(meta), ("Ais-Version", str(meta.version))]
 
 
 def checksum_headers(meta: ObjectMeta) -> list[tuple[str, str]]:
-    """Type and value; neither for type ``none``."""
+    """Type and value; none for type ``none``."""
     if meta.checksum_type == NO_CHECKSUM_TYPE:
         return []
     return [("Ais-Checksum-Type", meta.checksum_type), ("Ais-Checksum-Value", meta.checksum)]
 
 
 def field_of(message: dict[str, Any], name: str, kind: type[Field]) -> Field:
-    """A field of a JSON message, empty or zero where it is not there; a number may also come as text.
+    """A field of a JSON message; empty or zero if it is missing. A number may also come as text.
 
     Raises:
-        RefusalError: 400: it is of another kind.
+        RefusalError: 400: the field is of another kind.
     """
     value = message.get(name)
     if value is None or value == "":
@@ -222,10 +226,10 @@ def field_of(message: dict[str, Any], name: str, kind: type[Field]) -> Field:
 
 
 def check_object_name(name: str) -> None:
-    """Refuse a name that climbs out, or that a cluster would fold into another one's.
+    """Refuse a name that leaves the bucket, or that a cluster would list under another name.
 
     AIS 4.9 refuses ``..`` and a slash at the end; it takes ``a//b``, ``./b`` and ``/b``, and then lists them under
-    other names or not at all. Here they are refused too.
+    other names or not at all. The node refuses these, too.
     """
     parts = name.split("/")
     if not name or any(part in ("", ".", "..") for part in parts) or "\0" in name:
@@ -237,7 +241,7 @@ def check_object_name(name: str) -> None:
 
 
 def check_bucket_name(name: str) -> None:
-    """Refuse what AIS refuses as a bucket's name."""
+    """Refuse a bucket name that AIS refuses."""
     if len(name) > 64:
         raise RefusalError(400, f"bucket name is too long: {len(name)} > 64(max length)")
     if not BUCKET_NAME.fullmatch(name):
@@ -246,10 +250,10 @@ def check_bucket_name(name: str) -> None:
 
 
 def parse_range(header: str, num_bytes: int, *, what: str) -> tuple[int, int]:
-    """``[start, stop)`` that a ``Range`` header asks for; ``bytes=-5`` means the last five.
+    """The bytes ``[start, stop)`` that a ``Range`` header asks for; ``bytes=-5`` means the last five.
 
     Raises:
-        RefusalError: 416: not a range, more than one, or none of it inside the object.
+        RefusalError: 416: no range, more than one, or one outside the object.
     """
     if "," in header:
         raise RefusalError(416, f"cannot multi-range read {what} - operation not supported", "ErrUnsupp")

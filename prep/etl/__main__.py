@@ -1,4 +1,4 @@
-"""``python -m prep.etl TRANSFORM``: the server of one transform, as it runs in a pod of AIStore's ETL."""
+"""Serve one transform, as in a pod of AIStore's ETL: ``python -m prep.etl TRANSFORM``."""
 
 import argparse
 import os
@@ -10,10 +10,10 @@ from prep.etl.transforms import load_transform
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve until SIGTERM; 1 if it cannot, 2 if there is no such transform."""
+    """Serve until SIGTERM; returns 1 if it cannot serve, 2 if there is no such transform."""
     parser = argparse.ArgumentParser(prog="python -m prep.etl", description=__doc__)
     parser.add_argument("transform", metavar="TRANSFORM", help="pets, or MODULE:FUNCTION")
-    parser.add_argument("--host", default="0.0.0.0", help="of all interfaces: a pod's target is outside it")  # noqa: S104
+    parser.add_argument("--host", default="0.0.0.0", help="all interfaces, for the target beside the pod")  # noqa: S104
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--owner", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _watch(owner: int) -> None:
-    from dali_pipes.store.embedded_node import end_with_owner  # what the node needs is not in the image
+    from dali_pipes.store.cluster.embedded_node import end_with_owner  # of no use in the image
 
     end_with_owner(owner)
     os._exit(0)  # nothing here outlives a request

@@ -1,7 +1,7 @@
-"""Shards through a cluster's ETL: one read transformed, or many, bucket to bucket, by a job that is waited for.
+"""Transform shards by a cluster's ETL: read one transformed, or transform many by a job, from bucket to bucket.
 
 AIStore runs a transform in pods, one beside each target, so it needs Kubernetes. The embedded node runs it as a
-process of its own, where that was allowed.
+process, if that is allowed.
 """
 
 import contextlib
@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from dali_pipes.errors import StoreError, shown
 from dali_pipes.progress import bar
-from dali_pipes.store.ais import AisStore
-from dali_pipes.store.etl_errors import asking_etl, no_etl, told
+from dali_pipes.store.base import Bucket
+from dali_pipes.store.cluster.etl import asking_etl, no_etl, reason_of
 from dali_pipes.store.messages import error_text
-from dali_pipes.store.urls import ShardSet
+from dali_pipes.store.shard_set import ShardSet
 from prep.etl.local import Output, TransformReport, check_output, copy_classes
 
 if TYPE_CHECKING:
@@ -35,29 +35,29 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 IMAGE = "dali-pipes-etl:latest"
-"""What ``deploy/etl`` builds; a cluster pulls it under the name of its registry."""
+"""The image that ``deploy/etl`` builds; a cluster pulls it under the name of its registry."""
 POLL_S = (0.05, 1.0)
-"""The first pause between two looks at a job, doubled up to the second."""
-# A job over a list of objects does not end with it, more may be asked of it: it is done when all targets were idle at
-# so many looks. AIS calls a target idle after four seconds without work.
+"""Seconds between two looks at a job: at first, and at most; the pause doubles."""
+# A job over a list of objects does not end by itself. It is done when all targets were idle at this many looks; AIS
+# calls a target idle after four seconds without work.
 NUM_IDLE = 2
 _READ_BYTES = 1 << 20
 
 
-def start_etl(store: AisStore, name: str, *, transform: str, image: str = IMAGE, init_timeout_s: int = 300) -> None:
+def start_etl(store: Bucket, name: str, *, transform: str, image: str = IMAGE, init_timeout_s: int = 300) -> None:
     """Start the ETL ``name``, and wait until its pods answer.
 
     Args:
-        store: A bucket of the cluster, whichever.
+        store: Any bucket of the cluster.
         name: 6 to 32 lower-case letters, digits and dashes.
         transform: ``pets``, or ``MODULE:FUNCTION`` of a module that the image has.
-        image: Made by ``deploy/etl``, or from that.
+        image: The image of ``deploy/etl``, or one based on it.
         init_timeout_s: How long the cluster waits for its pods.
 
     Raises:
-        NoEtlError: If the cluster has none.
-        StoreError: If it cannot be started: a name that is taken, an image that is not found.
-        ValueError: If the name is none.
+        NoEtlError: If the cluster has no ETL.
+        StoreError: If it cannot be started: the name is taken, the image is not found.
+        ValueError: If the name is invalid.
     """
     from aistore.sdk.errors import AISError
 
@@ -77,12 +77,8 @@ def start_etl(store: AisStore, name: str, *, transform: str, image: str = IMAGE,
             raise
 
 
-def stop_etl(store: AisStore, name: str) -> None:
-    """End the ETL's pods and forget it.
-
-    Raises:
-        StoreError: If there is none of that name.
-    """
+def stop_etl(store: Bucket, name: str) -> None:
+    """End the ETL's pods and delete it; raises `StoreError` if there is none of this name."""
     etl = store.client.etl(name)
     with asking_etl(store, name):
         etl.stop()
@@ -90,13 +86,8 @@ def stop_etl(store: AisStore, name: str) -> None:
 
 
 @contextlib.contextmanager
-def running_etl(store: AisStore, *, transform: str, image: str = IMAGE) -> Iterator[str]:
-    """An ETL of a name of its own, stopped afterwards.
-
-    Raises:
-        NoEtlError: As `start_etl`.
-        StoreError: As `start_etl`.
-    """
+def running_etl(store: Bucket, *, transform: str, image: str = IMAGE) -> Iterator[str]:
+    """Start an ETL under a new name and stop it afterwards; raises what `start_etl` raises."""
     name = f"dali-pipes-{uuid.uuid4().hex[:12]}"
     start_etl(store, name, transform=transform, image=image)
     try:
@@ -108,16 +99,16 @@ def running_etl(store: AisStore, *, transform: str, image: str = IMAGE) -> Itera
     stop_etl(store, name)
 
 
-def get_transformed(store: AisStore, shard: str, file: BinaryIO, *, etl: str) -> int:
-    """Read one shard through an ETL into ``file``, with nothing stored in the cluster; its bytes.
+def get_transformed(store: Bucket, shard: str, file: BinaryIO, *, etl: str) -> int:
+    """Read one shard through an ETL into ``file``; nothing is stored in the cluster. Returns its bytes.
 
     Raises:
-        NoEtlError: If the cluster has none.
-        StoreError: If there is no such shard or ETL, or the transform fails, with what it said.
+        NoEtlError: If the cluster has no ETL.
+        StoreError: If there is no such shard or ETL, or the transform fails: with its message.
     """
     from aistore.sdk.etl import ETLConfig
 
-    # Not retried, and not through the SDK's chunks of 10 KiB. A transform may take long to answer.
+    # By `raw`: without retries, and without the SDK's chunks of 10 KiB. A transform may take long to answer.
     bucket = store.client.bucket(store.bucket, provider=store.provider)
     num_bytes = 0
     with asking_etl(store, etl, shard=shard):
@@ -132,32 +123,28 @@ def get_transformed(store: AisStore, shard: str, file: BinaryIO, *, etl: str) ->
 def run_offline(
     shards: ShardSet, output: Output, *, etl: str, overwrite: bool = False, show_progress: bool = False
 ) -> TransformReport:
-    """Transform shards bucket to bucket, inside the cluster; returns when all are there.
+    """Transform shards inside the cluster, from bucket to bucket; returns when all outputs are there.
 
     Args:
         shards: The input, in a bucket.
         output: A bucket of the same cluster.
         etl: A running ETL's name.
-        overwrite: Replace what is there under these names.
-        show_progress: Draw a bar where stderr is a terminal.
+        overwrite: Replace objects of the outputs' names.
+        show_progress: Draw a bar if stderr is a terminal.
 
     Raises:
-        NoEtlError: If the cluster has none.
-        StoreError: If outputs are there already or the job fails, with what the transform said of which shard.
-        ValueError: If an output is an input, or not both are buckets.
+        NoEtlError: If the cluster has no ETL.
+        StoreError: If outputs are there already, or the job fails: with the transform's message about a shard.
+        ValueError: If an output is an input, or one of the two is a directory.
     """
-    source, target = shards.store, output.store
-    if not (isinstance(source, AisStore) and isinstance(target, AisStore)):
-        local = source if not isinstance(source, AisStore) else target
-        raise ValueError(
-            f"'{local.url}' is a directory, a cluster's ETL goes from bucket to bucket; here: dali-pipes prep transform"
-        )
+    why = "a cluster's ETL goes from bucket to bucket; here: dali-pipes prep transform"
+    source, target = shards.store.need_cluster(why), output.store.need_cluster(why)
     _check_etl(source, etl)
     check_output(shards, output, overwrite=overwrite)
     started = time.perf_counter()
     names = [output.name_of(name) for name in shards.names]
     if overwrite:
-        # What is there afterwards is of this job.
+        # Deleted, so that all outputs that are there afterwards are of this job.
         for entry in target.list(output.name_of(shards.prefix)):
             if entry.name in names:
                 target.delete(entry.name)
@@ -168,10 +155,10 @@ def run_offline(
         reason = _wait(source.client, job, num_shards=len(names), show_progress=show_progress)
     sizes = {entry.name: entry.size for entry in target.list(output.name_of(shards.prefix))}
     if missing := [name for name in names if name not in sizes]:
-        told = _object_errors(source, etl, job) or reason or "it says no reason; see `ais etl view-logs`"
+        cause = _object_errors(source, etl, job) or reason or "it gives no reason; see `ais etl view-logs`"
         raise StoreError(
             f"ETL job '{job}' at {source.endpoint} left {len(missing)} of {len(names)} shards untransformed, "
-            f"{shown(missing)}: {told}"
+            f"{shown(missing)}: {cause}"
         )
     copy_classes(shards, output)
     return TransformReport(
@@ -183,14 +170,14 @@ def run_offline(
     )
 
 
-def _check_etl(store: AisStore, name: str) -> None:
-    """An ETL that is not there is found before anything is deleted or made."""
+def _check_etl(store: Bucket, name: str) -> None:
+    """Refuse an ETL that is not running, before anything is deleted or created."""
     with asking_etl(store, name):
         store.client.etl(name).view()
 
 
 def _wait(client: "Client", job: str, *, num_shards: int, show_progress: bool) -> str:
-    """Until the job is done; why it was aborted, if it was."""
+    """Wait until the job is done; returns why it was aborted, or an empty text."""
     pause, longest = POLL_S
     num_idle = 0
     watched = client.job(job)
@@ -210,14 +197,14 @@ def _wait(client: "Client", job: str, *, num_shards: int, show_progress: bool) -
 
 
 def _is_idle(snap: "JobSnap") -> bool:
-    """Whether a target has done its part: idle for some seconds, or, where nobody looked in time, ended for that."""
+    """Whether a target has done its part: it is idle, or was idle for so long that its part ended."""
     has_ended = bool(snap.end_time) and not snap.end_time.startswith("0001")  # Go's zero
     return bool(snap.is_idle or has_ended)
 
 
-def _object_errors(store: AisStore, name: str, job: str) -> str:
-    """What the job's transforms said, if the cluster kept it."""
+def _object_errors(store: Bucket, name: str, job: str) -> str:
+    """The messages of the job's transforms, if the cluster kept them."""
     with contextlib.suppress(StoreError), asking_etl(store, name):
         errors = store.client.etl(name).view(job_id=job).obj_errors or []
-        return shown([f"'{error.obj_name}': {told(error.msg)}" for error in errors], are_names=False)
+        return shown([f"'{error.obj_name}': {reason_of(error.msg)}" for error in errors], are_names=False)
     return ""

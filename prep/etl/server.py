@@ -1,8 +1,8 @@
-"""A transform behind HTTP, as the pods of AIStore's ETL answer: a class for the SDK's server framework.
+"""Serve a transform by HTTP as the pods of AIStore's ETL do, with the SDK's server framework.
 
-The framework's multi-threaded server needs nothing that the SDK does not bring (its others: FastAPI, Flask). Whole
-shards are transformed before anything is answered: the framework's streaming mode sends 200 first, and what breaks
-after that looks like a shard that ends.
+The framework's multi-threaded server needs no packages beside the SDK (others need FastAPI or Flask). A shard is
+transformed whole before it is answered, because the streaming mode sends 200 first: a transform that fails later would
+look like a short shard.
 """
 
 import sys
@@ -16,16 +16,16 @@ from prep.etl.transforms import ShardTransform
 __all__ = ["PORT", "ShardServer"]
 
 PORT = 8000
-"""At which AIStore looks for a pod's server."""
+"""The port at which AIStore expects a pod's server."""
 
 
 class ShardServer(HTTPMultiThreadedServer):  # type: ignore[misc]  # the SDK publishes no types
-    """Serves one transform until SIGTERM, by `start`.
+    """Serves one transform; `start` returns at SIGTERM.
 
     Args:
         of: The transform.
-        host: Where to listen.
-        port: There.
+        host: The address to listen on.
+        port: The port to listen on.
 
     Raises:
         OSError: If ``AIS_TARGET_URL`` is not set: AIStore sets it in the pods that it starts.
@@ -36,18 +36,18 @@ class ShardServer(HTTPMultiThreadedServer):  # type: ignore[misc]  # the SDK pub
         self._of = of
 
     def transform(self, data: bytes, path: str, etl_args: str) -> bytes:
-        """The shard that comes of ``data``."""
+        """The transformed shard."""
         return self._of.transform(data, path, etl_args)
 
     def get_mime_type(self) -> str:
-        """Of what is answered."""
+        """The type of the answers."""
         return "application/x-tar"
 
     class RequestHandler(HTTPMultiThreadedServer.RequestHandler):  # type: ignore[misc]  # the same
-        """The framework's, but a shard that cannot be transformed is named: a PUT's answer would say nothing."""
+        """The framework's handler; but an error names the shard, where the framework's answer to PUT is empty."""
 
         def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-            """Answer with an error, in plain text, its body alone: a status line holds Latin letters only."""
+            """Answer with an error as plain text in the body, because a status line cannot hold all letters."""
             cause = sys.exception()
             text = str(cause) if isinstance(cause, DataError | ValueError) else message or explain or ""
             body = text.encode()
@@ -58,4 +58,4 @@ class ShardServer(HTTPMultiThreadedServer):  # type: ignore[misc]  # the SDK pub
             self.wfile.write(body)
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Nothing: what fails is logged by the framework."""
+            """Log nothing: the framework logs failures."""

@@ -1,7 +1,7 @@
-"""A shard's bytes in, another's out: each sample through one function, in order, keys kept.
+"""Transform a shard: apply one function to each sample, in order; keys stay.
 
-What comes out is a function of the shard's bytes and of the transform alone: headers have no time and no owner. (And of
-the libraries that it calls: a JPEG decoder of another version may round differently.)
+The output is a function of the shard's bytes, the transform and its libraries: headers have no time and no owner, but a
+JPEG decoder of another version may round differently.
 """
 
 import importlib
@@ -15,7 +15,7 @@ from urllib.parse import unquote
 
 from dali_pipes.errors import DataError
 from dali_pipes.formats.keys import split_key
-from dali_pipes.formats.tar_reader import ArchiveReader
+from dali_pipes.formats.tar_reader import BLOCK, ArchiveReader
 from prep.sources.pets import MASK, PHOTO
 from prep.tar.writer import member_header
 
@@ -25,40 +25,36 @@ if TYPE_CHECKING:
 
 __all__ = ["FunctionTransform", "PetsTransform", "Sample", "ShardTransform", "load_transform"]
 
-BLOCK = 512
-# A tar is filled up to a multiple of this.
+# A tar is padded to a multiple of this.
 RECORD = 20 * BLOCK
 
 CROP = 350
-"""The tutorial's."""
+"""As in the tutorial."""
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 Sample = dict[str, bytes]
-"""A sample's components and their bytes, as the shard orders them."""
+"""A sample's components and their bytes, in the shard's order."""
 
 
 class ShardTransform(ABC):
-    """What is done to each sample, and so to a shard. A subclass says the former."""
+    """Transforms shards; a subclass transforms a sample."""
 
     name: str
-    """What `load_transform` makes it of."""
+    """The text that `load_transform` makes it of."""
 
     @abstractmethod
     def transform_sample(self, sample: Sample) -> Mapping[str, bytes]:
-        """The components to write in a sample's place, in that order; none: the sample is left out.
+        """The components to write instead of a sample's, in order; none: the sample is left out.
 
-        May raise anything; the error names shard and key. Called from several threads at a time.
+        It may raise anything: the error will name shard and key. Several threads may call it at a time.
         """
 
     def pieces(self, stream: BinaryIO, *, shard: str) -> Iterator[bytes]:
-        """The new shard's bytes, sample by sample; memory is that of two samples.
-
-        Args:
-            stream: The shard.
-            shard: Its name, for errors.
+        """The new shard's bytes, sample by sample; two samples are in memory.
 
         Raises:
-            DataError: While iterating, if the shard is none, holds a sample in pieces, or the transform fails.
+            DataError: While iterating, if the shard is not a tar, holds a sample in pieces, or the transform fails;
+                names the ``shard``.
         """
         num_bytes = 0
         for key, sample in _samples(stream, shard):
@@ -66,16 +62,16 @@ class ShardTransform(ABC):
                 for piece in (member_header(name, len(data)), data, bytes(-len(data) % BLOCK)):
                     num_bytes += len(piece)
                     yield piece
-        # Two empty blocks, and what fills the last record.
+        # Two empty blocks, and padding.
         yield bytes(2 * BLOCK + -(num_bytes + 2 * BLOCK) % RECORD)
 
     def transform(self, data: bytes, path: str, etl_args: str = "") -> bytes:
-        """The whole shard at once, as an ETL server is asked for it: an error is told, never a part sent.
+        """The whole new shard, for an ETL server, which never sends a part before an error.
 
         Args:
             data: The shard.
-            path: ``BUCKET/NAME``, perhaps quoted.
-            etl_args: A request's own arguments; there are none.
+            path: ``BUCKET/NAME``, quoted or not.
+            etl_args: Arguments of a request; transforms take none.
 
         Raises:
             DataError: As `pieces`.
@@ -121,24 +117,24 @@ class ShardTransform(ABC):
 
 
 class FunctionTransform(ShardTransform):
-    """Any function of a sample: a dict of component to bytes in, another out."""
+    """Applies a function that takes a dict of component to bytes and returns another."""
 
     def __init__(self, function: Callable[[Sample], Mapping[str, bytes]], *, name: str) -> None:
         self.name = name
         self._function = function
 
     def transform_sample(self, sample: Sample) -> Mapping[str, bytes]:
-        """What the function makes of it."""
+        """The function's result."""
         return self._function(sample)
 
 
 class PetsTransform(ShardTransform):
-    """The tutorial's: photo and trimap cropped to their centre, the photo normalised, both as ``.npy``.
+    """The tutorial's transform: crops photo and trimap to their centre, normalises the photo, stores both as ``.npy``.
 
-    In the place of ``image.jpg`` comes ``image.npy``, float32 [3, crop, crop], ``(pixel / 255 - mean) / std`` with
-    ImageNet's mean and deviation; of ``trimap.png``, ``trimap.npy``, uint8 [1, crop, crop], the mask's values. The
-    window is torchvision's ``CenterCrop``; outside a smaller photo pixels are 0 before they are normalised. All other
-    components stay as they are. 1.5 MB a sample: pack small shards for it (``--max-count 100``).
+    ``image.npy`` replaces ``image.jpg``: float32 [3, crop, crop], ``(pixel / 255 - mean) / std`` with ImageNet's mean
+    and deviation. ``trimap.npy`` replaces ``trimap.png``: uint8 [1, crop, crop], the mask's values. The window is that
+    of torchvision's ``CenterCrop``; outside a smaller photo, pixels are 0 before they are normalised. Other components
+    stay as they are. A sample becomes 1.5 MB, so pack small shards for it (``--max-count 100``).
     """
 
     name = "pets"
@@ -149,11 +145,7 @@ class PetsTransform(ShardTransform):
         self.crop = crop
 
     def transform_sample(self, sample: Sample) -> Mapping[str, bytes]:
-        """The sample with its tensors.
-
-        Raises:
-            DataError: If there is no photo or no trimap, or one cannot be decoded.
-        """
+        """The sample with its tensors; raises `DataError` if photo or trimap is missing or cannot be decoded."""
         if lacking := next((name for name in (PHOTO, MASK) if name not in sample), None):
             raise DataError(f"no component '{lacking}' (found: {', '.join(sample)})")
         made: dict[str, bytes] = {}
@@ -180,12 +172,12 @@ class PetsTransform(ShardTransform):
 
 
 def load_transform(spec: str) -> ShardTransform:
-    """The transform of a name: ``pets``, or ``MODULE:NAME``, a function of a sample or a subclass of `ShardTransform`.
+    """The transform ``pets``, or ``MODULE:NAME``: a function of a sample or a subclass of `ShardTransform`.
 
-    A module that Python does not find otherwise is looked for in the current directory.
+    A module that Python does not find otherwise is searched in the current directory.
 
     Raises:
-        ValueError: If ``spec`` is neither, there is no such module or name, or it is none that can be called.
+        ValueError: If ``spec`` is neither, there is no such module or name, or it cannot be called.
     """
     if spec == PetsTransform.name:
         return PetsTransform()
@@ -193,7 +185,7 @@ def load_transform(spec: str) -> ShardTransform:
     if not (module_name and mark and name):
         raise ValueError(f"a transform is 'pets' or MODULE:FUNCTION, such as my_module:crop, got '{spec}'")
     if (here := os.getcwd()) not in sys.path:  # noqa: PTH109 (sys.path holds strings)
-        sys.path.append(here)  # last: what is there hides nothing
+        sys.path.append(here)  # last, so that it hides no other module
         importlib.invalidate_caches()
     try:
         found: Any = importlib.import_module(module_name)
@@ -216,7 +208,7 @@ def load_transform(spec: str) -> ShardTransform:
 
 
 def _samples(stream: BinaryIO, shard: str) -> Iterator[tuple[str, Sample]]:
-    """A shard's samples, in order; a sample's members stand together."""
+    """A shard's samples, in order; refuses a sample whose members do not stand together."""
     seen: set[str] = set()
     key: str | None = None
     sample: Sample = {}
@@ -263,7 +255,7 @@ def _center_crop(pixels: "npt.NDArray[np.uint8]", crop: int) -> "npt.NDArray[np.
 
 
 def _center_window(size: int, crop: int) -> tuple[slice, slice]:
-    """What of ``size`` pixels is seen, and where in the crop it goes: torchvision's rounding, halves to even.
+    """The visible part of ``size`` pixels, and its place in the crop; rounds halves to even, as torchvision does.
 
     >>> _center_window(355, 350), _center_window(347, 350)
     ((slice(2, 352, None), slice(0, 350, None)), (slice(0, 347, None), slice(1, 348, None)))

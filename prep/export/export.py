@@ -1,56 +1,52 @@
-"""Shards to TFRecord files: a ``tf.train.Example`` a sample, and the index of each file that DALI's reader wants.
+"""Export shards as TFRecord files: a ``tf.train.Example`` per sample, and for each file an index for DALI's reader.
 
-What a record is made of is in the shard indexes, its bytes alone are in the shards: sizes of all files are known, and
-every sample has been looked at, before anything is written. Each file is then one stream, made by a process of its own,
-that appears whole or not at all. The same shards give the same files, byte for byte, so an export that was interrupted
-is finished by running it again.
+The shard indexes say what goes into each record; only its bytes are in the shards. So the sizes of all files are known,
+and every sample was checked, before anything is written. Each file is one stream, made by a worker process; it appears
+whole or not at all. The same shards give the same files, byte for byte, so an interrupted export is finished by running
+it again.
 
-# Note [memory]: 8 bytes a sample; what a process takes is in `prep.export.tasks`.
+# Note [memory]: 8 bytes a sample; `prep.export.tasks` says what a worker takes.
 
-Nothing of TensorFlow is needed; `prep.sources.tfrecords` reads what is written here.
+TensorFlow is not needed. `prep.sources.tfrecords` reads these files.
 """
 
-import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes.errors import StoreError, shown
 from dali_pipes.formats.shard_index import ShardIndex
-from dali_pipes.progress import bar
-from dali_pipes.store.ais import AisStore
-from dali_pipes.store.base import ObjectEntry, Store
-from dali_pipes.store.checksums import DEFAULT_CHECKSUM_TYPE
-from dali_pipes.store.local import LocalStore
-from dali_pipes.store.transfer import BucketAccess, RemoteFile
-from dali_pipes.store.urls import ShardSet, check_object_name
+from dali_pipes.store.base import Store
+from dali_pipes.store.shard_set import ShardSet
 from prep.export.records import ENCODED, KEY, LABEL, PHOTO_FEATURES, Records
-from prep.export.tasks import FileTask, ShardPart, is_stored, write_file
-from prep.pack.tasks import StreamTarget, digest_of
-from prep.workers import Report, Workers, default_jobs
+from prep.export.tasks import FileTask, ShardPart
+from prep.pack.plan import MAX_FILES
+from prep.pack.target import Target, check_limits, run_tasks
+from prep.pack.tasks import Stored, StreamTarget, is_stored, write_file
+from prep.workers import Report, Workers
 
 __all__ = ["ENCODED", "KEY", "LABEL", "PHOTO_FEATURES", "ExportReport", "export_tfrecords", "record_index"]
 
 # Below this, starting processes takes longer than writing: half a second and more, in which one writes as much.
 MIN_SHARED_BYTES = 256 << 20
-# Files are numbered by six digits.
-MAX_FILES = 1_000_000
 
 Int64s = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
 class _File:
-    """A file to be: the samples ``[start, stop)``, counted over all shards."""
+    """A file to write: the samples ``[start, stop)``, counted over all shards."""
 
     name: str
     start: int
     stop: int
     num_bytes: int
+
+    @property
+    def num_samples(self) -> int:
+        return self.stop - self.start
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,17 +54,17 @@ class ExportReport:
     """What an export did."""
 
     url: str
-    """``ais://pets-tf/samples-``: what all the names start with."""
+    """The beginning of all names: ``ais://pets-tf/samples-``."""
     files: tuple[str, ...]
     """The TFRecord files, in order; the index of ``x.tfrecord`` is ``x.idx``."""
     num_written: int
-    """Those that were not there already, byte for byte."""
+    """Files that were not there already, byte for byte."""
     num_samples: int
     num_bytes: int
-    """Of all the files, their indexes not counted."""
+    """Of all files, without their indexes."""
     index_bytes: int
     features: tuple[str, ...]
-    """The names that features have, in at least one record, sorted."""
+    """The names of all features that occur, sorted."""
     elapsed_s: float
 
 
@@ -86,50 +82,49 @@ def export_tfrecords(
 ) -> ExportReport:
     """Write ``PREFIX000000.tfrecord`` and, after it, ``PREFIX000000.idx``, ...; samples keep order and bytes.
 
-    A record has ``image/encoded``, the photo; ``image/format`` (``JPEG``), ``image/height`` and ``image/width`` as its
-    header has them; ``image/class/label``, where the sample has ``cls``, and ``image/class/text``, where the class has
-    a name; ``image/filename``, the key; and the other components, as bytes.
+    A record has ``image/encoded``, the photo; ``image/format`` (``JPEG``), ``image/height`` and ``image/width`` from
+    its header; ``image/class/label``, if the sample has ``cls``, and ``image/class/text``, if the class has a name;
+    ``image/filename``, the key; and the other components, as bytes.
 
     Args:
-        shards: Indexed, in a bucket or a directory.
-        store: Where to; a bucket that is not there is made.
-        prefix: What the names start with.
+        shards: Indexed shards, in a bucket or a directory.
+        store: The store of the files; a missing bucket is created.
+        prefix: The beginning of the files' names.
         photo: The component that is the photo; ``"jpg;png"`` takes the first that a sample has. By default the first
-            that is no mask, by the names of the photos in the data set.
-        features: Feature -> component whose bytes it is, of a sample that has it. By default each component but the
-            photo and ``cls`` under its own name, ``trimap.png``.
-        max_bytes: Bytes a file at most; a record that is larger gets a file of its own. By default there is a file for
+            that is not a mask, by the names of the photos in the data set.
+        features: Feature -> component that holds its bytes, if a sample has it. By default all components except the
+            photo and ``cls``, under their own names: ``trimap.png``.
+        max_bytes: The most bytes of a file; a larger record gets a file of its own. By default there is a file for
             each shard.
         overwrite: Replace other files under these names, and delete those beyond the last one.
-        jobs: Files in flight, each written by a process; by default the cores, at most 16.
+        jobs: Files that are written at a time, each by a worker process; by default the cores, at most 16.
         show_progress: Draw a bar.
 
     Raises:
         DataError: If the shards are not indexed or have changed since, a sample has no photo, a component is not known,
-            or a record would be larger than a protocol buffer can be. Nothing has been written then.
+            or a record would be larger than a protocol buffer can be. Then nothing was written.
         StoreError: If there are other files under the prefix and ``overwrite`` is false, or reading or writing fails.
-            Files that were complete by then stay, none is half there; running again finishes the export.
-        ValueError: If an argument cannot be.
+            Files that were complete by then stay, and no file is partial; running again finishes the export.
+        ValueError: If an argument is out of range.
     """
     started = time.perf_counter()
-    jobs = default_jobs() if jobs is None else jobs
-    _check_arguments(prefix=prefix, features=features, max_bytes=max_bytes, jobs=jobs)
-    if isinstance(store, AisStore):
-        check_object_name(prefix, url=store.locate(prefix))
+    check_limits(prefix=prefix, max_bytes=max_bytes, jobs=jobs)
+    if taken := next((name for name in features or {} if name in PHOTO_FEATURES), None):
+        raise ValueError(f"feature '{taken}' is written for each sample anyway; give the component another name")
+    store.check_name(prefix)
     source = Records(shards, photo=photo, features=features)
     sizes, names = source.look()
     # One past the last sample of each shard.
     ends = np.cumsum(source.indexed.manifest.samples)
     planned = _plan(sizes, ends, prefix=prefix, max_bytes=max_bytes)
-    target = _Target(store, prefix, overwrite=overwrite)
+    target = Target(store, prefix, overwrite=overwrite, job="export", files="files", endings="tfrecord|idx")
+    stale = target.stale(planned, companions=(_index_of(file.name) for file in planned))
     with Workers(jobs) as workers:
-        tasks = _Tasks(source, target, workers, ends, show_progress=show_progress)
-        stale = target.check(planned)
-        missing = tasks.missing(planned)
-        if isinstance(store, AisStore) and not store.exists():
-            store.create()
-        tasks.write(missing)
-    index_bytes = target.finish(planned, sizes, stale)
+        export = _Export(source, ends, target, workers, show_progress=show_progress)
+        missing = target.missing(planned, export.compare)
+        target.create()
+        export.write(missing)
+    index_bytes = _finish(target, planned, sizes, stale)
     return ExportReport(
         url=store.locate(prefix),
         files=tuple(file.name for file in planned),
@@ -143,7 +138,7 @@ def export_tfrecords(
 
 
 def record_index(sizes: Sequence[int]) -> bytes:
-    """The index of a TFRecord file, as DALI's ``tfrecord2idx`` makes it: a line a record, its first byte and its bytes.
+    """The index of a TFRecord file, as DALI's ``tfrecord2idx`` makes it: a line with first byte and size per record.
 
     >>> record_index([100, 50])
     b'0 100\\n100 50\\n'
@@ -155,21 +150,8 @@ def record_index(sizes: Sequence[int]) -> bytes:
     return b"".join(lines)
 
 
-def _check_arguments(*, prefix: str, features: Mapping[str, str] | None, max_bytes: int | None, jobs: int) -> None:
-    if not prefix or prefix.endswith("/") or prefix[-1].isdigit():
-        raise ValueError(
-            f"prefix must end in a name's start that is no digit, such as 'train/samples-', got '{prefix}'"
-        )
-    if taken := next((name for name in features or {} if name in PHOTO_FEATURES), None):
-        raise ValueError(f"feature '{taken}' is written of each sample as it is; give component another name")
-    if max_bytes is not None and max_bytes < 1:
-        raise ValueError(f"max_bytes must be positive, got {max_bytes}")
-    if jobs < 1:
-        raise ValueError(f"jobs must be positive, got {jobs}")
-
-
 def _plan(sizes: Int64s, ends: Int64s, *, prefix: str, max_bytes: int | None) -> list[_File]:
-    """Which samples go into which file."""
+    """The samples of each file."""
     if max_bytes is None:
         # A shard without samples gives no file.
         starts = sorted({0, *ends[ends < len(sizes)].tolist()})
@@ -189,111 +171,27 @@ def _plan(sizes: Int64s, ends: Int64s, *, prefix: str, max_bytes: int | None) ->
     ]
 
 
-# Where it goes
+class _Export:
+    """Compares the files of an export with those that are there, and writes the missing ones."""
 
-
-class _Target:
-    """The store, while it is written to."""
-
-    def __init__(self, store: Store, prefix: str, *, overwrite: bool) -> None:
-        self._store, self._prefix, self._overwrite = store, prefix, overwrite
-        is_there = not isinstance(store, AisStore) or store.exists()
-        self._existing: dict[str, ObjectEntry] = {e.name: e for e in store.list(prefix)} if is_there else {}
-
-    def check(self, planned: Sequence[_File]) -> list[str]:
-        """The files beyond the last one, to be deleted at the end.
-
-        Raises:
-            StoreError: If there are such, or files of another size in the place of ours, without ``overwrite``.
-        """
-        expected = {file.name: file.num_bytes for file in planned}
-        known = {*expected, *map(_index_of, expected)}
-        ours = re.compile(rf"{re.escape(self._prefix)}[0-9]+\.(tfrecord|idx)")
-        stale = [name for name in self._existing if ours.fullmatch(name) and name not in known]
-        others = [name for name, size in expected.items() if self.size(name) not in (None, size)]
-        if (stale or others) and not self._overwrite:
-            raise StoreError(
-                f"'{self._store.locate(self._prefix)}' holds files of another export: {shown(others + stale)}; "
-                "--overwrite replaces them, or export under another prefix"
-            )
-        return stale
-
-    def refuse(self, names: Sequence[str]) -> None:
-        """Files that have our sizes and are other ones."""
-        if names and not self._overwrite:
-            more = f", and {len(names) - 1} more are" if len(names) > 1 else ""
-            raise StoreError(
-                f"'{self._store.locate(names[0])}' is there with other content{more}; "
-                "--overwrite replaces it, or export under another prefix"
-            )
-
-    def forget_index(self, name: str) -> None:
-        """Delete the index of a file that is about to be replaced: it must not stand beside another."""
-        if _index_of(name) in self._existing:
-            self._store.delete(_index_of(name))
-            del self._existing[_index_of(name)]
-
-    def finish(self, planned: Sequence[_File], sizes: Int64s, stale: Sequence[str]) -> int:
-        """Write the indexes that are not there; their bytes."""
-        total = 0
-        for file in planned:
-            name, data = _index_of(file.name), record_index(sizes[file.start : file.stop].tolist())
-            total += len(data)
-            if self.size(name) != len(data) or self._store.read(name) != data:
-                self._store.write(name, data)
-        for name in stale:
-            self._store.delete(name)
-        return total
-
-    def size(self, name: str) -> int | None:
-        entry = self._existing.get(name)
-        return None if entry is None else entry.size
-
-    def access(self) -> "BucketAccess | LocalStore":
-        """The store, as a worker has it."""
-        assert isinstance(self._store, AisStore | LocalStore), "there are no other stores"
-        return self._store.access() if isinstance(self._store, AisStore) else self._store
-
-    def stored(self, name: str) -> "tuple[str, str] | Path | RemoteFile":
-        """What is there, to compare with."""
-        entry = self._existing[name]
-        if isinstance(access := self.access(), BucketAccess):
-            # Of a cloud's object the cluster may know what is no checksum of its bytes.
-            kind = access.checksum_type if access.provider == "ais" else DEFAULT_CHECKSUM_TYPE
-            if entry.checksum and len(entry.checksum) == len(digest_of((), kind)):
-                return kind, entry.checksum
-            return RemoteFile(access, entry.name, entry.size)
-        return Path(self._store.locate(name))
-
-
-class _Tasks:
-    """Files to be, handed to workers."""
-
-    def __init__(
-        self, source: Records, target: _Target, workers: Workers, ends: Int64s, *, show_progress: bool
-    ) -> None:
-        self._source, self._target, self._workers = source, target, workers
-        self._ends, self._show_progress = ends, show_progress
+    def __init__(self, source: Records, ends: Int64s, target: Target, workers: Workers, *, show_progress: bool) -> None:
+        self._source, self._ends, self._target = source, ends, target
+        self._workers, self._show_progress = workers, show_progress
         self._read: tuple[int, ShardIndex] | None = None
 
-    def missing(self, files: Sequence[_File]) -> list[_File]:
-        """Those that the store does not have, byte for byte."""
-        suspects = [file for file in files if self._target.size(file.name) == file.num_bytes]
-        made = (self._task(file, stored=self._target.stored(file.name)) for file in suspects)
-        same = self._map(is_stored, made, suspects, what="compare") if suspects else []
-        there = {file.name for file, is_same in zip(suspects, same, strict=True) if is_same}
-        self._target.refuse([file.name for file in suspects if file.name not in there])
-        return [file for file in files if file.name not in there]
+    def compare(self, files: Sequence[_File]) -> list[bool]:
+        """Which of the files the target has, byte for byte."""
+        tasks = (self._task(file, stored=self._target.stored(file.name)) for file in files)
+        return self._run(is_stored, tasks, files, what="compare")
 
     def write(self, files: Sequence[_File]) -> None:
-        if not files:
-            return
-        access = self._target.access()
-        for file in files:
-            self._target.forget_index(file.name)
-        self._map(write_file, (self._task(file, target=access) for file in files), files, what="export")
+        """Write the files, after deleting their indexes, which must not stand beside other files."""
+        self._target.delete(_index_of(file.name) for file in files)
+        if files:
+            tasks = (self._task(file, target=self._target.access) for file in files)
+            self._run(write_file, tasks, files, what="export")
 
-    def _map(
+    def _run(
         self,
         function: Callable[[FileTask, Report], bool],
         tasks: Iterable[FileTask],
@@ -301,18 +199,17 @@ class _Tasks:
         *,
         what: str,
     ) -> list[bool]:
-        num_samples = sum(file.stop - file.start for file in files)
-        is_small = len(files) == 1 or sum(file.num_bytes for file in files) < MIN_SHARED_BYTES
-        with bar(what=what, total=num_samples, unit="samples", shown=self._show_progress) as drawn:
-            return self._workers.map(function, tasks, inline=lambda _: is_small, on_progress=drawn.update)
+        return run_tasks(
+            self._workers,
+            function,
+            tasks,
+            files,
+            what=what,
+            min_shared_bytes=MIN_SHARED_BYTES,
+            show_progress=self._show_progress,
+        )
 
-    def _task(
-        self,
-        file: _File,
-        *,
-        target: StreamTarget | None = None,
-        stored: "tuple[str, str] | Path | RemoteFile | None" = None,
-    ) -> FileTask:
+    def _task(self, file: _File, *, target: StreamTarget | None = None, stored: Stored | None = None) -> FileTask:
         shards: list[ShardPart] = []
         number = file.start
         while number < file.stop:
@@ -323,13 +220,25 @@ class _Tasks:
             records = [self._source.features(index, sample - first) for sample in range(number, stop)]
             shards.append(ShardPart(self._source.file(row), records))
             number = stop
-        return FileTask(file.name, file.num_bytes, shards, target, stored)
+        return FileTask(name=file.name, num_bytes=file.num_bytes, shards=shards, target=target, stored=stored)
 
     def _index(self, row: int) -> ShardIndex:
-        # Files follow each other through the shards, so the next one mostly begins in the shard of the last.
+        # The next file mostly begins in the shard in which the last one ended.
         if self._read is None or self._read[0] != row:
             self._read = row, self._source.indexed.read(row)
         return self._read[1]
+
+
+def _finish(target: Target, planned: Sequence[_File], sizes: Int64s, stale: Sequence[str]) -> int:
+    """Write the missing indexes and delete ``stale``; returns the bytes of all indexes."""
+    total = 0
+    for file in planned:
+        name, data = _index_of(file.name), record_index(sizes[file.start : file.stop].tolist())
+        total += len(data)
+        if not target.holds(name, data):
+            target.store.write(name, data)
+    target.delete(stale)
+    return total
 
 
 def _index_of(name: str) -> str:

@@ -1,6 +1,6 @@
-"""Indexed shards to what goes into each sample's TFRecord: features, and where their bytes lie in the shard.
+"""Choose the features of each sample's record, by the shard indexes alone.
 
-All of it is in the shard indexes: a record's size is known, and every sample has been looked at, before one is made.
+So every sample is checked, and the size of its record known, before a record is made.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,42 +11,42 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes.data_set.indexing import find_manifest, listed_sizes
+from dali_pipes.data_set.indexing import find_manifest
 from dali_pipes.errors import DataError
 from dali_pipes.formats.names import LABEL_COMPONENT, manifest_name
 from dali_pipes.formats.photo_header import PHOTO_FORMATS
 from dali_pipes.formats.shard_index import ShardIndex
-from dali_pipes.store.ais import AisStore
-from dali_pipes.store.transfer import BucketAccess, RemoteFile
-from dali_pipes.store.urls import ShardSet
-from prep.export.tasks import BYTES, FRAME_BYTES, INTEGERS, Feature, Place, example_bytes, varint
-from prep.inspect.info import IndexedSet
-from prep.inspect.verify_shard import is_mask_name
-from prep.sources.tfrecords import MAX_RECORD_BYTES
+from dali_pipes.store.base import StoreAccess
+from dali_pipes.store.cluster.transfer import RemoteFile
+from dali_pipes.store.shard_set import ShardSet
+from prep.export.tasks import BYTES, FRAME_BYTES, INTEGERS, Feature, ValuePlace, example_bytes, varint
+from prep.inspect.indexed_set import IndexedSet
+from prep.photos.masks import is_mask_name
+from prep.sources.tfrecord_files import MAX_RECORD_BYTES
 
 __all__ = ["ENCODED", "KEY", "LABEL", "PHOTO_FEATURES", "Records"]
 
 ENCODED, FORMAT, HEIGHT, WIDTH = "image/encoded", "image/format", "image/height", "image/width"
 LABEL, TEXT, KEY = "image/class/label", "image/class/text", "image/filename"
 PHOTO_FEATURES = (ENCODED, FORMAT, HEIGHT, WIDTH, LABEL, TEXT, KEY)
-"""What a record has beside the components that go under names of their own."""
+"""Features that a record has beside those of its components."""
 
 Int64s = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Wanted:
-    """What goes into a record."""
+    """What is chosen for all records."""
 
     photos: Sequence[str]
     """The photo is the first of these that a sample has."""
     features: Mapping[str, str] | None
-    """Feature -> component; ``None``: each of the other components under its own name."""
+    """Feature -> component; ``None``: all other components, under their own names."""
     classes: Mapping[int, str]
 
 
 class Records:
-    """Indexed shards, and what of their samples goes into records."""
+    """Indexed shards, and the records of their samples."""
 
     def __init__(self, shards: ShardSet, *, photo: str | None, features: Mapping[str, str] | None) -> None:
         if find_manifest(shards) is None:
@@ -75,7 +75,7 @@ class Records:
     def _check_sizes(self) -> None:
         manifest = self.indexed.manifest
         for name, size, expected in zip(
-            manifest.names, listed_sizes(self.shards), manifest.shard_bytes.tolist(), strict=True
+            manifest.names, [e.size for e in self.shards.entries()], manifest.shard_bytes.tolist(), strict=True
         ):
             if size != expected:
                 raise DataError(
@@ -92,7 +92,7 @@ class Records:
                 )
 
     def look(self) -> tuple[Int64s, set[str]]:
-        """Bytes of each sample's framed record, int64 [N], and the names of all features; every sample is looked at."""
+        """Check every sample; returns the bytes of its framed record, int64 [N], and the names of all features."""
         sizes = np.zeros(self.indexed.manifest.num_samples, np.int64)
         names: set[str] = set()
         number = 0
@@ -111,13 +111,9 @@ class Records:
         return sizes, names
 
     def features(self, index: ShardIndex, row: int) -> list[Feature]:
-        """Those of one sample, by name in order.
-
-        Raises:
-            DataError: If it has no photo.
-        """
+        """The features of one sample, by name; raises `DataError` if it has no photo."""
         wanted = self._wanted
-        there = {c: Place(int(index.offsets[c][row]), int(index.sizes[c][row])) for c in index.offsets}
+        there = {c: ValuePlace(int(index.offsets[c][row]), int(index.sizes[c][row])) for c in index.offsets}
         there = {component: place for component, place in there.items() if place.offset >= 0}
         key = index.keys[row]
         photo = next((name for name in wanted.photos if name in there), None)
@@ -148,7 +144,7 @@ class Records:
         code = 0 if columns is None else int(columns.format[row])
         name = PHOTO_FORMATS[code] if code else photo.rpartition(".")[2].upper()
         features = [Feature(FORMAT, BYTES, name.encode())]
-        # 0: the header says nothing, and a record says nothing of it.
+        # 0: the header does not say how large the photo is.
         if columns is not None and columns.height[row]:
             features.append(Feature(HEIGHT, INTEGERS, varint(int(columns.height[row]))))
             features.append(Feature(WIDTH, INTEGERS, varint(int(columns.width[row]))))
@@ -156,14 +152,11 @@ class Records:
 
     def file(self, row: int) -> Path | RemoteFile:
         """A shard, as a worker reads it."""
-        store, manifest = self.shards.store, self.indexed.manifest
-        if isinstance(store, AisStore):
-            return RemoteFile(self._access, manifest.names[row], int(manifest.shard_bytes[row]))
-        return Path(store.locate(manifest.names[row]))
+        manifest = self.indexed.manifest
+        return self._access.file(manifest.names[row], size=int(manifest.shard_bytes[row]))
 
     @cached_property
-    def _access(self) -> BucketAccess:
-        assert isinstance(self.shards.store, AisStore), "asked for where shards are in a bucket"
+    def _access(self) -> StoreAccess:
         return self.shards.store.access()
 
 

@@ -1,22 +1,22 @@
-"""A TFRecord file to be, in a worker: where its samples' values lie in, its bytes written or compared.
+"""Make the bytes of a TFRecord file, in a worker.
 
-Apart from `prep.export.export`, whose imports (numpy among them) would cost every worker a tenth of a second. Memory is 1 MiB,
-one record, and of the file's samples keys and places. A record is held whole, for its checksum stands behind its data
-and its length before them.
+A module of its own, because the imports of `prep.export.export` (numpy among them) would cost every worker a tenth of a
+second. Memory is 1 MiB, one record, and the keys and positions of the file's samples. A record is held whole, because
+its checksum comes after its data and its length before.
 """
 
 import os
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from dali_pipes.errors import DataError, StoreError
-from dali_pipes.store.transfer import RemoteFile
-from prep.pack.tasks import StreamTarget, is_same, write_streamed
-from prep.sources.tfrecords import masked_crc32c
+from dali_pipes.store.cluster.transfer import RemoteFile
+from prep.pack.tasks import StreamTask
+from prep.sources.tfrecord_files import masked_crc32c
 from prep.tar.writer import CHUNK_BYTES
-from prep.workers import Report
 
 __all__ = [
     "BYTES",
@@ -24,89 +24,67 @@ __all__ = [
     "INTEGERS",
     "Feature",
     "FileTask",
-    "Place",
     "ShardPart",
+    "ValuePlace",
     "example_bytes",
-    "is_stored",
     "varint",
-    "write_file",
 ]
 
-# Kinds of a Feature's list, the field that holds it: bytes and integers.
+# The field of a Feature that holds its list: bytes or integers.
 BYTES, INTEGERS = 1, 3
 
 _LENGTH = struct.Struct("<Q")
 _CRC = struct.Struct("<I")
-# Length, its checksum, and that of the data.
+# Length, and checksums of length and data.
 FRAME_BYTES = _LENGTH.size + 2 * _CRC.size
 
 
-class Place(NamedTuple):
-    """Where a value lies in its shard."""
+class ValuePlace(NamedTuple):
+    """Position of a value in its shard."""
 
     offset: int
     size: int
 
 
 class Feature(NamedTuple):
-    """One of a record, by its name."""
+    """One feature of a record."""
 
     name: str
     kind: int
-    value: bytes | Place
-    """As it stands in the list: bytes, or a varint."""
+    value: bytes | ValuePlace
+    """Bytes or a varint, as in the list, or where to read it."""
 
 
 class ShardPart(NamedTuple):
-    """A shard as a worker reads it, and those of its samples that go into one file."""
+    """A shard, and those of its samples that go into one file."""
 
     file: Path | RemoteFile
     records: Sequence[Sequence[Feature]]
 
 
-class FileTask(NamedTuple):
-    """A file to be, for a worker."""
+@dataclass(frozen=True, kw_only=True)
+class FileTask(StreamTask):
+    """A file with its shards."""
 
-    name: str
-    num_bytes: int
     shards: Sequence[ShardPart]
-    target: StreamTarget | None
-    """Where to write it."""
-    stored: "tuple[str, str] | Path | RemoteFile | None"
-    """What to compare it with: type and checksum, or the file itself."""
 
-
-def write_file(task: FileTask, report: Report) -> bool:
-    """Stream a file to where it goes; always ``True``."""
-    assert task.target is not None, "a task to write says where"
-    return write_streamed(
-        task.target, task.name, lambda on_sample: _stream(task, on_sample), num_bytes=task.num_bytes, report=report
-    )
-
-
-def is_stored(task: FileTask, report: Report) -> bool:
-    """Whether what is stored has the file's bytes; they are made for that, and dropped."""
-    assert task.stored is not None, "a task to compare says with what"
-    return is_same(task.stored, _stream(task, lambda: report(1)))
-
-
-def _stream(task: FileTask, on_sample: Callable[[], None]) -> Iterator[memoryview]:
-    """The file's bytes, in pieces of some 1 MiB, or of a record that is larger."""
-    pieces: list[bytes] = []
-    held = 0
-    for shard in task.shards:
-        with _Values(shard.file) as values:
-            for features in shard.records:
-                data = encode_example(features, values)
-                length = _LENGTH.pack(len(data))
-                pieces += (length, _CRC.pack(masked_crc32c(length)), data, _CRC.pack(masked_crc32c(data)))
-                held += FRAME_BYTES + len(data)
-                on_sample()
-                if held >= CHUNK_BYTES:
-                    yield memoryview(b"".join(pieces))
-                    pieces, held = [], 0
-    if held:
-        yield memoryview(b"".join(pieces))
+    def stream(self, on_sample: Callable[[], None]) -> Iterator[memoryview]:
+        """The file's bytes, in pieces of some 1 MiB, or of a record that is larger."""
+        pieces: list[bytes] = []
+        held = 0
+        for shard in self.shards:
+            with _Values(shard.file) as values:
+                for features in shard.records:
+                    data = encode_example(features, values)
+                    length = _LENGTH.pack(len(data))
+                    pieces += (length, _CRC.pack(masked_crc32c(length)), data, _CRC.pack(masked_crc32c(data)))
+                    held += FRAME_BYTES + len(data)
+                    on_sample()
+                    if held >= CHUNK_BYTES:
+                        yield memoryview(b"".join(pieces))
+                        pieces, held = [], 0
+        if held:
+            yield memoryview(b"".join(pieces))
 
 
 class _Values:
@@ -136,7 +114,7 @@ class _Values:
         if self._remote is not None:
             self._remote.close()
 
-    def read(self, place: Place) -> bytes:
+    def read(self, place: ValuePlace) -> bytes:
         buffer = bytearray(place.size)
         view, filled = memoryview(buffer), 0
         while filled < place.size:
@@ -167,13 +145,13 @@ def example_bytes(features: Sequence[Feature]) -> int:
 
 
 def encode_example(features: Sequence[Feature], values: _Values) -> bytes:
-    """A ``tf.train.Example``; what lies in the shard is read in the order in which it lies there."""
-    places = sorted({feature.value for feature in features if isinstance(feature.value, Place)})
+    """A ``tf.train.Example``; its values are read from the shard in the shard's order."""
+    places = sorted({feature.value for feature in features if isinstance(feature.value, ValuePlace)})
     read = {place: values.read(place) for place in places}
     pieces = [b""]
     num_bytes = 0
     for feature in features:
-        value = read[feature.value] if isinstance(feature.value, Place) else feature.value
+        value = read[feature.value] if isinstance(feature.value, ValuePlace) else feature.value
         name = feature.name.encode()
         listed = _field_bytes(len(value))
         held = _field_bytes(listed)
@@ -188,23 +166,23 @@ def encode_example(features: Sequence[Feature], values: _Values) -> bytes:
 
 
 def _entry_bytes(feature: Feature) -> int:
-    """Of a feature's entry in the map, without its own tag and length."""
-    size = feature.value.size if isinstance(feature.value, Place) else len(feature.value)
+    """Bytes of a feature's entry in the map, without its own tag and length."""
+    size = feature.value.size if isinstance(feature.value, ValuePlace) else len(feature.value)
     return _field_bytes(len(feature.name.encode())) + _field_bytes(_field_bytes(_field_bytes(size)))
 
 
 def _field_bytes(size: int) -> int:
-    """A field of so many bytes: its tag, of one byte for numbers below 16, its length, and they."""
+    """Bytes of a field that holds ``size`` bytes: tag (one byte for numbers below 16), length and content."""
     return 1 + max(1, -(-size.bit_length() // 7)) + size
 
 
 def _tag(number: int, size: int) -> bytes:
-    """What stands before a field of bytes."""
+    """Tag and length of a field of bytes."""
     return bytes((number << 3 | 2,)) + varint(size)
 
 
 def varint(value: int) -> bytes:
-    """A number, seven bits a byte, the lowest first; negative ones as the 64 bits that they are.
+    """A number, seven bits a byte, lowest first; a negative one as its 64 bits.
 
     >>> varint(300)
     b'\\xac\\x02'

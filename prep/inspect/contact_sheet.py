@@ -1,4 +1,4 @@
-"""Samples to one picture: photos as they are or as the model sees them, masks in colour, labels in words."""
+"""Draw samples as one picture: photos, their masks in colour, their labels."""
 
 import colorsys
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,7 +22,7 @@ HEADER = 118
 CAPTION = 30
 NOTE_GAP = 12
 COLUMNS = 4
-# Room for the title of a sheet of one sample.
+# The title of a sheet of one sample needs this.
 LEAST_WIDTH = 2 * MARGIN + 2 * TILE + TILE_GAP
 
 PAPER = (250, 250, 248)
@@ -35,12 +35,11 @@ TRIMAP_COLOURS = {
     3: ("boundary", (217, 95, 2)),
     0: ("outside the photo", (200, 200, 200)),
 }
-"""Mask value -> name and colour: three that people with colour-blindness tell apart, and grey for the padding."""
+"""Mask value -> name and colour: three that colour-blind people can distinguish, and grey for the padding."""
 OPACITY = 0.45
-# Of masks with other values than a trimap's: around the circle of hues by the golden angle, so that values that are
-# close, and stand beside each other, are far apart there.
+# Hues of other masks than trimaps: steps of the golden angle, so that close values get hues that are far apart.
 _GOLDEN_ANGLE = 137.508 / 360
-# Values that a legend has room for.
+# The most values in a legend.
 _LEGEND_VALUES = 12
 
 
@@ -51,21 +50,21 @@ class Cell:
     photo: Pixels
     """uint8 [height, width, 3]."""
     mask: Pixels | None
-    """uint8 [height, width]; ``None``: the photo stands alone."""
+    """uint8 [height, width]; ``None``: only the photo is drawn."""
     label: str
     note: str = ""
-    """What stands behind the label, in a fainter tone."""
+    """Follows the label, in a fainter tone."""
 
 
 def denormalised(image: Any, *, mean: Sequence[float], std: Sequence[float]) -> Pixels:
-    """What ``(pixel / 255 - mean) / std`` was made of: float [3, side, side] to uint8 [side, side, 3]."""
+    """Undo ``(pixel / 255 - mean) / std``: float [3, side, side] to uint8 [side, side, 3]."""
     values = np.asarray(image, np.float32).transpose(1, 2, 0)
     pixels = (values * np.asarray(std, np.float32) + np.asarray(mean, np.float32)) * 255
     return np.rint(pixels).clip(0, 255).astype(np.uint8)
 
 
 def overlaid(photo: Pixels, mask: Pixels, *, colours: Mapping[int, tuple[int, int, int]] | None = None) -> Pixels:
-    """The photo with each mask value's colour over it; values without a colour are left as they are.
+    """The photo under the colours of the mask's values; pixels of values without a colour stay as they are.
 
     Args:
         photo: uint8 [height, width, 3].
@@ -77,16 +76,16 @@ def overlaid(photo: Pixels, mask: Pixels, *, colours: Mapping[int, tuple[int, in
     blended = photo.astype(np.float32)
     for value, colour in colours.items():
         here = mask == value
-        # What the crop padded is black in the photo: the colour alone.
+        # The padding of a crop is black in the photo, so only the colour is shown.
         opacity = 1.0 if value == 0 and colour == TRIMAP_COLOURS[0][1] else OPACITY
         blended[here] = blended[here] * (1 - opacity) + np.asarray(colour, np.float32) * opacity
     return np.rint(blended).astype(np.uint8)
 
 
 def mask_colours(values: Iterable[int]) -> dict[int, tuple[int, int, int]]:
-    """A colour for each value of some masks: a trimap's own where there are no others, else one a value.
+    """A colour for each value of some masks: the trimap's colours if there are no other values, else one per value.
 
-    Value 0, the background of most masks, has none then; the same value has the same colour in every sheet.
+    Then value 0, the background of most masks, has none; a value has the same colour in every sheet.
 
     >>> sorted(mask_colours([1, 2]))
     [1, 2]
@@ -112,10 +111,10 @@ def contact_sheet(
     subtitle: str,
     colours: Mapping[int, tuple[int, int, int]] | None = None,
 ) -> Image.Image:
-    """Cells in rows of four under a title and a legend; a photo fills its square, as far as its shape allows.
+    """Draw cells in rows of four under a title and a legend; a photo fills its square as far as its shape allows.
 
     Args:
-        cells: The samples. Where none has a mask, each is half as wide, and there is no legend.
+        cells: The samples. If none has a mask, cells are half as wide, and there is no legend.
         title: The first line.
         subtitle: The second, smaller.
         colours: See `overlaid`.
@@ -190,14 +189,14 @@ def _draw_cell(
 
 
 def _shortened(draw: ImageDraw.ImageDraw, text: str, font: Any, width: float) -> str:
-    """``text``, or as much of its start as fits with an ellipsis; nothing where not even that does."""
+    """``text``, or as much of its beginning as fits with an ellipsis; empty if not even that fits."""
     while text and draw.textlength(text, font=font) > width:
         text = f"{text.removesuffix('…')[:-1]}…" if len(text) > 1 else ""
     return text
 
 
 def _tile(pixels: Pixels) -> Image.Image:
-    """A square with the photo in its middle, as large as fits."""
+    """A square with the photo in its middle, as large as possible."""
     height, width = pixels.shape[:2]
     fitting = (max(1, TILE * width // max(height, width)), max(1, TILE * height // max(height, width)))
     tile = Image.new("RGB", (TILE, TILE), PAPER)

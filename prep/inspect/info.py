@@ -1,87 +1,39 @@
-"""Shards to what they hold, in numbers: from manifest and shard indexes, photos' headers and a few photos' pixels.
+"""Describe a set of shards in numbers, from manifest and shard indexes, photo headers, and the pixels of a few photos.
 
-Nothing is decoded but the photos whose pixels are asked for. Without a manifest the shards are read once, in full.
+Only photos whose pixels are asked for are decoded. Without a manifest the shards are read once, in full.
 """
 
 import os
-from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes.data_set.indexing import find_manifest, index_in_memory
-from dali_pipes.errors import DataError
-from dali_pipes.formats.column_file import checksum
-from dali_pipes.formats.names import LABEL_COMPONENT, index_name, manifest_name
+from dali_pipes.formats.names import LABEL_COMPONENT
 from dali_pipes.formats.photo_header import MAX_PIXELS, PHOTO_FORMATS
 from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.progress import bar
-from dali_pipes.store.urls import ShardSet
-from prep.inspect.verify_shard import is_mask_name
+from dali_pipes.store.shard_set import ShardSet
+from prep.inspect.indexed_set import NUM_READERS, IndexedSet
+from prep.inspect.pixel_values import count_values
 from prep.photos.decoders import Undecodable, decode, open_decoder
 from prep.photos.details import HEAD_BYTES, PhotoDetails, photo_details
+from prep.photos.masks import is_mask_name
+from prep.threads import in_threads
 
-if TYPE_CHECKING:
-    from dali_pipes.formats.manifest import Manifest
+__all__ = ["Distribution", "PhotoInfo", "Pixels", "SetInfo", "describe_set"]
 
-__all__ = ["Distribution", "IndexedSet", "PhotoInfo", "Pixels", "Place", "SetInfo", "describe_set"]
-
-# Objects and ranges asked for at a time: the wait is the store's latency.
-NUM_READERS = 16
-_AHEAD = 4 * NUM_READERS
 MAX_BINS = 16
 
 Int64s = npt.NDArray[np.int64]
 Result = TypeVar("Result")
 
 
-class IndexedSet:
-    """Shards with their manifest and indexes, as they lie beside them or made now.
-
-    Raises:
-        DataError: If manifest or a shard cannot be read, or the manifest does not list a shard.
-    """
-
-    def __init__(self, shards: ShardSet, *, show_progress: bool = False) -> None:
-        self.shards = shards
-        found = find_manifest(shards)
-        self.is_indexed = found is not None
-        """Whether there is a manifest."""
-        self._made: Mapping[str, bytes] = {}
-        if found is None:
-            made = index_in_memory(shards, show_progress=show_progress)
-            found, self._made = made.manifest, made.indexes
-        self.manifest: Manifest = found.select(shards.names, where=shards.store.locate(manifest_name(shards.prefix)))
-
-    def read(self, row: int) -> ShardIndex:
-        """The index of one shard.
-
-        Raises:
-            DataError: If it is not the one that the manifest was made with.
-        """
-        name = index_name(self.manifest.names[row])
-        data = self._made[name] if name in self._made else self.shards.store.read(name)
-        if len(data) != self.manifest.index_bytes[row] or checksum(data) != self.manifest.index_checksums[row]:
-            raise DataError(
-                f"'{self.shards.store.locate(name)}' is not the index that the manifest was made with; see what is "
-                "wrong: dali-pipes prep verify URL, and index the shards anew: dali-pipes prep index URL"
-            )
-        return ShardIndex.from_bytes(data, where=name)
-
-    def each(self) -> Iterator[tuple[int, ShardIndex]]:
-        """All shards' indexes, in order, some read ahead; kept by nobody."""
-        with ThreadPoolExecutor(NUM_READERS) as readers:
-            for first in range(0, self.manifest.num_shards, _AHEAD):
-                rows = range(first, min(first + _AHEAD, self.manifest.num_shards))
-                yield from zip(rows, readers.map(self.read, rows), strict=True)
-
-
-class Place(NamedTuple):
-    """Where one component of one sample lies."""
+class ComponentPlace(NamedTuple):
+    """Position of one component of one sample."""
 
     shard: str
     key: str
@@ -92,7 +44,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Distribution:
-    """Many numbers in a few."""
+    """Summary of many numbers."""
 
     least: int
     percentile_5: int
@@ -101,14 +53,13 @@ class Distribution:
     greatest: int
     mean: float
     edges: list[int]
-    """Of the histogram's bins, from least to greatest: powers of two, and what is halfway between two where that makes
-    `MAX_BINS` at most."""
+    """Of the histogram's bins: powers of two, with numbers halfway between them if that makes at most `MAX_BINS`."""
     counts: list[int]
-    """In each ``[edges[i], edges[i + 1])``; one less than edges."""
+    """Of each bin ``[edges[i], edges[i + 1])``."""
 
     @classmethod
     def of(cls, values: Int64s) -> "Distribution":
-        """The distribution of at least one number, none of them negative."""
+        """The distribution of one or more numbers that are not negative."""
         cuts = np.percentile(values, [0, 5, 50, 95, 100], method="nearest")
         least, greatest = int(values.min()), int(values.max())
         powers = [1 << power for power in range(greatest.bit_length() + 1)]
@@ -133,11 +84,11 @@ class Distribution:
 
 @dataclass(frozen=True, kw_only=True)
 class Pixels:
-    """Mean and standard deviation of the pixels of some photos, of values in [0, 1]; each photo counts the same."""
+    """Mean and standard deviation of pixels, with values in [0, 1]; each photo has the same weight."""
 
     num_photos: int
     num_undecodable: int
-    """Photos that were drawn too, and cannot be decoded."""
+    """Photos that were drawn and cannot be decoded."""
     mean: tuple[float, float, float]
     """Of red, green, blue."""
     std: tuple[float, float, float]
@@ -145,7 +96,7 @@ class Pixels:
 
 @dataclass(kw_only=True)
 class PhotoInfo:
-    """What is known of one component that is a photo or a mask."""
+    """Description of one component that is a photo or a mask."""
 
     num_photos: int = 0
     is_mask: bool = False
@@ -156,20 +107,20 @@ class PhotoInfo:
     short_side: Distribution | None = None
     num_bytes: Distribution | None = None
     num_headers: int = 0
-    """Headers that were looked at for what follows."""
+    """Headers that were read for the following fields."""
     kinds: dict[str, int] = field(default_factory=dict)
-    """``JPEG baseline 4:2:0``, ``PNG 8-bit gray`` -> how many of these headers."""
+    """``JPEG baseline 4:2:0``, ``PNG 8-bit gray`` -> number of headers."""
     traits: dict[str, int] = field(default_factory=dict)
-    """``progressive``, ``CMYK``, ``gray``, ``alpha``, ``palette``, ``12-bit``, ``16-bit``, ``EXIF-rotated`` -> how
-    many."""
+    """``progressive``, ``CMYK``, ``gray``, ``alpha``, ``palette``, ``12-bit``, ``16-bit``, ``EXIF-rotated`` -> number
+    of headers."""
     num_for_hardware: int = 0
-    """How many of these the GPU's JPEG engine takes: see `prep.photos.details.PhotoDetails.is_for_hardware`."""
+    """Headers of photos that the GPU's JPEG engine decodes: see `PhotoDetails.is_for_hardware`."""
     pixels: Pixels | None = None
 
 
 @dataclass(kw_only=True)
 class SetInfo:
-    """What a set of shards holds."""
+    """Description of a set of shards."""
 
     url: str
     is_indexed: bool
@@ -180,11 +131,11 @@ class SetInfo:
     component_bytes: dict[str, int] = field(default_factory=dict)
     classes: dict[int, str] = field(default_factory=dict)
     class_counts: dict[int, int] = field(default_factory=dict)
-    """Class id -> samples; classes of the table that none has are there with 0."""
+    """Class id -> number of samples; also 0, for classes of the table without a sample."""
     photos: dict[str, PhotoInfo] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        """All of it in types that JSON has."""
+        """All fields, in JSON's types."""
         return asdict(self) | {
             "classes": {str(label): name for label, name in self.classes.items()},
             "class_counts": {str(label): number for label, number in self.class_counts.items()},
@@ -194,19 +145,17 @@ class SetInfo:
 def describe_set(
     shards: ShardSet, *, num_headers: int = 2000, num_pixels: int = 256, seed: int = 0, show_progress: bool = False
 ) -> SetInfo:
-    """What a set of shards holds.
+    """Describe a set of shards; takes 24 bytes a photo.
 
     Args:
         shards: The shards.
-        num_headers: Of each photo component, how many photos' headers are read; 0: all.
-        num_pixels: Of each that is no mask, how many photos are decoded; 0: none.
-        seed: What these are drawn from.
+        num_headers: How many headers of each photo component are read; 0: all.
+        num_pixels: How many photos of each component that is not a mask are decoded; 0: none.
+        seed: Draws these photos.
         show_progress: Draw bars.
 
-    Memory is 24 bytes a photo.
-
     Raises:
-        DataError: If manifest, an index or a shard cannot be read.
+        DataError: If the manifest, an index or a shard cannot be read.
         ValueError: If a number is negative.
     """
     for name, number in (("num_headers", num_headers), ("num_pixels", num_pixels)):
@@ -242,12 +191,12 @@ def describe_set(
 
 
 def _draw(draw: np.random.Generator, total: int, num: int) -> Int64s:
-    """Which of ``total``, in order."""
+    """``num`` of ``total`` rows, sorted."""
     return np.sort(draw.choice(total, min(total, num), replace=False)).astype(np.int64)
 
 
 class _Columns:
-    """What all shard indexes say, summed up or a number a photo."""
+    """Adds up what the shard indexes say: counts, and three numbers for each photo."""
 
     def __init__(self) -> None:
         self._components: Counter[str] = Counter()
@@ -257,7 +206,7 @@ class _Columns:
         self._parts: dict[str, list[Int64s]] = {}
         self._counts: dict[str, list[tuple[int, int]]] = {}
         self.together: dict[str, set[str]] = {}
-        """component -> photo components that a sample has beside it, and itself."""
+        """component -> the photo components that occur beside it, and itself."""
         self.sizes: dict[str, Int64s] = {}
         """component -> int64 [photos, 3]: bytes, height, width."""
 
@@ -282,10 +231,8 @@ class _Columns:
             self._labels.update(dict(zip(labels.tolist(), counts.tolist(), strict=True)))
 
     def fill(self, info: SetInfo) -> None:
-        info.components, info.component_bytes = (
-            dict(sorted(self._components.items())),
-            dict(sorted(self._bytes.items())),
-        )
+        info.components = dict(sorted(self._components.items()))
+        info.component_bytes = dict(sorted(self._bytes.items()))
         info.class_counts = {label: self._labels[label] for label in sorted({*self._labels, *info.classes})}
         for component in sorted(self._parts):
             sizes = self.sizes[component] = np.concatenate(self._parts.pop(component))
@@ -302,8 +249,8 @@ class _Columns:
                 photo.height, photo.width = Distribution.of(sized[:, 1]), Distribution.of(sized[:, 2])
                 photo.short_side = Distribution.of(sized[:, 1:].min(axis=1))
 
-    def places(self, indexed: IndexedSet, component: str, chosen: Int64s) -> Iterator[Place]:
-        """Where some of a component's photos lie, by their numbers in order; a shard's index is read once more."""
+    def places(self, indexed: IndexedSet, component: str, chosen: Int64s) -> Iterator[ComponentPlace]:
+        """Positions of some of a component's photos, by their sorted numbers; reads the shard indexes again."""
         first = 0
         for row, number in self._counts[component]:
             start, stop = np.searchsorted(chosen, [first, first + number])
@@ -312,17 +259,17 @@ class _Columns:
                 rows = np.flatnonzero(index.offsets[component] >= 0)[chosen[start:stop] - first]
                 for at in rows.tolist():
                     offset, size = int(index.offsets[component][at]), int(index.sizes[component][at])
-                    yield Place(indexed.manifest.names[row], index.keys[at], component, offset, size)
+                    yield ComponentPlace(indexed.manifest.names[row], index.keys[at], component, offset, size)
             first += number
 
 
 def _look_at_headers(
-    shards: ShardSet, places: Iterator[Place], photo: PhotoInfo, component: str, *, show_progress: bool
+    shards: ShardSet, places: Iterator[ComponentPlace], photo: PhotoInfo, component: str, *, show_progress: bool
 ) -> None:
     kinds: Counter[str] = Counter()
     traits: Counter[str] = Counter()
 
-    def look(place: Place) -> PhotoDetails:
+    def look(place: ComponentPlace) -> PhotoDetails:
         start, size = place.offset, min(place.size, HEAD_BYTES)
         details = photo_details(shards.store.read_range(place.shard, start=start, size=size))
         if details is None:
@@ -330,7 +277,7 @@ def _look_at_headers(
         return details or PhotoDetails("JPEG", 0, 0, 0, 0, "", "", 0, False, 0)
 
     what = f"headers of {component}"
-    for details in _in_threads(look, places, num_threads=NUM_READERS, what=what, show_progress=show_progress):
+    for details in _drawn(in_threads(look, places, NUM_READERS), what=what, show_progress=show_progress):
         kinds[_kind(details)] += 1
         traits.update(_traits(details))
         photo.num_headers += 1
@@ -338,24 +285,26 @@ def _look_at_headers(
     photo.kinds, photo.traits = dict(kinds.most_common()), dict(traits.most_common())
 
 
-def _pixels(shards: ShardSet, places: Iterator[Place], component: str, *, show_progress: bool) -> Pixels | None:
+def _pixels(
+    shards: ShardSet, places: Iterator[ComponentPlace], component: str, *, show_progress: bool
+) -> Pixels | None:
     decoder = open_decoder("pillow")
 
-    def look(place: Place) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]] | None:
+    def look(place: ComponentPlace) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]] | None:
         data = shards.store.read_range(place.shard, start=place.offset, size=place.size)
         try:
             _, pixels = decode(decoder, data, max_pixels=MAX_PIXELS, output="rgb")
         except Undecodable:
             return None
-        # By the 256 values that a pixel can have: a photo in floating point would take eight times its room.
-        counts = np.stack([_count_values(pixels[..., channel]) for channel in range(3)])
+        # By the counts of the 256 values, because a photo in floating point would take eight times its memory.
+        counts = np.stack([count_values(pixels[..., channel]) for channel in range(3)])
         weights, values = counts / counts.sum(axis=1, keepdims=True), np.arange(256) / 255
         return weights @ values, weights @ values**2
 
     total, squares, num, bad = np.zeros(3), np.zeros(3), 0, 0
-    # Not more than cores: each holds a decoded photo.
+    # At most one thread a core, because each holds a decoded photo.
     num_threads, what = len(os.sched_getaffinity(0)), f"pixels of {component}"
-    for moments in _in_threads(look, places, num_threads=num_threads, what=what, show_progress=show_progress):
+    for moments in _drawn(in_threads(look, places, num_threads), what=what, show_progress=show_progress):
         if moments is None:
             bad += 1
             continue
@@ -368,32 +317,12 @@ def _pixels(shards: ShardSet, places: Iterator[Place], component: str, *, show_p
     return Pixels(num_photos=num, num_undecodable=bad, mean=(red, green, blue), std=tuple(std.tolist()))
 
 
-def _count_values(channel: npt.NDArray[np.uint8]) -> Int64s:
-    counts = np.zeros(256, np.int64)
-    rows = max(1, (1 << 20) // channel.shape[1])
-    for start in range(0, len(channel), rows):  # numpy counts in 8 bytes a pixel
-        counts += np.bincount(channel[start : start + rows].ravel(), minlength=256)
-    return counts
-
-
-def _in_threads(
-    look: Callable[[Place], Result], places: Iterator[Place], *, num_threads: int, what: str, show_progress: bool
-) -> Iterator[Result]:
-    """``look`` of each, in order; a few ahead of the one that is wanted."""
-    ahead: deque[Future[Result]] = deque()
-    drawn = bar(what=what, total=None, unit="photos", shown=show_progress, delay_s=1)
-    with drawn, ThreadPoolExecutor(num_threads) as readers:
-        try:
-            while True:
-                while len(ahead) < 4 * num_threads and (place := next(places, None)) is not None:
-                    ahead.append(readers.submit(look, place))
-                if not ahead:
-                    return
-                yield ahead.popleft().result()
-                drawn.update(1)
-        except BaseException:
-            readers.shutdown(cancel_futures=True)
-            raise
+def _drawn(results: Iterator[Result], *, what: str, show_progress: bool) -> Iterator[Result]:
+    """The results, under a bar."""
+    with bar(what=what, total=None, unit="photos", shown=show_progress, delay_s=1) as drawn:
+        for result in results:
+            yield result
+            drawn.update(1)
 
 
 def _kind(details: PhotoDetails) -> str:

@@ -1,7 +1,6 @@
-"""One shard's bytes to what is wrong with it and its samples: what a process of `prep.inspect.verify` does."""
+"""Check one shard, or a part of its samples: read the whole tar, decode photos, compare masks, labels and names."""
 
-import re
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import BinaryIO, NamedTuple
 
@@ -11,98 +10,41 @@ import xxhash
 
 from dali_pipes.data_set.indexing import check_member_name, parse_label
 from dali_pipes.errors import DataError
-from dali_pipes.formats.keys import split_key
 from dali_pipes.formats.names import LABEL_COMPONENT
 from dali_pipes.formats.photo_header import is_photo
 from dali_pipes.formats.shard_index import ShardIndex
-from dali_pipes.formats.tar_reader import ArchiveReader, Header, Member
+from dali_pipes.formats.tar_reader import Member
+from prep.inspect.archive_notes import NotingReader
+from prep.inspect.findings import ShardFinding, without_shard
+from prep.inspect.pixel_values import count_values
 from prep.photos.decoders import Decoder, Undecodable, decode
+from prep.photos.masks import is_mask_name
 
-__all__ = [
-    "KINDS",
-    "NOTES",
-    "SAMPLE_KINDS",
-    "Checks",
-    "Finding",
-    "ShardReport",
-    "index_problem",
-    "is_mask_name",
-    "verify_shard",
-]
+__all__ = ["Checks", "ShardReport", "index_problem", "verify_shard"]
 
 Int64s = npt.NDArray[np.int64]
-Pixels = npt.NDArray[np.uint8]
 
-KINDS: Mapping[str, str] = {
-    # What is wrong with a shard: no loader can read it as it is.
-    "archive": "shards that are no whole tar",
-    "split": "samples whose members do not stand together",
-    "twice": "components that a sample has twice",
-    "name": "members whose names cannot be keys",
-    "link": "components that are links",
-    # What is wrong with a sample: it can be left out.
-    "duplicate": "keys that come more than once",
-    "missing": "components that samples lack",
-    "photo": "photos that cannot be decoded",
-    "mask": "masks that are no 8-bit gray PNG",
-    "mask size": "masks of another size than their photo",
-    "mask values": "masks with other values",
-    "label": "labels that are none",
-    # What is wrong with what was written about the shards.
-    "manifest": "shards that are not as the manifest says",
-    "index": "shard indexes that do not fit",
-    "columns": "a column file that does not fit",
-    # Notes: nothing that a loader of ours minds.
-    "note": "notes",
-}
-"""Kind of finding -> what is counted under it, for people."""
-SAMPLE_KINDS = frozenset({"duplicate", "missing", "photo", "mask", "mask size", "mask values", "label"})
-"""What a sample can be left out for; all else is mended by packing or indexing anew."""
-
-NOTES = frozenset({"note"})
-"""What is told and is no problem."""
-
-_MASK_WORDS = frozenset({"mask", "masks", "seg", "segmentation", "trimap", "label", "labels", "annotation"})
-_BLOCK_BYTES = 512
-_PIXELS_AT_A_TIME = 1 << 20
-# Examples that a note names.
+# Values that a finding names.
 _SHOWN = 3
-# Kinds of headers: links, and what stands before a member's own.
-_LINKS, _EXTENDED = frozenset(b"12"), frozenset(b"xXgLK")
-# Control characters, and bytes that are no UTF-8.
-_ODD = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
-
-
-class Finding(NamedTuple):
-    """One thing that is wrong, or a note."""
-
-    kind: str
-    """Of `KINDS`."""
-    shard: str
-    key: str
-    """Empty where it is the shard that is at fault."""
-    component: str
-    text: str
-    """Goes on after shard, key and component."""
-
-    def __str__(self) -> str:
-        parts = (("shard", self.shard), ("key", self.key), ("component", self.component))
-        named = ", ".join(f"{what} '{name}'" for what, name in parts if name)
-        # Names in a tar may hold anything, also what a terminal obeys.
-        return _ODD.sub(lambda match: f"\\x{ord(match[0]) & 0xFF:02x}", f"{named}: {self.text}" if named else self.text)
+_PNG = b"\x89PNG\r\n\x1a\n"
+_COLOURS = {0: "gray", 2: "RGB", 3: "palette", 4: "gray and alpha", 6: "RGBA"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checks:
-    """What is held against each sample."""
+    """What each sample is compared with."""
 
     masks: tuple[str, ...] | None = None
-    """Components that are masks; ``None``: those that `is_mask_name` takes for such."""
+    """Components that are masks; ``None``: by their names, see `is_mask_name`."""
     mask_values: frozenset[int] | None = None
-    """What a mask's pixels may be; ``None``: anything."""
+    """The values that a mask's pixels may have; ``None``: any."""
     max_pixels: int
     classes: Mapping[int, str] = field(default_factory=dict)
-    """The class table; empty: any integer will do."""
+    """The class table; empty: any integer is a label."""
+
+    def is_mask(self, component: str, photos: Set[str]) -> bool:
+        """Whether a component of a sample with these photos is a mask."""
+        return component in self.masks if self.masks is not None else is_mask_name(component, photos)
 
 
 @dataclass(kw_only=True)
@@ -111,17 +53,17 @@ class ShardReport:
 
     row: int
     part: int
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[ShardFinding] = field(default_factory=list)
     num_bytes: int = 0
     checksum: int = 0
     num_files: int = 0
     num_decoded: int = 0
     """Photos and masks of this part's samples."""
     mask_values: Int64s = field(default_factory=lambda: np.zeros(256, np.int64))
-    """int64 [256]: masks of this part that have each value."""
-    # Of part 0 alone.
+    """int64 [256]: the number of this part's masks that have each value."""
+    # The rest is filled by part 0 alone.
     is_whole: bool = False
-    """Whether it was read to its end."""
+    """Whether the shard was read to its end."""
     keys: list[str] = field(default_factory=list)
     digests: npt.NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, np.uint64))
     """XXH64 of each key."""
@@ -131,25 +73,7 @@ class ShardReport:
     places: dict[str, tuple[Int64s, Int64s]] = field(default_factory=dict)
     """Component -> offsets and sizes, int64 [N] each; -1 and 0 where a sample lacks it."""
     labels: Int64s = field(default_factory=lambda: np.zeros(0, np.int64))
-    """int64 [N]: class ids; 0 of samples that have none, or one that is no integer."""
-
-
-def is_mask_name(component: str, photos: Set[str]) -> bool:
-    """Whether a photo component is a mask, by its name and those of the sample's other photos.
-
-    One that is called so (``seg.png``, ``trimap.png``, ``left-mask.png``), or a PNG beside photos that are none.
-
-    >>> is_mask_name("trimap.png", {"image.jpg", "trimap.png"}), is_mask_name("png", {"png"})
-    (True, False)
-    >>> is_mask_name("mask.jpg", {"jpg", "mask.jpg"}), is_mask_name("masked.jpg", {"jpg", "masked.jpg"})
-    (True, False)
-    """
-    if len(photos) < 2:
-        return False
-    stem, _, extension = component.rpartition(".")
-    if not _MASK_WORDS.isdisjoint(re.split(r"[._-]", stem)):
-        return True
-    return extension == "png" and any(not photo.endswith("png") for photo in photos)
+    """int64 [N]: class ids; 0 for samples without one, or whose label is not an integer."""
 
 
 def verify_shard(
@@ -162,18 +86,18 @@ def verify_shard(
     decoder: Decoder,
     checks: Checks,
 ) -> None:
-    """Read a tar to its end into ``report``; every ``num_parts``-th sample from its part on is decoded.
+    """Read a tar to its end into ``report``; decode every ``num_parts``-th sample, beginning with the part's number.
 
     Args:
         stream: The tar's bytes.
-        report: Empty but for shard and part. Part 0 has all that is not about decoding.
+        report: Empty but for shard and part. Part 0 gets everything that decoding is not needed for.
         shard: The shard's name.
         size: Its bytes, where they are known.
-        num_parts: How many share its samples.
-        decoder: What decodes them.
-        checks: What is held against each sample.
+        num_parts: The number of parts that the samples are dealt out to.
+        decoder: Decodes the photos.
+        checks: What each sample is compared with.
     """
-    archive = _Inspected(stream, shard=shard, size=size)
+    archive = NotingReader(stream, shard=shard, size=size)
     rows = _Rows(report, shard=shard, num_parts=num_parts, decoder=decoder, checks=checks)
     try:
         for member in archive:
@@ -181,7 +105,7 @@ def verify_shard(
         report.is_whole = True
     except DataError as exc:
         if report.part == 0:
-            report.findings.append(Finding("archive", shard, "", "", _without_prefix(str(exc), shard)))
+            report.findings.append(ShardFinding("archive", shard, "", "", without_shard(str(exc), shard)))
     rows.finish()
     report.num_bytes, report.checksum = archive.num_bytes, archive.checksum
     if report.part == 0:
@@ -189,7 +113,7 @@ def verify_shard(
 
 
 def index_problem(index: ShardIndex, report: ShardReport) -> str | None:
-    """How a shard's index differs from what was found in the shard; ``None`` where it does not."""
+    """How a shard's index differs from the shard; ``None`` where it does not."""
     keys, places, labels = report.keys, report.places, report.labels
     if index.num_samples != len(keys):
         return f"lists {index.num_samples} samples, the shard holds {len(keys)}"
@@ -212,110 +136,15 @@ def index_problem(index: ShardIndex, report: ShardReport) -> str | None:
     return None
 
 
-class _Inspected(ArchiveReader):
-    """An archive whose peculiarities are noted: what other readers of tars get wrong, or what holds no sample."""
-
-    def __init__(self, stream: BinaryIO, *, shard: str, size: int | None) -> None:
-        super().__init__(stream, shard=shard, size=size)
-        self._name = shard
-        self._stop = -1
-        """Where the first end-of-archive block begins; -1 before it was met."""
-        self._num_zeros = 0
-        """Bytes of nothing but zeros from there on."""
-        self._trailing = False
-        self._long: dict[str, int] = {}
-        self._path = b""
-        """The name that an extended header has for the next member."""
-        self.links: list[Finding] = []
-        """Members of samples that are links: no reader of shards follows one."""
-        self._outside: list[str] = []
-        self._num_members = self._num_outside = self._num_spaces = 0
-
-    def notes(self) -> list[Finding]:
-        """What was noted."""
-        texts = [
-            f"{number} member{'' if number == 1 else 's'} with {kind}" for kind, number in sorted(self._long.items())
-        ]
-        if self._stop >= 0 and not self._num_members:
-            texts.append("holds no sample; DALI without an index takes it for one of empty components")
-        if self._num_outside:
-            shown = ", ".join(f"'{name}'" for name in self._outside)
-            more = f" and {self._num_outside - len(self._outside)} more" if self._num_outside > _SHOWN else ""
-            texts.append(f"{self._num_outside} files belong to no sample: {shown}{more}")
-        if self._num_spaces:
-            texts.append(f"{self._num_spaces} names with white space, which DALI's own index format cannot hold")
-        if self._trailing:
-            texts.append(f"bytes after the end of the archive, at byte {self._stop}: readers of tars pass them over")
-        elif self._stop >= 0 and self._num_zeros < 2 * _BLOCK_BYTES:
-            texts.append("one end-of-archive block, where there ought to be two")
-        return [Finding("note", self._name, "", "", text) for text in texts]
-
-    def _next_header(self) -> Header | None:
-        start = self._position
-        header = super()._next_header()
-        if header is None:
-            self._stop = start
-            self._look_behind(bytes(_BLOCK_BYTES) + self._piece[self._piece_start :])
-        elif header.kind == ord("L"):
-            kind = "GNU's long name, at which wds2idx points to wrong bytes"
-            self._long[kind] = self._long.get(kind, 0) + 1
-        elif header.kind not in _EXTENDED:
-            if header.kind in _LINKS:
-                self._add_link((self._path or header.name).decode("utf-8", "surrogateescape"))
-            self._path = b""
-        return header
-
-    def _add_link(self, name: str) -> None:
-        if (names := split_key(name)) is not None:
-            text = "is a link, which no reader of shards follows; pack it anew (tar: --hard-dereference or -h)"
-            self.links.append(Finding("link", self._name, names[0], names[1].lower(), text))
-
-    def _extended(self, header: Header) -> bytes:
-        content = super()._extended(header)
-        if header.kind == ord("L"):
-            self._path = content.partition(b"\0")[0]
-        return content
-
-    def _pax_records(self, header: Header) -> dict[bytes, bytes]:
-        records = super()._pax_records(header)
-        if records.get(b"path"):
-            self._path = records[b"path"]
-            kind = "a PAX long name, which DALI without an index takes for another sample"
-            self._long[kind] = self._long.get(kind, 0) + 1
-        return records
-
-    def _member(self, name: str, size: int, kind: int, said: Mapping[bytes, bytes]) -> Iterator[Member]:
-        belongs = False
-        for member in super()._member(name, size, kind, said):
-            belongs = True
-            self._num_members += 1
-            self._num_spaces += any(character.isspace() for character in name)
-            yield member
-        if not belongs and kind in b"0\x007":
-            self._num_outside += 1
-            if len(self._outside) < _SHOWN:
-                self._outside.append(name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace"))
-
-    def _read_piece(self) -> bool:
-        is_more = super()._read_piece()
-        if self._stop >= 0:
-            self._look_behind(self._piece)
-        return is_more
-
-    def _look_behind(self, piece: bytes) -> None:
-        self._trailing = self._trailing or any(piece)
-        self._num_zeros += len(piece)
-
-
 class _Decoded(NamedTuple):
-    """What is kept of a photo that was decoded."""
+    """What is kept of a decoded photo."""
 
     height: int
     width: int
     kind: str
-    """What it is instead, where it is no 8-bit gray PNG."""
+    """Describes a photo that is no 8-bit gray PNG."""
     values: Int64s | None
-    """Those of its pixels, each once, where it is one."""
+    """The values of its pixels, each once, if it is an 8-bit gray PNG."""
 
 
 @dataclass(kw_only=True)
@@ -328,7 +157,7 @@ class _Sample:
 
 
 class _Rows:
-    """The samples of one shard, each held against the checks as it passes by."""
+    """Checks the samples of one shard as its members come by."""
 
     def __init__(self, report: ShardReport, *, shard: str, num_parts: int, decoder: Decoder, checks: Checks) -> None:
         self._report, self._shard, self._num_parts = report, shard, num_parts
@@ -357,7 +186,7 @@ class _Rows:
             self._check_name(member.name)
         if component in sample.components:
             if self._is_first:
-                self._find("twice", sample.key, component, f"is there twice (member '{member.name}')")
+                self._find("twice", sample.key, component, f"occurs twice (member '{member.name}')")
             return
         sample.components[component] = (member.offset, member.size)
         if component == LABEL_COMPONENT and self._is_first:
@@ -366,7 +195,7 @@ class _Rows:
             self._decode(sample, component, member.read)
 
     def finish(self) -> None:
-        """No more members come: the report's columns are filled."""
+        """Fill the report's columns, after the last member."""
         self._finish_sample()
         report, num = self._report, self._num_samples
         if not self._is_first:
@@ -397,15 +226,13 @@ class _Rows:
             self._report.keys.append(sample.key)
         self._num_samples += 1
 
-    # Checks
-
     def _find(self, kind: str, key: str, component: str, text: str) -> None:
-        self._report.findings.append(Finding(kind, self._shard, key, component, text))
+        self._report.findings.append(ShardFinding(kind, self._shard, key, component, text))
 
     def _check_new(self, member: Member) -> None:
         before = self._seen.setdefault(member.key, set())
         if member.component in before:
-            self._find("split", member.key, "", f"is there twice, again from member '{member.name}' on")
+            self._find("split", member.key, "", f"occurs twice, again from member '{member.name}' on")
         elif before:
             text = f"member '{member.name}' comes after other samples; those of one sample must stand together"
             self._find("split", member.key, "", text)
@@ -414,7 +241,7 @@ class _Rows:
         try:
             check_member_name(name, shard=self._shard)
         except DataError as exc:
-            self._find("name", "", "", _without_prefix(str(exc), self._shard))
+            self._find("name", "", "", without_shard(str(exc), self._shard))
 
     def _check_label(self, key: str, data: bytes) -> None:
         try:
@@ -430,7 +257,7 @@ class _Rows:
 
     def _decode(self, sample: _Sample, component: str, read: Callable[[], bytes]) -> None:
         data = read()
-        # Which photos are masks is known when all names of the sample are: the values of whatever may be one are taken.
+        # Whether it is a mask is known only when all names of the sample are; so the values of each gray PNG are kept.
         is_gray = _is_gray_png(data)
         try:
             header, pixels = decode(
@@ -440,13 +267,13 @@ class _Rows:
             self._find("photo", sample.key, component, str(exc))
             return
         self._report.num_decoded += 1
-        values = _values(pixels) if is_gray else None
+        values = np.flatnonzero(count_values(pixels)) if is_gray else None
         kind = "" if is_gray else _kind(data, header.format)
         sample.decoded[component] = _Decoded(header.height, header.width, kind, values)
 
     def _check_masks(self, sample: _Sample) -> None:
         photos = {name for name in sample.components if is_photo(name)}
-        masks = [name for name in sample.decoded if self._is_mask(name, photos)]
+        masks = [name for name in sample.decoded if self._checks.is_mask(name, photos)]
         photo = next((name for name in sample.decoded if name not in masks), None)
         for mask in masks:
             found = sample.decoded[mask]
@@ -467,36 +294,13 @@ class _Rows:
             shown = ", ".join(map(str, other[:_SHOWN])) + (", ..." if len(other) > _SHOWN else "")
             self._find("mask values", key, mask, f"holds {shown}, expected {', '.join(map(str, sorted(allowed)))}")
 
-    def _is_mask(self, component: str, photos: set[str]) -> bool:
-        masks = self._checks.masks
-        return component in masks if masks is not None else is_mask_name(component, photos)
-
-
-def _values(pixels: Pixels) -> Int64s:
-    """The values that come, each once."""
-    counts = np.zeros(256, np.int64)
-    flat = pixels.ravel()
-    # Piece by piece: numpy counts in 8 bytes a pixel.
-    for start in range(0, len(flat), _PIXELS_AT_A_TIME):
-        counts += np.bincount(flat[start : start + _PIXELS_AT_A_TIME], minlength=256)
-    return np.flatnonzero(counts)
-
 
 def _is_gray_png(data: bytes) -> bool:
     # IHDR: bit depth, colour type.
-    return data[:8] == b"\x89PNG\r\n\x1a\n" and tuple(data[24:26]) == (8, 0)
+    return data[:8] == _PNG and tuple(data[24:26]) == (8, 0)
 
 
 def _kind(data: bytes, format: str) -> str:
-    colours = {0: "gray", 2: "RGB", 3: "palette", 4: "gray and alpha", 6: "RGBA"}
     if format != "PNG":
         return f"a {format}"
-    return f"a {data[24]}-bit {colours.get(data[25], 'unknown')} PNG"
-
-
-def _without_prefix(text: str, shard: str) -> str:
-    """An error's text without the shard, which a finding names by itself."""
-    for prefix in (f"shard '{shard}': ", f"shard '{shard}', ", f"shard '{shard}' "):
-        if text.startswith(prefix):
-            return text.removeprefix(prefix)
-    return text
+    return f"a {data[24]}-bit {_COLOURS.get(data[25], 'unknown')} PNG"

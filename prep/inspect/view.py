@@ -1,4 +1,4 @@
-"""Shards to a contact sheet: some of their samples drawn by a seed, photos with their masks over them, their labels."""
+"""Draw a contact sheet of some samples: photos, photos with their masks, labels."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -14,18 +14,18 @@ from dali_pipes.formats.names import LABEL_COMPONENT
 from dali_pipes.formats.photo_header import MAX_PIXELS, is_photo
 from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.progress import bar
-from dali_pipes.store.urls import ShardSet
+from dali_pipes.store.shard_set import ShardSet
 from prep.inspect.contact_sheet import TILE, Cell, contact_sheet, mask_colours
-from prep.inspect.info import IndexedSet
-from prep.inspect.verify_shard import is_mask_name
+from prep.inspect.indexed_set import IndexedSet
 from prep.photos.decoders import Undecodable, decode, open_decoder
+from prep.photos.masks import is_mask_name
 
 __all__ = ["Sheet", "draw_sheet"]
 
 MAX_CELLS = 1000
-"""Samples of one sheet: at 176 pixels each, a picture 53,000 pixels high."""
+"""The most samples of one sheet, which is then 53,000 pixels high."""
 
-# Of at most 18 digits, which 64 bits hold.
+# At most 18 digits, which fit into 64 bits.
 _CLASS_ID = re.compile(r"-?[0-9]{1,18}")
 
 Int64s = npt.NDArray[np.int64]
@@ -34,24 +34,22 @@ Pixels = npt.NDArray[np.uint8]
 
 @dataclass(kw_only=True)
 class Sheet:
-    """A contact sheet, and what is on it."""
+    """A contact sheet and its contents."""
 
     picture: Image.Image
     keys: list[str]
-    """Of the samples, in order."""
+    """Keys of the samples, in order."""
     num_matching: int
-    """Samples that were there to be drawn from."""
+    """Samples from which they were drawn."""
     mask_values: list[int] = field(default_factory=list)
-    """Values of the masks' pixels that are on it, sorted."""
+    """Values of the masks' pixels, sorted."""
     undecodable: list[str] = field(default_factory=list)
-    """Components that could not be decoded, and why; a gray field stands for each photo."""
+    """Components that could not be decoded, and why; a gray field replaces such a photo."""
 
 
 class _Chosen(NamedTuple):
+    shard: int
     row: int
-    """Of the shard."""
-    at: int
-    """Of the sample in it."""
 
 
 def draw_sheet(
@@ -65,22 +63,22 @@ def draw_sheet(
     mask: str | None = None,
     show_progress: bool = False,
 ) -> Sheet:
-    """Samples of some shards as one picture.
+    """Draw samples of some shards as one picture.
 
     Args:
         shards: The shards.
-        num: How many samples at most.
-        seed: What they are drawn from; they stand in the shards' order.
-        labels: Class ids or names; samples of these classes alone. Empty: of all.
-        keys: Samples with these keys alone, in this order; ``seed`` draws nothing then.
-        photo: The component to show; ``None``: the first photo of a sample that is no mask by its name.
-        mask: The component to lay over it; ``None``: the first mask, see `prep.inspect.verify_shard.is_mask_name`; an empty
+        num: The most samples.
+        seed: Draws the samples; they are shown in the shards' order.
+        labels: Class ids or names: only samples of these classes. Empty: of all classes.
+        keys: Only samples with these keys, in this order; then ``seed`` is not used.
+        photo: The component to show; ``None``: the first photo of a sample that is not a mask by its name.
+        mask: The component to lay over it; ``None``: the first mask, see `is_mask_name`; an empty
             name: no mask.
         show_progress: Draw bars.
 
     Raises:
-        DataError: If there is no sample, or no such key, class or component, or a manifest, index or shard cannot be
-            read.
+        DataError: If there is no sample, key, class or component of this name, or the manifest, an index or a shard
+            cannot be read.
         ValueError: If ``num`` is not in [1, `MAX_CELLS`].
     """
     if not 1 <= num <= MAX_CELLS:
@@ -118,7 +116,7 @@ def draw_sheet(
 
 
 def _class_ids(indexed: IndexedSet, labels: Sequence[str]) -> Int64s | None:
-    """Class ids, of ids or names; ``None``: all."""
+    """The ids of classes that are given by id or name; ``None``: all."""
     if not labels:
         return None
     by_name = {name: label for label, name in indexed.manifest.classes.items()}
@@ -137,7 +135,7 @@ def _class_ids(indexed: IndexedSet, labels: Sequence[str]) -> Int64s | None:
 def _choose(
     indexed: IndexedSet, wanted: Int64s | None, keys: Sequence[str], *, num: int, seed: int
 ) -> tuple[list[_Chosen], int]:
-    """The samples to show, and how many there were to choose from."""
+    """The samples to show, and the number of samples from which they were chosen."""
     if wanted is None and not keys:
         total = indexed.manifest.num_samples
         ordinals = np.sort(np.random.default_rng(seed).choice(total, min(num, total), replace=False))
@@ -175,7 +173,7 @@ def _choose(
 def _with_index(
     indexed: IndexedSet, chosen: Sequence[_Chosen], *, show_progress: bool
 ) -> Iterator[tuple[int, int, ShardIndex]]:
-    """Each sample with its shard's index, which is read again only where the shard changes."""
+    """Each sample with its shard's index, which is read when the shard changes."""
     row_of_index, index = -1, None
     with bar(what="view", total=len(chosen), unit="samples", shown=show_progress, delay_s=1) as drawn:
         for row, at in chosen:
@@ -218,7 +216,7 @@ def _cell(
         except Undecodable as exc:
             undecodable.append(f"shard '{shard}', key '{key}', component '{component}': {exc}")
             return None
-        # Small at once: a sheet holds as many photos as it has cells. A 8-bit gray one has three equal channels.
+        # Made small at once, because a sheet holds many photos. An 8-bit gray one has three equal channels.
         resampling = Image.Resampling.NEAREST if is_mask else Image.Resampling.LANCZOS
         picture = Image.fromarray(pixels[..., 0] if is_mask else pixels)
         scale = TILE / max(picture.size)

@@ -1,9 +1,9 @@
-"""Records to those that are bad, and the bytes that each takes: looked at before anything is written."""
+"""Check all records before anything is written: find the bad ones, and the bytes that each takes in a tar."""
 
 import os
 from array import array
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,55 +21,58 @@ from prep.workers import Report, Workers
 
 __all__ = ["MAX_SENT_BYTES", "Checked", "as_entry", "check_records"]
 
-# Enough of a file to tell its format, and a PNG's colour type.
+# Enough of a file to know its format, and a PNG's colour type.
 HEAD_BYTES = 64
-# Of a mask: all, of most.
+# All of most masks.
 MASK_BYTES = 1 << 16
-# Records a task: some 10 ms of work, so that processes end together.
+# Records a task: some 10 ms of work, so that the processes end together.
 NUM_RECORDS = 500
 # Below this, starting processes takes longer than the work.
 MIN_SHARED_RECORDS = 2000
 MAX_SENT_BYTES = 8 << 20
-"""Of components that are in memory, and so would be copied to a worker: of more the task is done by their owner."""
+"""The most bytes of components in memory that are sent to a worker; the process that has more does the task itself."""
 
-# A tuple: of a union `isinstance` takes ten times as long.
+# A tuple: `isinstance` takes ten times as long with a union.
 _PARTS = (bytes, Range)
 
 _FORMATS = {
-    "jpg": "JPEG",
-    "jpeg": "JPEG",
-    "jpe": "JPEG",
+    **dict.fromkeys(("jpg", "jpeg", "jpe"), "JPEG"),
     "png": "PNG",
     "webp": "WEBP",
-    "tif": "TIFF",
-    "tiff": "TIFF",
+    **dict.fromkeys(("tif", "tiff"), "TIFF"),
     "bmp": "BMP",
-    "ppm": "PPM",
-    "pgm": "PPM",
-    "pbm": "PPM",
-    "pnm": "PPM",
-    "jp2": "JPEG2000",
-    "j2k": "JPEG2000",
+    **dict.fromkeys(("ppm", "pgm", "pbm", "pnm"), "PPM"),
+    **dict.fromkeys(("jp2", "j2k"), "JPEG2000"),
 }
-"""Extension -> the format that it announces. All of them DALI decodes, under any name; a GIF it does not."""
+"""Extension -> its format. DALI decodes all of these, under any extension; a GIF it does not."""
 
 
-@dataclass(kw_only=True)
+@dataclass
 class Checked:
-    """What is known of records, by their numbers, before one is read."""
+    """The result of checking records, by their numbers."""
 
-    bad: dict[int, str]
-    """Key and reason."""
-    unread: dict[int, frozenset[str]]
-    """Of the bad, those with files that are not there or cannot be read: which components these are."""
-    empty: set[int]
-    """Of these, those of whose files none can be read: there is nothing to pack."""
-    noted: dict[int, str]
-    """Key, and the format that its name does not say."""
-    sizes: "array[int]"
-    """Bytes that each takes in a tar."""
-    held_bytes: "array[int]"
-    """Of these, those that are in memory and not in a file."""
+    bad: dict[int, str] = field(default_factory=dict)
+    """Bad records: key and reason."""
+    unread: dict[int, frozenset[str]] = field(default_factory=dict)
+    """Bad records with files that are missing or cannot be read: the components of these files."""
+    empty: set[int] = field(default_factory=set)
+    """Records without any file that can be read: there is nothing to pack."""
+    noted: dict[int, str] = field(default_factory=dict)
+    """Records with photos in another format than their names say: key and formats."""
+    sizes: "array[int]" = field(default_factory=lambda: array("q"))
+    """Bytes that each record takes in a tar."""
+    held_bytes: "array[int]" = field(default_factory=lambda: array("q"))
+    """Bytes of each that are in memory and not in a file."""
+
+    def add(self, part: "Checked") -> None:
+        """Append the result of the records that follow; its numbers count from 0."""
+        first = len(self.sizes)
+        self.bad |= {first + number: text for number, text in part.bad.items()}
+        self.unread |= {first + number: components for number, components in part.unread.items()}
+        self.empty |= {first + number for number in part.empty}
+        self.noted |= {first + number: text for number, text in part.noted.items()}
+        self.sizes.extend(part.sizes)
+        self.held_bytes.extend(part.held_bytes)
 
 
 class _Task(NamedTuple):
@@ -80,42 +83,27 @@ class _Task(NamedTuple):
     held_bytes: int
 
 
-class _Found(NamedTuple):
-    """What is known of a task's records, by their numbers in it."""
-
-    sizes: "array[int]"
-    bad: dict[int, str]
-    noted: dict[int, str]
-    unread: dict[int, frozenset[str]]
-    empty: set[int]
-
-
 def check_records(source: Source, *, workers: Workers, show_progress: bool) -> Checked:
-    """Look at the name and the first bytes of every component, and at all of a mask's.
+    """Check the name and the first bytes of every component, and all bytes of a mask.
 
     Raises:
-        DataError: If a key cannot be a member's name, two are equal, a component has no label's or value's form, or a
-            file's or class's name is not UTF-8.
+        DataError: If a key cannot be a member's name, two keys are equal, a value cannot be written under its
+            component's extension, or a file's or class's name is not UTF-8.
         StoreError: If a file that holds many records cannot be read.
     """
-    checked = Checked(bad={}, unread={}, empty=set(), noted={}, sizes=array("q"), held_bytes=array("q"))
+    checked = Checked()
     for label, text in source.classes.items():
         check_utf8(text, what=f"{source.name}: the name of class {label}")
     is_small = len(source.records) < MIN_SHARED_RECORDS
     with bar(what="check", total=len(source.records), unit="records", shown=show_progress) as drawn:
         found = workers.map(
             _check_entries,
-            _tasks(source, checked),
+            _tasks(source),
             inline=lambda task: is_small or task.held_bytes > MAX_SENT_BYTES,
             on_progress=drawn.update,
         )
     for part in found:
-        first = len(checked.sizes)
-        checked.sizes.extend(part.sizes)
-        checked.bad |= {first + number: text for number, text in part.bad.items()}
-        checked.noted |= {first + number: text for number, text in part.noted.items()}
-        checked.unread |= {first + number: components for number, components in part.unread.items()}
-        checked.empty |= {first + number for number in part.empty}
+        checked.add(part)
     return checked
 
 
@@ -124,11 +112,11 @@ def as_entry(record: Record, source: Source, *, without: Set[str] = frozenset())
 
     Args:
         record: The sample.
-        source: Where it is from.
-        without: Components that are left out.
+        source: Its source.
+        without: Components to leave out.
 
     Raises:
-        DataError: If a component is neither bytes nor a file, and not a value that its extension takes.
+        DataError: If a component is neither bytes, nor a file, nor a value that its extension takes.
     """
     parts = [
         (component, _part(record, component, content))
@@ -142,7 +130,7 @@ def as_entry(record: Record, source: Source, *, without: Set[str] = frozenset())
 
 
 def check_utf8(text: str, *, what: str) -> None:
-    """Refuse a name that no tar or JSON of ours could hold.
+    """Refuse a name that is not UTF-8, as names in our tars and JSON files are.
 
     Raises:
         DataError: Starts with ``what``.
@@ -155,25 +143,23 @@ def check_utf8(text: str, *, what: str) -> None:
 
 def _part(record: Record, component: str, content: object) -> Part:
     if isinstance(content, Path):
-        return str(content)  # which goes to a worker, and is opened, several times faster
+        return str(content)  # it is sent to a worker and opened several times faster than a Path
     if isinstance(content, _PARTS):
         return content
     return encode_value(content, component=component, where=f"record '{record.key}'")
 
 
-def _tasks(source: Source, checked: Checked) -> Iterator[_Task]:
+def _tasks(source: Source) -> Iterator[_Task]:
     numbers: dict[str, int] = {}
     entries: list[Entry] = []
     total = 0
     for number, record in enumerate(source.records):
         earlier = numbers.setdefault(record.key, number)
         if earlier != number:
-            raise DataError(f"{source.name}: key '{record.key}' is there twice, records {earlier} and {number}")
+            raise DataError(f"{source.name}: key '{record.key}' occurs twice, records {earlier} and {number}")
         entry = as_entry(record, source)
         entries.append(entry)
-        held = sum(len(part) for _, part in entry[1] if isinstance(part, bytes))
-        checked.held_bytes.append(held)
-        total += held
+        total += _held_bytes(entry)
         if len(entries) == NUM_RECORDS or total > MAX_SENT_BYTES:
             yield _Task(entries, source.name, source.masks, source.decodes_masks, total)
             entries, total = [], 0
@@ -181,55 +167,71 @@ def _tasks(source: Source, checked: Checked) -> Iterator[_Task]:
         yield _Task(entries, source.name, source.masks, source.decodes_masks, total)
 
 
-def _check_entries(task: _Task, report: Report) -> _Found:
-    found = _Found(array("q"), {}, {}, {}, set())
+def _held_bytes(entry: Entry) -> int:
+    return sum(len(part) for _, part in entry[1] if isinstance(part, bytes))
+
+
+def _check_entries(task: _Task, report: Report) -> Checked:
+    found = Checked()
     for number, (key, parts) in enumerate(task.entries):
-        reasons: dict[str, str] = {}
-        notes: list[str] = []
-        unread: set[str] = set()
-        good: dict[str, _Component] = {}
-        size = 0
         _check_names(key, parts, source=task.source)
-        for component, part in parts:
-            is_mask = component in task.masks
-            # Each is opened once: of a mask all is wanted, and of its photo the size.
-            num = MASK_BYTES if is_mask else HEADER_BYTES if task.masks else HEAD_BYTES
-            try:
-                head, num_bytes = _head(part, num)
-            except StoreError as exc:
-                # Of one file a sample: it is this record's, and no other's.
-                if not isinstance(part, str):
-                    raise
-                unread.add(component)
-                reasons[component] = f"{component}: {exc}"
-                continue
-            size += tar_bytes(f"{key}.{component}", num_bytes)
-            format = _format(head) if is_photo(component) else None
-            reason = _reason(component, head, num_bytes, format, is_mask=is_mask)
-            if reason:
-                reasons[component] = reason
-                continue
-            if format and format != _FORMATS.get(component.rpartition(".")[2].lower()):
-                notes.append(f"{component} is a {format}")
-            if format and task.masks:
-                good[component] = _Component(part, head, num_bytes)
-        if not task.masks.isdisjoint(good):
-            _check_masks(good, reasons, masks=task.masks, decoded=task.decodes_masks)
-        found.sizes.append(size)
-        if reasons:
-            found.bad[number] = f"{key}: {'; '.join(reasons.values())}"
-        if notes:
-            found.noted[number] = f"{key}: {'; '.join(notes)}"
-        if unread:
-            found.unread[number] = frozenset(unread)
-            if len(unread) == sum(isinstance(part, str) for _, part in parts):
+        record = _check_record(key, parts, task)
+        found.sizes.append(record.num_bytes)
+        found.held_bytes.append(_held_bytes((key, parts)))
+        if record.reasons:
+            found.bad[number] = f"{key}: {'; '.join(record.reasons.values())}"
+        if record.notes:
+            found.noted[number] = f"{key}: {'; '.join(record.notes)}"
+        if record.unread:
+            found.unread[number] = frozenset(record.unread)
+            if len(record.unread) == sum(isinstance(part, str) for _, part in parts):
                 found.empty.add(number)
     report(len(task.entries))
     return found
 
 
+@dataclass
+class _Record:
+    """The result of one record's checks."""
+
+    num_bytes: int = 0
+    reasons: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    unread: set[str] = field(default_factory=set)
+
+
+def _check_record(key: str, parts: Sequence[tuple[str, Part]], task: _Task) -> _Record:
+    record = _Record()
+    good: dict[str, _Component] = {}
+    for component, part in parts:
+        is_mask = component in task.masks
+        # Each file is opened once, so all of a mask is read, and its photo's size.
+        num = MASK_BYTES if is_mask else HEADER_BYTES if task.masks else HEAD_BYTES
+        try:
+            head, num_bytes = _head(part, num)
+        except StoreError as exc:
+            # A file of one sample concerns this record alone; a file of many ends the pack.
+            if not isinstance(part, str):
+                raise
+            record.unread.add(component)
+            record.reasons[component] = f"{component}: {exc}"
+            continue
+        record.num_bytes += tar_bytes(f"{key}.{component}", num_bytes)
+        format = _format(head) if is_photo(component) else None
+        if reason := _reason(component, head, num_bytes, format, is_mask=is_mask):
+            record.reasons[component] = reason
+            continue
+        if format and format != _FORMATS.get(component.rpartition(".")[2].lower()):
+            record.notes.append(f"{component} is a {format}")
+        if format and task.masks:
+            good[component] = _Component(part, head, num_bytes)
+    if not task.masks.isdisjoint(good):
+        _check_masks(good, record.reasons, masks=task.masks, decoded=task.decodes_masks)
+    return record
+
+
 class _Component(NamedTuple):
-    """A photo or mask, and what of it was read."""
+    """A photo or mask, and its first bytes."""
 
     part: Part
     head: bytes
@@ -245,7 +247,7 @@ class _Component(NamedTuple):
 def _check_masks(
     photos: Mapping[str, _Component], reasons: dict[str, str], *, masks: frozenset[str], decoded: bool
 ) -> None:
-    """Add why masks that are 8-bit grey PNGs are bad all the same: damaged, or not of their photo's size."""
+    """Add why masks are bad although they are 8-bit grey PNGs: damaged, or of another size than their photo."""
     name = next((name for name in photos if name not in masks), None)
     expected = photo_size(photos[name].read, photos[name].num_bytes) if name is not None else None
     for component, mask in photos.items():
@@ -261,7 +263,7 @@ def _check_masks(
 
 
 def _check_names(key: str, parts: Sequence[tuple[str, Part]], *, source: str) -> None:
-    # The label's name is ours: the source's tell more.
+    # The label comes last: an error that names one of the source's own components says more.
     for component, part in sorted(parts, key=lambda part: part[0] == LABEL_COMPONENT):
         name = f"{key}.{component}"
         if split_key(name) != (key, component):
@@ -275,7 +277,7 @@ def _check_names(key: str, parts: Sequence[tuple[str, Part]], *, source: str) ->
 
 
 def _reason(component: str, head: bytes, num_bytes: int, found: str | None, *, is_mask: bool) -> str | None:
-    """Why a component is bad, ``None`` where it is not; ``found`` is a photo's format."""
+    """Why a component is bad, ``None`` if it is not; ``found`` is a photo's format."""
     if not num_bytes:
         return f"{component} is empty"
     if found is None:
@@ -283,7 +285,7 @@ def _reason(component: str, head: bytes, num_bytes: int, found: str | None, *, i
     if found == "GIF":
         return f"{component} is a GIF, which DALI cannot decode"
     if found == "unknown":
-        return f"{component} is no photo of a known format (starts with {head[:4].hex(' ')})"
+        return f"{component} is not a photo of a known format (starts with {head[:4].hex(' ')})"
     if is_mask and found != "PNG":
         return f"{component} is a {found}, a mask must be an 8-bit grey PNG"
     # IHDR: bit depth, colour type.
@@ -295,7 +297,7 @@ def _reason(component: str, head: bytes, num_bytes: int, found: str | None, *, i
 
 
 def _format(head: bytes) -> str:
-    # `read_photo_header` goes on to the photo's size, by Pillow's readers: ten times the time of all else here.
+    # `read_photo_header` also reads the photo's size with Pillow, which takes ten times as long as all else here.
     if head.startswith(b"\xff\xd8\xff"):
         return "JPEG"
     return read_photo_header(head).format
@@ -308,12 +310,11 @@ def _printable(text: str) -> str:
 
 def _head(part: Part, num: int) -> tuple[bytes, int]:
     """The first bytes of a component, and its size."""
+    if isinstance(part, str):
+        return _look(part, 0, num)
     if isinstance(part, bytes):
         return part[:num], len(part)
-    if isinstance(part, Range):
-        assert part.head is not None or isinstance(part.file, Path), "who found an object's range saw its first bytes"
-        return (_read_part(part, 0, min(part.size, num)) if part.head is None else part.head), part.size
-    return _look(part, 0, num)
+    return (_read_part(part, 0, min(part.size, num)) if part.head is None else part.head), part.size
 
 
 def _read_part(part: Part, offset: int, num: int) -> bytes:
@@ -321,12 +322,12 @@ def _read_part(part: Part, offset: int, num: int) -> bytes:
         return part[offset : offset + num]
     if isinstance(part, str):
         return _look(part, offset, num)[0]
-    assert isinstance(part.file, Path), "a source with masks has files: nothing is read of a bucket before it is packed"
+    assert isinstance(part.file, Path), "objects in a bucket are not read before they are packed"
     return _look(str(part.file), part.offset + offset, num)[0]
 
 
 def _look(path: str, offset: int, num: int) -> tuple[bytes, int]:
-    """So many bytes of a file from an offset on, and its size."""
+    """``num`` bytes of a file from an offset on, and its size."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:

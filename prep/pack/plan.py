@@ -1,20 +1,21 @@
-"""Sizes of records to where shards are cut: known to the byte before one is written."""
+"""Cut records into shards whose sizes are known to the byte before one is written."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from dali_pipes.formats.tar_reader import BLOCK
 from prep.tar.writer import header_bytes
 
-__all__ = ["ShardPlan", "plan_shards", "tar_bytes"]
+__all__ = ["MAX_FILES", "ShardPlan", "plan_shards", "tar_bytes"]
 
-BLOCK = 512
 # A tar ends with two empty blocks and is filled up to a multiple of this.
 RECORD = 20 * BLOCK
-MAX_SHARDS = 10**6
+MAX_FILES = 10**6
+"""Names count with six digits."""
 
 
 class ShardPlan(NamedTuple):
-    """Which records ``[start, stop)`` one shard holds, and the size that gives it."""
+    """The records ``[start, stop)`` of one shard, and its size."""
 
     start: int
     stop: int
@@ -41,13 +42,13 @@ def plan_shards(sizes: Sequence[int], *, max_count: int, max_bytes: int) -> list
         filled += size
     if sizes:
         shards.append(ShardPlan(start, len(sizes), _finished_bytes(filled)))
-    if len(shards) > MAX_SHARDS:
-        raise ValueError(f"{len(shards)} shards, names count to {MAX_SHARDS}; use larger --max-bytes and --max-count")
+    if len(shards) > MAX_FILES:
+        raise ValueError(f"{len(shards)} shards, names count to {MAX_FILES}; use larger --max-bytes and --max-count")
     return shards
 
 
 def tar_bytes(name: str, size: int) -> int:
-    """Bytes that a member takes in a tar: header blocks, more for a long or non-ASCII name, and data blocks.
+    """Bytes of a member in a tar: header blocks, more than one for a long or non-ASCII name, and data blocks.
 
     >>> tar_bytes("a.jpg", 1)
     1024

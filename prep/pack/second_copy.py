@@ -1,7 +1,7 @@
-"""One stream to a store and to a directory: what is uploaded is kept, without its being made or read twice.
+"""Write one stream to a store and to a directory, so that nothing is made or read twice.
 
-A file gets its name when the store has what it holds. Before that it has none, where the file system knows files
-without names (most do); elsewhere it has a name that begins with ``.partial-`` and goes with whoever writes it.
+A file gets its name when the store has its bytes. Before that it has none, on file systems that know files without
+names (most do); on others its name begins with ``.partial-``, and it is deleted when its writer ends.
 """
 
 import contextlib
@@ -14,34 +14,33 @@ from pathlib import Path
 from typing import BinaryIO
 
 from dali_pipes.errors import StoreError
-from dali_pipes.store.local import LocalStore
 from prep.pack.tasks import StreamTarget
 
 __all__ = ["CopiedTarget"]
 
-# What file systems say that have no files without names.
+# Errors of file systems that have no files without names.
 _NO_UNNAMED = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CopiedTarget:
-    """Where shards go, and a directory that gets the same bytes under the same names; pickles, for a worker."""
+    """A target, and a directory that gets the same bytes under the same names; pickles, for a worker."""
 
     target: StreamTarget | None
-    """``None``: it has them already, the copy alone is lacking."""
-    copy: LocalStore
+    """``None`` if it has the shard already, and only the copy lacks it."""
+    directory: Path
 
     def write_stream(self, name: str, chunks: Callable[[], Iterable[memoryview]], *, num_bytes: int) -> None:
         """Create or replace an object and its copy; each is there whole or not at all.
 
         Raises:
-            StoreError: If either cannot be written. The copy is named last: it is not there without its object.
+            StoreError: If either cannot be written. The copy gets its name last: it is not there without its object.
         """
-        path = self.copy.directory / name
+        path = self.directory / name
         with _writing(path), _unnamed(path) as (stream, publish):
 
             def copied() -> Iterator[memoryview]:
-                # The store may ask for another attempt, from the first byte on.
+                # The store may start another attempt, from the first byte on.
                 with _writing(path):
                     stream.seek(0)
                     stream.truncate()
@@ -62,9 +61,9 @@ class CopiedTarget:
 
 @contextlib.contextmanager
 def _unnamed(path: Path) -> Iterator[tuple[BinaryIO, Callable[[], None]]]:
-    """A file to be, and what gives it its name."""
+    """A file without a name, and a function that gives it its name."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Named before it is made: a worker may be told to end at any point in between.
+    # The name is chosen before the file is made: a worker may be ended at any point in between.
     partial = path.parent / f".partial-{secrets.token_hex(8)}"
     try:
         try:
@@ -80,8 +79,8 @@ def _unnamed(path: Path) -> Iterator[tuple[BinaryIO, Callable[[], None]]]:
             def publish() -> None:
                 os.fchmod(descriptor, 0o644)
                 if not is_named:
-                    # A name cannot be given that is taken: by way of one that is not. Of a path that is absolute
-                    # src_dir_fd is not looked at; without it Python calls link(), which follows no link.
+                    # A link cannot replace a file, so the file gets a free name first. The path is absolute, so
+                    # src_dir_fd has no effect; but without it Python calls link(), which does not follow links.
                     os.link(f"/proc/self/fd/{descriptor}", partial, src_dir_fd=descriptor, follow_symlinks=True)
                 partial.rename(path)
 

@@ -1,106 +1,101 @@
-"""One shard to be, in a worker: its samples' places in, its bytes written or compared.
+"""Write one file of a set in a worker process, or compare it with the stored one.
 
 Apart from `prep.pack.pack`, whose imports (numpy among them) would cost every worker a tenth of a second.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
 
 from dali_pipes.errors import StoreError
 from dali_pipes.store.checksums import DEFAULT_CHECKSUM_TYPE, new_checksum
-from dali_pipes.store.transfer import RemoteFile
+from dali_pipes.store.cluster.transfer import RemoteFile
 from prep.tar.writer import CHUNK_BYTES, Entry, stream_tar
 from prep.workers import Report
 
-if TYPE_CHECKING:
-    from pathlib import Path
+__all__ = ["ShardTask", "Stored", "StreamTarget", "StreamTask", "is_stored", "write_file"]
 
-__all__ = ["ShardTask", "StreamTarget", "digest_of", "is_same", "is_stored", "write_shard", "write_streamed"]
+Stored = tuple[str, str] | Path | RemoteFile
+"""A stored object to compare with: type and value of its checksum, or the file itself."""
 
 
 class StreamTarget(Protocol):
-    """A directory or a bucket, as a worker has it."""
+    """A directory or a bucket that a worker writes to."""
 
     def write_stream(self, name: str, chunks: Callable[[], Iterable[memoryview]], *, num_bytes: int) -> None:
         """Create or replace an object from a stream."""
 
 
-class ShardTask(NamedTuple):
-    """A shard to be, with its samples, for a worker."""
+@dataclass(frozen=True, kw_only=True)
+class StreamTask(ABC):
+    """A file to write or to compare; pickles, for a worker."""
 
     name: str
     num_bytes: int
+    target: StreamTarget | None = None
+    """Where `write_file` writes it."""
+    stored: Stored | None = None
+    """What `is_stored` compares it with."""
+
+    @abstractmethod
+    def stream(self, on_sample: Callable[[], None]) -> Iterator[memoryview]:
+        """The file's bytes, from the first on; ``on_sample`` is called after each sample."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardTask(StreamTask):
+    """A shard with its samples."""
+
     entries: Sequence[Entry]
     held_bytes: int
-    target: StreamTarget | None
-    """Where to write it."""
-    stored: "tuple[str, str] | Path | RemoteFile | None"
-    """What to compare it with: type and checksum, or the file itself."""
+    """Bytes of components that are in memory, and are sent to the worker."""
+
+    def stream(self, on_sample: Callable[[], None]) -> Iterator[memoryview]:
+        return stream_tar(self.entries, shard=self.name, num_bytes=self.num_bytes, on_sample=on_sample)
 
 
-def write_shard(task: ShardTask, report: Report) -> bool:
-    """Stream a shard to where it goes; always ``True``."""
-    assert task.target is not None, "a task to write says where"
-
-    def stream(on_sample: Callable[[], None]) -> Iterator[memoryview]:
-        return stream_tar(task.entries, shard=task.name, num_bytes=task.num_bytes, on_sample=on_sample)
-
-    return write_streamed(task.target, task.name, stream, num_bytes=task.num_bytes, report=report)
-
-
-def is_stored(task: ShardTask, report: Report) -> bool:
-    """Whether what is stored has the shard's bytes; they are made for that, and dropped."""
-    assert task.stored is not None, "a task to compare says with what"
-    chunks = stream_tar(task.entries, shard=task.name, num_bytes=task.num_bytes, on_sample=lambda: report(1))
-    return is_same(task.stored, chunks)
-
-
-def write_streamed(
-    target: StreamTarget,
-    name: str,
-    stream: Callable[[Callable[[], None]], Iterator[memoryview]],
-    *,
-    num_bytes: int,
-    report: Report,
-) -> bool:
-    """Write what ``stream`` makes, a sample at a time reported once however often it is tried; always ``True``.
-
-    Args:
-        target: Where to.
-        name: The object's name there.
-        stream: Called for each attempt, with what it is to call after each sample.
-        num_bytes: What comes out.
-        report: Told of each sample.
-    """
-    told = 0
+def write_file(task: StreamTask, report: Report) -> bool:
+    """Stream a file to its target; each sample is reported once, however many attempts there are. Always ``True``."""
+    assert task.target is not None, "a task to write has a target"
+    reported = 0
 
     def chunks() -> Iterator[memoryview]:
         done = 0
 
         def on_sample() -> None:
-            nonlocal done, told
+            nonlocal done, reported
             done += 1
-            # A second attempt goes over samples that were told of.
-            if done > told:
-                told = done
+            if done > reported:
+                reported = done
                 report(1)
 
-        return stream(on_sample)
+        return task.stream(on_sample)
 
-    target.write_stream(name, chunks, num_bytes=num_bytes)
+    task.target.write_stream(task.name, chunks, num_bytes=task.num_bytes)
     return True
 
 
-def is_same(stored: "tuple[str, str] | Path | RemoteFile", chunks: Iterable[memoryview]) -> bool:
-    """Whether what is stored, a file or a checksum and its type, has these bytes."""
-    if isinstance(stored, tuple):
-        kind, checksum = stored
-        return digest_of(chunks, kind) == checksum
-    return digest_of(chunks, DEFAULT_CHECKSUM_TYPE) == digest_of(_blocks(stored), DEFAULT_CHECKSUM_TYPE)
+def is_stored(task: StreamTask, report: Report) -> bool:
+    """Whether the stored object has the file's bytes, which are made for that and dropped."""
+    assert task.stored is not None, "a task to compare has a stored object"
+    chunks = task.stream(lambda: report(1))
+    if isinstance(task.stored, tuple):
+        kind, checksum = task.stored
+        return _digest_of(chunks, kind) == checksum
+    return _digest_of(chunks, DEFAULT_CHECKSUM_TYPE) == _digest_of(_read(task.stored), DEFAULT_CHECKSUM_TYPE)
 
 
-def _blocks(file: "Path | RemoteFile") -> Iterator[memoryview]:
-    """A stored shard's bytes."""
+def _digest_of(chunks: Iterable[memoryview], kind: str) -> str:
+    """The checksum of a stream, in hexadecimal."""
+    state = new_checksum(kind)
+    for chunk in chunks:
+        state.update(chunk)
+    return state.hexdigest()
+
+
+def _read(file: Path | RemoteFile) -> Iterator[memoryview]:
     view = memoryview(bytearray(CHUNK_BYTES))
     if isinstance(file, RemoteFile):
         offset = 0
@@ -115,11 +110,3 @@ def _blocks(file: "Path | RemoteFile") -> Iterator[memoryview]:
                 yield view[:num]
     except OSError as exc:
         raise StoreError(f"cannot read '{file}': {exc.strerror or exc}") from exc
-
-
-def digest_of(chunks: Iterable[memoryview], kind: str) -> str:
-    """The checksum of a stream, of one of `CHECKSUM_TYPES`, in hexadecimal."""
-    state = new_checksum(kind)
-    for chunk in chunks:
-        state.update(chunk)
-    return state.hexdigest()

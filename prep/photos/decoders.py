@@ -1,4 +1,4 @@
-"""A photo's bytes to all of its pixels, or the reason why they cannot be had."""
+"""Decode all pixels of a photo, or find the reason why it cannot be decoded."""
 
 import importlib.util
 import io
@@ -16,18 +16,18 @@ __all__ = ["Decoder", "DecoderName", "Output", "Undecodable", "check_decoder", "
 
 DecoderName = Literal["pillow", "dali"]
 Output = Literal["rgb", "gray", "nothing"]
-"""What is handed out of what was decoded; gray of an 8-bit gray photo only."""
+"""The form of the decoded pixels; gray is for 8-bit gray photos only."""
 Pixels = npt.NDArray[np.uint8]
 
 _SHOWN = 160
 
 
-class Undecodable(Exception):  # noqa: N818 (what a photo is, not what went wrong here)
-    """A photo that cannot be decoded; its text goes on after the photo's name: ``holds a GIF, ...``."""
+class Undecodable(Exception):  # noqa: N818 (it describes the photo)
+    """A photo that cannot be decoded. The text follows the photo's name: ``holds a GIF, ...``."""
 
 
 class Decoder(Protocol):
-    """Decodes what was found to be a photo of a size that is allowed."""
+    """Decodes photos that have a known format and an allowed size."""
 
     name: DecoderName
 
@@ -40,7 +40,7 @@ class Decoder(Protocol):
 
 
 def check_decoder(name: DecoderName) -> None:
-    """Refuse a decoder that is not installed, before a process is started for it.
+    """Refuse a decoder that is not installed, before a process starts.
 
     Raises:
         PipesError: If DALI is asked for and not installed.
@@ -52,9 +52,9 @@ def check_decoder(name: DecoderName) -> None:
 def open_decoder(name: DecoderName) -> Decoder:
     """A decoder, for one thread.
 
-    ``"pillow"`` needs nothing but Pillow and says in words what is wrong. On 52 odd and broken photos it and
-    ``"dali"``, DALI's own on the CPU, which loaders use, disagree on one alone: a PNG that carries more text than
-    Pillow unpacks. DALI's stricter view of how a file must end is `prep.photos.details.end_problem`.
+    ``"pillow"`` needs only Pillow and describes in words what is wrong. ``"dali"`` is DALI's decoder on the CPU, which
+    loaders use. On 52 odd and broken photos the two disagree on only one: a PNG with more text than Pillow unpacks.
+    DALI's stricter rules of how a file must end are in `prep.photos.details.end_problem`.
     """
     return _open_dali() if name == "dali" else _Pillow()
 
@@ -89,8 +89,8 @@ class _Pillow:
 
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of odd metadata; the pixels count
-                # By name: Pillow calls its readers what they are called here, and no other of its forty is tried.
+                warnings.simplefilter("ignore")  # about odd metadata; only the pixels count
+                # By name, which Pillow shares with this project: none of its forty other readers is tried.
                 with Image.open(io.BytesIO(data), formats=(header.format,)) as photo:
                     photo.load()
                     if output == "nothing":
@@ -98,13 +98,13 @@ class _Pillow:
                     return np.asarray(photo if output == "gray" else _rgb(photo))
         except UnidentifiedImageError as exc:
             raise Undecodable("cannot be decoded: Pillow cannot read its header") from exc
-        except Exception as exc:  # (Pillow's readers raise what they meet; memory that is not there too)
+        except Exception as exc:  # (Pillow's readers raise all kinds, MemoryError too)
             text = " ".join(str(exc).split())[:_SHOWN]
             raise Undecodable(f"cannot be decoded: {text or type(exc).__name__}") from exc
 
 
 class _Dali:
-    """One pipeline for photos, one for masks, each of one photo at a time: a failure is that photo's."""
+    """One pipeline for photos and one for masks, each with one photo at a time: a failure belongs to that photo."""
 
     name: DecoderName = "dali"
 
@@ -140,7 +140,7 @@ def _open_dali() -> Decoder:
 
 
 def _rgb(photo: Any) -> Any:
-    if photo.mode.startswith("I;16"):  # which Pillow does not convert; DALI takes the high byte
+    if photo.mode.startswith("I;16"):  # Pillow does not convert it; DALI takes the high byte
         from PIL import Image
 
         photo = Image.fromarray((np.asarray(photo) >> 8).astype(np.uint8))
@@ -148,6 +148,6 @@ def _rgb(photo: Any) -> Any:
 
 
 def _dali_reason(exc: RuntimeError) -> str:
-    # Between the stack's head and what is always said, and is not so (the pipeline goes on).
+    # The reason stands between the head of the stack and a fixed text, which is wrong: the pipeline still works.
     text = str(exc).rpartition("encountered:")[2].partition("Current pipeline object")[0]
     return f"DALI: {' '.join(text.split())[:_SHOWN] or type(exc).__name__}"

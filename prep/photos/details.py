@@ -1,4 +1,4 @@
-"""A photo's first bytes to how it is encoded: what a decoder, or the hardware for it, asks before it begins."""
+"""Read from a photo's first bytes how it is encoded, for decoders and for decoding hardware."""
 
 import struct
 from typing import NamedTuple
@@ -8,7 +8,7 @@ from dali_pipes.formats.photo_header import read_photo_header
 __all__ = ["HEAD_BYTES", "PhotoDetails", "end_problem", "photo_details"]
 
 HEAD_BYTES = 64 << 10
-"""Enough of a file for its frame header in most: what comes before it are colour profiles and thumbnails."""
+"""Enough of most files to reach the frame header; colour profiles and thumbnails come before it."""
 
 _PROCESSES = {
     0xC0: "baseline",
@@ -18,38 +18,38 @@ _PROCESSES = {
     **dict.fromkeys((0xC5, 0xC6, 0xC7), "hierarchical"),
     **dict.fromkeys((0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF), "arithmetic"),
 }
-"""JPEG's markers of a frame -> what the frame is."""
-# Sampling factors of luma, those of both chroma being 1 x 1 -> the usual name.
+"""JPEG's markers of a frame -> the process of its coding."""
+# Sampling factors of luma, if both chroma have 1 x 1 -> the usual name.
 _SUBSAMPLINGS = {(1, 1): "4:4:4", (2, 1): "4:2:2", (2, 2): "4:2:0", (1, 2): "4:4:0", (4, 1): "4:1:1", (4, 2): "4:1:0"}
 _PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
-# Restart markers, start of image, TEM: without a length behind them.
+# Restart markers, start of image, TEM: no length follows them.
 _BARE = frozenset({0x01, *range(0xD0, 0xD9)})
 _SOS, _EOI, _APP1 = 0xDA, 0xD9, 0xE1
 _ORIENTATION = 274
-# A PNG's last chunk, which holds nothing: its type and checksum.
+# A PNG's last chunk, which is empty: its type and checksum.
 _IEND = b"IEND\xae\x42\x60\x82"
 
 
 class PhotoDetails(NamedTuple):
-    """How a photo is encoded; 0 and empty texts for what its format does not say, or is not looked for in it."""
+    """How a photo is encoded; 0 and empty texts where the format has no such value, or it is not read."""
 
     format: str
-    """Of `dali_pipes.formats.photo_header.PHOTO_FORMATS`."""
+    """One of `dali_pipes.formats.photo_header.PHOTO_FORMATS`."""
     height: int
     width: int
-    channels: int
-    """As stored: 4 of a CMYK JPEG, 1 of a PNG with a palette."""
-    bits: int
-    """Of one channel of one pixel; of an index into the palette, where there is one."""
-    process: str
-    """Of a JPEG: ``baseline``, ``progressive``, ...; ``interlaced`` or empty of a PNG."""
-    subsampling: str
-    """Of a JPEG of three channels: ``4:2:0``, or the factors, ``3x1,1x1,1x1``, where they have no name."""
-    orientation: int
-    """EXIF's: 1 to 8, 1 being upright; 0 without one."""
-    has_palette: bool
-    num_scan_channels: int
-    """Of a JPEG: channels in its first scan; fewer than `channels` where it has several scans."""
+    channels: int = 0
+    """As stored: 4 in a CMYK JPEG, 1 in a PNG with a palette."""
+    bits: int = 0
+    """Bits of one channel of one pixel; with a palette, of an index into it."""
+    process: str = ""
+    """For a JPEG ``baseline``, ``progressive``, ...; for a PNG ``interlaced`` or empty."""
+    subsampling: str = ""
+    """For a JPEG of three channels ``4:2:0``, or the factors, ``3x1,1x1,1x1``, if they have no name."""
+    orientation: int = 0
+    """EXIF's value: 1 to 8, 1 is upright; 0 without one."""
+    has_palette: bool = False
+    num_scan_channels: int = 0
+    """Channels in a JPEG's first scan; fewer than `channels` if it has several scans."""
 
     @property
     def is_for_hardware(self) -> bool:
@@ -57,9 +57,9 @@ class PhotoDetails(NamedTuple):
 
         It takes baseline JPEGs of 8 bits in one scan, of one channel, or of three that are sampled 4:4:4, 4:2:2, 4:2:0
         or 4:4:0. Sources: ``NVJPEG_BACKEND_HARDWARE`` in nvJPEG's documentation (https://docs.nvidia.com/cuda/nvjpeg/)
-        and header, and the samplings that nvImageCodec, which DALI decodes with, lets through to it (``canDecode``,
-        https://github.com/NVIDIA/nvImageCodec, ``extensions/nvjpeg/hw_decoder.cpp``). What it does not take is decoded
-        on the GPU's cores or on the CPU.
+        and header, and the samplings that nvImageCodec, DALI's decoder, passes to it (``canDecode``,
+        https://github.com/NVIDIA/nvImageCodec, ``extensions/nvjpeg/hw_decoder.cpp``). Other photos are decoded on the
+        GPU's cores or on the CPU.
         """
         is_sampled = self.channels == 1 or self.subsampling in ("4:4:4", "4:2:2", "4:2:0", "4:4:0")
         is_plain = self.process == "baseline" and self.bits == 8 and self.channels in (1, 3)
@@ -67,24 +67,24 @@ class PhotoDetails(NamedTuple):
 
 
 def photo_details(data: bytes) -> PhotoDetails | None:
-    """How a photo is encoded, from its first bytes; never raises, whatever the bytes are.
+    """How a photo is encoded, by its first bytes; never raises.
 
     Args:
         data: The file, or its first `HEAD_BYTES`.
 
     Returns:
-        ``None`` where ``data`` ends before a JPEG's first scan begins: give it more.
+        ``None`` if ``data`` ends before a JPEG's first scan begins: call it with more bytes.
     """
     if data.startswith(b"\xff\xd8\xff"):
         return _jpeg(data)
     header = read_photo_header(data)
     if header.format == "PNG" and len(data) >= 29:
         return _png(data)
-    return PhotoDetails(header.format, header.height, header.width, 0, 0, "", "", 0, False, 0)
+    return PhotoDetails(header.format, header.height, header.width)
 
 
 def end_problem(data: bytes, format: str) -> str | None:
-    """Why a photo that may decode well ends too early for DALI; ``None`` where nothing speaks against its end.
+    """Why a photo ends too early for DALI; ``None`` if its end is right.
 
     DALI refuses a JPEG without its end-of-image marker and a PNG without its last chunk; Pillow takes both.
     """
@@ -98,8 +98,8 @@ def end_problem(data: bytes, format: str) -> str | None:
 
 
 def _segments(data: bytes) -> tuple[list[tuple[int, int, int]], bool]:
-    """A JPEG's marker segments up to its first scan (marker, start and stop of what the segment holds), and whether
-    ``data`` ended before that was reached.
+    """A JPEG's marker segments up to its first scan (marker, start and stop of the content), and whether ``data`` ended
+    before it.
     """
     found: list[tuple[int, int, int]] = []
     at = 2
@@ -137,11 +137,11 @@ def _jpeg(data: bytes) -> PhotoDetails | None:
         elif marker == _SOS:
             scan_channels = data[start]
     if frame is None:
-        return PhotoDetails("JPEG", 0, 0, 0, 0, "", "", orientation, False, 0)
+        return PhotoDetails("JPEG", 0, 0, orientation=orientation)
     marker, start, stop = frame
     fields = data[start:stop]
     if len(fields) < 6 or len(fields) < 6 + 3 * fields[5]:
-        return PhotoDetails("JPEG", 0, 0, 0, 0, _PROCESSES[marker], "", orientation, False, 0)
+        return PhotoDetails("JPEG", 0, 0, process=_PROCESSES[marker], orientation=orientation)
     bits, height, width, channels = struct.unpack(">BHHB", fields[:6])
     factors = [(byte >> 4, byte & 15) for byte in fields[7 : 6 + 3 * channels : 3]]
     subsampling = _subsampling(factors) if channels == 3 else ""
@@ -174,18 +174,16 @@ def _png(data: bytes) -> PhotoDetails:
         "PNG",
         height,
         width,
-        _PNG_CHANNELS.get(colour, 0),
-        bits,
-        "interlaced" if interlace else "",
-        "",
-        orientation,
-        colour == 3,
-        0,
+        channels=_PNG_CHANNELS.get(colour, 0),
+        bits=bits,
+        process="interlaced" if interlace else "",
+        orientation=orientation,
+        has_palette=colour == 3,
     )
 
 
 def _exif_orientation(exif: bytes) -> int:
-    """The orientation that a TIFF header's first directory has; 0 without one."""
+    """The orientation in the first directory of a TIFF header; 0 without one."""
     order = {b"II*\0": "<", b"MM\0*": ">"}.get(exif[:4])
     if order is None or len(exif) < 8:
         return 0

@@ -1,21 +1,24 @@
-"""A mask's bytes, and its photo's, to what is wrong with the mask: by headers and checksums, or decoded."""
+"""Recognise masks by their names, and find faults of a mask by its header and checksums, or by decoding it."""
 
+import re
 import struct
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 
 from dali_pipes.formats.photo_header import MAX_PIXELS, read_photo_header
 
-__all__ = ["HEADER_BYTES", "mask_problem", "photo_size"]
+__all__ = ["HEADER_BYTES", "is_mask_name", "mask_problem", "photo_size"]
 
 HEADER_BYTES = 2048
-"""Of a photo: with these most say how large they are."""
+"""Enough of most photos to know their size."""
 
-# A JPEG's frame headers: of them all but those of tables (DHT, JPG, DAC).
+# A JPEG's frame headers; in their range, DHT, JPG and DAC are none.
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 # Markers that stand alone, without a length: TEM, RST0 to RST7, SOI.
 _ALONE = frozenset({0x01, *range(0xD0, 0xD9)})
 _SCAN, _END = 0xDA, 0xD9
+
+_MASK_WORDS = frozenset({"mask", "masks", "seg", "segmentation", "trimap", "label", "labels", "annotation"})
 
 _SIGNATURE_BYTES = 8
 # Column and row at which each pass of an interlaced PNG begins, and their steps.
@@ -23,15 +26,34 @@ _PASSES = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4),
 _INFLATED_BYTES = 1 << 20
 
 Reader = Callable[[int, int], bytes]
-"""So many bytes from an offset on; fewer at the end."""
+"""Takes an offset and a number of bytes; gives fewer at the end."""
+
+
+def is_mask_name(component: str, photos: Set[str]) -> bool:
+    """Whether a photo component is a mask, by its name and the names of the sample's other photos.
+
+    It is one if a word of its name says so (``seg.png``, ``trimap.png``, ``left-mask.png``), or if it is a PNG beside
+    photos that are none.
+
+    >>> is_mask_name("trimap.png", {"image.jpg", "trimap.png"}), is_mask_name("png", {"png"})
+    (True, False)
+    >>> is_mask_name("mask.jpg", {"jpg", "mask.jpg"}), is_mask_name("masked.jpg", {"jpg", "masked.jpg"})
+    (True, False)
+    """
+    if len(photos) < 2:
+        return False
+    stem, _, extension = component.rpartition(".")
+    if not _MASK_WORDS.isdisjoint(re.split(r"[._-]", stem)):
+        return True
+    return extension == "png" and any(not photo.endswith("png") for photo in photos)
 
 
 def photo_size(read: Reader, num_bytes: int) -> tuple[int, int] | None:
-    """Height and width as a photo's header has them; ``None`` where it says none.
+    """Height and width by a photo's header; ``None`` if it has none.
 
     Args:
-        read: Of the photo.
-        num_bytes: The photo's.
+        read: Reads the photo.
+        num_bytes: The photo's size.
     """
     head = read(0, HEADER_BYTES)
     if head.startswith(b"\xff\xd8"):
@@ -43,14 +65,14 @@ def photo_size(read: Reader, num_bytes: int) -> tuple[int, int] | None:
 
 
 def mask_problem(data: bytes, *, decoded: bool) -> str | None:
-    """Why an 8-bit grey PNG cannot be read, to stand after its name; ``None`` where it can.
+    """Why an 8-bit grey PNG cannot be read, a text that follows its name; ``None`` if it can.
 
-    All its chunks must be there, those of its pixels with the checksums that they carry: 6 us.
+    All its chunks must be there, and those of its pixels must have their checksums: 6 us.
 
     Args:
         data: The whole file; its header is known to be that of an 8-bit grey PNG.
-        decoded: Inflate its pixels, too, without keeping them: 0.2 ms of 200,000. Only a faulty encoder makes a PNG
-            that is whole and fails at this.
+        decoded: Inflate its pixels, too, without keeping them: 0.2 ms for 200,000. Only a faulty encoder makes a whole
+            PNG that fails here.
     """
     width, height, _, _, _, _, is_interlaced = struct.unpack(">IIBBBBB", data[16:29])
     if not width or not height:
@@ -96,10 +118,10 @@ def _jpeg_size(read: Reader, head: bytes) -> tuple[int, int] | None:
 
 
 def _chunks(data: bytes) -> Iterator[tuple[bytes, memoryview]]:
-    """Kind and content of each, up to the one that says it is the end.
+    """Kind and content of each chunk, up to the end chunk.
 
     Raises:
-        ValueError: If a checksum is not that of the bytes.
+        ValueError: If a checksum is wrong.
     """
     view, at = memoryview(data), _SIGNATURE_BYTES
     while at + 12 <= len(data):
@@ -107,7 +129,7 @@ def _chunks(data: bytes) -> Iterator[tuple[bytes, memoryview]]:
         if stop + 4 > len(data):
             return
         kind = data[at + 4 : at + 8]
-        # A small letter: of text and the like, which no decoder looks at.
+        # A small letter marks chunks that decoders do not need, such as text.
         is_needed = not kind[0] & 0x20
         if is_needed and zlib.crc32(view[at + 4 : stop]) != int.from_bytes(data[stop : stop + 4]):
             raise ValueError(f"the {kind.decode('latin-1')!r} at byte {at} has another checksum than it says")
@@ -118,7 +140,7 @@ def _chunks(data: bytes) -> Iterator[tuple[bytes, memoryview]]:
 
 
 def _inflating_problem(pixels: list[memoryview], height: int, width: int, is_interlaced: bool) -> str | None:
-    expected = height * (1 + width)  # a row is its filter's number, and a byte a pixel
+    expected = height * (1 + width)  # a row is its filter's number and a byte for each pixel
     if is_interlaced:
         sizes = ((-(-(height - y) // by), -(-(width - x) // bx)) for x, y, bx, by in _PASSES)
         expected = sum(rows * (1 + columns) for rows, columns in sizes if rows > 0 and columns > 0)
@@ -126,7 +148,7 @@ def _inflating_problem(pixels: list[memoryview], height: int, width: int, is_int
     try:
         for content in pixels:
             piece: bytes | memoryview = content
-            # A piece at a time: a few bytes may stand for gigabytes.
+            # A piece at a time: a few bytes may inflate to gigabytes.
             while piece and num < expected:
                 num += len(inflating.decompress(piece, _INFLATED_BYTES))
                 piece = inflating.unconsumed_tail

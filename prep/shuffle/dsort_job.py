@@ -1,4 +1,4 @@
-"""A request to a cluster's dSort to the end of its job: started, waited for, cleared away if it does not end well."""
+"""Run a dSort job on a cluster: start it, wait for it, and clean up if it fails."""
 
 import contextlib
 import json
@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from dali_pipes.errors import StoreError
 from dali_pipes.progress import bar
-from dali_pipes.store.ais import AisStore
+from dali_pipes.store.base import Bucket
 from dali_pipes.store.messages import error_text
 
 if TYPE_CHECKING:
@@ -22,23 +22,23 @@ if TYPE_CHECKING:
 __all__ = ["NoDsortError", "run_job"]
 
 POLL_S = (0.05, 1.0)
-"""The first pause between two looks at the job, doubled up to the second: short for small jobs, light for long ones."""
+"""Seconds between two looks at the job: at first, and at most; the pause doubles."""
 
 
-# What a job that this cluster cannot do fails with, and why.
-_BEYOND_IT = {
+# Parts of the messages of jobs that this cluster cannot do, and the reasons.
+_REASONS = {
     "requesting ekm file": "its targets cannot read the key map",
-    # Each sample has the component, or none would have been sent: one as dSort does not find it, 'CLS' for 'cls'.
+    # Each sample has the component, or the job would not have been sent; so dSort knows it by another name, 'CLS'.
     "key is missing for": "to it 'CLS' is another component than 'cls'",
 }
 
 
 class NoDsortError(StoreError):
-    """The cluster cannot do what was asked of its dSort, whatever is asked: another engine can."""
+    """The cluster's dSort cannot do the job; another engine can."""
 
 
 def run_job(
-    store: AisStore,
+    store: Bucket,
     spec: Mapping[str, Any],
     *,
     key_map: bytes | None,
@@ -47,16 +47,16 @@ def run_job(
     num_input_shards: int,
     show_progress: bool,
 ) -> None:
-    """Start the job and wait for it; one that does not end well is aborted, and what it wrote deleted.
+    """Start the job and wait for it; if it fails, abort it and delete its output.
 
     Args:
         store: The input's bucket.
         spec: The request.
-        key_map: An external key map, as JSON; kept in the bucket while the job runs.
-        key_map_name: Under this name.
-        clear: Deletes what the job has written.
+        key_map: An external key map, as JSON; it is in the bucket while the job runs.
+        key_map_name: Its name there.
+        clear: Deletes the job's output.
         num_input_shards: For the bar.
-        show_progress: Draw it.
+        show_progress: Draw a bar.
 
     Raises:
         NoDsortError: If the cluster starts no job, or cannot read the key map.
@@ -82,12 +82,12 @@ def run_job(
                 store.delete(key_map_name)
 
 
-def _put_key_map(store: AisStore, name: str, data: bytes) -> str:
-    """Store a key map; the URL at which the targets of the cluster can read it.
+def _put_key_map(store: Bucket, name: str, data: bytes) -> str:
+    """Store a key map; returns a URL at which the cluster's targets can read it.
 
-    They ask as one node asks another, with headers that a node's public port answers with 403 where the cluster has
-    networks of its own (AIS 4.9; the URL that the SDK gives is that of the proxy's public port). So it is the URL of
-    the target that has the object, within the cluster's network.
+    Targets ask with the headers of cluster nodes, and a node's public port answers these with 403 if the cluster has
+    internal networks (AIS 4.9; the SDK gives the URL of the proxy's public port). So the URL is that of the target that
+    has the object, in the cluster's internal network.
     """
     store.write(name, data)
     bucket = store.client.bucket(store.bucket, provider=store.provider)
@@ -103,7 +103,7 @@ def _put_key_map(store: AisStore, name: str, data: bytes) -> str:
     return f"{url}/v1/objects/{store.bucket}/{quote(name)}?provider={bucket.qparam['provider']}"
 
 
-def _start(store: AisStore, dsort: "Dsort", spec: Mapping[str, Any]) -> None:
+def _start(store: Bucket, dsort: "Dsort", spec: Mapping[str, Any]) -> None:
     from aistore.sdk.errors import AISError, ErrBckNotFound
 
     with tempfile.TemporaryDirectory(prefix="dali-pipes-shuffle-") as folder:
@@ -124,7 +124,7 @@ def _start(store: AisStore, dsort: "Dsort", spec: Mapping[str, Any]) -> None:
                 ) from exc
 
 
-def _wait(store: AisStore, dsort: "Dsort", *, num_input_shards: int, show_progress: bool) -> None:
+def _wait(store: Bucket, dsort: "Dsort", *, num_input_shards: int, show_progress: bool) -> None:
     pause, longest = POLL_S
     with bar(what="dSort", total=2 * num_input_shards, unit="shards", shown=show_progress) as drawn:
         while True:
@@ -132,11 +132,11 @@ def _wait(store: AisStore, dsort: "Dsort", *, num_input_shards: int, show_progre
                 jobs = list(dsort.get_job_info().values())
             failures = [text for job in jobs for text in job.metrics.errors or () if text]
             if failures or any(job.metrics.aborted or job.aborted for job in jobs):
-                # Of several nodes most only know that another one gave up.
-                told = [text for text in failures if not text.endswith(" aborted")] or failures
-                reason = told[0] if told else "aborted"
+                # Most nodes only report that another one failed.
+                causes = [text for text in failures if not text.endswith(" aborted")] or failures
+                reason = causes[0] if causes else "aborted"
                 text = f"dSort job '{dsort.dsort_id}' at {store.endpoint} failed: {reason}"
-                if why := next((why for said, why in _BEYOND_IT.items() if said in reason), None):
+                if why := next((why for said, why in _REASONS.items() if said in reason), None):
                     raise NoDsortError(f"{text}; {why}. Shuffle from here: --engine client")
                 raise StoreError(text)
             _draw(drawn, jobs, num_input_shards=num_input_shards)
@@ -147,7 +147,7 @@ def _wait(store: AisStore, dsort: "Dsort", *, num_input_shards: int, show_progre
 
 
 def _draw(drawn: Any, jobs: Sequence["JobInfo"], *, num_input_shards: int) -> None:
-    """Half a bar for the shards taken apart, half for those put together; each job counts for one target."""
+    """Draw half of the bar for shards that were read, half for shards that were written, over all targets."""
     extracted = sum(int(job.metrics.local_extraction.extracted_count) for job in jobs)
     created = sum(int(job.metrics.shard_creation.created_count) for job in jobs)
     to_create = sum(int(job.metrics.shard_creation.to_create) for job in jobs)

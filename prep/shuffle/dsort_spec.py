@@ -1,7 +1,7 @@
-"""A request to dSort: names and order in, the JSON that AIStore takes out; and a spec file in, the same request out.
+"""Write requests to dSort as AIStore's JSON, and read them from spec files.
 
-A cluster checks little of what it is sent: a template without a range names nothing and "succeeds", a bad size closes
-the connection, a field that it does not know is passed over. So all of it is checked here, before it is sent.
+A cluster checks little: a template without a range names nothing and "succeeds", a bad size closes the connection, an
+unknown field is ignored. So everything is checked here, before it is sent.
 """
 
 import json
@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from dali_pipes.errors import DataError, StoreError
-from dali_pipes.store.shard_names import EXTENSIONS, Template, extension_of
+from dali_pipes.store.shard_names import EXTENSIONS, extension_of
+from dali_pipes.store.templates import Template
 from prep.shuffle.order import Algorithm
 
-__all__ = ["DsortSpec", "Place", "parse_size", "parse_spec", "read_spec"]
+__all__ = ["BucketName", "DsortSpec", "parse_size", "parse_spec", "read_spec"]
 
-# Fields that say how a cluster works, not what comes out: they are sent on as they are.
+# Fields that do not change the output: they are sent as they are.
 _SETTINGS = (
     "max_mem_usage",
     "extract_concurrency_max_limit",
@@ -50,42 +51,42 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 @dataclass(frozen=True)
-class Place:
+class BucketName:
     """A bucket, as dSort names it."""
 
     name: str
     provider: str = "ais"
 
     def json(self) -> dict[str, str]:
-        """For a request."""
+        """As a request has it."""
         return {"name": self.name, "provider": self.provider}
 
 
 @dataclass(frozen=True, kw_only=True)
 class DsortSpec:
-    """What a dSort job is to do."""
+    """A request to dSort."""
 
-    source: Place
-    target: Place
+    source: BucketName
+    target: BucketName
     inputs: Template | tuple[str, ...]
-    """Names without their extension, or whole names. A template without a range is a prefix."""
+    """A template without extension, or whole names. A template without a range is a prefix."""
     input_extension: str = ".tar"
     outputs: Template | None
-    """Without the extension; ``None`` where a key map names the shards."""
+    """Without extension; ``None``: a key map names the shards."""
     output_extension: str = ".tar"
     shard_bytes: int | None
-    """``None``: the input spread over all names."""
+    """``None``: the input is spread over all names."""
     algorithm: Algorithm
     ekm_file: str = ""
     """URL of an external key map."""
     ekm_file_sep: str = ""
     description: str = "dali-pipes prep shuffle"
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """How a cluster is to work, sent on as it is."""
+    """Settings of the cluster, sent as they are."""
     dry_run: bool = False
 
     def json(self) -> dict[str, Any]:
-        """The request. Nothing but fields that AIStore knows, and a seed as text: a number closes the connection."""
+        """The request, with fields that AIStore knows, and the seed as text: a number closes the connection."""
         algorithm: dict[str, Any] = {"kind": self.algorithm.kind}
         if self.algorithm.kind == "shuffle":
             algorithm["seed"] = str(self.algorithm.seed)
@@ -112,11 +113,11 @@ class DsortSpec:
 
 
 def read_spec(path: Path) -> DsortSpec:
-    """The spec in a file, as ``ais start dsort -f`` takes it: JSON or YAML, by the file's ending.
+    """Read a spec file as ``ais start dsort -f`` does: JSON or YAML, by the file's ending.
 
     Raises:
-        DataError: If it is neither, or holds what is no request: a field that is not known is named, so are a size, a
-            template and an algorithm that dSort would refuse or misread.
+        DataError: If it is neither, or no request: names an unknown field, or a size, template or algorithm that dSort
+            would refuse or misread.
         StoreError: If it cannot be read.
     """
     import yaml  # type: ignore[import-untyped]  # its stubs are a package of their own
@@ -129,7 +130,7 @@ def read_spec(path: Path) -> DsortSpec:
         found = json.loads(text) if path.suffix.lower() == ".json" else yaml.safe_load(text)
     except (ValueError, yaml.YAMLError) as exc:
         what = " ".join(str(exc).split())[:200]
-        raise DataError(f"spec '{path}' is no {'JSON' if path.suffix.lower() == '.json' else 'YAML'}: {what}") from exc
+        raise DataError(f"spec '{path}' is not {'JSON' if path.suffix.lower() == '.json' else 'YAML'}: {what}") from exc
     if not isinstance(found, dict):
         raise DataError(f"spec '{path}': expected fields such as input_bck, got {type(found).__name__}")
     try:
@@ -139,11 +140,7 @@ def read_spec(path: Path) -> DsortSpec:
 
 
 def parse_spec(spec: Mapping[str, Any]) -> DsortSpec:
-    """The spec that JSON or YAML holds.
-
-    Raises:
-        ValueError: See `read_spec`.
-    """
+    """Check a spec; raises `ValueError` where `read_spec` raises `DataError`."""
     _check_fields(spec, known=_FIELDS, where="")
     for name, parts in _PARTS.items():
         _check_fields(_part(spec, name), known=parts, where=f"{name}.")
@@ -180,11 +177,7 @@ def parse_spec(spec: Mapping[str, Any]) -> DsortSpec:
 
 
 def parse_size(text: str) -> int:
-    """Bytes, as AIS reads them: ``4KB`` and ``4KiB`` are 4,096.
-
-    Raises:
-        ValueError: If it is no size, or negative.
-    """
+    """Bytes, as AIS reads them: ``4KB`` and ``4KiB`` are 4,096. Raises `ValueError` for other texts."""
     match = re.fullmatch(r"(\d{1,18}(?:\.\d+)?)\s*([KMGT]?)I?B?", text.strip().upper())
     if match is None:
         raise ValueError(f"a size is a number that is not negative and KiB, MiB, GiB or TiB, got '{text}'")
@@ -221,7 +214,7 @@ def _flag(found: Mapping[str, Any], name: str, *, what: str) -> bool:
     return value
 
 
-def _place(spec: Mapping[str, Any], name: str) -> Place | None:
+def _place(spec: Mapping[str, Any], name: str) -> BucketName | None:
     part = _part(spec, name)
     if part.get("namespace") not in (None, "", {}):
         raise ValueError(f"{name}.namespace: buckets of a namespace are not served, got {part['namespace']!r:.60}")
@@ -230,7 +223,7 @@ def _place(spec: Mapping[str, Any], name: str) -> Place | None:
     providers = {"ais": "ais", "aws": "aws", "s3": "aws", "gcp": "gcp", "gs": "gcp", "azure": "azure", "az": "azure"}
     if provider.removesuffix("://") not in providers:
         raise ValueError(f"{name}.provider must be one of {', '.join(providers)}, got '{provider}'")
-    return Place(bucket, providers[provider.removesuffix("://")]) if bucket else None
+    return BucketName(bucket, providers[provider.removesuffix("://")]) if bucket else None
 
 
 def _algorithm(part: Mapping[str, Any]) -> Algorithm:

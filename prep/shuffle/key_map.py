@@ -1,11 +1,10 @@
-r"""External key maps: which shards each sample goes to, by its key. A map's JSON in, or labels; groups of samples out.
+r"""Map samples to shards by their keys: external key maps (EKM), and maps made by class, folder or split.
 
-AIS has the form ``{"cats-{000..099}.tar": ["cat/1", "^cat/[2-9]"], ...}``, template to keys, or lines of key, tab,
-template. It takes each entry for a regular expression that may match anywhere in the name of a sample's first member:
-``a/1`` is ``a/10.jpg``, too, and that is an error there ("multiple matches"). Here an entry without any of
-``\^$*+?()[]{}|`` is a key, or the name of a first member, and nothing else; other entries are regular expressions as
-in AIS, for samples that no such entry names. What is sent to a cluster is made anew, with the keys that each template
-got.
+AIS's form is ``{"cats-{000..099}.tar": ["cat/1", "^cat/[2-9]"], ...}``, template to keys, or lines of key, tab,
+template. AIS takes each entry for a regular expression that may match anywhere in the name of a sample's first member:
+``a/1`` also matches ``a/10.jpg``, which is an error there ("multiple matches"). Here an entry without any of
+``\^$*+?()[]{}|`` is a key, or the name of a first member, and nothing else. Other entries are regular expressions as
+in AIS, for samples that no such entry names. A cluster is sent a new map, with the keys that each template got.
 """
 
 import bisect
@@ -17,16 +16,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dali_pipes.errors import DataError
-from dali_pipes.store.shard_names import Template, extension_of
-from prep.shuffle.order import key_of
+from dali_pipes.store.shard_names import extension_of
+from dali_pipes.store.templates import Template
+from prep.shuffle.order import cut_mapped, key_of
 
-__all__ = ["BY", "Grouping", "KeyMap", "group_by", "parse_key_map", "regexes_of"]
+__all__ = ["BY", "Grouping", "KeyMap", "cut_by_map", "group_by", "parse_key_map", "regexes_of"]
 
 BY = ("class", "balanced", "folder", "split")
-"""Maps that can be made from labels and keys: see `group_by`."""
+"""Rules that make a map: see `group_by`."""
 
 _SPECIAL = re.compile(r"[\\^$*+?()\[\]{}|]")
-# Keys in one regular expression: a cluster tries each expression on each sample, so there should be few.
+# Keys in one regular expression. A cluster tries each expression on each sample, so there should be few.
 _KEYS_A_REGEX = 1000
 _OURS = re.compile(r"\^\(\?:((?:\\.|[^\\()\[\]{}*+?.^$])*)\)\\\.\[\^/\]\*\$", re.DOTALL)
 _NAME_PART = re.compile(r"(?!\.+$)[A-Za-z0-9._-]+")
@@ -38,12 +38,12 @@ class Grouping:
     """A rule that makes a map: see `group_by`.
 
     Raises:
-        ValueError: If it is none, or its shares are no split.
+        ValueError: If there is no such rule, or the shares are no split.
     """
 
     by: str
     shares: Mapping[str, float] = field(default_factory=dict)
-    """Of ``split``: a split's name to its share of the samples, all together 1."""
+    """For ``split``: name of a split -> its share of the samples; they sum up to 1."""
 
     def __post_init__(self) -> None:
         if self.by not in BY:
@@ -54,7 +54,7 @@ class Grouping:
                 if self.by == "split"
                 else f"by '{self.by}' takes no shares, got {dict(self.shares)}"
             )
-        # Put so that it is refused what is no number, too.
+        # Written so that NaN is refused, too.
         is_split = all(share > 0 for share in self.shares.values()) and abs(sum(self.shares.values()) - 1) <= 1e-9
         if self.shares and not is_split:
             raise ValueError(f"shares must be positive and sum up to 1, got {dict(self.shares)}")
@@ -64,22 +64,19 @@ class Grouping:
 
 @dataclass(frozen=True)
 class KeyMap:
-    """Templates of shards, and what goes to each."""
+    """Templates of shards, and the keys of each."""
 
     outputs: tuple[Template, ...]
-    """Without their extension."""
+    """Without extension."""
     keys: Mapping[str, int]
-    """A key, or a first member's name, to the row of its template."""
+    """A key, or a first member's name -> the row of its template."""
     patterns: tuple[tuple[str, int], ...]
     """Regular expressions, and the row of each one's template."""
     where: str
-    """What errors call it."""
+    """Names the map in errors."""
 
     def assign(self, names: Sequence[str]) -> list[int]:
-        """The row of the template that each sample goes to, -1 where the map has nothing for it.
-
-        Args:
-            names: The name of each sample's first member.
+        """The row of each sample's template, by the name of its first member; -1 if the map does not name it.
 
         Raises:
             DataError: If a sample is mapped to two templates; names its key and both.
@@ -98,21 +95,21 @@ class KeyMap:
         return rows
 
     def unused(self, names: Sequence[str]) -> list[str]:
-        """Keys, expressions not counted, of which there is no sample; sorted."""
+        """Keys without a sample, sorted; regular expressions are not counted."""
         return sorted({*self.keys}.difference(names, map(key_of, names)))
 
 
 def parse_key_map(data: bytes, *, where: str, separator: str = "\t", extension: str = ".tar") -> KeyMap:
-    """A map in either of AIS's forms.
+    """Read a map in either of AIS's forms.
 
     Args:
         data: JSON, or lines.
-        where: What errors call it.
+        where: Names the map in errors.
         separator: Between key and template, in lines.
         extension: Of the shards; a template may end in it.
 
     Raises:
-        DataError: If it is neither, maps nothing or a key twice, or a template or regular expression is none.
+        DataError: If it is neither, maps no key or one twice, or a template or regular expression is invalid.
     """
     keys: dict[str, int] = {}
     patterns: dict[str, int] = {}
@@ -125,14 +122,14 @@ def parse_key_map(data: bytes, *, where: str, separator: str = "\t", extension: 
         found = _keys_of(entry)
         for key in found or [entry]:
             if (patterns if found is None else keys).setdefault(key, row) != row:
-                raise DataError(f"{where}: key '{key}' is there twice")
+                raise DataError(f"{where}: key '{key}' occurs twice")
     if not outputs:
         raise DataError(f'{where}: maps no key; expected {{"cats-{{000..099}}.tar": ["cat/1", ...], ...}}')
     for entry in patterns:
         try:
             re.compile(entry)
         except re.error as exc:
-            raise DataError(f"{where}: '{entry[:100]}' is no regular expression: {exc}") from exc
+            raise DataError(f"{where}: '{entry[:100]}' is not a regular expression: {exc}") from exc
     templates = []
     for text in outputs:
         try:
@@ -146,8 +143,33 @@ def parse_key_map(data: bytes, *, where: str, separator: str = "\t", extension: 
     return KeyMap(tuple(templates), keys, tuple(patterns.items()), where)
 
 
+def cut_by_map(
+    key_map: KeyMap, groups: Sequence[int], sizes: Sequence[int], *, target: int
+) -> list[tuple[int, str, list[int]]]:
+    """The shards that a map gives: row of the template, name without extension, positions of the samples.
+
+    Args:
+        key_map: The map.
+        groups: What `KeyMap.assign` returned for the samples, in output order.
+        sizes: Bytes of each sample.
+        target: See `cut_mapped`.
+
+    Raises:
+        DataError: If a template has too few names.
+    """
+    names = [template.names() for template in key_map.outputs]
+    found = cut_mapped(
+        groups,
+        sizes,
+        limits=[len(template) for template in key_map.outputs],
+        labels=[str(template) for template in key_map.outputs],
+        target=target,
+    )
+    return [(group, next(names[group]), positions) for group, positions in found]
+
+
 def regexes_of(keys: Sequence[str]) -> list[str]:
-    """Keys as the regular expressions that a cluster, which knows nothing else, matches with these keys' samples only.
+    """Regular expressions that match the samples of these keys only, for a cluster, which knows nothing else.
 
     >>> regexes_of(["a/2", "a/1"])[0].partition(")")[0]
     '^(?:a/1|a/2'
@@ -169,24 +191,24 @@ def group_by(
     seed: int,
     digits: int,
 ) -> KeyMap:
-    """The map that a rule gives.
+    """Make a map by a rule.
 
     ==========  ======================================================================================================
-    ``class``   the samples of each class id to shards of their own: ``PREFIXclass07-{000000..999999}``
-    ``balanced`` every shard the same mixture of classes: ``PREFIX{000000..}``, ``num_shards`` of them; a class of n
-                samples gives each n // num_shards or one more
-    ``folder``  by the key's first directory: ``train/0001`` to ``PREFIXtrain-{000000..999999}``
-    ``split``   by ``shares``, at random but fixed by ``seed`` and key: ``{"train": 0.9, "val": 0.1}`` to
-                ``PREFIXtrain-{..}``, ``PREFIXval-{..}``; of N samples the first gets round(0.9 N)
+    ``class``   each class id has its own shards: ``PREFIXclass07-{000000..999999}``
+    ``balanced`` every shard has the same mixture of classes: ``PREFIX{000000..}``, ``num_shards`` of them; a class of
+                n samples gives each shard n // num_shards samples or one more
+    ``folder``  by the key's first directory: ``train/0001`` goes to ``PREFIXtrain-{000000..999999}``
+    ``split``   by ``shares``, drawn by ``seed`` and key: ``{"train": 0.9, "val": 0.1}`` gives ``PREFIXtrain-{..}`` and
+                ``PREFIXval-{..}``; of N samples the first gets round(0.9 N)
     ==========  ======================================================================================================
 
     Args:
         names: The name of each sample's first member.
         grouping: The rule.
-        prefix: What the names of the shards start with.
-        labels: Class id of each, for ``class`` and ``balanced``.
+        prefix: The beginning of the shards' names.
+        labels: The class id of each sample, for ``class`` and ``balanced``.
         num_shards: For ``balanced``.
-        seed: Of ``split``, and of which samples of a class go to which shard.
+        seed: Draws the samples of a split, or of a class's part of a shard.
         digits: Of a shard's number.
 
     Raises:
@@ -198,10 +220,10 @@ def group_by(
     by = grouping.by
     where = f"by {by}"
     if by in ("class", "balanced"):
-        assert labels is not None, "who asks for a map by class has read the labels"
+        assert labels is not None, "a map by class was given the labels"
         classes = sorted(set(labels))
         if by == "balanced":
-            # A class's first sample goes where the last class ended, so that remainders spread over the shards.
+            # Each class begins with the shard after the last class's end, so that remainders spread over the shards.
             for number, position in enumerate(sorted(order, key=labels.__getitem__)):
                 rows[position] = number % num_shards
             fixed = [Template([prefix, ""], [range(row, row + 1)], [digits]) for row in range(num_shards)]
@@ -264,7 +286,7 @@ def _pairs(data: bytes, *, where: str, separator: str) -> Iterator[tuple[str, st
 
 
 def _keys_of(entry: str) -> list[str] | None:
-    """The keys that an entry names: itself, or those in an expression of `regexes_of`; ``None`` for any other one."""
+    """The keys that an entry names: itself, or those in an expression of `regexes_of`; ``None``: another expression."""
     if not _SPECIAL.search(entry):
         return [entry]
     match = _OURS.fullmatch(entry)

@@ -1,4 +1,7 @@
-"""TODO: prep/shuffle/order.py."""
+"""Order the samples of a shuffle and cut them into shards: pure functions of names, sizes and contents.
+
+The embedded node and the client's engine both call them, so they give the same shards for the same request.
+"""
 
 import hashlib
 import math
@@ -22,9 +25,9 @@ __all__ = [
 ]
 
 
-_INTEGER = re.compile(rb"([+-]?)0*([0-9]{1,19})")  # of 64 bits: Python refuses long ones in words of its own
+_INTEGER = re.compile(rb"([+-]?)0*([0-9]{1,19})")  # 64 bits; for long ones Python raises errors of its own
 KINDS = ("shuffle", "alphanumeric", "content", "none")
-"""The algorithms, by the names that AIS gives them. (Its ``md5`` orders by name, too: it hashes nothing.)"""
+"""The algorithms, by AIS's names. (Its ``md5`` orders by name, too, and hashes nothing.)"""
 KEY_TYPES = ("int", "float", "string")
 
 
@@ -33,20 +36,20 @@ class Algorithm:
     """An order of samples.
 
     Raises:
-        ValueError: If a value is none that the kind takes.
+        ValueError: If the kind does not take a value.
     """
 
     kind: str = "shuffle"
-    """``shuffle``: drawn from ``seed``. ``alphanumeric``: by the name of a sample's first member, byte by byte.
-    ``content``: by what its ``component`` holds. ``none``: as they stand in the input."""
+    """``shuffle``: drawn by ``seed``. ``alphanumeric``: by the name of a sample's first member, byte by byte.
+    ``content``: by the bytes of its ``component``. ``none``: the input's order."""
     seed: int = 0
-    """Of ``shuffle``; not negative, below 2**63, which is what a cluster takes."""
+    """For ``shuffle``; in [0, 2**63), which is what a cluster takes."""
     decreasing: bool = False
-    """Of ``alphanumeric`` and ``content``."""
+    """For ``alphanumeric`` and ``content``."""
     component: str = ""
-    """Of ``content``: ``cls``, ``seg.png``; a dot before it, as AIS writes it, is dropped."""
+    """For ``content``: ``cls``, ``seg.png``; a dot before it, as AIS writes it, is dropped."""
     key_type: str = "string"
-    """Of ``content``: whether that holds an ``int`` (64 bits), a ``float`` or a ``string`` (compared as bytes)."""
+    """For ``content``: the component holds an ``int`` (64 bits), a ``float`` or a ``string`` (compared as bytes)."""
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -67,7 +70,7 @@ class Algorithm:
 
 
 def shuffled(keys: Sequence[str], *, seed: int) -> list[int]:
-    """The positions of ``keys`` in shuffled order: a function of the keys in their order and of the seed, alone.
+    """The positions of ``keys`` in shuffled order: a function only of the keys in their order, and the seed.
 
     Positions are sorted by a hash of (seed, position, key), so every machine and Python version gives the same order.
 
@@ -83,9 +86,9 @@ def shuffled(keys: Sequence[str], *, seed: int) -> list[int]:
 
 
 def cut(sizes: Iterable[int], *, target: int) -> list[int]:
-    """How many consecutive items each shard takes: a shard ends with the item that brings it to ``target`` bytes.
+    """The number of consecutive items of each shard; a shard ends with the item that brings it to ``target`` bytes.
 
-    dSort's rule; the last shard may be tiny.
+    This is dSort's rule; the last shard may be tiny.
 
     >>> cut([3, 3, 3, 3, 3], target=6)
     [2, 2, 1]
@@ -104,20 +107,20 @@ def cut(sizes: Iterable[int], *, target: int) -> list[int]:
 def cut_mapped(
     groups: Sequence[int], sizes: Sequence[int], *, limits: Sequence[int], labels: Sequence[str], target: int
 ) -> list[tuple[int, list[int]]]:
-    """Samples that go to shards by key, dealt out: ``(group, positions)`` of each shard, a group's shards in order.
+    """Cut samples that are mapped to groups: ``(group, positions)`` of each shard, a group's shards in order.
 
-    dSort's rule, another than that of `cut`: a shard ends when it is over ``target`` already as the next sample comes,
-    and 512 bytes a member are counted as well.
+    This is dSort's rule for key maps: a shard ends if it is over ``target`` when the next sample comes, and each member
+    counts 512 bytes more.
 
     Args:
-        groups: Which group each sample, in output order, belongs to; -1: none, it is left out.
-        sizes: Bytes of each, 512 a member included.
-        limits: How many shards each group has names for.
-        labels: What errors call the groups: their templates.
+        groups: The group of each sample, in output order; -1: it is left out.
+        sizes: Bytes of each sample, with 512 per member.
+        limits: The number of names of each group.
+        labels: The groups' templates, for errors.
         target: Bytes.
 
     Raises:
-        DataError: A group's names run out.
+        DataError: If a group's names run out.
 
     >>> cut_mapped([0, 1, 0, 0, -1], [9, 9, 9, 9, 9], limits=[9, 9], labels=["a", "b"], target=10)
     [(0, [0, 2]), (0, [3]), (1, [1])]
@@ -141,12 +144,12 @@ def cut_mapped(
 
 
 def parse_content(data: bytes | None, *, algorithm: Algorithm, where: str) -> int | float | bytes:
-    """What a sample is sorted by under ``content``; white space around a number is allowed.
+    """The value that ``content`` sorts a sample by; white space around a number is allowed.
 
     Args:
-        data: The component's bytes; ``None`` where the sample lacks it.
-        algorithm: Its component and key type.
-        where: What errors call the sample: ``shard 'a-0.tar', key '7'``.
+        data: The component's bytes; ``None``: the sample lacks it.
+        algorithm: Has component and key type.
+        where: Names the sample in errors: ``shard 'a-0.tar', key '7'``.
 
     Raises:
         DataError: If the component is missing or holds no such number.
@@ -176,26 +179,26 @@ def parse_content(data: bytes | None, *, algorithm: Algorithm, where: str) -> in
 def arrange(
     names: Sequence[str], *, algorithm: Algorithm, contents: Sequence[int | float | bytes] | None = None
 ) -> list[int]:
-    """The positions of samples in output order: a function of these arguments alone. Ties stay in input order.
+    """The positions of samples in output order: a function of these arguments only. Ties stay in input order.
 
     Args:
         names: The name of each sample's first member, in input order.
         algorithm: The order.
-        contents: What each is sorted by, for ``content``: see `parse_content`.
+        contents: The value of each sample, for ``content``: see `parse_content`.
     """
     if algorithm.kind == "none":
         return list(range(len(names)))
     if algorithm.kind == "shuffle":
         return shuffled([key_of(name) for name in names], seed=algorithm.seed)
     if algorithm.kind == "alphanumeric":
-        # As AIS: the whole name counts, 'a-b.jpg' comes before 'a.jpg', and bytes are compared.
+        # As in AIS, the bytes of the whole name are compared: 'a-b.jpg' comes before 'a.jpg'.
         encoded = [name.encode("utf-8", "surrogateescape") for name in names]
         return sorted(range(len(names)), key=encoded.__getitem__, reverse=algorithm.decreasing)
-    assert contents is not None, "who asks for a sort by content has read it"
+    assert contents is not None, "a sort by content was given the contents"
     return sorted(range(len(names)), key=contents.__getitem__, reverse=algorithm.decreasing)
 
 
 def key_of(name: str) -> str:
-    """The key of a member, its whole name where it belongs to no sample."""
+    """The key of a member; its whole name if it belongs to no sample."""
     parts = split_key(name)
     return name if parts is None else parts[0]

@@ -1,43 +1,42 @@
-"""Shards to shards in another order: by dSort in the AIStore cluster or from here, checked before and after.
+"""Write the samples of shards to new shards in another order, by dSort in the cluster or from this machine.
 
-dSort is trusted with nothing: a job whose input is not there "succeeds", and one that loses a sample would not say so.
-So the input is read first, the output planned from it, and what is there afterwards read and compared. The plan serves
-both engines: the cluster gets the request that leads to it, this machine follows it itself (`prep.shuffle.client`).
+Nothing is taken on trust: a dSort job whose input is missing "succeeds", and one that loses a sample would not say so.
+So the input is read first and the output planned from it; afterwards the output is read and compared. Both engines
+follow the same plan: the cluster gets a request that leads to it, this machine carries it out (`prep.shuffle.client`).
 """
 
 import logging
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dali_pipes.errors import DataError, StoreError, shown
-from dali_pipes.formats.names import classes_name, columns_name, index_name, manifest_name
-from dali_pipes.store.ais import AisStore
-from dali_pipes.store.base import ObjectEntry, Store
-from dali_pipes.store.shard_names import Template, extension_of
-from dali_pipes.store.urls import ShardSet, shared_prefix
-from prep.shuffle.client import describe, find_done, write_outputs
-from prep.shuffle.contents import check_same, read_contents
+from dali_pipes.errors import DataError, StoreError
+from dali_pipes.formats.names import classes_name, index_name
+from dali_pipes.store.base import Store
+from dali_pipes.store.cluster.ais import AisStore
+from dali_pipes.store.entries import ObjectEntry
+from dali_pipes.store.shard_names import extension_of, shared_prefix
+from dali_pipes.store.shard_set import ShardSet
+from prep.shuffle.client import find_done, write_outputs
+from prep.shuffle.compare import check_same
+from prep.shuffle.contents import read_contents
 from prep.shuffle.dsort_job import NoDsortError, run_job
 from prep.shuffle.dsort_spec import DsortSpec
-from prep.shuffle.input import epoch_prefix, epoch_seed, load_key_map
+from prep.shuffle.input import epoch_prefix, epoch_seed, load_key_map, read_input, spec_names
 from prep.shuffle.key_map import Grouping, KeyMap
 from prep.shuffle.order import Algorithm
-from prep.shuffle.plan import (
+from prep.shuffle.plan import ShufflePlan, find_existing, list_outputs, make_plan, spec_of
+from prep.shuffle.request import (
     Engine,
-    Plan,
     Request,
     check_input,
     check_prefix,
     check_request,
     common_prefix,
     input_extension,
-    make_plan,
-    read_input,
-    spec_of,
 )
 
 __all__ = [
@@ -58,33 +57,30 @@ _log = logging.getLogger(__name__)
 
 DEFAULT_OUTPUT_PREFIX = "shuffled-"
 
-# Shards that an error names.
-_NUM_MISSING = 3
-
 
 @dataclass(frozen=True, kw_only=True)
 class ShuffleReport:
     """What a shuffle did, or with ``dry_run`` would do."""
 
     url: str
-    """``ais://pets/shuffled-``: what the output's names start with."""
+    """The beginning of the output's names: ``ais://pets/shuffled-``."""
     shards: tuple[str, ...]
-    """The output shards, in order; a set's last one is as small as it comes out."""
+    """The output shards, in order; the last one of a set may be small."""
     num_input_shards: int
     num_samples: int
-    """In the output: all of the input's but those that a key map leaves out."""
+    """In the output: all of the input's, except those that a key map leaves out."""
     num_dropped: int
-    """Left out because the key map has nothing for them."""
+    """Left out because the key map does not name them."""
     num_bytes: int
     """Of the output shards."""
     num_written: int
-    """Shards; the client's engine leaves those that are there already as they are."""
+    """Shards that were written; the client's engine does not write those that are there already."""
     engine: str
-    """``dsort`` or ``client``: who did it."""
+    """The engine that did it: ``dsort`` or ``client``."""
     planned: tuple[dict[str, Any], ...]
     """Name, samples and bytes of each output, by the plan. A cluster of several targets cuts elsewhere."""
     spec: dict[str, Any] | None
-    """The request to dSort; ``None`` where there is none, for a directory."""
+    """The request to dSort; ``None`` if input or output is a directory."""
     dry_run: bool
     elapsed_s: float
 
@@ -108,38 +104,37 @@ def shuffle(
 ) -> ShuffleReport:
     """Write the samples of ``shards``, in another order, to new shards.
 
-    The input is kept; its class table is copied beside the output. The client's engine and the embedded node give the
+    The input stays; its class table is copied beside the output. The client's engine and the embedded node give the
     same shards for the same seed. A cluster of several targets does not (seen on AIS 4.9): it permutes records in the
-    order in which its targets happened to deliver them. Files that belong to no sample (a README) are not carried over
-    by the client's engine.
+    order in which its targets delivered them. The client's engine leaves out files of no sample (a README).
 
     Args:
         shards: The input: ``.tar``, ``.tgz`` or ``.tar.gz``, all of one kind.
-        output_prefix: What the names of the output start with, within the bucket or directory. With a ``mapped``
-            `KeyMap` the map names the shards.
-        target: Where to; ``None``: where the input is.
-        seed: Of the order, and of what a `Grouping` draws. Not negative, below 2**63.
+        output_prefix: The beginning of the output's names, within the bucket or directory. With a ``mapped`` `KeyMap`
+            the map names the shards.
+        target: The store of the output; ``None``: that of the input.
+        seed: Of the order, and of what a `Grouping` draws; in [0, 2**63).
         algorithm: The order; ``None``: a shuffle by ``seed``.
         shard_bytes: An output shard is full when its components take this much; ``None``: the input's mean.
         mapped: Which shards each sample goes to, by its key.
-        drop_unmapped: Leave out samples that a `KeyMap` has nothing for.
+        drop_unmapped: Leave out samples that a `KeyMap` does not name.
         extension: Of the output; ``None``: the input's.
-        engine: ``dsort``: the cluster. ``client``: this machine. ``auto``: the cluster, and this machine where that
-            has no dSort that works, with a warning, or where output of an earlier run of it is to be completed.
-        overwrite: Replace what is under the output's names.
-        dry_run: Check and plan, write nothing. Shards that are indexed are not read for it.
+        engine: ``dsort``: the cluster. ``client``: this machine. ``auto``: the cluster; but this machine, with a
+            warning, if the cluster has no working dSort, or to complete the output of an earlier run of it.
+        overwrite: Replace shards under the output's names.
+        dry_run: Check and plan only. Indexed shards are not read for it.
         spool_dir: See `write_outputs`.
         show_progress: Draw bars.
 
     Raises:
-        ValueError: If an argument is out of range, or the engine cannot do what is asked.
-        StoreError: If an input shard is not there, other shards are under the output's names and ``overwrite`` is
-            false, the engine is ``dsort`` and the cluster has none that works, or the job fails; what it wrote by
-            then is deleted.
-        DataError: If the input is no readable tar, has a key twice (two samples of one key that come to stand together
-            would be read as one), lacks a component to sort by, a key that is not mapped, or a sample for each split;
-            if its manifest counts other samples. If the output does not hold exactly the input's samples: the text
-            names some that are missing, extra or changed; the output is then left as it is, to be looked into.
+        ValueError: If an argument is out of range, or the engine does not support it.
+        StoreError: If an input shard is not there; other shards are under the output's names and ``overwrite`` is
+            false; the engine is ``dsort`` and the cluster has none that works; or the job fails. Then what it wrote is
+            deleted.
+        DataError: If the input is not a readable tar, has a key twice (two samples of one key that come to stand
+            together would be read as one), lacks a component to sort by, a mapped key or a sample for each split, or
+            has another number of samples than its manifest says. If the output does not hold exactly the input's
+            samples: the text names some that are missing, extra or changed, and the output is left for inspection.
     """
     check_prefix(output_prefix, url=(target or shards.store).url)
     return _run(
@@ -147,8 +142,8 @@ def shuffle(
             shards=shards,
             target=target or shards.store,
             prefix=output_prefix,
-            outputs=None,
             algorithm=algorithm or Algorithm(seed=seed),
+            seed=seed,
             shard_bytes=shard_bytes,
             mapped=mapped,
             drop_unmapped=drop_unmapped,
@@ -158,8 +153,7 @@ def shuffle(
             dry_run=dry_run,
             spool_dir=spool_dir,
             show_progress=show_progress,
-        ),
-        seed=seed,
+        )
     )
 
 
@@ -174,10 +168,9 @@ def shuffle_spec(
     spool_dir: Path | None = None,
     show_progress: bool = False,
 ) -> ShuffleReport:
-    """Do what a dSort spec says, with the checks of `shuffle` and by the engine that is asked for; see there."""
+    """Do what a dSort spec says, with the checks and the engines of `shuffle`; see there."""
     store, target = (AisStore(endpoint, place.name, provider=place.provider) for place in (spec.source, spec.target))
-    names = _spec_names(spec, store)
-    prefix = spec.outputs.prefix if spec.outputs is not None else shared_prefix(names)
+    names = spec_names(spec, store)
     mapped = None
     if spec.ekm_file:
         mapped = load_key_map(
@@ -187,9 +180,10 @@ def shuffle_spec(
         Request(
             shards=ShardSet(store=store, names=names),
             target=target if spec.target != spec.source else store,
-            prefix=prefix,
+            prefix=spec.outputs.prefix if spec.outputs is not None else shared_prefix(names),
             outputs=spec.outputs,
             algorithm=spec.algorithm,
+            seed=spec.algorithm.seed,
             shard_bytes=spec.shard_bytes,
             mapped=mapped,
             drop_unmapped=drop_unmapped,
@@ -201,81 +195,47 @@ def shuffle_spec(
             show_progress=show_progress,
             description=spec.description,
             settings=dict(spec.settings),
-        ),
-        seed=spec.algorithm.seed,
+        )
     )
 
 
-def _run(request: Request, *, seed: int) -> ShuffleReport:
+def _run(request: Request) -> ShuffleReport:
     started = time.perf_counter()
     check_request(request)
-    listed = check_input(request.shards)
-    contents = read_input(request, listed)
-    plan = make_plan(request, contents, seed=seed)
+    contents = read_input(request, check_input(request.shards))
+    plan = make_plan(request, contents)
     spec = None if request.is_local else spec_of(request, plan)
     engine = _choose_engine(request, plan)
-    existing = _existing(request, plan)
-    done: set[str] = set()
-    if existing and request.dry_run:
+    existing = find_existing(request, plan)
+    names, sizes, num_written = plan.names, [output.num_bytes(contents) for output in plan.outputs], 0
+    if request.dry_run:
         _warn_of(existing, request, plan)
-    elif existing:
+    else:
         done, engine = _check_existing(request, plan, existing, engine=engine)
-    if not request.dry_run:
         engine = _write(request, plan, spec, existing=existing, done=done, engine=engine)
-    made = [] if request.dry_run else _made(request, plan, engine=engine)
-    names = plan.names if request.dry_run else tuple(entry.name for entry in made)
-    if engine == "dsort" and not request.dry_run:
-        _verify(request, plan, names)
-    if not request.dry_run:
+        made = _made(request, plan, engine=engine)
+        names, sizes = tuple(entry.name for entry in made), [entry.size for entry in made]
+        if engine == "dsort":
+            _verify(request, plan, names)
         _copy_class_table(request, plan)
-    num_kept = contents.num_samples if plan.kept is None else int(plan.kept.sum())
+        num_written = len(names) - len(done)
     return ShuffleReport(
         url=request.target.locate(shared_prefix(names) if isinstance(request.mapped, KeyMap) else request.prefix),
         shards=names,
         num_input_shards=len(request.shards.names),
-        num_samples=num_kept,
-        num_dropped=contents.num_samples - num_kept,
-        num_bytes=sum(output.num_bytes(contents) for output in plan.outputs)
-        if request.dry_run
-        else sum(entry.size for entry in made),
-        num_written=0 if request.dry_run else len(names) - len(done),
+        num_samples=plan.num_samples,
+        num_dropped=contents.num_samples - plan.num_samples,
+        num_bytes=sum(sizes),
+        num_written=num_written,
         engine=engine,
-        planned=tuple(describe(plan.outputs, contents)),
+        planned=tuple(plan.describe()),
         spec=spec,
         dry_run=request.dry_run,
         elapsed_s=time.perf_counter() - started,
     )
 
 
-def _spec_names(spec: DsortSpec, store: AisStore) -> tuple[str, ...]:
-    if not isinstance(spec.inputs, Template):
-        return spec.inputs
-    if len(spec.inputs):
-        return _template_names(spec.inputs, spec.input_extension, store)
-    # A cluster takes a prefix and reads nothing; what is meant is clear.
-    names = tuple(e.name for e in store.list(spec.inputs.prefix) if e.name.endswith(spec.input_extension))
-    if not names:
-        raise StoreError(f"'{store.locate(spec.inputs.prefix)}' matches no {spec.input_extension}")
-    return names
-
-
-def _template_names(template: Template, extension: str, store: AisStore) -> tuple[str, ...]:
-    """The names of a template, up to the first three that are not there: it may stand for more than memory holds."""
-    listed = {entry.name for entry in store.list(template.prefix)}
-    names: list[str] = []
-    missing: list[str] = []
-    for stem in template.names():
-        names.append(f"{stem}{extension}")
-        if names[-1] not in listed:
-            missing.append(store.locate(names[-1]))
-        if len(missing) == _NUM_MISSING:
-            break
-    if missing:
-        raise StoreError(f"no shard {shown(missing)}; {len(template)} were named")
-    return tuple(names)
-
-
-def _choose_engine(request: Request, plan: Plan) -> str:
+def _choose_engine(request: Request, plan: ShufflePlan) -> str:
     if request.is_local or request.engine == "client":
         return "client"
     if not plan.not_by_dsort:
@@ -286,52 +246,27 @@ def _choose_engine(request: Request, plan: Plan) -> str:
     return "client"
 
 
-def _existing(request: Request, plan: Plan) -> dict[str, ObjectEntry]:
-    """Shards under the output's names, and what describes such."""
-    target = request.target
-    if isinstance(target, AisStore) and target is not request.shards.store and not target.exists():
-        return {}
-    entries = _listed(target, plan)
-    found = [name for name in entries if plan.is_output(name)]
-    same_place = target.url == request.shards.store.url
-    clashing = set(request.shards.names).intersection([*found, *plan.names]) if same_place else set()
-    if clashing:
-        if isinstance(request.mapped, KeyMap):
-            raise ValueError(f"{request.mapped.where}: names a shard of the input itself, '{min(clashing)}'")
-        raise ValueError(f"output prefix '{request.prefix}' names the input itself; choose another with --output")
-    described = {name(prefix) for prefix in plan.prefixes for name in (manifest_name, columns_name, classes_name)}
-    described |= set(map(index_name, {*found, *plan.names}))
-    return {name: entries[name] for name in [*(name for name in entries if name in described), *found]}
-
-
-def _listed(target: Store, plan: Plan) -> dict[str, ObjectEntry]:
-    """What the store has under the output's names, and beside them."""
-    by_folder: dict[str, list[str]] = {}
-    for prefix in plan.prefixes:
-        by_folder.setdefault(prefix.rpartition("/")[0], []).append(prefix)
-    entries: dict[str, ObjectEntry] = {}
-    for prefixes in by_folder.values():
-        common = common_prefix(prefixes)
-        # One listing for a thousand classes; not one of a whole bucket for cats- and dogs-.
-        for prefix in [common] if common.rpartition("/")[2] else prefixes:
-            entries |= {entry.name: entry for entry in target.list(prefix)}
-    return entries
+def _warn_of(existing: dict[str, ObjectEntry], request: Request, plan: ShufflePlan) -> None:
+    """Warn in a dry run, which does not compare shards, that the shuffle itself may be refused."""
+    if (found := [name for name in existing if plan.is_output(name)]) and not request.overwrite:
+        _log.warning(
+            "%d shards are there already, from '%s': where they are others, the shuffle itself asks for --overwrite",
+            len(found), request.target.locate(found[0]),
+        )  # fmt: skip
 
 
 def _check_existing(
-    request: Request, plan: Plan, existing: dict[str, ObjectEntry], *, engine: str
+    request: Request, plan: ShufflePlan, existing: dict[str, ObjectEntry], *, engine: str
 ) -> tuple[set[str], str]:
     """The outputs that are there as planned, and the engine that completes them."""
     found = [name for name in existing if plan.is_output(name)]
     done: set[str] = set()
-    can_resume = found and (engine == "client" or (request.engine == "auto" and not request.overwrite))
-    if can_resume:
+    if found and (engine == "client" or (request.engine == "auto" and not request.overwrite)):
         done, others = find_done(
             request.target, plan.contents, plan.outputs, existing=existing, show_progress=request.show_progress
         )
-        others += sorted(set(found).difference(plan.names))
-        if not others:
-            # Those of an earlier run; a cluster cannot write some of its outputs.
+        if not others and plan.names_hold(found):
+            # Outputs of an earlier run; a cluster cannot write some of its outputs.
             return done, "client"
     if found and not request.overwrite:
         if isinstance(request.mapped, KeyMap):
@@ -344,51 +279,43 @@ def _check_existing(
     return done, engine
 
 
-def _warn_of(existing: dict[str, ObjectEntry], request: Request, plan: Plan) -> None:
-    """Say before a dry run ends what the shuffle itself may be refused for; it compares, which takes reading them."""
-    if (found := [name for name in existing if plan.is_output(name)]) and not request.overwrite:
-        _log.warning(
-            "%d shards are there already, from '%s': where they are others, the shuffle itself asks for --overwrite",
-            len(found), request.target.locate(found[0]),
-        )  # fmt: skip
-
-
-# Writing
-
-
 def _write(
     request: Request,
-    plan: Plan,
+    plan: ShufflePlan,
     spec: dict[str, Any] | None,
     *,
     existing: dict[str, ObjectEntry],
     done: set[str],
     engine: str,
 ) -> str:
-    """Write what is missing; the engine that did."""
-    target = request.target
+    """Write the missing outputs; returns the engine that wrote them."""
+    source, target = request.shards.store, request.target
     left = [output for output in plan.outputs if output.name not in done]
-    if not left and not any(plan.is_output(name) for name in set(existing).difference(plan.names)):
+    if not left and plan.names_hold(name for name in existing if plan.is_output(name)):
         return "client"
-    if isinstance(target, AisStore) and not target.exists():
+    if not target.exists():
         target.create()
-    # What describes the output goes first: it must not stand beside other shards than it was made of.
+    # Files that describe the output are deleted first: they must not stand beside other shards.
     kept = {name for output in done for name in (output, index_name(output))}
     kept |= set(plan.names) if engine == "client" else set()
     for name in existing:
         if name not in kept:
             target.delete(name)
+
+    def clear() -> None:
+        for name in list_outputs(target, plan):
+            if plan.is_output(name):
+                target.delete(name)
+
     if engine == "dsort":
-        source = request.shards.store
-        assert isinstance(source, AisStore)
         assert spec is not None
         try:
             run_job(
-                source,
+                source.need_cluster("dSort runs in a cluster"),
                 spec,
                 key_map=plan.key_map,
                 key_map_name=f"{request.prefix}key-map-{uuid.uuid4().hex[:12]}.json",
-                clear=_clearing(request, plan),
+                clear=clear,
                 num_input_shards=len(request.shards.names),
                 show_progress=request.show_progress,
             )
@@ -398,7 +325,7 @@ def _write(
                 raise
             _log.warning("%s. Shuffling from here now: all bytes pass through this machine", str(exc).partition(";")[0])
     write_outputs(
-        request.shards.store,
+        source,
         plan.contents,
         left,
         target=target,
@@ -409,28 +336,20 @@ def _write(
     return "client"
 
 
-def _clearing(request: Request, plan: Plan) -> Callable[[], None]:
-    def clear() -> None:
-        for name in _listed(request.target, plan):
-            if plan.is_output(name):
-                request.target.delete(name)
-
-    return clear
-
-
-def _made(request: Request, plan: Plan, *, engine: str) -> list[ObjectEntry]:
-    entries = _listed(request.target, plan)
-    if engine == "client":
-        if gone := [name for name in plan.names if name not in entries]:
-            raise StoreError(
-                f"'{request.target.locate(gone[0])}' was written, and is gone; does another process write there, or "
-                "delete? Run it again"
-            )
-        return [entries[name] for name in plan.names]
-    return [entries[name] for name in sorted(entries) if plan.is_output(name)]
+def _made(request: Request, plan: ShufflePlan, *, engine: str) -> list[ObjectEntry]:
+    """The output shards as the store lists them."""
+    entries = list_outputs(request.target, plan)
+    if engine == "dsort":
+        return [entries[name] for name in sorted(entries) if plan.is_output(name)]
+    if gone := [name for name in plan.names if name not in entries]:
+        raise StoreError(
+            f"'{request.target.locate(gone[0])}' was written, and is gone; does another process write there, or "
+            "delete? Run it again"
+        )
+    return [entries[name] for name in plan.names]
 
 
-def _verify(request: Request, plan: Plan, names: Sequence[str]) -> None:
+def _verify(request: Request, plan: ShufflePlan, names: Sequence[str]) -> None:
     store = request.target
     if not names:
         raise DataError(
@@ -440,14 +359,11 @@ def _verify(request: Request, plan: Plan, names: Sequence[str]) -> None:
     check_same(store, plan.contents, came_out, kept=plan.kept)
 
 
-def _copy_class_table(request: Request, plan: Plan) -> None:
-    source = request.shards.store
+def _copy_class_table(request: Request, plan: ShufflePlan) -> None:
     stem = common_prefix([shard.removesuffix(extension_of(shard)) for shard in request.shards.names])
-    name = classes_name(stem.rstrip("0123456789"))
-    if source.size(name) is None:
+    data = request.shards.store.find(classes_name(stem.rstrip("0123456789")))
+    if data is None:
         return
-    data = source.read(name)
-    for prefix in plan.prefixes:
-        copy = classes_name(prefix)
-        if request.target.size(copy) is None or request.target.read(copy) != data:
-            request.target.write(copy, data)
+    for name in map(classes_name, plan.prefixes):
+        if request.target.find(name) != data:
+            request.target.write(name, data)

@@ -1,8 +1,8 @@
-"""The photographs that ship inside scikit-image to a few hundred records: crops of many sizes, with masks.
+"""Cut a few hundred records with masks, in many sizes, from the photographs inside scikit-image.
 
-For first runs and tests where there is no data set at hand. Nothing is downloaded and nothing is random: each choice
-is a digest of the seed, the record's number and what is chosen, so the same seed gives the same bytes on every machine
-with the same Pillow.
+They are for first runs and tests without a data set at hand. Nothing is downloaded. Each choice is a digest of the
+seed, the record's number and the choice's name, so the same seed gives the same bytes on every machine with the same
+Pillow.
 """
 
 import hashlib
@@ -37,7 +37,7 @@ PHOTOGRAPHS = {
 
 MIN_SIDE, MAX_SIDE = 150, 1000
 FOREGROUND, BACKGROUND, BOUNDARY = 1, 2, 3
-# Half the width of the boundary's band, in pixels: what Oxford's trimaps have at this size.
+# Half the width of the boundary's band, in pixels, as in Oxford's trimaps.
 BAND = 3
 # Blur before the threshold, in pixels: without it, noise gives specks instead of regions.
 BLUR = 4
@@ -47,11 +47,11 @@ Mask = npt.NDArray[np.uint8]
 
 
 def demo_photos(*, count: int = NUM_PHOTOS, seed: int = 0, show_progress: bool = False) -> Source:
-    """Records cut from eight photographs, sorted by class; the photograph is the class, ids from 1.
+    """Records cut from eight photographs, sorted by class; each photograph is a class, ids from 1.
 
     Photos measure 150 to 1,000 pixels a side, most of them 300 to 500; some are grey, some progressive, the quality is
-    60 to 95. A mask divides its photo by luminance: 2 is the side of the threshold that holds more of the photo's edge,
-    1 the other one, 3 a band between them.
+    60 to 95. A mask divides its photo by luminance: 2 is the side of the threshold that has more of the photo's edge,
+    1 is the other side, 3 a band between them.
 
     Raises:
         PipesError: If scikit-image is not installed.
@@ -110,7 +110,7 @@ def _side(draw: _Draw, name: str) -> int:
 
 def _cut(photograph: Image.Image, draw: _Draw) -> Image.Image:
     width, height = _side(draw, "width"), _side(draw, "height")
-    # The largest box of this shape that fits, then a half to all of it.
+    # The largest box of this shape that fits is scaled to between a half and all of it.
     fit = min(photograph.width * 1000 // width, photograph.height * 1000 // height)
     scale = fit * (50 + draw("scale", 51)) // 100
     box_width, box_height = max(1, width * scale // 1000), max(1, height * scale // 1000)
@@ -155,12 +155,12 @@ def _segment(photo: Image.Image) -> Mask:
 
 
 def _otsu(values: Mask) -> int:
-    """The threshold that separates a histogram best: the variance between its two sides is largest."""
+    """The threshold that makes the variance between the two sides of the histogram largest."""
     counts = np.bincount(values.ravel(), minlength=256).astype(np.float64)
     below = np.cumsum(counts)
     above = below[-1] - below
     sums = np.cumsum(counts * np.arange(256))
-    # A side without pixels has no mean; its variance counts as 0.
+    # A side without pixels has no mean; the variance counts as 0.
     with np.errstate(divide="ignore", invalid="ignore"):
         between = np.nan_to_num((sums[-1] * below - sums * below[-1]) ** 2 / (below * above), posinf=0.0, neginf=0.0)
     return int(np.argmax(between))
@@ -168,13 +168,4 @@ def _otsu(values: Mask) -> int:
 
 def _dilate(region: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
     """The region and all pixels at most `BAND` rows and columns away from it."""
-    for axis in (0, 1):
-        grown = region.copy()
-        for shift in range(1, BAND + 1):
-            ahead = [slice(None), slice(None)]
-            behind = [slice(None), slice(None)]
-            ahead[axis], behind[axis] = slice(shift, None), slice(None, -shift)
-            grown[tuple(ahead)] |= region[tuple(behind)]
-            grown[tuple(behind)] |= region[tuple(ahead)]
-        region = grown
-    return region
+    return np.asarray(Image.fromarray(region.astype(np.uint8)).filter(ImageFilter.MaxFilter(2 * BAND + 1))) > 0

@@ -1,4 +1,4 @@
-"""TODO: prep/sources/imagefolder.py."""
+"""Find the records of a directory with one folder of photos for each class."""
 
 import os
 from collections.abc import Iterable, Iterator
@@ -9,24 +9,22 @@ from dali_pipes.formats.photo_header import is_photo
 from dali_pipes.progress import bar
 from prep.sources.record import Record, Source, require_directory
 
-__all__ = [
-    "imagefolder",
-]
+__all__ = ["imagefolder"]
 
 
 def imagefolder(directory: Path, *, show_progress: bool = False) -> Source:
     """The records of a directory with one folder for each class, sorted by class and name.
 
     Class ids count the folders in sorted order, from 0. ``cats/a/001.JPG`` becomes the key ``cats/a/001`` with the
-    component ``jpg``. Files that start with a dot are passed over, those that are no photos skipped and named.
+    component ``jpg``. Files that start with a dot are ignored; files that are not photos are skipped and named.
 
     Args:
         directory: Holds the folders.
         show_progress: Draw a bar, in classes, where finding the photos takes more than a second.
 
     Raises:
-        DataError: If there is no such directory, class or photo; if two photos differ in their extension only, as
-            they would be one sample; or if a file's name holds a second dot, at which WebDataset would cut the key.
+        DataError: If there is no such directory, class or photo; if two photos differ only in their extension, since
+            they would be one sample; or if a file's name has a second dot, at which WebDataset would cut the key.
     """
     require_directory(directory)
     folders = sorted(entry.name for entry in os.scandir(directory) if entry.is_dir() and not entry.name.startswith("."))
@@ -37,20 +35,19 @@ def imagefolder(directory: Path, *, show_progress: bool = False) -> Source:
     with bar(what="find", total=len(folders), unit="classes", shown=show_progress, delay_s=1) as drawn:
         for label, folder in enumerate(folders):
             paths = _walk(directory / folder)
-            skipped += [
-                f"{path.relative_to(directory)}: not a photo by its extension" for path in paths if not _named(path)
-            ]
-            photos = [path for path in paths if _named(path)]
+            photos = [path for path in paths if is_photo(path.name)]
+            others = (path.relative_to(directory) for path in paths if not is_photo(path.name))
+            skipped += [f"{path}: not a photo by its extension" for path in others]
             if not photos:
                 skipped.append(f"{folder}: no photo in this class")
-            records += _imagefolder_records(directory, photos, label)
+            records += _class_records(directory, photos, label)
             drawn.update(1)
     if not records:
         raise DataError(f"'{directory}' holds no photo: {shown(skipped, are_names=False)}")
     return Source(name=f"imagefolder '{directory}'", records=records, classes=dict(enumerate(folders)), skipped=skipped)
 
 
-def _imagefolder_records(directory: Path, photos: Iterable[Path], label: int) -> Iterator[Record]:
+def _class_records(directory: Path, photos: Iterable[Path], label: int) -> Iterator[Record]:
     earlier: dict[str, Path] = {}
     for path in photos:
         if "." in path.stem:
@@ -66,12 +63,8 @@ def _imagefolder_records(directory: Path, photos: Iterable[Path], label: int) ->
         yield Record(key=key, components={path.suffix[1:].lower(): path}, label=label)
 
 
-def _named(path: Path) -> bool:
-    return is_photo(path.name)
-
-
 def _walk(folder: Path) -> list[Path]:
-    """All files below ``folder`` whose path has no hidden part, sorted by path; links are followed."""
+    """All files below ``folder`` without a hidden part in their path, sorted by path; links are followed."""
     found: list[Path] = []
     for parent, folders, files in os.walk(folder, followlinks=True):
         folders[:] = [name for name in folders if not name.startswith(".")]

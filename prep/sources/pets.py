@@ -1,4 +1,4 @@
-"""TODO: prep/sources/pets.py."""
+"""Find the records of a directory in the layout of the Oxford-IIIT Pet data set, or download it."""
 
 import os
 import re
@@ -8,22 +8,18 @@ from pathlib import Path
 from dali_pipes.errors import DataError, PipesError, shown
 from prep.sources.record import Record, Source, require_directory
 
-__all__ = [
-    "download_pets",
-    "pets",
-]
-
+__all__ = ["MASK", "PHOTO", "download_pets", "pets"]
 
 PHOTO = "image.jpg"
 MASK = "trimap.png"
-# What stands before a photo's number in its name.
+# A photo's name is its breed and a number.
 _BREED = re.compile(r"(?P<breed>.+)_\d+")
 
 
 def pets(directory: Path) -> Source:
     """The records of a directory laid out as the Oxford-IIIT Pet data set, in the order of its ``list.txt``.
 
-    Read are ``images/*.jpg``, ``annotations/trimaps/*.png`` and ``annotations/list.txt``, rows ``NAME CLASS-ID SPECIES
+    It reads ``images/*.jpg``, ``annotations/trimaps/*.png`` and ``annotations/list.txt``, rows ``NAME CLASS-ID SPECIES
     BREED-ID``. A sample is ``{"__key__": NAME, "image.jpg", "cls", "trimap.png"}``; class ids stay Oxford's, from 1.
     Breeds are named by the files: ``Abyssinian_34`` is an Abyssinian. A record with a missing part is skipped.
 
@@ -32,7 +28,7 @@ def pets(directory: Path) -> Source:
             makes.
 
     Raises:
-        DataError: If a directory or file of this layout is not there or empty, or a row is not as described.
+        DataError: If a directory or file of this layout is missing or empty, or a row has another form.
     """
     root = directory / "oxford-iiit-pet" if (directory / "oxford-iiit-pet").is_dir() else directory
     require_directory(root)
@@ -63,7 +59,7 @@ def pets(directory: Path) -> Source:
 
 
 def download_pets(directory: Path) -> None:
-    """Download the Oxford-IIIT Pet data set (800 MB) into ``directory`` through torchvision; kept where it is there.
+    """Download the Oxford-IIIT Pet data set (800 MB) into ``directory`` by torchvision, unless it is there.
 
     Raises:
         PipesError: If torchvision is not installed, or the download fails.

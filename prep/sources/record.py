@@ -1,24 +1,16 @@
-"""Source files to records: what `prep.pack.pack` writes, found and named, but not yet read.
+"""Describe the records that `prep.pack.pack` writes: found and named, but not yet read.
 
-A record is the files of one sample before they are in a shard. Its bytes are read when its turn comes, so a source of
-any size costs memory for its names only.
+A record is the files of one sample before they are in a shard. Its bytes are read when it is packed, so a source of any
+size needs memory for its names only. The other modules of this folder make sources.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from dali_pipes.errors import DataError
 
-__all__ = [
-    "LABEL_COMPONENT",
-    "Record",
-    "Source",
-]
-
-
-# As `dali_pipes.formats.manifest` has it, whose numpy and safetensors a worker would import for it alone.
-LABEL_COMPONENT = "cls"
+__all__ = ["Record", "Source", "find_known", "number_classes", "preview", "require_directory"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,42 +19,62 @@ class Record:
 
     key: str
     components: Mapping[str, object]
-    """component -> its bytes, the file that holds them, a `Range` of one, or a value that is encoded as
-    `webdataset.TarWriter` does: a string, what JSON can hold for ``json``, an array for ``npy``."""
+    """component -> its bytes, its file, a `prep.tar.writer.Range` of a file, or a value that is encoded as
+    `webdataset.TarWriter` does: a string, JSON values for ``json``, an array for ``npy``."""
     label: int | None
-    """The class id as the source counts it; packed as the component ``cls``. ``None``: there is none, or the components
-    hold it already."""
+    """The source's class id, packed as the component ``cls``; ``None`` if there is none, or the components hold it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Records in the order in which they are packed, and what belongs to all of them."""
+    """Records in the order in which they are packed, and the data that all of them share."""
 
     name: str
-    """Where they come from, for messages."""
+    """The origin of the records, for messages."""
     records: Sequence[Record]
-    """How many there are is known before one is read: ``len(source.records)``."""
+    """Their number is known before one is read: ``len(source.records)``."""
     classes: Mapping[int, str]
     """class id -> name."""
     skipped: Sequence[str] = ()
-    """What was left out, one line each: the record's name and why."""
+    """Records that were left out, one line each: name and reason."""
     masks: frozenset[str] = frozenset()
-    """The components that hold class ids a pixel, which must be 8-bit grey PNGs of their photo's size."""
+    """Components that hold a class id for each pixel: they must be 8-bit grey PNGs of their photo's size."""
     decodes_masks: bool = False
-    """Whether each mask is decoded before it is packed, 0.2 ms of CPU; else headers and checksums speak for it."""
+    """Whether each mask is decoded before it is packed, 0.2 ms of CPU; else its header and checksums are checked."""
     broken: Sequence[str] = ()
-    """Records that were found and cannot be packed, one line each: where, and why."""
+    """Records that cannot be packed, one line each: place and reason."""
     reads: frozenset[str] = frozenset()
-    """URLs of shards, and absolute paths, that are read while the records are packed: not to be written over."""
+    """URLs and absolute paths of shards that are read while the records are packed: they must not be written."""
     keeps_order: bool = False
-    """Whether components stay in the order in which a record has them; otherwise they are sorted, as ``TarWriter``
-    does."""
+    """Whether components keep the record's order; otherwise they are sorted, as ``TarWriter`` does."""
 
 
 def require_directory(directory: Path) -> None:
+    """Refuse a directory that is missing or empty."""
     if not directory.exists():
         raise DataError(f"no such directory: '{directory}'")
     if not directory.is_dir():
         raise DataError(f"'{directory}' is a file, expected a directory")
     if next(directory.iterdir(), None) is None:
         raise DataError(f"'{directory}' is empty")
+
+
+def find_known(names: Iterable[str], known: Sequence[str]) -> str | None:
+    """The first of the ``known`` names that a column or feature has, in whatever case; ``None`` if none has one.
+
+    >>> find_known(["Label", "Path"], ["path", "file"])
+    'Path'
+    """
+    by_lower = {name.lower(): name for name in reversed(list(names))}
+    return next((by_lower[name] for name in known if name in by_lower), None)
+
+
+def number_classes(names: Iterable[str]) -> dict[str, int]:
+    """Class ids of classes that have only names: they count the sorted names from 0."""
+    return {name: number for number, name in enumerate(sorted(set(names)))}
+
+
+def preview(value: object) -> str:
+    """A value for an error's text, at most 60 characters."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

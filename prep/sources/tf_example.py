@@ -1,7 +1,7 @@
-"""A ``tf.train.Example``: bytes in, where each feature's values lie out.
+"""Find the values of each feature in the bytes of a ``tf.train.Example``.
 
-A protocol buffer, read without its compiler: Example {1: Features {1, a map: {1: name, 2: Feature {1: bytes, 2: floats,
-3: integers}}}}; each list of a Feature is {1: values}.
+It is a protocol buffer, read here without its compiler: Example {1: Features {1, a map: {1: name, 2: Feature {1: bytes,
+2: floats, 3: integers}}}}; each list of a Feature is {1: values}.
 """
 
 import struct
@@ -10,22 +10,22 @@ from typing import Any
 
 from dali_pipes.errors import DataError
 
-__all__ = ["Span", "find_features", "list_of", "values_of"]
+__all__ = ["FieldRange", "find_features", "list_of", "values_of"]
 
-# Wire types: what follows a field's number.
+# Wire types: the form of a field's content.
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
-Span = tuple[int, int]
+FieldRange = tuple[int, int]
 """First byte, and the one after the last."""
 
 
-def find_features(data: bytes) -> dict[str, Span]:
-    """Feature name -> where its message lies.
+def find_features(data: bytes) -> dict[str, FieldRange]:
+    """Feature name -> the range of its message.
 
     Raises:
-        DataError: If the bytes are no Example, or one without features.
+        DataError: If the bytes are not an Example, or an Example without features.
     """
-    features: dict[str, Span] = {}
+    features: dict[str, FieldRange] = {}
     for _, _, outer in _messages(data, (0, len(data)), number=1):
         for _, _, entry in _messages(data, outer, number=1):
             name, message = b"", (0, 0)
@@ -36,15 +36,15 @@ def find_features(data: bytes) -> dict[str, Span]:
                     message = span
             features[name.decode(errors="replace")] = message
     if not features:
-        raise DataError("is no tf.train.Example, or one without features")
+        raise DataError("is not a tf.train.Example, or one without features")
     return features
 
 
-def list_of(features: Mapping[str, Span], data: bytes, feature: str) -> tuple[int, list[Span]]:
-    """Which kind of list a feature is, 1 bytes, 2 floats, 3 integers, and where the fields of its values lie.
+def list_of(features: Mapping[str, FieldRange], data: bytes, feature: str) -> tuple[int, list[FieldRange]]:
+    """The kind of a feature's list (1 bytes, 2 floats, 3 integers), and the ranges of its values' fields.
 
     Raises:
-        DataError: If there is no such feature; names those that are there.
+        DataError: If there is no such feature; names the others.
     """
     if feature not in features:
         raise DataError(f"no feature '{feature}' (found: {', '.join(sorted(features))})")
@@ -54,12 +54,12 @@ def list_of(features: Mapping[str, Span], data: bytes, feature: str) -> tuple[in
     return 0, []
 
 
-def values_of(features: Mapping[str, Span], data: bytes, feature: str) -> list[Any]:
-    """The values of a feature: bytes, floats or integers; empty where it holds none."""
+def values_of(features: Mapping[str, FieldRange], data: bytes, feature: str) -> list[Any]:
+    """The values of a feature: bytes, floats or integers; may be empty."""
     kind, spans = list_of(features, data, feature)
     values: list[Any] = []
     for first, stop in spans:
-        # Numbers are packed, or one a field: the bytes are the same.
+        # Numbers are packed into one field, or have a field each: the bytes are the same.
         if kind == 1:
             values.append(data[first:stop])
         elif kind == 2:
@@ -73,11 +73,11 @@ def values_of(features: Mapping[str, Span], data: bytes, feature: str) -> list[A
     return values
 
 
-def _messages(data: bytes, span: Span, *, number: int) -> Iterator[tuple[int, int, Span]]:
+def _messages(data: bytes, span: FieldRange, *, number: int) -> Iterator[tuple[int, int, FieldRange]]:
     return (field for field in _fields(data, span) if field[:2] == (number, _BYTES))
 
 
-def _fields(data: bytes, span: Span) -> Iterator[tuple[int, int, Span]]:
+def _fields(data: bytes, span: FieldRange) -> Iterator[tuple[int, int, FieldRange]]:
     """Number, wire type and bytes of each field of a message."""
     at, stop = span
     while at < stop:
@@ -91,9 +91,9 @@ def _fields(data: bytes, span: Span) -> Iterator[tuple[int, int, Span]]:
         elif wire in (_FIXED64, _FIXED32):
             end = at + (8 if wire == _FIXED64 else 4)
         else:
-            raise DataError(f"is no tf.train.Example: wire type {wire} at its byte {at}")
+            raise DataError(f"is not a tf.train.Example: wire type {wire} at its byte {at}")
         if end > stop:
-            raise DataError(f"is no tf.train.Example: a field claims bytes {at} to {end} of {stop}")
+            raise DataError(f"is not a tf.train.Example: a field claims bytes {at} to {end} of {stop}")
         yield number, wire, (at, end)
         at = end
 
@@ -108,4 +108,4 @@ def _varint(data: bytes, at: int, stop: int) -> tuple[int, int]:
         if byte < 0x80:
             return value & 0xFFFFFFFFFFFFFFFF, at
         shift += 7
-    raise DataError(f"is no tf.train.Example: a number without end at its byte {at}")
+    raise DataError(f"is not a tf.train.Example: a number without end at its byte {at}")

@@ -1,4 +1,4 @@
-"""Python values to the bytes of a component, by the rules of `webdataset.TarWriter`: what the extension says."""
+"""Encode Python values as the bytes of a component, by its extension, as `webdataset.TarWriter` does."""
 
 import io
 import json
@@ -11,12 +11,11 @@ __all__ = ["encode_value"]
 
 
 def encode_value(value: object, *, component: str, where: str) -> bytes:
-    """The bytes that ``TarWriter`` would write of a value, and WebDataset's ``decode()`` reads back.
+    """The bytes that ``TarWriter`` would write for a value, and that WebDataset's ``decode()`` reads back.
 
     Args:
-        value: A string for any extension; an integer or the like for ``cls``; what JSON can hold for ``json``; an array
-            for ``npy``; anything for ``pyd`` and ``pickle``; ``npz``, ``pth``, ``png`` and the rest as WebDataset has
-            them.
+        value: A string for any extension; an integer or the like for ``cls``; JSON values for ``json``; an array for
+            ``npy``; anything for ``pyd`` and ``pickle``; for ``npz``, ``pth``, ``png`` and others, as in WebDataset.
         component: Its last part is the extension.
         where: The record, for errors.
 
@@ -59,7 +58,7 @@ def _json(value: object) -> bytes:
     return json.dumps(value).encode()
 
 
-# The common ones here: importing WebDataset takes seconds. A test holds them against it.
+# The common ones are here, because importing WebDataset takes seconds. A test compares them with it.
 _ENCODERS: dict[str, Callable[[object], bytes]] = {
     **dict.fromkeys(("cls", "cls2", "class", "count", "index", "inx", "id"), _text),
     **dict.fromkeys(("json", "jsn"), _json),
@@ -73,5 +72,5 @@ def _encode_as_webdataset(value: object, component: str) -> bytes:
 
     encoded = encode_based_on_extension1(value, component, default_handlers)
     if not isinstance(encoded, bytes | bytearray | memoryview):
-        raise TypeError("WebDataset makes no bytes of it")
+        raise TypeError("WebDataset does not encode it")
     return bytes(encoded)

@@ -1,4 +1,4 @@
-"""A gzip file, on disk or in a bucket, to what is inside, front to back: what lies there can be named by its place."""
+"""Read the content of a gzip file, on disk or in a bucket, front to back, and name parts of it by their offsets."""
 
 import contextlib
 import gzip
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, BinaryIO, Protocol, cast
 from dali_pipes.errors import DataError, StoreError
 
 if TYPE_CHECKING:
-    from dali_pipes.store.transfer import RemoteFile
+    from dali_pipes.store.cluster.transfer import RemoteFile
 
 __all__ = ["ReadStream", "Reads", "UnpackedFile"]
 
@@ -28,7 +28,7 @@ class Reads(Protocol):
 
 
 class ReadStream:
-    """Such a file, from its first byte on, as a stream; a context manager."""
+    """Such a file as a stream, from its first byte on; a context manager."""
 
     def __init__(self, file: Reads) -> None:
         self._file, self._position = file, 0
@@ -47,19 +47,17 @@ class ReadStream:
 
 
 class UnpackedFile:
-    """What a gzip file holds; equal to another of the same file, and pickles without what is open.
+    """The content of a gzip file; equal to another of the same file, and pickles without open files.
 
-    What lies behind the bytes that were read last is reached by unpacking all between, what lies before them by
-    beginning again: a reader should go forward.
+    A reader should go forward: later bytes are reached by unpacking all in between, earlier ones by beginning again.
 
     Args:
-        file: Where the compressed bytes are.
+        file: The compressed file.
     """
 
     def __init__(self, file: "Path | RemoteFile") -> None:
         self._file = file
         self._stream: gzip.GzipFile | None = None
-        self._raw: BinaryIO | None = None
         self._position = 0
 
     @property
@@ -76,10 +74,10 @@ class UnpackedFile:
         return UnpackedFile, (self._file,)
 
     def read_into(self, view: memoryview, *, offset: int) -> int:
-        """Bytes read, at least one; 0 at the end of what is inside.
+        """Bytes read, at least one; 0 at the end of the content.
 
         Raises:
-            DataError: If it is no gzip file, or was cut off.
+            DataError: If the file is not a gzip file, or was cut off.
             StoreError: If it cannot be read.
         """
         with self._reading():
@@ -96,16 +94,13 @@ class UnpackedFile:
         """Can be called twice; reading opens it anew."""
         if self._stream is not None:
             self._stream.close()
-        if self._raw is not None:
-            self._raw.close()
-        self._stream = self._raw = None
+        self._stream = None
         if not isinstance(self._file, Path):
             self._file.close()
 
     def _open(self) -> gzip.GzipFile:
         if isinstance(self._file, Path):
-            self._raw = self._file.open("rb")
-            return gzip.GzipFile(fileobj=self._raw)
+            return gzip.GzipFile(self._file, "rb")
         return gzip.GzipFile(fileobj=cast("BinaryIO", ReadStream(self._file)), mode="rb")
 
     @contextlib.contextmanager
@@ -114,7 +109,7 @@ class UnpackedFile:
             yield
         except (gzip.BadGzipFile, EOFError, zlib.error) as exc:
             self.close()
-            raise DataError(f"'{self.url}' is no whole gzip file: {exc}; pack it anew") from exc
+            raise DataError(f"'{self.url}' is not a complete gzip file: {exc}; pack it anew") from exc
         except OSError as exc:
             self.close()
             raise StoreError(f"cannot read '{self.url}': {exc.strerror or exc}") from exc

@@ -1,7 +1,7 @@
-"""Members' places to a tar's bytes: headers and files in pieces of at most 1 MiB, of which nothing is kept.
+"""Make the bytes of a tar from its members' files, in pieces of at most 1 MiB.
 
-The bytes are those that `webdataset.TarWriter` writes of the same members with a fixed time, owner and mode. It is not
-used: it holds each member in memory, and importing it takes seconds (it brings torch).
+The bytes are those that `webdataset.TarWriter` writes for the same members with a fixed time, owner and mode. It is not
+used because it holds each member in memory, and importing it takes seconds (it imports torch).
 """
 
 import os
@@ -11,27 +11,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from dali_pipes.errors import DataError, StoreError
+from dali_pipes.formats.tar_reader import BLOCK
 
 if TYPE_CHECKING:
-    from dali_pipes.store.transfer import RemoteFile
+    from dali_pipes.store.cluster.transfer import RemoteFile
     from prep.tar.gzipped import UnpackedFile
 
 __all__ = ["CHUNK_BYTES", "Entry", "Part", "Range", "header_bytes", "member_header", "stream_tar"]
 
-BLOCK = 512
 CHUNK_BYTES = 1 << 20
-"""What a stream holds. Smaller pieces cost more calls, larger ones no longer fit the processor's cache."""
+"""Bytes of a stream in memory. Smaller pieces cost more calls, larger ones do not fit the processor's cache."""
 
-# A header has room for so long a name, and eleven octal digits of a size or time; what is more goes into a second one.
+# The longest name and the largest number of a plain header; others need a second one.
 MAX_PLAIN_NAME = 100
 MAX_PLAIN_NUMBER = 8**11 - 1
 
-# Of a regular file's header what comes after its checksum, and what that sums up to with the checksum's eight spaces.
+# The part of a regular file's header after its checksum, and its sum with the eight spaces of the checksum.
 _TAIL = tarfile.TarInfo("x").tobuf(tarfile.PAX_FORMAT)[156:]
 _OWNER = b"0000000\0" * 2
 _TAIL_SUM = sum(_TAIL) + 8 * ord(" ")
 
-# A tar ends with two empty blocks and is filled up to a multiple of twenty.
+# A tar ends with two empty blocks and is filled up to a multiple of twenty blocks.
 MAX_FILL = 22 * BLOCK
 
 _NUL_BLOCK = bytes(BLOCK)
@@ -44,30 +44,30 @@ class Range(NamedTuple):
     offset: int
     size: int
     head: bytes | None = None
-    """The first bytes, where whoever found the range saw them: it is not opened to be looked at."""
+    """The first bytes, if they are known: then the file is not opened to check them."""
 
 
 Part = bytes | str | Range
-"""The bytes of a component, the path of the file that holds them, or where they lie in one."""
+"""The bytes of a component, the path of its file, or a range of a file."""
 
 Entry = tuple[str, Sequence[tuple[str, Part]]]
-"""A sample as it is written: key, and component and part of each member in order."""
+"""A sample as it is written: its key, and the component and part of each member in order."""
 
 
 def member_header(name: str, size: int, *, mode: int = 0o644, mtime_s: int = 0) -> bytes:
-    """The header blocks of a regular file of no owner: one, or three where a name or a number needs PAX records.
+    """The header blocks of a regular file without an owner: one, or three if a name or a number needs PAX records.
 
     >>> len(member_header("a.jpg", 1)), len(member_header("ä.jpg", 1))
     (512, 1536)
     """
     if _is_plain(name, size) and 0 <= mtime_s <= MAX_PLAIN_NUMBER and 0 <= mode < 1 << 12:
-        # What follows makes, 20 us later.
+        # The same bytes as below, 20 us faster.
         head = name.encode().ljust(MAX_PLAIN_NAME, b"\0")
         head += b"%07o\0%b%011o\0%011o\0" % (mode, _OWNER, size, mtime_s)
         return b"%b%06o\0 %b" % (head, sum(head) + _TAIL_SUM, _TAIL)
     member = tarfile.TarInfo(name)
     member.size, member.mode, member.mtime = size, mode, mtime_s
-    # A name may be bytes that are no UTF-8: it goes out as it came in.
+    # A name may have bytes that are not UTF-8: they stay as they are.
     return member.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
 
 
@@ -87,13 +87,13 @@ def stream_tar(
 
     Args:
         entries: The samples.
-        shard: What errors call the tar.
-        num_bytes: What the tar must come out at; it is filled up to there.
+        shard: The tar's name, for errors.
+        num_bytes: The tar's size; it is filled up to there.
         on_sample: Called after each sample.
 
     Raises:
-        DataError: If the files are not what ``num_bytes`` was computed of. At most ``num_bytes`` have been given out
-            by then, and not all, so that a stream of announced length is not taken for complete.
+        DataError: If the files have changed since ``num_bytes`` was computed. Fewer bytes than these have been yielded
+            by then, so a receiver that knows the length does not take the stream for complete.
         StoreError: If a file cannot be read; names it.
     """
     pieces = _Pieces(shard, num_bytes)
@@ -103,7 +103,7 @@ def stream_tar(
             for component, part in members:
                 name = f"{key}.{component}"
                 size = len(part) if isinstance(part, bytes) else files.open(part)
-                # Mostly there is room for all of it: a generator a piece would take as long as reading the file.
+                # Mostly the buffer has space for all of it: a generator for each piece would take as long as reading.
                 header = member_header(name, size)
                 if not pieces.fill(header):
                     yield from pieces.add(header)
@@ -121,7 +121,7 @@ def stream_tar(
 
 
 class _Pieces:
-    """One buffer that is filled, given out and filled again."""
+    """One buffer that is filled, yielded and filled again."""
 
     def __init__(self, shard: str, num_bytes: int) -> None:
         self._view = memoryview(bytearray(min(CHUNK_BYTES, num_bytes)))
@@ -130,7 +130,7 @@ class _Pieces:
         self._filled = self._total = 0
 
     def fill(self, data: bytes) -> bool:
-        """Add it, if that leaves room in the buffer."""
+        """Add it, if that leaves space in the buffer."""
         stop = self._filled + len(data)
         if stop >= len(self._view):
             return False
@@ -144,7 +144,7 @@ class _Pieces:
         yield from self._put(data)
 
     def fill_from(self, files: "_Files", size: int) -> bool:
-        """Add so much of the file that is open, if that leaves room in the buffer."""
+        """Add ``size`` bytes of the open file, if that leaves space in the buffer."""
         stop = self._filled + size
         if stop >= len(self._view):
             return False
@@ -161,7 +161,7 @@ class _Pieces:
             yield from self._advance(num)
 
     def finish(self) -> Iterator[memoryview]:
-        # Two empty blocks, and what fills the last record.
+        # Two empty blocks, and zeros that fill the last record.
         if self._num_bytes - self._total >= MAX_FILL:
             raise self._changed(self._total + 2 * BLOCK)
         yield from self._put(bytes(self._num_bytes - self._total))
@@ -178,7 +178,7 @@ class _Pieces:
 
     def _count(self, num: int) -> None:
         self._total += num
-        # Room for the two blocks that end a tar: until they are given out, the stream is not complete.
+        # Space for the two blocks that end a tar: without them the stream is not complete.
         if self._total + 2 * BLOCK > self._num_bytes:
             raise self._changed(self._total + 2 * BLOCK)
 
@@ -197,7 +197,7 @@ class _Pieces:
 
 
 class _Files:
-    """The file that is being read. One that holds ranges stays open: the next range is mostly in it, too."""
+    """The open file. A file with ranges stays open: the next range is mostly in it, too."""
 
     def __init__(self) -> None:
         self._path: str | None = None
@@ -206,7 +206,7 @@ class _Files:
         self._offset = 0
 
     def open(self, part: str | Range) -> int:
-        """Bytes of what is read next."""
+        """Open a part; gives its size."""
         if isinstance(part, str):
             self._open_path(part)
             self._offset = 0

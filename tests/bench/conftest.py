@@ -3,11 +3,12 @@ from pathlib import Path
 
 import pytest
 
-from bench.loaders import LoaderOptions
-from bench.timing.ranks import rank_context
-from dali_pipes.store import embedded_node
-from dali_pipes.store.ais import AisStore
-from dali_pipes.store.urls import ShardSet, resolve_shards
+from bench.engine.turn_process import fork_server as start_fork_server
+from bench.loaders.protocol import LoaderOptions
+from dali_pipes.store.cluster import embedded_node
+from dali_pipes.store.cluster.ais import AisStore
+from dali_pipes.store.shard_set import ShardSet
+from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
 from tests.conftest import Sample, mask_bytes, photo_bytes, write_tar
 
@@ -38,7 +39,7 @@ def fork_server() -> None:
 
     Each rank of each turn would then import DALI again.
     """
-    rank_context()
+    start_fork_server()
 
 
 @pytest.fixture(scope="session")

@@ -11,17 +11,16 @@ from click.testing import CliRunner
 import bench.commands
 from bench.cli import _COMMANDS
 from bench.cli import bench as bench_command
-from bench.commands.options import ScenarioArguments
 from bench.commands.run import run
-from bench.run import RunOptions
-from bench.timing.ranks import TIMEOUT_S
+from bench.compare.ranks import TIMEOUT_S
+from bench.compare.run import LoaderScenario
 
 FILES = sorted(path.stem for path in Path(bench.commands.__file__).parent.glob("*.py"))
 
 
 def test_every_command_has_a_file_and_a_line() -> None:
     """No file is forgotten in the table, and no line is without its file."""
-    assert sorted(_COMMANDS) == [name for name in FILES if name not in ("__init__", "options")]
+    assert sorted(_COMMANDS) == [name for name in FILES if name not in ("__init__", "options", "running")]
 
 
 @pytest.mark.parametrize("name", sorted(_COMMANDS))
@@ -40,20 +39,31 @@ def test_help_of_a_command_names_its_options(name: str) -> None:
 def test_options_that_commands_share_are_alike() -> None:
     """Of resume and tfrecord: the same names and defaults; what is read and where it lies has its own words."""
     shared = []
-    for name in ("resume", "tfrecord"):
+    for name in ("resume", "tfrecord", "windows"):
         command = bench_command.get_command(click.Context(bench_command), name)
         assert command is not None
         found = {option.name: option for option in command.params if isinstance(option, click.Option)}
-        names = list(ScenarioArguments.__annotations__)
+        names = [
+            "shards",
+            "repeats",
+            "batch_size",
+            "num_threads",
+            "device",
+            "crop",
+            "work",
+            "json_path",
+            "endpoint",
+            "embedded_dir",
+        ]
         assert set(names) <= set(found)
         shared.append([(found[one].opts, found[one].default) for one in names if one != "repeats"])
-    assert shared[0] == shared[1]
+    assert shared[0] == shared[1] == shared[2]
 
 
 def test_default_time_of_a_turn_is_that_of_the_module() -> None:
     """``--help`` shows it without loading what makes turns."""
     (option,) = [one for one in run.params if one.name == "timeout_s"]
-    assert option.default == TIMEOUT_S == RunOptions().timeout_s
+    assert option.default == TIMEOUT_S == LoaderScenario.timeout_s
 
 
 def test_unknown_command_is_refused() -> None:

@@ -10,8 +10,8 @@ from collections import Counter
 from pathlib import Path
 
 import dali_pipes as dp
-from dali_pipes.store import embedded_node
-from dali_pipes.store.ais import AisStore
+from dali_pipes.store.cluster import embedded_node
+from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
 from tests.conftest import Sample, make_samples, write_shards
@@ -49,9 +49,8 @@ def run_epochs(endpoint: str, directory: Path, *, epochs: int, rate: float, seed
                 batch_size=7,
                 device="cpu",
                 endpoint=proxy.endpoint,
-                cache_dir=directory / "cache",
-                cache_bytes=250_000,
-                shuffle_window=60_000,
+                cache=dp.Cache(directory=directory / "cache", max_bytes=250_000),
+                shuffle=dp.Shuffle(window_bytes=60_000),
             ) as loader:
                 proxy.rate = rate
                 for _ in range(epochs):

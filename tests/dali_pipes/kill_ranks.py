@@ -24,12 +24,12 @@ import numpy as np
 from nvidia.dali import fn, types
 
 import dali_pipes as dp
-import dali_pipes.data_set.data_set
+import dali_pipes.fetch.local
 from dali_pipes.cache.cache import NodeCache
 from dali_pipes.cache.files import cache_root
 from dali_pipes.cache.table import State, StateTable
+from dali_pipes.fetch.fetcher import Wanted
 from dali_pipes.fetch.local import LocalFetcher
-from dali_pipes.fetch.stager import Wanted
 from dali_pipes.order.plan import Plan
 from tests.conftest import Sample, make_samples, write_shards
 
@@ -91,15 +91,11 @@ def open_loader(shards: Path, cache_dir: Path, *, rank: int, cache_bytes: int, w
         rank=rank,
         world_size=WORLD_SIZE,
         seed=5,
-        shuffle_window=window,
-        ramp_up=True,
+        shuffle=dp.Shuffle(window_bytes=window, ramp_up=True),
         last_batch_policy="DROP",
         device="cpu",
-        num_threads=1,
-        num_fetchers=3,
-        cache_dir=cache_dir,
-        cache_bytes=cache_bytes,
-        show_progress=False,
+        decode=dp.Decode(threads=1),
+        cache=dp.Cache(fetchers=3, directory=cache_dir, max_bytes=cache_bytes, show_progress=False),
     )
 
 
@@ -108,10 +104,10 @@ def read_epoch(
 ) -> None:
     """One epoch of one rank: its samples, each once, each with the bytes that it was packed with."""
     batches = iter(loader)  # starts the next epoch if one has ended
-    manifest = loader._samples.manifest
-    plan = Plan(shard_bytes=manifest.shard_bytes, shard_samples=manifest.samples, order=loader._feed.plan.order)
+    manifest = loader._inputs.manifest
+    plan = Plan(shard_bytes=manifest.shard_bytes, shard_samples=manifest.samples, order=loader._epoch.feed.plan.order)
     steps = plan.steps(
-        batch_size=BATCH_SIZE, rank=loader._process.rank, world_size=WORLD_SIZE, last_batch_policy="DROP"
+        batch_size=BATCH_SIZE, rank=loader._batching.process.rank, world_size=WORLD_SIZE, last_batch_policy="DROP"
     )
     planned = collections.Counter(np.concatenate([step.ordinals for step in steps]).tolist())
     seen: collections.Counter[int] = collections.Counter()
@@ -128,7 +124,7 @@ def read_epoch(
 
 def run_rank(shards: Path, cache_dir: Path, work: Path, rank: int, cache_bytes: int, window: int) -> None:
     """Read epochs until there is a file ``stop``; each batch and each epoch is told by a line."""
-    dali_pipes.data_set.data_set.LocalFetcher = HaltingFetcher  # type: ignore[attr-defined]
+    dali_pipes.fetch.local.LocalFetcher = HaltingFetcher  # type: ignore[misc]
     wanted = [expected(sample) for sample in make_samples_again()]
     with (
         (work / f"rank-{rank}-{os.getpid()}").open("a", buffering=1) as told,
@@ -164,7 +160,7 @@ class Ranks:
 
     Args:
         work: A directory for shards and notes.
-        cache_dir: Where the image lies.
+        cache_dir: Directory of the cache.
     """
 
     def __init__(self, work: Path, cache_dir: Path) -> None:
@@ -219,7 +215,7 @@ class Ranks:
         return path.read_text().count("batch") if path.exists() else 0
 
     def peak(self) -> int:
-        """What the image takes now."""
+        """Bytes that the cache file takes now."""
         return sum(path.stat().st_blocks * 512 for path in cache_root(self.cache_dir).glob("*.image"))
 
     def wait_for_progress(self, counts: Counts) -> None:

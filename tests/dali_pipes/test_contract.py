@@ -35,7 +35,7 @@ def graph(components: dp.Components, random: dp.Random) -> dict[str, Any]:
 
 
 def open_ranks(shards: Path, world_size: int, batch_size: int, **options: Any) -> list[dp.Loader]:
-    defaults = {"device": "cpu", "with_keys": True, "num_threads": 1, "seed": 7}
+    defaults = {"device": "cpu", "outputs": dp.Outputs(keys=True), "decode": dp.Decode(threads=1), "seed": 7}
     return [
         dp.loader(shards, graph, batch_size=batch_size, rank=rank, world_size=world_size, **(defaults | options))
         for rank in range(world_size)

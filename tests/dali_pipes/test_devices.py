@@ -9,14 +9,11 @@ from typing import Any
 import pytest
 import torch
 from nvidia.dali import fn, types
-from nvidia.dali.pipeline import Pipeline
 
 import dali_pipes as dp
 from bench.gpu.devices import _nvjpeg, has_video_library
 from bench.gpu.photos import draw_shards
-from dali_pipes.commands.examine import _jpeg_engines
-from dali_pipes.graph.decode import _on_gpu
-from dali_pipes.graph.inputs import Components, Random
+from dali_pipes.commands.checks.gpu import check_jpeg_engines
 from tests.conftest import wants_gpu
 
 BATCH = 32
@@ -25,23 +22,18 @@ NUM_PHOTOS = 16 * BATCH
 SLEEP_CYCLES = 200_000_000
 
 
-def with_a_number(components: Components, random: Random) -> dict[str, Any]:
+def with_a_number(components: dp.Components, random: dp.Random) -> dict[str, Any]:
     """Outputs that are nodes and one that is none, as DALI's graphs may have."""
     del random
     photo = fn.decoders.image(components["image.jpg"], device=components.device)
     return {"image": fn.resize(photo, size=(8, 8)), "two": 2, "three": types.Constant(3)}
 
 
-def test_an_output_that_is_no_node_goes_to_the_gpu_as_a_constant() -> None:
-    """As DALI takes it on the CPU."""
-    with Pipeline(batch_size=1, num_threads=1, device_id=0):
-        node = fn.random.uniform()
-        assert [_on_gpu(output).device for output in (node, 2, types.Constant(3))] == ["gpu"] * 3
-
-
 def test_a_number_among_the_outputs_on_the_cpu(small_shards: Path) -> None:
     """One value a sample."""
-    with dp.loader(small_shards, with_a_number, batch_size=4, device="cpu", show_progress=False) as loader:
+    with dp.loader(
+        small_shards, with_a_number, batch_size=4, device="cpu", cache=dp.Cache(show_progress=False)
+    ) as loader:
         ((batch,), *_) = loader
     assert (batch["two"].tolist(), batch["three"].tolist()) == ([2] * 4, [3] * 4)
 
@@ -70,7 +62,7 @@ def test_nvjpeg_is_found_where_the_wheels_of_cuda_13_have_it(tmp_path: Path, mon
 
 def test_doctor_says_when_the_jpeg_engines_are_out_of_reach() -> None:
     """DALI says nothing: it decodes without them."""
-    finding = _jpeg_engines()
+    finding = check_jpeg_engines()
     if has_video_library():
         assert (finding.status, finding.found) == ("ok", "within reach, where the GPU has any")
     else:
@@ -82,7 +74,9 @@ def test_doctor_says_when_the_jpeg_engines_are_out_of_reach() -> None:
 
 @pytest.mark.gpu
 def test_a_number_among_the_outputs_on_a_gpu(gpu: None, small_shards: Path) -> None:
-    with dp.loader(small_shards, with_a_number, batch_size=4, device="gpu", show_progress=False) as loader:
+    with dp.loader(
+        small_shards, with_a_number, batch_size=4, device="gpu", cache=dp.Cache(show_progress=False)
+    ) as loader:
         ((batch,), *_) = loader
     assert {name: values.device.type for name, values in batch.items()} == dict.fromkeys(batch, "cuda")
     assert (batch["two"].tolist(), batch["three"].tolist()) == ([2] * 4, [3] * 4)
@@ -93,7 +87,13 @@ def test_a_batch_is_taken_without_waiting_for_the_gpu(gpu: None, small_shards: P
     """Nor is `valid`: a copy from ordinary memory would hold the host up until the step before has run."""
     graph = dp.classification_eval(crop=8, resize=8)
     with dp.loader(
-        small_shards, graph, batch_size=4, device="gpu", with_valid=True, on_error="substitute", show_progress=False
+        small_shards,
+        graph,
+        batch_size=4,
+        device="gpu",
+        outputs=dp.Outputs(valid=True),
+        bad_samples=dp.BadSamples(on_error="substitute"),
+        cache=dp.Cache(show_progress=False),
     ) as loader:
         batches = iter(loader)
         next(batches)
@@ -111,11 +111,16 @@ def test_a_batch_keeps_its_values_until_the_kernels_that_read_it_have_run(gpu: N
     shards = draw_shards(tmp_path, num=NUM_PHOTOS)
 
     def sums(*, is_held_up: bool) -> list[float]:
-        # hw_decoder_load=0: which photo goes to the engines depends on nothing but its place, but keep one decoder.
+        # engine_share=0: which photo goes to the engines depends on nothing but its place, but keep one decoder.
         with dp.loader(
-            shards.store.locate(""), dp.segmentation(), batch_size=BATCH, device="gpu", shuffle=False,
-            hw_decoder_load=0.0, show_progress=False,
-        ) as loader:  # fmt: skip
+            shards.store.locate(""),
+            dp.segmentation(),
+            batch_size=BATCH,
+            device="gpu",
+            shuffle=False,
+            decode=dp.Decode(engine_share=0.0),
+            cache=dp.Cache(show_progress=False),
+        ) as loader:
             found = []
             for (batch,) in loader:
                 if is_held_up:

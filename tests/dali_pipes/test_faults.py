@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dali_pipes.store import embedded_node
+from dali_pipes.store.cluster import embedded_node
 from tests.dali_pipes.fault_epochs import run_epochs
 
 

@@ -24,7 +24,9 @@ KEYS = [f"s{i:05d}" for i in range(23)]
 
 def open_loader(shards: object, **options: object) -> dp.Loader:
     return dp.loader(
-        shards, dp.segmentation(crop=16), **({"batch_size": 5, "device": "cpu", "with_keys": True} | options)
+        shards,
+        dp.segmentation(crop=16),
+        **({"batch_size": 5, "device": "cpu", "outputs": dp.Outputs(keys=True)} | options),
     )
 
 
@@ -60,7 +62,7 @@ def test_epoch_has_the_batches_that_len_says(
 
 def test_batches_are_those_of_a_dali_iterator(small_shards: Path) -> None:
     """A list of one dict of tensors; labels int64 [B]; an instance of DALI's own iterator."""
-    with open_loader(small_shards, with_keys=False) as loader:
+    with open_loader(small_shards, outputs=dp.Outputs(keys=False)) as loader:
         assert isinstance(loader, DALIGenericIterator)
         batch = next(iter(loader))
         assert isinstance(batch, list)
@@ -87,8 +89,8 @@ def test_same_seed_same_order_in_every_process(small_shards: Path) -> None:
     assert sorted(epochs[0]) == sorted(epochs[1]) == KEYS
     program = (
         "import dali_pipes as dp, sys\n"
-        "with dp.loader(sys.argv[1], dp.segmentation(crop=16), batch_size=7, seed=11, device='cpu', with_keys=True,"
-        " num_threads=1) as loader:\n"
+        "with dp.loader(sys.argv[1], dp.segmentation(crop=16), batch_size=7, seed=11, device='cpu',"
+        " outputs=dp.Outputs(keys=True), decode=dp.Decode(threads=1)) as loader:\n"
         "    for _ in range(2): print(*[key for (batch,) in loader for key in batch['key']])\n"
     )
     fresh = subprocess.run([sys.executable, "-c", program, small_shards], capture_output=True, text=True, check=True)
@@ -142,10 +144,11 @@ def test_reset_after_an_epoch_starts_one_not_two(small_shards: Path) -> None:
 
 def test_auto_reset_goes_on_by_itself(small_shards: Path) -> None:
     """With auto_reset, next() after the end gives the next epoch's first batch."""
-    with open_loader(small_shards, auto_reset=True) as loader:
-        keys_of(loader)
+    with open_loader(small_shards) as loader:
+        batches = loader.as_dali(auto_reset=True)
+        keys_of(batches)
         assert loader.epoch == 1
-        assert len(keys_of([next(loader)])) == 5
+        assert len(keys_of([next(batches)])) == 5
 
 
 def test_without_auto_reset_the_end_stays_the_end(small_shards: Path) -> None:
@@ -215,10 +218,12 @@ def test_labels_contiguous_count_from_zero(tmp_path: Path) -> None:
     with pytest.raises(
         dp.DataError, match=r"needs a class table, and the manifest has none; write 'x-classes.json' beside"
     ):
-        dp.loader(tmp_path, graph, batch_size=6, labels="contiguous", device="cpu")
+        dp.loader(tmp_path, graph, batch_size=6, outputs=dp.Outputs(labels="contiguous"), device="cpu")
     index_shards(shards, classes={10: "a", 20: "b", 30: "c"})
     for labels, expected in (("raw", [10, 20, 30] * 2), ("contiguous", [0, 1, 2] * 2)):
-        with dp.loader(tmp_path, graph, batch_size=6, labels=labels, shuffle=False, device="cpu") as loader:
+        with dp.loader(
+            tmp_path, graph, batch_size=6, outputs=dp.Outputs(labels=labels), shuffle=False, device="cpu"
+        ) as loader:
             assert next(loader)[0]["label"].tolist() == expected
 
 
@@ -295,7 +300,9 @@ def test_ctrl_c_in_next_loses_and_mixes_nothing(
         return result
 
     monkeypatch.setattr(owner, name, interrupted)
-    with dp.loader(numbered_shards, numbered, batch_size=4, seed=1, device="cpu", with_keys=True) as loader:
+    with dp.loader(
+        numbered_shards, numbered, batch_size=4, seed=1, device="cpu", outputs=dp.Outputs(keys=True)
+    ) as loader:
         seen: list[int] = []
         with pytest.raises(KeyboardInterrupt):  # noqa: PT012 (which batch it is in is not the point)
             for (batch,) in loader:
@@ -321,7 +328,9 @@ def test_array_of_another_kind_later_is_refused_and_mixes_nothing(numbered_shard
     def graph(components: dp.Components, random: dp.Random) -> dict[str, object]:
         return numbered(components, random) | {"ordinal": components.array(array)}
 
-    with dp.loader(numbered_shards, graph, batch_size=4, shuffle=False, device="cpu", with_keys=True) as loader:
+    with dp.loader(
+        numbered_shards, graph, batch_size=4, shuffle=False, device="cpu", outputs=dp.Outputs(keys=True)
+    ) as loader:
         seen = [row for _ in range(2) for row in check_together(next(loader)[0])]
         with pytest.raises(TypeError, match="array of the graph"):
             next(loader)
@@ -365,7 +374,7 @@ def test_program_that_ends_with_a_loader_open_does_not_wait_for_its_shards(tmp_p
     """Ctrl-C or an exception with a thousand shards still to fetch: the program ends."""
     shards = write_shards(tmp_path, make_samples([(16, 16)] * 200), per_shard=1)
     program = (
-        "import sys, time\nimport dali_pipes as dp\nfrom dali_pipes.store.ais import LocalStore\n"
+        "import sys, time\nimport dali_pipes as dp\nfrom dali_pipes.store.local import LocalStore\n"
         "original, count = LocalStore.open, [0]\n"
         "def slow(self, name):\n"
         "    if name.endswith('.tar'): count[0] += 1; time.sleep(0.5)\n"
@@ -504,20 +513,20 @@ def test_index_changed_after_the_manifest_is_refused(small_shards: Path, tmp_pat
         open_loader(shards)
 
 
-def test_no_room_for_the_image_says_how_much_is_needed(small_shards: Path, tmp_path: Path) -> None:
+def test_no_space_for_the_cache_file_says_how_much_is_needed(small_shards: Path, tmp_path: Path) -> None:
     """Where the cache may not hold the shards: the bytes needed, those there are, what to do."""
     with pytest.raises(
         dp.CacheError,
-        match=r"the shards take \d+ bytes, and shuffle_window='all' wants all of them resident; pass "
-        r"shuffle_window=BYTES, .*; cache_bytes=50000 is allowed in '.*'",
+        match=r"the shards take \d+ bytes, and window_bytes='all' needs all of them resident; pass "
+        r"shuffle=dali_pipes.Shuffle\(window_bytes=.*; max_bytes=50000 is allowed in '.*'",
     ):
-        open_loader(small_shards, cache_dir=tmp_path, cache_bytes=50_000)
-    with pytest.raises(
-        dp.CacheError, match=r"two windows, which must be resident at a time, take \d+ bytes; pass a sma"
-    ):
-        open_loader(small_shards, cache_dir=tmp_path, cache_bytes=50_000, shuffle_window=30_000)
-    with pytest.raises(ValueError, match="cache_bytes must be positive, got 0"):
-        open_loader(small_shards, cache_bytes=0)
+        open_loader(small_shards, cache=dp.Cache(directory=tmp_path, max_bytes=50_000))
+    with pytest.raises(dp.CacheError, match=r"must be resident at a time; they take \d+ bytes; pass a sma"):
+        open_loader(
+            small_shards, cache=dp.Cache(directory=tmp_path, max_bytes=50_000), shuffle=dp.Shuffle(window_bytes=30_000)
+        )
+    with pytest.raises(ValueError, match="max_bytes must be positive, got 0"):
+        open_loader(small_shards, cache=dp.Cache(max_bytes=0))
 
 
 def test_global_shuffle_past_memory_is_refused(small_shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -525,10 +534,10 @@ def test_global_shuffle_past_memory_is_refused(small_shards: Path, monkeypatch: 
     monkeypatch.setattr("dali_pipes.open_loader.available_memory", lambda: 2000)
     with pytest.raises(
         ValueError,
-        match=r"shuffle_window='all' permutes 23 samples at once, which takes 2760 bytes of memory, and 2000 are avail",
+        match=r"window_bytes='all' permutes 23 samples at once, which takes 2760 bytes of memory, and 2000 are avail",
     ):
         open_loader(small_shards)
-    open_loader(small_shards, shuffle_window=50_000).close()
+    open_loader(small_shards, shuffle=dp.Shuffle(window_bytes=50_000)).close()
     open_loader(small_shards, shuffle=False).close()
 
 
@@ -547,23 +556,24 @@ def test_image_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     )
     failed = subprocess.run([sys.executable, "-c", program, shards], capture_output=True, text=True)
     assert re.search(
-        r"CacheError: cannot make an image of \d+ bytes in '/dev/shm/.*': File too large; pass another", failed.stderr
+        r"CacheError: cannot make a cache file of \d+ bytes in '/dev/shm/.*': File too large; pass another",
+        failed.stderr,
     )
 
 
 def test_cache_dir_that_is_not_there_is_refused(small_shards: Path, tmp_path: Path) -> None:
     """The directory is named."""
     with pytest.raises(dp.CacheError, match=f"cache directory '{tmp_path}/nope' is not there; make it"):
-        open_loader(small_shards, cache_dir=tmp_path / "nope")
+        open_loader(small_shards, cache=dp.Cache(directory=tmp_path / "nope"))
 
 
 @pytest.mark.parametrize(
     ("options", "text"),
     [
         ({"batch_size": 0}, "batch_size must be positive, got 0"),
-        ({"num_threads": 0}, "num_threads must be positive, got 0"),
-        ({"device": "tpu"}, "device must be one of auto, gpu, cpu, got 'tpu'"),
-        ({"labels": "one-hot"}, "labels must be one of raw, contiguous, got 'one-hot'"),
+        ({"device": "tpu"}, "device must be one of auto, cpu, gpu, cuda, cuda:N, got 'tpu'"),
+        ({"cache": "/tmp"}, "cache must be a dali_pipes.Cache, got '/tmp'"),
+        ({"shuffle": "False"}, "shuffle must be a bool or a dali_pipes.Shuffle, got 'False'"),
         ({"seed": 7.0}, "seed must be an integer, got 7.0"),
         ({"batch_size": "5"}, "batch_size must be an integer, got '5'"),
         ({"last_batch_policy": "pad"}, "last_batch_policy must be one of FILL, DROP, PARTIAL, got 'pad'"),

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 import dali_pipes as dp
-from bench.timing.processes import child_pids
+from bench.tools.processes import child_pids
 from dali_pipes.cache.cache import NodeCache
-from dali_pipes.store import embedded_node
-from dali_pipes.store.ais import AisStore
+from dali_pipes.store.cluster import embedded_node
+from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
 
@@ -144,10 +144,16 @@ def in_bucket(small_shards: Path, node_dir: Path) -> Iterator[dict[str, Any]]:
 
 
 def check(end: Callable[[Open], None], cache_dir: Path, *, num_loaders: int = NUM_LOADERS, **options: Any) -> None:
-    settings = {"graph": dp.segmentation(crop=16), "batch_size": 5, "device": "cpu", "num_threads": 2, "seed": 1}
+    settings = {
+        "graph": dp.segmentation(crop=16),
+        "batch_size": 5,
+        "device": "cpu",
+        "decode": dp.Decode(threads=2),
+        "seed": 1,
+    }
 
     def open_loader(**changes: Any) -> dp.Loader:
-        return dp.loader(**(settings | {"cache_dir": cache_dir} | options | changes))
+        return dp.loader(**(settings | {"cache": dp.Cache(directory=cache_dir)} | options | changes))
 
     for _ in range(WARM_UP):
         end(open_loader)
@@ -186,7 +192,7 @@ def test_loaders_over_a_bucket_leave_nothing(
     end: Callable[[Open], None], in_bucket: dict[str, Any], tmp_path: Path
 ) -> None:
     """Connections, too; in windows, so that shards come and go."""
-    check(end, tmp_path, shuffle_window=30_000, **in_bucket)
+    check(end, tmp_path, shuffle=dp.Shuffle(window_bytes=30_000), **in_bucket)
 
 
 def test_loaders_with_a_node_of_their_own_leave_no_process(

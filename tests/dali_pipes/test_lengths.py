@@ -24,7 +24,7 @@ def test_steps_of_a_plan_have_a_length(policy: LastBatchPolicyName, start: int) 
 @pytest.mark.parametrize("policy", ["DROP", "FILL", "PARTIAL"])
 def test_faces_of_a_loader_have_a_length(small_shards: Path, tmp_path: Path, policy: str) -> None:
     with dp.loader(
-        small_shards, raw, batch_size=5, last_batch_policy=policy, device="cpu", cache_dir=tmp_path
+        small_shards, raw, batch_size=5, last_batch_policy=policy, device="cpu", cache=dp.Cache(directory=tmp_path)
     ) as loader:
         faces = {"loader": loader, "as_dicts": loader.as_dicts(), "as_dataset": loader.as_dataset()}
         expected = {"DROP": 4}.get(policy, 5)

@@ -24,7 +24,15 @@ def _as_found(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def opened(shards: Path) -> Loader:
-    return dp.loader(shards, raw, batch_size=6, device="cpu", seed=3, with_keys=True, show_progress=False)
+    return dp.loader(
+        shards,
+        raw,
+        batch_size=6,
+        device="cpu",
+        seed=3,
+        outputs=dp.Outputs(keys=True),
+        cache=dp.Cache(show_progress=False),
+    )
 
 
 def keys_of(loader: Loader) -> list[list[str]]:
@@ -34,12 +42,12 @@ def keys_of(loader: Loader) -> list[list[str]]:
 def test_what_runs_inside_counts_for_itself_alone() -> None:
     """A thread's stages add up to the time it spent in them: nothing is counted twice."""
     with stages.recording() as recorder:
-        with stages.busy("hand-over"), stages.busy("seam"), stages.waiting("read"):
+        with stages.busy("hand-over"), stages.busy("inputs"), stages.waiting("read"):
             pass
         with stages.busy("hand-over"):
             pass
     seconds = recorder.seconds()
-    assert set(seconds) == {("hand-over", "busy"), ("seam", "busy"), ("read", "waiting")}
+    assert set(seconds) == {("hand-over", "busy"), ("inputs", "busy"), ("read", "waiting")}
     assert recorder.in_loader_s() == pytest.approx(sum(seconds.values()), abs=1e-9)
 
 
@@ -109,13 +117,13 @@ def test_one_recording_at_a_time() -> None:
 
 
 def test_loader_records_its_stages_and_gives_the_same_batches(small_shards: Path) -> None:
-    """Measured or not, an epoch is the same; reading, the seam and the hand-over are in it."""
+    """Measured or not, an epoch is the same; reading, the inputs and the hand-over are in it."""
     with opened(small_shards) as loader:
         expected = [keys_of(loader) for _ in range(2)]
     with stages.recording() as recorder, opened(small_shards) as loader:
         assert [keys_of(loader) for _ in range(2)] == expected
     seconds = recorder.seconds()
-    assert seconds.keys() >= {("read", "busy"), ("seam", "busy"), ("hand-over", "busy"), ("hand-over", "waiting")}
+    assert seconds.keys() >= {("read", "busy"), ("inputs", "busy"), ("hand-over", "busy"), ("hand-over", "waiting")}
     assert seconds.keys() >= {("fetch", "busy"), ("stage", "busy")}
     assert all(value > 0 for value in seconds.values())
 

@@ -42,10 +42,7 @@ def test_rank_from_environment(environment: dict[str, str], expected: tuple[int,
 
 def test_arguments_come_before_the_launcher() -> None:
     """What is given counts; the local rank is still the launcher's."""
-    assert find_rank(rank=1, world_size=2, local_rank=None, environment=TORCHRUN) == Rank(
-        rank=1, world_size=2, local_rank=1
-    )
-    assert find_rank(rank=None, world_size=None, local_rank=6, environment=TORCHRUN).local_rank == 6
+    assert find_rank(rank=1, world_size=2, environment=TORCHRUN) == Rank(rank=1, world_size=2, local_rank=1)
 
 
 def test_process_group_comes_before_the_launcher() -> None:
@@ -53,9 +50,9 @@ def test_process_group_comes_before_the_launcher() -> None:
     program = (
         "import torch.distributed as d; from dali_pipes.ranks import find_rank\n"
         "d.init_process_group('gloo', store=d.HashStore(), rank=0, world_size=1)\n"
-        "print(find_rank(rank=None, world_size=None, local_rank=None, environment={'RANK': '5', 'WORLD_SIZE': '8'}))\n"
+        "print(find_rank(rank=None, world_size=None, environment={'RANK': '5', 'WORLD_SIZE': '8'}))\n"
         "d.destroy_process_group()\n"
-        "print(find_rank(rank=None, world_size=None, local_rank=None, environment={'RANK': '5', 'WORLD_SIZE': '8'}))\n"
+        "print(find_rank(rank=None, world_size=None, environment={'RANK': '5', 'WORLD_SIZE': '8'}))\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert done.stdout.splitlines() == [
@@ -67,20 +64,19 @@ def test_process_group_comes_before_the_launcher() -> None:
 @pytest.mark.parametrize(
     ("given", "environment", "text"),
     [
-        ((2, None, None), {}, "rank was given without world_size; give both"),
-        ((None, 2, None), {}, "world_size was given without rank; give both"),
-        ((2, 2, None), {}, r"rank must be in \[0, world_size\), got rank=2 with world_size=2"),
-        ((0, 1, -1), {}, "local_rank must not be negative, got -1"),
-        ((None, None, None), {"RANK": "a", "WORLD_SIZE": "2"}, "torchrun's variable RANK must be a number, got 'a'"),
-        ((None, None, None), {"SLURM_PROCID": "4", "SLURM_NTASKS": "4"}, "got rank=4 with world_size=4"),
+        ((2, None), {}, "rank was given without world_size; give both"),
+        ((None, 2), {}, "world_size was given without rank; give both"),
+        ((2, 2), {}, r"rank must be in \[0, world_size\), got rank=2 with world_size=2"),
+        ((None, None), {"RANK": "a", "WORLD_SIZE": "2"}, "torchrun's variable RANK must be a number, got 'a'"),
+        ((None, None), {"SLURM_PROCID": "4", "SLURM_NTASKS": "4"}, "got rank=4 with world_size=4"),
     ],
 )
 def test_ranks_that_make_no_sense_are_refused(
-    given: tuple[int | None, int | None, int | None], environment: dict[str, str], text: str
+    given: tuple[int | None, int | None], environment: dict[str, str], text: str
 ) -> None:
     """Named, with what was found."""
     with pytest.raises(ValueError, match=text):
-        find_rank(rank=given[0], world_size=given[1], local_rank=given[2], environment=environment)
+        find_rank(rank=given[0], world_size=given[1], environment=environment)
 
 
 def test_loader_takes_its_rank_from_the_launcher(small_shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +86,12 @@ def test_loader_takes_its_rank_from_the_launcher(small_shards: Path, monkeypatch
         monkeypatch.setenv("RANK", str(rank))
         monkeypatch.setenv("WORLD_SIZE", "2")
         with dp.loader(
-            str(small_shards), dp.segmentation(crop=16), batch_size=4, seed=1, device="cpu", with_keys=True
+            str(small_shards),
+            dp.segmentation(crop=16),
+            batch_size=4,
+            seed=1,
+            device="cpu",
+            outputs=dp.Outputs(keys=True),
         ) as loader:
             assert len(loader) == 3
             keys += [key for (batch,) in loader for key in batch["key"][: loader.num_valid]]

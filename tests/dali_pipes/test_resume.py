@@ -11,8 +11,8 @@ import torch
 from nvidia.dali import fn
 
 import dali_pipes as dp
+from dali_pipes.fetch.fetcher import Wanted
 from dali_pipes.fetch.local import LocalFetcher
-from dali_pipes.fetch.stager import Wanted
 from tests.conftest import Sample, make_samples, write_shards
 from tests.dali_pipes.raw import check_rows, raw
 
@@ -31,7 +31,12 @@ def shards(tmp_path_factory: pytest.TempPathFactory, samples: list[Sample]) -> P
 
 
 def open_ranks(shards: Path, world_size: int, batch_size: int, **options: Any) -> list[Any]:
-    settings = {"seed": 5, "device": "cpu", "num_threads": 1, "shuffle_window": 50_000} | options
+    settings = {
+        "seed": 5,
+        "device": "cpu",
+        "decode": dp.Decode(threads=1),
+        "shuffle": dp.Shuffle(window_bytes=50_000),
+    } | options
     return [
         dp.loader(str(shards), raw, batch_size=batch_size, rank=rank, world_size=world_size, **settings)
         for rank in range(world_size)
@@ -66,7 +71,7 @@ def test_resume_at_every_batch_gives_the_rest(
     shards: Path, samples: list[Sample], policy: str, window: int | str
 ) -> None:
     """State after batch i, as JSON, into a new loader: batches i, i + 1, ... of this epoch and those of the next."""
-    options = {"last_batch_policy": policy, "shuffle_window": window}
+    options = {"last_batch_policy": policy, "shuffle": dp.Shuffle(window_bytes=window)}
     (whole,) = open_ranks(shards, 1, 6, **options)
     (other,) = open_ranks(shards, 1, 6, **options)
     epochs = [read_steps([whole], samples) for _ in range(2)]
@@ -106,7 +111,7 @@ def test_resume_with_another_world_and_batch_size_goes_on_with_the_same_order(
 def test_resume_sees_the_same_random_numbers(shards: Path) -> None:
     """Augmentation belongs to the sample: pixels after a resume are those of the unbroken run, bit for bit."""
     graph = dp.classification_train(crop=16, photo="image.jpg")
-    options = {"batch_size": 4, "seed": 2, "device": "cpu", "shuffle_window": 50_000}
+    options = {"batch_size": 4, "seed": 2, "device": "cpu", "shuffle": dp.Shuffle(window_bytes=50_000)}
     with dp.loader(str(shards), graph, **options) as whole, dp.loader(str(shards), graph, **options) as resumed:
         batches = [batch for (batch,) in whole]
         whole.set_epoch(0)
@@ -164,10 +169,11 @@ def test_state_of_another_order_is_refused_and_nothing_is_lost(
 @pytest.mark.parametrize(
     ("before", "after", "options"),
     [
-        ((1, 6), (1, 6), {"shuffle_window": 50_000}),
-        ((3, 2), (2, 3), {"shuffle_window": "all"}),  # ranks and batch size change, the global batch does not
-        ((3, 2), (2, 4), {"shuffle_window": 50_000, "num_slices": 2}),
-        ((1, 6), (2, 2), {"shuffle_window": 50_000, "last_batch_policy": "DROP"}),
+        ((1, 6), (1, 6), {"shuffle": dp.Shuffle(window_bytes=50_000)}),
+        # Ranks and batch size change, the global batch does not.
+        ((3, 2), (2, 3), {"shuffle": dp.Shuffle(window_bytes="all")}),
+        ((3, 2), (2, 4), {"shuffle": dp.Shuffle(window_bytes=50_000, slices=2)}),
+        ((1, 6), (2, 2), {"shuffle": dp.Shuffle(window_bytes=50_000), "last_batch_policy": "DROP"}),
     ],
 )
 @pytest.mark.parametrize("is_mixture", [False, True])
@@ -181,7 +187,7 @@ def test_loader_opened_with_a_state_gives_what_load_state_dict_does(
         source = dp.Mixture(halves, weights={"even": 0.7, "odd": 0.3})
     graph = dp.classification_train(crop=16, photo="image.jpg")
     (world_size, batch_size), (new_world_size, new_batch_size) = before, after
-    settings = {"seed": 5, "device": "cpu", "num_threads": 1, "with_keys": True} | options
+    settings = {"seed": 5, "device": "cpu", "decode": dp.Decode(threads=1), "outputs": dp.Outputs(keys=True)} | options
 
     def open_rank(rank: int, world_size: int, batch_size: int, state: Any = None) -> Any:
         return dp.loader(
@@ -229,7 +235,7 @@ def test_loader_opened_with_a_state_fetches_first_what_its_first_batch_names(
     (expected,) = read_steps([whole], samples, 1)
     close([whole])
     monkeypatch.setattr(LocalFetcher, "fetch", recorded)
-    (loader,) = open_ranks(shards, 1, 6, state=state, cache_dir=tmp_path, num_fetchers=1)
+    (loader,) = open_ranks(shards, 1, 6, state=state, cache=dp.Cache(directory=tmp_path, fetchers=1))
     named = {f"s-{ordinal // 4:06d}.tar" for ordinal in expected}
     assert read_steps([loader], samples, 1) == [expected]
     assert set(fetched[: len(named)]) == named
@@ -240,19 +246,19 @@ def test_loader_opened_with_a_state_fetches_first_what_its_first_batch_names(
 def test_loader_that_stands_where_it_is_told_to_go_is_left_alone(shards: Path, samples: list[Sample]) -> None:
     """Before the first batch: what is staged and opened stays, for the same epoch, the same state, a reset."""
     (loader,) = open_ranks(shards, 1, 6)
-    feed = loader._feed
+    feed = loader._epoch.feed
     loader.set_epoch(0)
     loader.load_state_dict(loader.state_dict())
     loader.reset()
-    assert loader._feed is feed
+    assert loader._epoch.feed is feed
     read_steps([loader], samples, 2)
     state = loader.state_dict()
     loader.load_state_dict(state)
-    assert loader._feed is not feed  # it has been read from
+    assert loader._epoch.feed is not feed  # it has been read from
     (resumed,) = open_ranks(shards, 1, 6, state=state)
-    feed = resumed._feed
+    feed = resumed._epoch.feed
     resumed.load_state_dict(state)
-    assert resumed._feed is feed
+    assert resumed._epoch.feed is feed
     assert read_steps([resumed], samples) == read_steps([loader], samples)
     resumed.set_epoch(0)
     assert resumed.state_dict()["delivered"] == 0
@@ -300,7 +306,7 @@ def test_state_of_other_shards_is_refused_before_there_is_an_image(
     state = loader.state_dict()
     close([loader])
     with pytest.raises(dp.StateError, match=text):
-        open_ranks(shards, 1, 6, state=state | changed, cache_dir=tmp_path)
+        open_ranks(shards, 1, 6, state=state | changed, cache=dp.Cache(directory=tmp_path))
     assert list(tmp_path.iterdir()) == []
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("dali-pipes")]
     (loader,) = open_ranks(shards, 1, 6, state=None)  # as a job's first start says it
@@ -316,7 +322,7 @@ def test_loader_opened_with_a_state_says_that_its_graph_draws_anew(
     def graph(components: dp.Components, random: dp.Random) -> dict[str, Any]:
         return {"number": fn.random.uniform(), "length": components["image.jpg"].shape()}
 
-    options: dict[str, Any] = {"batch_size": 6, "device": "cpu", "num_threads": 1}
+    options: dict[str, Any] = {"batch_size": 6, "device": "cpu", "decode": dp.Decode(threads=1)}
     with dp.loader(str(shards), graph, **options) as loader:
         next(loader)
         state = loader.state_dict()

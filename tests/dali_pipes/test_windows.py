@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 import dali_pipes as dp
 from dali_pipes.cache.files import cache_root
 from dali_pipes.data_set.indexing import find_manifest
+from dali_pipes.fetch.fetcher import Wanted
 from dali_pipes.fetch.local import LocalFetcher
-from dali_pipes.fetch.stager import Wanted
 from dali_pipes.order.plan import OrderInputs, Plan, reserved_bytes
 from dali_pipes.store.urls import resolve_shards
 from tests.conftest import Sample, make_samples, write_shards
@@ -64,14 +64,12 @@ def test_each_sample_comes_once_whatever_the_window(
             batch_size=batch_size,
             rank=rank,
             world_size=world_size,
-            num_slices=num_slices,
+            shuffle=dp.Shuffle(slices=num_slices, window_bytes=window, ramp_up=True),
             seed=3,
-            shuffle_window=window,
-            ramp_up=True,
             last_batch_policy=policy,
             device="cpu",
-            num_threads=1,
-            cache_dir=cache_dir,
+            decode=dp.Decode(threads=1),
+            cache=dp.Cache(directory=cache_dir),
         )
         for rank in range(world_size)
     ]
@@ -125,9 +123,8 @@ def test_cache_never_takes_more_than_it_may(shards: Path, samples: list[Sample],
             raw,
             batch_size=4,
             device="cpu",
-            cache_dir=cache_dir,
-            cache_bytes=allowed,
-            shuffle_window=allowed // 4,
+            cache=dp.Cache(directory=cache_dir, max_bytes=allowed),
+            shuffle=dp.Shuffle(window_bytes=allowed // 4),
         ) as loader,
     ):
         assert sum(loader._share.extent_bytes) == total
@@ -146,9 +143,8 @@ def test_order_does_not_depend_on_the_cache(shards: Path, tmp_path: Path) -> Non
             raw,
             batch_size=7,
             device="cpu",
-            cache_dir=tmp_path / name,
-            cache_bytes=cache_bytes,
-            shuffle_window=50_000,
+            cache=dp.Cache(directory=tmp_path / name, max_bytes=cache_bytes),
+            shuffle=dp.Shuffle(window_bytes=50_000),
         ) as loader:
             return [ordinal for (batch,) in loader for ordinal in batch["ordinal"].tolist()]
 
@@ -158,7 +154,12 @@ def test_order_does_not_depend_on_the_cache(shards: Path, tmp_path: Path) -> Non
 def test_break_and_going_on_keeps_the_windows(shards: Path, samples: list[Sample], cache_dir: Path) -> None:
     """Leaving an epoch in its middle and going on, starting another: nothing is lost, and nothing stays held."""
     with dp.loader(
-        str(shards), raw, batch_size=4, device="cpu", cache_dir=cache_dir, cache_bytes=260_000, shuffle_window=60_000
+        str(shards),
+        raw,
+        batch_size=4,
+        device="cpu",
+        cache=dp.Cache(directory=cache_dir, max_bytes=260_000),
+        shuffle=dp.Shuffle(window_bytes=60_000),
     ) as loader:
         seen = []
         for number, (batch,) in enumerate(loader):
@@ -171,10 +172,10 @@ def test_break_and_going_on_keeps_the_windows(shards: Path, samples: list[Sample
         next(iter(loader))
         loader.set_epoch(7)
         assert len(read_epoch([loader], samples)) == NUM_SAMPLES
-        loader._feed.close()
-        if loader._prepared is not None:
-            loader._prepared.close()
-        assert not loader._stager._held
+        loader._epoch.feed.close()
+        if loader._feeds.ahead is not None:
+            loader._feeds.ahead.close()
+        assert not loader._stager._demand.held
 
 
 def test_ramp_up_waits_for_one_shard_only(shards: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,7 +197,14 @@ def test_ramp_up_waits_for_one_shard_only(shards: Path, cache_dir: Path, monkeyp
     first = manifest.names[int(next(plan.window_shards())[0])]
     monkeypatch.setattr(LocalFetcher, "fetch", slow)
     # No shard has fewer than two samples.
-    with dp.loader(str(shards), raw, batch_size=2, device="cpu", cache_dir=cache_dir, ramp_up=True) as loader:
+    with dp.loader(
+        str(shards),
+        raw,
+        batch_size=2,
+        device="cpu",
+        cache=dp.Cache(directory=cache_dir),
+        shuffle=dp.Shuffle(ramp_up=True),
+    ) as loader:
         batches = iter(loader)
         assert len(next(batches)[0]["label"]) == 2
         assert held_back

@@ -135,4 +135,4 @@ def test_compose_prep_does_what_it_says(
     read = {name: parse_training(services[name]["command"])[1]["shards"] for name in ("train", "train-gpu")}
     words = [word.replace("=/runs", f"={tmp_path}") for word in services["bench"]["command"][1:]]
     assert read == {"train": ["ais://demo/shuffled-"], "train-gpu": ["ais://demo/shuffled-"]}
-    assert parse_dali_pipes(words).params["shards"] == "ais://demo/shuffled-"
+    assert parse_dali_pipes(words).params["data"] == "ais://demo/shuffled-"

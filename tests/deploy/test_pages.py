@@ -10,7 +10,7 @@ import click
 import pytest
 
 from bench.reports.record import read_record, read_run
-from bench.reports.report import values_of
+from bench.reports.summary import values_of
 from dali_pipes.cli import cli
 from tests.deploy.dockerfile import ROOT
 
@@ -112,7 +112,8 @@ def test_figures_are_those_of_the_records() -> None:
     assert rows["most r that 14 cores can decode"][1] == f"{round(14_000 / cpu_ms, -2):,.0f}/s"
     assert rows["data set"][1] == f"{num_samples * sample_bytes / 1e12:.1f} TB"
     assert (
-        rows["what a node stages with `num_slices=k`"][1] == f"{num_samples * sample_bytes / num_nodes / 1e12:.1f} TB"
+        rows["what a node stages with `Shuffle(slices=k)`"][1]
+        == f"{num_samples * sample_bytes / num_nodes / 1e12:.1f} TB"
     )
     first_epoch_s = num_samples * sample_bytes / num_nodes / (400e9 / 8)
     assert rows["first epoch, if the network is the bound"][1] == f"{first_epoch_s:.0f} s at 400 Gb/s"

@@ -46,7 +46,7 @@ def test_reference_has_everything_public(make_reference: ModuleType) -> None:
     text = make_reference.python_page()
     for name in dp.__all__:
         assert f"\n## dp.{name}\n" in text
-    assert "`batch_size`: Samples a batch, on this rank." in text
+    assert "`batch_size`: Samples in a batch, on this rank." in text
     assert "**Raises**" in text
 
 

@@ -12,7 +12,7 @@ from processes import Process
 from segmentation import CLASSES, evaluate, iou
 
 import dali_pipes as dp
-from bench.loaders import LoaderOptions
+from bench.loaders.protocol import LoaderOptions
 from dali_pipes.errors import PipesError
 from dali_pipes.store.urls import resolve_shards
 from tests.conftest import make_samples, write_shards

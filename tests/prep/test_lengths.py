@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 import webdataset
 
+import dali_pipes.formats
 import prep
 from dali_pipes.data_set.indexing import find_columns, find_manifest
 from dali_pipes.formats.tar_reader import ArchiveReader
 from dali_pipes.store.local import LocalStore
-from dali_pipes.store.shard_names import Template
+from dali_pipes.store.templates import Template
 from dali_pipes.store.urls import resolve_shards
 from prep.export.export import export_tfrecords
 from prep.index import index_shards
@@ -24,7 +25,8 @@ from prep.sources.pets import pets
 from prep.sources.record import Source
 from prep.sources.tables import table
 from prep.sources.tars import tars
-from prep.sources.tfrecords import find_tfrecords, tfrecords
+from prep.sources.tfrecord_files import find_tfrecords
+from prep.sources.tfrecords import tfrecords
 from tests.sources import encode_photo, write_pets
 
 # Modules that are programs: importing one runs it.
@@ -32,8 +34,9 @@ PROGRAMS = {"prep.__main__"}
 
 
 def _classes() -> dict[str, type]:
-    """All classes of the package, those with an underscore, too."""
-    names = [module.name for module in pkgutil.walk_packages(prep.__path__, "prep.")]
+    """All classes of prep and of the formats, those with an underscore, too."""
+    places = ((prep.__path__, "prep."), (dali_pipes.formats.__path__, "dali_pipes.formats."))
+    names = [module.name for path, prefix in places for module in pkgutil.walk_packages(path, prefix)]
     return {
         f"{name}.{found.__qualname__}": found
         for name in names

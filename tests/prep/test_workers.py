@@ -6,6 +6,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -35,6 +37,15 @@ def raise_odd(task: int, report: Report) -> None:
 
 def kill_itself(task: int, report: Report) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def count_setup(directory: Path) -> None:
+    with (directory / str(os.getpid())).open("a") as stream:
+        stream.write("x")
+
+
+def fail_to_set_up() -> None:
+    raise DataError("no decoder")
 
 
 def touch_and_wait(task: str, report: Report) -> None:
@@ -94,9 +105,61 @@ def test_map_of_an_error_that_cannot_be_sent_still_says_what_it_was() -> None:
         workers.map(raise_odd, range(2))
 
 
-def test_map_says_that_a_worker_was_killed() -> None:
-    with Workers(2) as workers, pytest.raises(PipesError, match=r"a worker process ended .* exit status -9 .*--jobs"):
+def test_map_says_which_task_a_worker_was_killed_at() -> None:
+    said = r"a worker process ended while it worked on shard '7', exit status -9 .*; run it again with fewer --jobs"
+    with Workers(2) as workers, pytest.raises(PipesError, match=said):
+        workers.map(kill_itself, [7], name=lambda task: f"shard '{task}'")
+    with (
+        Workers(1, isolated=True, advice="buy memory") as workers,
+        pytest.raises(PipesError, match=r"status -9 .*; buy memory"),
+    ):
         workers.map(kill_itself, range(2))
+
+
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_stream_takes_only_so_many_tasks_ahead(jobs: int) -> None:
+    """What is done and not wanted yet waits in memory: its number is bounded."""
+    taken: list[int] = []
+
+    def tasks() -> Iterator[int]:
+        for number in range(12):
+            taken.append(number)
+            yield number
+
+    with Workers(jobs) as workers:
+        for number, (value, _) in enumerate(workers.stream(square, tasks(), max_ahead=4)):
+            assert value == number * number
+            assert len(taken) <= number + 4
+
+
+def test_stream_that_is_left_early_ends_the_workers() -> None:
+    with Workers(2) as workers:
+        results = workers.stream(square, range(100), max_ahead=4)
+        assert next(results)[0] == 0
+        results.close()
+        assert workers._processes == []
+
+
+@pytest.mark.parametrize(("jobs", "isolated"), [(1, False), (1, True), (2, False)])
+def test_setup_is_called_once_in_each_process(jobs: int, isolated: bool, tmp_path: Path) -> None:
+    with Workers(jobs, setup=partial(count_setup, tmp_path), isolated=isolated) as workers:
+        pids = {pid for _ in range(2) for _, pid in workers.map(square, range(10))}
+    assert (os.getpid() in pids) is (jobs == 1 and not isolated)
+    assert pids <= {int(path.name) for path in tmp_path.iterdir()}
+    assert {path.read_text() for path in tmp_path.iterdir()} == {"x"}
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_setup_that_fails_is_the_error_of_the_first_task(jobs: int) -> None:
+    with Workers(jobs, setup=fail_to_set_up) as workers, pytest.raises(DataError, match="no decoder"):
+        workers.map(square, range(2))
+
+
+def test_jobs_are_checked_and_no_more_than_there_is_to_do() -> None:
+    with pytest.raises(ValueError, match="jobs must be positive, got 0"):
+        Workers(0)
+    assert [Workers(8, at_most=num).jobs for num in (0, 1, 3, 20)] == [1, 1, 3, 8]
+    assert Workers().jobs == default_jobs()
 
 
 def test_close_unwinds_what_workers_are_at(tmp_path: Path) -> None:

@@ -79,9 +79,19 @@ def good_shards(tmp_path_factory: pytest.TempPathFactory, good_samples: list[Sam
     return write_shards(tmp_path_factory.mktemp("good"), good_samples, per_shard=6)
 
 
+def substituting(shards: Path, **options: Any) -> dp.BadSamples:
+    return dp.BadSamples(on_error="substitute", **({"quarantine": shards / "quarantine.tsv"} | options))
+
+
 def open_loader(shards: Path, **options: Any) -> dp.Loader:
-    defaults = {"batch_size": BATCH_SIZE, "device": "cpu", "with_keys": True, "shuffle": False, "num_threads": 2}
-    defaults |= {"on_error": "substitute", "quarantine": shards / "quarantine.tsv"}
+    defaults = {
+        "batch_size": BATCH_SIZE,
+        "device": "cpu",
+        "outputs": dp.Outputs(keys=True),
+        "shuffle": False,
+        "decode": dp.Decode(threads=2),
+        "bad_samples": substituting(shards),
+    }
     return dp.loader(shards, options.pop("graph", None) or dp.segmentation(crop=16), **(defaults | options))
 
 
@@ -124,7 +134,7 @@ def test_others_stand_in(
     """Batches keep number and size; all others are bit-equal to those of a good data set; the repeats are marked."""
     shards = write_shards(tmp_path, spoilt(good_samples, numbers, how=KINDS[kind]), per_shard=6)
     bad = {f"s{number:05d}" for number in numbers}
-    with open_loader(good_shards, on_error="raise") as loader:
+    with open_loader(good_shards, bad_samples=dp.BadSamples(on_error="raise")) as loader:
         whole = {key: batch["image"][i] for (batch,) in loader for i, key in enumerate(batch["key"])}
         labels = {s.key: int(s.components["cls"]) for s in good_samples}
     with open_loader(shards) as loader:
@@ -167,7 +177,7 @@ def test_bad_sample_in_a_filled_batch(tmp_path: Path, good_samples: list[Sample]
 def test_rank_without_samples_of_a_bad_one(tmp_path: Path, good_samples: list[Sample]) -> None:
     """A rank that has nothing in the last step gets its first sample, which is bad: another stands in for it."""
     shards = write_shards(tmp_path, spoilt(good_samples[:9], [8], how=cut), per_shard=9)
-    with open_loader(shards, rank=1, world_size=2, with_valid=True) as loader:
+    with open_loader(shards, rank=1, world_size=2, outputs=dp.Outputs(keys=True, valid=True)) as loader:
         *_, (last,) = list(loader)
         assert (last["key"], loader.num_valid, loader.substituted) == (["s00007"], 0, (0,))
         assert last["valid"].tolist() == [False]
@@ -176,7 +186,7 @@ def test_rank_without_samples_of_a_bad_one(tmp_path: Path, good_samples: list[Sa
 def test_valid_says_which_count(tmp_path: Path, good_samples: list[Sample]) -> None:
     """Beside the tensors, for a loss: all but those that stand in for others."""
     shards = write_shards(tmp_path, spoilt(good_samples, [2, 5], how=cut), per_shard=6)
-    with open_loader(shards, with_valid=True) as loader:
+    with open_loader(shards, outputs=dp.Outputs(keys=True, valid=True)) as loader:
         valid = [batch["valid"] for (batch,) in loader]
     assert [each.tolist() for each in valid] == [[True, True, False, True], [True, False, True, True], [True] * 4]
     assert all(each.dtype == torch.bool and each.device.type == "cpu" for each in valid)
@@ -201,7 +211,9 @@ def test_crops_are_those_of_the_samples(
     """A repaired batch has each sample's own random numbers; what stands in is an exact repeat."""
     shards = write_shards(tmp_path, spoilt(good_samples, [2, 9], how=KINDS[kind]), per_shard=6)
     graph = dp.classification_train(crop=24)
-    with open_loader(good_shards, graph=graph, shuffle=True, seed=5, on_error="raise") as loader:
+    with open_loader(
+        good_shards, graph=graph, shuffle=True, seed=5, bad_samples=dp.BadSamples(on_error="raise")
+    ) as loader:
         whole = {key: batch["image"][i] for (batch,) in loader for i, key in enumerate(batch["key"])}
     with open_loader(shards, graph=graph, shuffle=True, seed=5) as loader:
         for (batch,) in loader:
@@ -262,14 +274,19 @@ def test_a_data_set_of_bad_samples_is_an_error(tmp_path: Path, good_samples: lis
 def test_repair_in_windows(tmp_path: Path, good_samples: list[Sample]) -> None:
     """The first shard has left the cache when a later one's batch is repaired: nothing is read of it."""
     shards = write_shards(tmp_path / "shards", spoilt(good_samples, [1, 4, 7, 10], how=cut), per_shard=2)
-    options: dict[str, Any] = {"shuffle_window": 1, "cache_bytes": 76_000, "batch_size": 2, "shuffle": True, "seed": 4}
-    with open_loader(shards, cache_dir=tmp_path, **options) as loader:
+    options: dict[str, Any] = {
+        "shuffle": dp.Shuffle(window_bytes=1),
+        "cache": dp.Cache(directory=tmp_path, max_bytes=76_000),
+        "batch_size": 2,
+        "seed": 4,
+    }
+    with open_loader(shards, **options) as loader:
         for _ in range(2):
             keys = [key for (batch,) in loader for key in batch["key"]]
             assert len(keys) == 12
             assert {"s00001", "s00004", "s00007", "s00010"}.isdisjoint(keys)
             assert len(set(keys)) == 8
-        assert loader._image.reserved < int(loader._image.extent_bytes.sum())
+        assert loader._share.reserved < int(loader._share.extent_bytes.sum())
 
 
 @pytest.mark.parametrize("leave", ["reset", "set_epoch", "load_state_dict"])
@@ -277,7 +294,9 @@ def test_leaving_with_an_error_decoded_ahead(tmp_path: Path, good_samples: list[
     """The bad sample is among the batches decoded ahead, and nobody comes to it: what follows is whole."""
     shards = write_shards(tmp_path, spoilt(good_samples, [5], how=bomb), per_shard=6)
     graph = dp.segmentation(crop=16)
-    with open_loader(shards, graph=graph, on_error="raise", exclude=()) as loader:
+    with open_loader(
+        shards, graph=graph, bad_samples=dp.BadSamples(on_error="raise"), select=dp.Select(exclude=())
+    ) as loader:
         state = loader.state_dict()
         first = next(loader)[0]
         if leave == "reset":
@@ -297,7 +316,7 @@ def test_leaving_with_an_error_decoded_ahead(tmp_path: Path, good_samples: list[
 def test_error_in_the_last_batch_and_the_end_is_told(tmp_path: Path, good_samples: list[Sample]) -> None:
     """A loop that goes on after errors gets the epoch's end, and not the next epoch's batches."""
     shards = write_shards(tmp_path, spoilt(good_samples, [11], how=bomb), per_shard=6)
-    with open_loader(shards, on_error="raise") as loader:
+    with open_loader(shards, bad_samples=dp.BadSamples(on_error="raise")) as loader:
         for _ in range(2):
             read, errors = 0, 0
             while True:
@@ -338,7 +357,9 @@ def test_array_function_that_fails_names_the_batch(tmp_path: Path, good_shards: 
 
         return {**as_corner(components), "number": components.array(number)}
 
-    with open_loader(good_shards, graph=graph, quarantine=tmp_path / "q.tsv") as loader:
+    with open_loader(
+        good_shards, graph=graph, bad_samples=substituting(good_shards, quarantine=tmp_path / "q.tsv")
+    ) as loader:
         assert next(loader)[0]["key"][0] == "s00000"
         for _ in range(2):
             with pytest.raises(KeyError, match="boom") as caught:
@@ -359,7 +380,7 @@ def test_quarantine_that_cannot_be_written_loses_nothing(tmp_path: Path, good_sa
     shards = write_shards(tmp_path / "shards", spoilt(good_samples, [5], how=cut), per_shard=6)
     folder = tmp_path / "quarantine"
     folder.mkdir()
-    with open_loader(shards, quarantine=folder / "q.tsv") as loader:
+    with open_loader(shards, bad_samples=substituting(shards, quarantine=folder / "q.tsv")) as loader:
         keys = list(next(loader)[0]["key"])
         folder.rmdir()
         with pytest.raises(dp.StoreError, match=r"cannot write the quarantine"):
@@ -393,12 +414,12 @@ def test_dalis_own_random_operators(good_shards: Path, caplog: pytest.LogCapture
 
 @pytest.mark.parametrize("kind", ["cut", "gif"])
 def test_too_many_are_an_error(tmp_path: Path, good_samples: list[Sample], kind: str) -> None:
-    """Up to ``max_bad`` are let pass; the next one says how many, where they are listed, and the last of them."""
+    """Up to ``max_bad`` are allowed; the next one says how many, where they are listed, and the last of them."""
     shards = write_shards(tmp_path, spoilt(good_samples, [1, 5, 9], how=KINDS[kind]), per_shard=6)
-    with open_loader(shards, max_bad=2) as loader:
+    with open_loader(shards, bad_samples=substituting(shards, max_bad=2)) as loader:
         next(loader), next(loader)
         text = (
-            r"3 samples are bad, max_bad=2 are let pass, all in '.*quarantine.tsv'; the last: shard 's-000001.tar', key"
+            r"3 samples are bad, max_bad=2 are allowed, all in '.*quarantine.tsv'; the last: shard 's-000001.tar', key"
         )
         with pytest.raises(dp.DecodeError, match=text):
             next(loader)
@@ -427,7 +448,9 @@ def test_quarantine_is_what_exclude_takes(tmp_path: Path, good_samples: list[Sam
     with open_loader(shards) as loader:
         list(loader)
         state = loader.state_dict()
-    with open_loader(shards, on_error="raise", exclude=shards / "quarantine.tsv") as loader:
+    with open_loader(
+        shards, bad_samples=dp.BadSamples(on_error="raise"), select=dp.Select(exclude=shards / "quarantine.tsv")
+    ) as loader:
         assert loader.num_samples == 9
         keys = [key for (batch,) in loader for key in batch["key"]]
         assert keys == [s.key for i, s in enumerate(good_samples) if i not in (1, 5, 9)]
@@ -475,7 +498,7 @@ def test_a_broken_device_is_no_sample_s_fault(good_shards: Path, monkeypatch: py
         raise RuntimeError("encountered: CUDA runtime API error cudaErrorLaunchFailure")
 
     monkeypatch.setattr(DecodePipeline, "take", fail_from_now_on)
-    with open_loader(good_shards, max_bad=1) as loader:
+    with open_loader(good_shards, bad_samples=substituting(good_shards, max_bad=1)) as loader:
         next(loader)
         with pytest.raises(
             dp.DecodeError, match=r"fails on every batch now, also on one that .* cudaErrorLaunchFailure"
@@ -505,10 +528,12 @@ def test_raise_names_shard_key_component_and_cause(
     shards = write_shards(tmp_path, spoilt(good_samples, [6, 7], how=KINDS[kind]), per_shard=6)
     text = f"shard 's-000001.tar', key 's00006': {cause}"
     if kind in ("gif", "garbage", "nothing"):
-        with pytest.raises(dp.DataError, match=f"{text}.*so do 1 more samples; pass on_error='substitute'"):
-            open_loader(shards, on_error="raise")
+        with pytest.raises(
+            dp.DataError, match=rf"{text}.*so do 1 more samples; pass bad_samples=BadSamples\(on_error="
+        ):
+            open_loader(shards, bad_samples=dp.BadSamples(on_error="raise"))
         return
-    with open_loader(shards, on_error="raise") as loader:
+    with open_loader(shards, bad_samples=dp.BadSamples(on_error="raise")) as loader:
         assert next(loader)[0]["key"] == ["s00000", "s00001", "s00002", "s00003"]
         with pytest.raises(dp.DecodeError, match=f"{text}.*; bad in this batch as well: 's00007'; leave it out"):
             next(loader)
@@ -531,21 +556,6 @@ def test_a_bomb_of_another_name_is_found_out(tmp_path: Path, good_samples: list[
             "shard 's-000000.tar', key 's00002': component 'data' holds a photo of 100000 x 100000 pixels, expected at "
             "most max_pixels=89478485"
         ]
-
-
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"on_error": "skip"}, "on_error must be one of raise, substitute, got 'skip'"),
-        ({"max_bad": -1}, "max_bad must not be negative, got -1"),
-        ({"max_pixels": 0}, "max_pixels must be positive, got 0"),
-        ({"missing": "drop"}, "missing must be one of error, skip, empty, got 'drop'"),
-    ],
-)
-def test_policies_are_checked_first(options: dict[str, object], text: str) -> None:
-    """Before the shards are looked for."""
-    with pytest.raises(ValueError, match=text):
-        dp.loader("/nowhere", dp.segmentation(), batch_size=2, **options)
 
 
 def as_it_is(components: dp.Components, random: dp.Random) -> dict[str, Any]:
@@ -584,8 +594,9 @@ def test_memory_is_bounded_under_a_bomb(tmp_path: Path, good_samples: list[Sampl
         "import resource, sys, dali_pipes as dp\n"
         "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024\n"
         "graph = dp.classification_eval(resize=32, crop=32)\n"
-        "options = {'batch_size': 2, 'device': 'cpu', 'shuffle': False, 'on_error': 'substitute', 'with_keys': True}\n"
-        "with dp.loader(sys.argv[1], graph, quarantine=sys.argv[2], **options) as loader:\n"
+        "options = {'batch_size': 2, 'device': 'cpu', 'shuffle': False, 'outputs': dp.Outputs(keys=True)}\n"
+        "bad_samples = dp.BadSamples(on_error='substitute', quarantine=sys.argv[2])\n"
+        "with dp.loader(sys.argv[1], graph, bad_samples=bad_samples, **options) as loader:\n"
         "    next(loader); before = peak()\n"
         "    print(next(loader)[0]['key'], loader.bad_samples[0].cause, peak() - before, sep='|')\n"
     )

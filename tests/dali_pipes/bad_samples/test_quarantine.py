@@ -110,7 +110,7 @@ def test_quarantine_on_a_full_disk_says_so(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", program, tmp_path / "bad.tsv"], capture_output=True, text=True)
     first, second, num_added = done.stdout.splitlines()
-    assert first.startswith(f"StoreError cannot write the quarantine '{tmp_path}/bad.tsv': the disk took a part")
+    assert first.startswith(f"StoreError cannot write the quarantine '{tmp_path}/bad.tsv': only a part of the line")
     assert second == f"StoreError cannot write the quarantine '{tmp_path}/bad.tsv': File too large"
     assert num_added == "0"
 

@@ -1,4 +1,4 @@
-"""The shared cache: who holds, who fills, what goes; promises; the end of any process at any line."""
+"""The shared cache: holding, filling, evicting, reservations, and the end of any process at any line."""
 
 import itertools
 import os
@@ -163,7 +163,7 @@ def test_each_shard_is_filled_by_one(directory: Path) -> None:
 
 
 def test_one_that_fails_leaves_nothing_and_the_next_fills(directory: Path) -> None:
-    """Half a shard is punched at once."""
+    """The blocks of half a shard are freed at once."""
     one, two = Member(directory), Member(directory)
     assert one.take(2).fill == 2
     one.write(2, 100)
@@ -175,7 +175,7 @@ def test_one_that_fails_leaves_nothing_and_the_next_fills(directory: Path) -> No
 
 
 def test_eviction_takes_the_longest_unused_of_what_nobody_holds(directory: Path) -> None:
-    """Of any image; what is held stays whoever holds it; blocks are given back."""
+    """Of any cache file; held shards stay, whichever loader holds them; blocks are freed."""
     one = Member(directory, allowed=6, reserved=3)
     two = Member(directory, key=OTHER, allowed=6, reserved=3)
     one.fill(0, 1, 2)
@@ -185,7 +185,7 @@ def test_eviction_takes_the_longest_unused_of_what_nobody_holds(directory: Path)
     one.release(0)
     one.fill(3)  # for the other's nothing, for its own 1: the first given up
     assert one.states() == [State.READY, State.EMPTY, State.READY, State.READY, State.EMPTY, State.EMPTY]
-    two.fill(4)  # room by one's 0: two's own 2 was given up before that, and goes first
+    two.fill(4)  # evicts one's 0 next: two's own 2 was released before that, and goes first
     assert two.states() == [State.READY, State.READY, State.EMPTY, State.EMPTY, State.READY, State.EMPTY]
     assert blocks(directory) == 6 * PAGE
     assert one.read(1) == bytes(PAGE)
@@ -193,22 +193,22 @@ def test_eviction_takes_the_longest_unused_of_what_nobody_holds(directory: Path)
     two.close()
 
 
-def test_room_goes_to_what_is_wanted_first(directory: Path) -> None:
+def test_space_goes_to_the_most_urgent_shards(directory: Path) -> None:
     """Also where something less urgent is there already, and would only have to be held."""
     one = Member(directory, allowed=6, reserved=4)
     one.fill(4, 5)
     one.release(4, 5)
     two = Member(directory, allowed=6, reserved=2, group=2)
     taken = two.take(0, 4, 5)
-    assert (taken.fill, taken.ready.tolist(), taken.blocked) == (0, [4], "room")
+    assert (taken.fill, taken.ready.tolist(), taken.blocked) == (0, [4], "space")
     assert one.take(0, 5)[1:] == (None, False, "busy")  # the 5 was to be had, the 0 is what it waits for
     assert one.held == {5}
     one.close()
     two.close()
 
 
-def test_consumed_shard_is_punched_when_room_is_wanted(directory: Path) -> None:
-    """With exactly two shards of room a loader of one reads through all, and never takes more."""
+def test_released_shard_is_dropped_when_space_is_needed(directory: Path) -> None:
+    """With space for exactly two shards, a loader reads through all shards, and never takes more."""
     one = Member(directory, pages=20, reserved=2, allowed=2)
     for shard in range(20):
         one.fill(shard)
@@ -219,13 +219,13 @@ def test_consumed_shard_is_punched_when_room_is_wanted(directory: Path) -> None:
     one.close()
 
 
-def test_promises_fill_the_cache_and_no_more(directory: Path) -> None:
-    """A group's loaders share a promise; a third job is refused, told who has the room and how much would do."""
+def test_reservations_fill_the_cache_and_no_more(directory: Path) -> None:
+    """A group's loaders share a reservation; a third job is refused, with the processes and the bytes it needs."""
     one, again = Member(directory, reserved=2, allowed=4), Member(directory, reserved=2, allowed=4)
     two = Member(directory, reserved=2, allowed=4, group=2)
     text = (
         f"the cache in '{directory}' may take 16384 bytes; this loader must be able to hold 4096 at a time, and 16384 "
-        f"are promised to other loaders (process {os.getpid()}); pass cache_bytes=20480 or more"
+        f"are reserved for other loaders (process {os.getpid()}); pass cache=dali_pipes.Cache(max_bytes=20480) or more"
     )
     with pytest.raises(CacheError, match=re.escape(text)):
         Member(directory, reserved=1, allowed=4, group=3)
@@ -239,14 +239,14 @@ def test_promises_fill_the_cache_and_no_more(directory: Path) -> None:
 
 
 def test_least_of_different_budgets_counts(directory: Path) -> None:
-    """Two loaders, told different sizes: neither takes the image past the smaller while both are there."""
+    """Two loaders with different limits: neither takes the cache past the smaller while both are at work."""
     large = Member(directory, reserved=2, allowed=6)
     large.fill(0, 1, 2, 3, 4)
     large.release(0, 1, 2, 3)
     small = Member(directory, reserved=1, allowed=3, group=2)  # what nobody holds goes at once
     assert blocks(directory) <= 3 * PAGE
     assert large.cache.budget() == (3 * PAGE, 3 * PAGE)
-    assert large.take(0, 1).blocked in ("", "room")
+    assert large.take(0, 1).blocked in ("", "space")
     assert blocks(directory) <= 3 * PAGE
     with pytest.raises(CacheError, match="may take 12288 bytes"):
         Member(directory, reserved=4, allowed=100, group=3)
@@ -260,34 +260,34 @@ def test_holds_of_one_group_count_once(directory: Path) -> None:
     one.fill(0, 1)
     assert two.take(0, 1).ready.tolist() == [0, 1]
     one.close()
-    assert two.take(2).blocked == "room"
+    assert two.take(2).blocked == "space"
     two.release(0)
     two.fill(2)
     two.close()
 
 
 def test_stuck_is_told_only_when_all_wait(directory: Path) -> None:
-    """Two ranks out of step want what the other holds no room for; whoever frees room makes both ask again."""
+    """Two ranks out of step leave no space for each other; a loader that frees some makes both ask again."""
     one, two = Member(directory, reserved=2, allowed=2), Member(directory, reserved=2, allowed=2)
     one.fill(0)
     two.fill(1)
-    assert not one.cache.is_stuck(one.slot)  # it was never told that there is no room
-    assert one.take(2).blocked == "room"
+    assert not one.cache.is_stuck(one.slot)  # it never found that there is no space
+    assert one.take(2).blocked == "space"
     assert not one.cache.is_stuck(one.slot)  # the other goes on
-    assert two.take(3).blocked == "room"
+    assert two.take(3).blocked == "space"
     assert two.cache.is_stuck(two.slot)
     assert one.cache.is_stuck(one.slot)
     one.release(0)
     assert not two.cache.is_stuck(two.slot)  # it has to ask first
     assert one.take(4).fill == 4
-    assert two.take(3).blocked == "room"
+    assert two.take(3).blocked == "space"
     assert not two.cache.is_stuck(two.slot)
     one.close()
     two.close()
 
 
-def test_dead_ones_make_room(directory: Path) -> None:
-    """Its promise, its holds, half a shard of it, and shards that it was about to punch."""
+def test_dead_loaders_free_space(directory: Path) -> None:
+    """Its reservation, its holds, half a shard of it, and shards that it was about to drop."""
     one, two = Member(directory, reserved=2, allowed=4), Member(directory, reserved=2, allowed=4, group=2)
     one.fill(0)
     assert one.take(1).fill == 1
@@ -317,7 +317,7 @@ def test_slots_are_as_many_as_said(directory: Path) -> None:
         cache.close()
 
 
-def test_kept_image_stays_and_others_go_with_their_last_loader(directory: Path) -> None:
+def test_kept_cache_file_stays_and_others_go_with_their_last_loader(directory: Path) -> None:
     """By name: a cache that the user named is for the next job, one that we chose leaves nothing."""
     kept, left = Member(directory, keep=True), Member(directory, key=OTHER, keep=False)
     kept.fill(0)
@@ -356,8 +356,8 @@ def test_clear_gives_back_what_nobody_holds(directory: Path) -> None:
     one.close()
 
 
-def test_image_removed_under_a_running_loader(directory: Path) -> None:
-    """It reads on what it has; it is told when it wants more; nothing that it says reaches the image made since."""
+def test_cache_file_removed_under_a_running_loader(directory: Path) -> None:
+    """It can read what it has; an error says when it wants more; it never changes the cache file made since."""
     one = Member(directory, reserved=2)
     one.fill(0)
     assert one.take(1).fill == 1
@@ -379,7 +379,7 @@ def test_image_removed_under_a_running_loader(directory: Path) -> None:
 
 
 def test_files_that_come_and_go_are_not_kept_open(directory: Path) -> None:
-    """A training loader beside hundreds of validation loaders, each with an image of its own."""
+    """A training loader beside hundreds of validation loaders, each with a cache file of its own."""
     one = Member(directory, allowed=8)
     num_files = None
     for number in range(20):
@@ -400,7 +400,7 @@ def test_directory_of_somebody_else_is_refused(tmp_path: Path) -> None:
     root = cache_root(tmp_path)
     (tmp_path / "elsewhere").mkdir()
     root.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(CacheError, match=r"is not this user's own directory; .* pass another cache_dir="):
+    with pytest.raises(CacheError, match=r"is not this user's own directory; .* pass another cache=dali_pipes"):
         NodeCache(tmp_path)
     root.unlink()
     root.touch()
@@ -583,7 +583,7 @@ def contents(root: Path) -> list[tuple[str, int, bytes]]:
 
 
 def copy_sparse(source: Path, target: Path) -> None:
-    """Files with their holes."""
+    """Sparse files."""
     target.mkdir(parents=True)
     for path in source.iterdir():
         with path.open("rb") as read, (target / path.name).open("wb") as write:
@@ -641,11 +641,11 @@ operations = st.lists(
 
 @settings(max_examples=200, deadline=None)
 @given(operations, st.integers(0, 2**31))
-def test_any_sequence_keeps_every_promise(operations: list[tuple[str, int, list[int]]], noise: int) -> None:
-    """Four loaders of two images and three groups; some die, the machine is started anew, columns are garbage.
+def test_any_sequence_keeps_every_reservation(operations: list[tuple[str, int, list[int]]], noise: int) -> None:
+    """Four loaders of two cache files and three groups; some die, the machine is restarted, columns are garbage.
 
     What is handed out as ready is whole; what is held stays; blocks never pass the budget; and who asks for what was
-    promised to it gets it, or is told to wait for somebody who is at work on it.
+    reserved by it gets it, or has to wait for a loader that is at work on it.
     """
     allowed = 8
     plans = [
@@ -744,7 +744,7 @@ def check_take(
             if other is not None and plan["key"] == plans[number]["key"]
             for shard in mine
         }
-        assert taken.blocked == "busy", f"a promise is broken: {taken}"
+        assert taken.blocked == "busy", f"a reservation is broken: {taken}"
         assert wanted[0] in busy
 
 
@@ -762,7 +762,7 @@ def test_full_file_system_leaves_a_cache_that_works(tmp_path: Path) -> None:
             try:
                 one = Member(mount, allowed=100, keep=False)
             except CacheError as exc:
-                if not re.search("no room for|No space left", str(exc)):
+                if not re.search("no space for|No space left", str(exc)):
                     raise
             else:
                 taken = one.take(0)

@@ -1,4 +1,4 @@
-"""How much room there is, as the file system, the kernel and the container say; and where an image cannot lie."""
+"""How much space there is by file system, kernel and container; directories that cannot hold a cache file."""
 
 import os
 import subprocess
@@ -41,7 +41,7 @@ def test_disk_is_not_memory(tmp_path: Path) -> None:
     assert space.default_bytes(taken=0) == int(space.free * 0.9)
 
 
-def test_directory_that_is_not_there_has_no_room(tmp_path: Path) -> None:
+def test_directory_that_is_not_there_has_no_space(tmp_path: Path) -> None:
     space = FreeSpace.of(tmp_path / "not")
     assert (space.free, space.total) == (0, 0)
 
@@ -89,30 +89,32 @@ def test_memory_limit_of_this_process_can_be_read() -> None:
     assert parse_cgroup(Path("/proc/self/cgroup").read_text(), root=Path("/sys/fs/cgroup"))
 
 
-def test_check_directory_refuses_what_cannot_hold_an_image(tmp_path: Path) -> None:
-    """Not there, a file, a file system without holes or files: what is wrong, and what would do."""
+def test_check_directory_refuses_what_cannot_hold_a_cache_file(tmp_path: Path) -> None:
+    """Not there, a file, a file system that cannot free blocks or hold files: what is wrong, and what to pass."""
     check_directory(tmp_path)
     check_directory(SHARED_MEMORY)
     (tmp_path / "file").touch()
     for name in ("not", "file"):
         with pytest.raises(CacheError, match=f"cache directory '.*/{name}' is not there; make it, or pass another"):
             check_directory(tmp_path / name)
-    with pytest.raises(CacheError, match=r"cannot make an image in '/proc/self'.*pass another cache_dir="):
+    with pytest.raises(
+        CacheError, match=r"cannot make a cache file in '/proc/self'.*pass another cache=dali_pipes.Cache\(directory="
+    ):
         check_directory(Path("/proc/self"))
 
 
-def test_check_directory_refuses_a_file_system_without_holes(tmp_path: Path) -> None:
-    """A ramfs cannot punch; told by trying."""
+def test_check_directory_refuses_a_file_system_that_cannot_free_blocks(tmp_path: Path) -> None:
+    """A ramfs cannot; found out by trying."""
     if subprocess.run(["mount", "-t", "ramfs", "ramfs", tmp_path], capture_output=True).returncode:
         pytest.skip("only root can mount a ramfs")
     try:
-        with pytest.raises(CacheError, match=r"its file system \(ramfs\) cannot punch holes.*tmpfs, ext4, XFS"):
+        with pytest.raises(CacheError, match=r"its file system \(ramfs\) cannot free blocks.*tmpfs, ext4, XFS"):
             check_directory(tmp_path)
     finally:
         subprocess.run(["umount", "--lazy", tmp_path], check=True)
 
 
-def test_room_imports_no_dali() -> None:
+def test_free_space_imports_no_dali() -> None:
     """`dali-pipes cache ls` starts at once."""
     program = "import sys, dali_pipes.cache.cache, dali_pipes.cache.free_space; sys.exit('nvidia.dali' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True)
@@ -122,7 +124,7 @@ def test_room_imports_no_dali() -> None:
     ("options", "expected"),
     [("rw,size=8g", 4096), ("rw,huge=within_size", 2 << 20), ("rw,huge=always", 2 << 20), ("rw,huge=advise", 4096)],
 )
-def test_room_on_huge_pages_is_given_out_in_them(
+def test_space_on_huge_pages_is_aligned_to_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: str, expected: int
 ) -> None:
     """A tmpfs that is mounted with huge=: a smaller extent would take a whole huge page, and count as less."""
@@ -142,7 +144,7 @@ def test_room_on_huge_pages_is_given_out_in_them(
         (False, 1 << 40, (1 << 40) - (1 << 28)),
     ],
 )
-def test_room_leaves_the_file_system_its_own_blocks(is_memory: bool, cache_bytes: int, expected: int) -> None:
+def test_space_leaves_the_file_system_its_own_blocks(is_memory: bool, cache_bytes: int, expected: int) -> None:
     """On a disk what lists a file's pieces counts against what the cache may take."""
     space = FreeSpace(directory=Path("/"), free=0, total=0, is_memory=is_memory)
     assert space.for_extents(cache_bytes) == expected

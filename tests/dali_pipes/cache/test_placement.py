@@ -1,4 +1,4 @@
-"""Where an image lies: as the user said, else where all of it fits, else where two windows do; ranks agree."""
+"""Where a cache file lies: as the user said, else where it fits whole, else where two windows fit; ranks agree."""
 
 import re
 import tempfile
@@ -73,13 +73,17 @@ def test_directory_that_cannot_be_used_is_passed_over(directories: tuple[Path, P
 @pytest.mark.parametrize(
     ("cache_bytes", "reserved", "text"),
     [
-        (100, 200, "two windows, which must be resident at a time, take 200 bytes; pass a smaller shuffle_window="),
-        (100, 200, "cache_bytes=100 is allowed in '{}'"),
+        (
+            100,
+            200,
+            "must be resident at a time; they take 200 bytes; pass a smaller shuffle=dali_pipes.Sh",
+        ),
+        (100, 200, "max_bytes=100 is allowed in '{}'"),
         (None, HUGE // 2, "has [0-9]+ bytes free"),
-        (100, HUGE, f"the shards take {HUGE} bytes, and shuffle_window='all' wants all of them resident"),
+        (100, HUGE, f"the shards take {HUGE} bytes, and window_bytes='all' needs all of them resident"),
     ],
 )
-def test_no_room_says_what_is_needed_and_what_there_is(
+def test_no_space_says_what_is_needed_and_what_there_is(
     tmp_path: Path, cache_bytes: int | None, reserved: int, text: str
 ) -> None:
     with pytest.raises(CacheError, match=text.format(re.escape(str(tmp_path)))):
@@ -87,7 +91,7 @@ def test_no_room_says_what_is_needed_and_what_there_is(
 
 
 def test_budget_must_be_positive(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="cache_bytes must be positive, got 0"):
+    with pytest.raises(ValueError, match="max_bytes must be positive, got 0"):
         placed(tmp_path, 0, reserved=1, total=1)
 
 
@@ -120,7 +124,7 @@ def test_ranks_that_start_later_take_what_the_first_has_chosen(
         monkeypatch.setattr(dali_pipes.cache.placement.FreeSpace, "default_bytes", lambda self, taken: 4096)
         found = placed(reserved=1 << 20, total=5 << 20)
         assert (found.space.directory, found.cache_bytes) == (directory, 10 << 20)
-        with pytest.raises(CacheError, match=r"loaders that are at work in .* share 10485760 bytes"):
+        with pytest.raises(CacheError, match=r"the loaders at work in .* share 10485760 bytes"):
             placed(directory, reserved=20 << 20, total=20 << 20)
         cache.leave(slot)
         cache.close()

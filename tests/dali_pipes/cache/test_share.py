@@ -1,4 +1,4 @@
-"""Shards in an image: each at its address with its index, shared by processes, found again by the next job."""
+"""Shards in a cache file: each at its address with its index, shared by processes, found again by the next job."""
 
 import contextlib
 import fcntl
@@ -18,7 +18,7 @@ from dali_pipes.cache.cache import NodeCache
 from dali_pipes.cache.files import cache_root
 from dali_pipes.cache.share import CacheShare, cache_file_key
 from dali_pipes.cache.table import State, StateTable
-from dali_pipes.data_set.data_set import Indexed, open_share, open_stager
+from dali_pipes.data_set.data_set import DataSet
 from dali_pipes.errors import CacheError, DataError
 from dali_pipes.formats.names import index_name
 from dali_pipes.store.urls import resolve_shards
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 PROGRAM = """
 import sys, time
 from pathlib import Path
-import dali_pipes.data_set.data_set
+import dali_pipes.fetch.local
 from dali_pipes.fetch.local import LocalFetcher
-from dali_pipes.data_set.data_set import Indexed, open_share, open_stager
+from dali_pipes.data_set.data_set import DataSet
 from dali_pipes.store.urls import resolve_shards
 
 class HaltingFetcher(LocalFetcher):
@@ -47,10 +47,10 @@ class HaltingFetcher(LocalFetcher):
             time.sleep(0.001)
         return super().fetch(wanted, **options)
 
-dali_pipes.data_set.data_set.LocalFetcher = HaltingFetcher
-indexed = Indexed(resolve_shards(Path(sys.argv[1]), endpoint=None))
-share = open_share(indexed, reserved=None, is_windowed=False, group=1, cache_dir=Path(sys.argv[2]), cache_bytes=None)
-stager = open_stager(indexed, share, num_fetchers=2)
+dali_pipes.fetch.local.LocalFetcher = HaltingFetcher
+indexed = DataSet(resolve_shards(Path(sys.argv[1]), endpoint=None))
+share = indexed.open_share(reserved=None, is_windowed=False, group=1, cache_dir=Path(sys.argv[2]), cache_bytes=None)
+stager = indexed.open_stager(share, num_fetchers=2)
 print("open", flush=True)
 sys.stdin.readline()
 stager.need([int(shard) for shard in sys.argv[3].split(",")])
@@ -62,7 +62,7 @@ share.close()
 
 
 class Job:
-    """The shards of a directory, an image of them, and what brings them there."""
+    """The shards of a directory, a share of their cache file, and a stager that fills it."""
 
     def __init__(
         self,
@@ -74,16 +74,15 @@ class Job:
         group: int = 1,
     ) -> None:
         self.directory = shards
-        self.indexed = Indexed(resolve_shards(shards, endpoint=None))
-        self.share = open_share(
-            self.indexed,
+        self.indexed = DataSet(resolve_shards(shards, endpoint=None))
+        self.share = self.indexed.open_share(
             reserved=reserved,
             is_windowed=reserved is not None,
             group=group,
             cache_dir=cache_dir,
             cache_bytes=cache_bytes,
         )
-        self.stager = open_stager(self.indexed, self.share, num_fetchers=3)
+        self.stager = self.indexed.open_stager(self.share, num_fetchers=3)
         self.all = list(range(self.indexed.manifest.num_shards))
 
     def object_bytes(self, shard: int) -> int:
@@ -127,7 +126,7 @@ def blocks(cache_dir: Path) -> int:
 def process(
     shards: Path, cache_dir: Path, *needed: int, pause_s: float = 0.0, gate: Path = Path("/")
 ) -> "Iterator[subprocess.Popen[str]]":
-    """A process of `PROGRAM`, with its image open."""
+    """A process of `PROGRAM`, with its cache file open."""
     arguments = (shards, cache_dir, ",".join(map(str, needed)), pause_s, gate)
     started = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, *map(str, arguments)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -153,7 +152,7 @@ def answer(started: "subprocess.Popen[str]") -> int:
 
 
 def test_each_shard_lies_at_its_address_with_its_index(shards: Path, cache_dir: Path) -> None:
-    """In whatever order they came; the rest of the file is a hole."""
+    """In whatever order they came; the rest of the file has no blocks."""
     job = Job(shards, cache_dir)
     job.stager.need([6, 1, 3])
     job.check(6, 1, 3)
@@ -164,12 +163,12 @@ def test_each_shard_lies_at_its_address_with_its_index(shards: Path, cache_dir: 
     job.share.close()
 
 
-def test_part_of_the_shards_shares_the_image_of_all(shards: Path, cache_dir: Path) -> None:
+def test_part_of_the_shards_shares_the_cache_file_of_all(shards: Path, cache_dir: Path) -> None:
     """Two of eight shards, in another order: the addresses are those of the whole."""
     whole = Job(shards, cache_dir)
     whole.stager.need([5])
-    part = Indexed(resolve_shards([str(shards / "s-000005.tar"), str(shards / "s-000002.tar")], endpoint=None))
-    share = open_share(part, reserved=None, is_windowed=False, group=2, cache_dir=cache_dir, cache_bytes=None)
+    part = DataSet(resolve_shards([str(shards / "s-000005.tar"), str(shards / "s-000002.tar")], endpoint=None))
+    share = part.open_share(reserved=None, is_windowed=False, group=2, cache_dir=cache_dir, cache_bytes=None)
     for mine, name in enumerate(part.manifest.names):
         row = whole.indexed.manifest.names.index(name)
         assert share.starts[mine] == whole.share.starts[row]
@@ -226,7 +225,7 @@ def test_job_that_was_killed_is_gone_on_with(shards: Path, cache_dir: Path) -> N
         table.close()
     assert num_half > 0
     job = Job(shards, cache_dir)
-    # The halves were punched, of more than a block each; ext4 takes one of its own for a file in more than four pieces.
+    # The halves were freed, of more than a block each; ext4 takes one of its own for a file in more than four pieces.
     assert blocks(cache_dir) - job.share.extent_bytes[is_ready].sum() in (0, FILE_SYSTEM_BLOCK)
     job.stager.need(job.all)
     job.check(*job.all)
@@ -279,7 +278,7 @@ def test_new_start_of_the_machine_has_bytes_checked(
 
 
 def test_changed_shards_never_meet_old_bytes(tmp_path: Path, cache_dir: Path) -> None:
-    """Same names, same sizes, other photos: another image, beside the old one."""
+    """Same names, same sizes, other photos: another cache file, beside the old one."""
     jobs = []
     for first in (0, 1000):
         samples = make_samples([(40, 33)] * 4, first=first)
@@ -295,12 +294,12 @@ def test_changed_shards_never_meet_old_bytes(tmp_path: Path, cache_dir: Path) ->
         job.close()
 
 
-def test_key_is_of_all_that_lies_in_the_image(shards: Path, tmp_path: Path) -> None:
+def test_key_is_of_all_that_lies_in_the_cache_file(shards: Path, tmp_path: Path) -> None:
     """An index that was made anew, of the same shards, is other bytes."""
-    indexed = Indexed(resolve_shards(shards, endpoint=None))
+    indexed = DataSet(resolve_shards(shards, endpoint=None))
     key = cache_file_key(indexed.whole)
     assert len(key) == 32
-    assert cache_file_key(Indexed(resolve_shards(shards, endpoint=None)).whole) == key
+    assert cache_file_key(DataSet(resolve_shards(shards, endpoint=None)).whole) == key
     changed = indexed.whole.index_checksums.copy()
     changed[3] ^= 1
     object.__setattr__(indexed.whole, "index_checksums", changed)
@@ -308,7 +307,7 @@ def test_key_is_of_all_that_lies_in_the_image(shards: Path, tmp_path: Path) -> N
 
 
 def test_wrong_bytes_leave_nothing_and_can_be_mended(tmp_path: Path, cache_dir: Path) -> None:
-    """A shard that was replaced: the error names it, its extent is a hole; put back, it is fetched."""
+    """A shard that was replaced: the error names it, its extent has no blocks; put back, it is fetched."""
     directory = write_shards(tmp_path / "shards", make_samples([(40, 33)] * 4), per_shard=2)
     job = Job(directory, cache_dir)
     path = directory / "s-000001.tar"
@@ -336,13 +335,15 @@ def test_read_in_a_window_of_one_shard(shards: Path, cache_dir: Path) -> None:
     job.close()
 
 
-def test_no_room_after_all_is_an_error(shards: Path, cache_dir: Path) -> None:
+def test_no_space_after_all_is_an_error(shards: Path, cache_dir: Path) -> None:
     """Somebody else has filled the disk: which shard, how many bytes, where."""
     job = Job(shards, cache_dir)
     limit = os.memfd_create("image", os.MFD_ALLOW_SEALING)
     fcntl_add_seals(limit)
     file, job.share._file = job.share._file, limit
-    with pytest.raises(CacheError, match=rf"no room for shard 'x' in '{cache_dir}': {job.share.extent_bytes[7]} bytes"):
+    with pytest.raises(
+        CacheError, match=rf"no space for shard 'x' in '{cache_dir}': {job.share.extent_bytes[7]} bytes"
+    ):
         job.share.reserve_blocks(7, name="x")
     job.share._file = file
     os.close(limit)
@@ -369,13 +370,13 @@ def test_close_gives_all_up(shards: Path, cache_dir: Path) -> None:
     cache.close()
 
 
-def test_image_is_closed_if_it_cannot_be_opened(shards: Path, cache_dir: Path) -> None:
+def test_cache_file_is_closed_if_it_cannot_be_opened(shards: Path, cache_dir: Path) -> None:
     """No slot is kept by one that failed."""
-    indexed = Indexed(resolve_shards(shards, endpoint=None))
+    indexed = DataSet(resolve_shards(shards, endpoint=None))
     with pytest.raises(CacheError, match="bytes"):
-        open_share(indexed, reserved=1 << 62, is_windowed=False, group=1, cache_dir=cache_dir, cache_bytes=None)
+        indexed.open_share(reserved=1 << 62, is_windowed=False, group=1, cache_dir=cache_dir, cache_bytes=None)
     job = Job(shards, cache_dir)
-    with pytest.raises(CacheError, match="promised to other loaders"):
+    with pytest.raises(CacheError, match="reserved for other loaders"):
         CacheShare(
             indexed.whole,
             indexed.rows,

@@ -27,8 +27,11 @@ import dali_pipes as dp
 from tests.dali_pipes.kill_ranks import summed
 options = json.loads(sys.argv[2])
 epochs = options.pop("epochs")
+options["cache"] = dp.Cache(**options["cache"], show_progress=False)
+options["shuffle"] = dp.Shuffle(**options.get("shuffle", {}))
+options["decode"] = dp.Decode(threads=1)
 try:
-    loader = dp.loader(sys.argv[1], summed, batch_size=3, device="cpu", num_threads=1, show_progress=False, **options)
+    loader = dp.loader(sys.argv[1], summed, batch_size=3, device="cpu", **options)
 except dp.CacheError as exc:
     print(json.dumps(str(exc)), flush=True)
     raise SystemExit
@@ -69,7 +72,9 @@ class Job:
     """A loader in a process of its own."""
 
     def __init__(self, shards: Path, cache_dir: Path, **options: object) -> None:
-        text = json.dumps({"cache_dir": str(cache_dir), "epochs": 1} | options)
+        text = json.dumps(
+            {"epochs": 1} | options | {"cache": {"directory": str(cache_dir), **options.pop("cache", {})}}
+        )
         self.process = subprocess.Popen(
             [sys.executable, "-c", PROGRAM, str(shards), text],
             stdin=subprocess.PIPE,
@@ -92,7 +97,7 @@ class Job:
 
 
 class Watch:
-    """The most blocks that the images of a cache had while it ran."""
+    """The most blocks that the cache files of a cache had while it ran."""
 
     def __init__(self, cache_dir: Path) -> None:
         self.peak, self._root, self._over = 0, cache_root(cache_dir), threading.Event()
@@ -100,7 +105,7 @@ class Watch:
 
     def _run(self) -> None:
         while not self._over.is_set():
-            # Of several images one may give up what another then takes between the two looks: both must find the same.
+            # Between the two looks one cache file may free blocks that another takes: both must find the same.
             found = self._blocks()
             if found == self._blocks():
                 self.peak = max(self.peak, sum(found.values()))
@@ -150,14 +155,21 @@ def test_two_ranks_fetch_each_shard_once(shards: Path, samples: list[Sample], ca
     assert sum(one["fetched"] for one in found) == objects_bytes(shards)
 
 
-def test_two_jobs_with_room_for_both_promises_and_no_more(shards: Path, samples: list[Sample], cache_dir: Path) -> None:
+def test_two_jobs_with_space_for_both_reservations_and_no_more(
+    shards: Path, samples: list[Sample], cache_dir: Path
+) -> None:
     """Other seeds, other orders: both read to their end, blocks stay below the budget; a third is refused."""
     window = objects_bytes(shards) // 8
     with dp.loader(
-        str(shards), summed, batch_size=3, device="cpu", cache_dir=cache_dir, shuffle_window=window
+        str(shards),
+        summed,
+        batch_size=3,
+        device="cpu",
+        cache=dp.Cache(directory=cache_dir),
+        shuffle=dp.Shuffle(window_bytes=window),
     ) as loader:
-        promise = loader._share.reserved
-    options = {"shuffle_window": window, "cache_bytes": 2 * promise, "epochs": 3}
+        reserved = loader._share.reserved
+    options = {"shuffle": {"window_bytes": window}, "cache": {"max_bytes": 2 * reserved}, "epochs": 3}
     NodeCache(cache_dir).clear()
     jobs = [Job(shards, cache_dir, seed=seed, **options) for seed in (1, 2)]
     try:
@@ -166,10 +178,9 @@ def test_two_jobs_with_room_for_both_promises_and_no_more(shards: Path, samples:
         pids = ", ".join(map(str, sorted(job.process.pid for job in jobs)))
         refused = json.loads(third.line())
         third.close()
-        assert f"may take {2 * promise} bytes; this loader must be able to hold {promise} at a time" in refused
-        assert (
-            f"{2 * promise} are promised to other loaders (process {pids}); pass cache_bytes={3 * promise}" in refused
-        )
+        assert f"may take {2 * reserved} bytes; this loader must be able to hold {reserved} at a time" in refused
+        assert f"{2 * reserved} are reserved for other loaders (process {pids}); pass " in refused
+        assert f"Cache(max_bytes={3 * reserved})" in refused
         with Watch(cache_dir) as watch:
             for job in jobs:
                 job.go()
@@ -181,7 +192,7 @@ def test_two_jobs_with_room_for_both_promises_and_no_more(shards: Path, samples:
         for rows in one["rows"]:
             check_rows(rows, samples)
             assert sorted(row["ordinal"] for row in rows) == list(range(NUM_SAMPLES))
-    assert 0 < watch.peak <= 2 * promise
+    assert 0 < watch.peak <= 2 * reserved
 
 
 def test_train_and_validation_share_a_budget(
@@ -190,16 +201,22 @@ def test_train_and_validation_share_a_budget(
     """Two data sets in one process, the one read in the middle of the other: neither waits for ever."""
     others = make_samples([(50, 40)] * 24, first=500)
     validation = write_shards(tmp_path / "validation", others, per_shard=3)
-    window, options = objects_bytes(shards) // 8, {"batch_size": 4, "device": "cpu", "num_threads": 1}
+    window, options = objects_bytes(shards) // 8, {"batch_size": 4, "device": "cpu", "decode": dp.Decode(threads=1)}
     reserved = []
     for directory in (shards, validation):
-        with dp.loader(str(directory), summed, cache_dir=cache_dir, shuffle_window=window, **options) as loader:
+        with dp.loader(
+            str(directory),
+            summed,
+            cache=dp.Cache(directory=cache_dir),
+            shuffle=dp.Shuffle(window_bytes=window),
+            **options,
+        ) as loader:
             reserved.append(loader._share.reserved)
     NodeCache(cache_dir).clear()
-    options |= {"cache_dir": cache_dir, "cache_bytes": sum(reserved), "shuffle_window": window}
+    options |= {"cache": dp.Cache(directory=cache_dir, max_bytes=sum(reserved))}
     with (
-        dp.loader(str(shards), summed, **options) as train,
-        dp.loader(str(validation), summed, shuffle=False, **options) as check,
+        dp.loader(str(shards), summed, shuffle=dp.Shuffle(window_bytes=window), **options) as train,
+        dp.loader(str(validation), summed, shuffle=dp.Shuffle(enabled=False, window_bytes=window), **options) as check,
         Watch(cache_dir) as watch,
     ):
         for _ in range(2):
@@ -219,7 +236,13 @@ def test_consumed_shards_are_punched_while_the_loader_goes_on(
     window = objects_bytes(shards) // 8
     num_dropped = 0
     with dp.loader(
-        str(shards), summed, batch_size=3, seed=9, device="cpu", cache_dir=cache_dir, shuffle_window=window
+        str(shards),
+        summed,
+        batch_size=3,
+        seed=9,
+        device="cpu",
+        cache=dp.Cache(directory=cache_dir),
+        shuffle=dp.Shuffle(window_bytes=window),
     ) as loader:
         cache = NodeCache(cache_dir)
         for _ in range(2):
@@ -238,8 +261,10 @@ def test_consumed_shards_are_punched_while_the_loader_goes_on(
 
 
 def test_extents_are_read_at_their_place(shards: Path, samples: list[Sample], cache_dir: Path) -> None:
-    """The test of the tests: a shard punched behind the cache's back is noticed."""
-    with dp.loader(str(shards), summed, batch_size=3, shuffle=False, device="cpu", cache_dir=cache_dir) as loader:
+    """The test of the tests: a shard whose blocks are freed behind the cache's back is noticed."""
+    with dp.loader(
+        str(shards), summed, batch_size=3, shuffle=False, device="cpu", cache=dp.Cache(directory=cache_dir)
+    ) as loader:
         loader._stager.need(list(range(20)))
         extent = loader._share.shard_extent(7)
         punch(extent.file, extent.start, extent.size)

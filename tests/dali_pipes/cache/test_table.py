@@ -144,7 +144,7 @@ def test_rows_of_holds_are_apart(table: StateTable) -> None:
 
 
 def test_pages_are_reserved_before_they_are_written(shared_memory: Path) -> None:
-    """A write to a page for which a full tmpfs has no room is a SIGBUS; only rows of unused slots are not there."""
+    """A write to a page for which a full tmpfs has no space is a SIGBUS; only rows of unused slots have no pages."""
     num_shards = 50_000
     table = StateTable(shared_memory / "t", starts=np.arange(num_shards + 1) * 4096)
 
@@ -194,7 +194,7 @@ def test_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     (tmp_path / "other").write_bytes(b"\1" * 100_000)
     StateTable(tmp_path / "short", starts=STARTS).close()
     os.truncate(tmp_path / "short", 5000)
-    for name, text in (("empty", "no state table"), ("other", "no state table"), ("short", "is cut off")):
+    for name, text in (("empty", "not a state table"), ("other", "not a state table"), ("short", "is cut off")):
         with pytest.raises(CacheError, match=rf"{name}' {text}|{name}' is {text}.*cache clear"):
             StateTable(tmp_path / name)
 

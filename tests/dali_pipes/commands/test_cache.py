@@ -66,7 +66,7 @@ def blocks(cache_dir: Path) -> int:
 
 def test_warm_ls_clear(shards: Path, run: Command, cache_dir: Path) -> None:
     """All shards come, are listed, and go again; warmed twice, nothing is fetched the second time."""
-    assert run("ls") == "no images\n"
+    assert run("ls") == "no cache files\n"
     first = run.json("warm", shards)
     assert (first["num_shards"], first["num_staged"]) == (8, 8)
     assert first["fetched_bytes"] == object_bytes(shards, 8)
@@ -90,7 +90,7 @@ def test_warm_ls_clear(shards: Path, run: Command, cache_dir: Path) -> None:
 def test_loader_finds_what_was_warmed(shards: Path, samples: list[Sample], run: Command, cache_dir: Path) -> None:
     """Nothing is fetched, and the shards need not even be there any more."""
     run("warm", shards)
-    with dp.loader(str(shards), raw, batch_size=4, device="cpu", cache_dir=cache_dir) as loader:
+    with dp.loader(str(shards), raw, batch_size=4, device="cpu", cache=dp.Cache(directory=cache_dir)) as loader:
         assert len(read_epoch([loader], samples)) == 16
         assert loader._stager.fetched_bytes == 0
 
@@ -119,9 +119,8 @@ def test_warm_beside_a_loader_takes_what_was_not_promised(
         raw,
         batch_size=2,
         device="cpu",
-        cache_dir=cache_dir,
-        cache_bytes=whole,
-        shuffle_window=window,
+        cache=dp.Cache(directory=cache_dir, max_bytes=whole),
+        shuffle=dp.Shuffle(window_bytes=window),
     ) as loader:
         batches = iter(loader)
         next(batches)
@@ -133,7 +132,7 @@ def test_warm_beside_a_loader_takes_what_was_not_promised(
         assert f"used by {os.getpid()}" in run("ls")
         cleared = run.json("clear")
         assert cleared["held_bytes"] > 0
-        assert "held by loaders at work" in run("clear")
+        assert "running loaders hold" in run("clear")
         assert len(list(batches)) == 7
         assert len(read_epoch([loader], samples)) == 16
 
@@ -157,8 +156,8 @@ def test_warm_with_a_broken_shard_names_it(run: Command, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("arguments", "code", "text"),
     [
-        (["ls", "--cache", "{}/nope"], 2, "cache directory '{}/nope' is not there"),
-        (["clear", "--cache", "{}/nope"], 2, "cache directory '{}/nope' is not there"),
+        (["ls", "--cache", "{}/nope"], 2, "cache directory '{}/nope' does not exist"),
+        (["clear", "--cache", "{}/nope"], 2, "cache directory '{}/nope' does not exist"),
         (["warm", "{}", "--cache", "{}/nope"], 1, "{}"),
         (["warm", "{}/none-*.tar", "--cache", "{}"], 1, "none-"),
         (["warm", "--cache", "{}"], 2, "URL"),

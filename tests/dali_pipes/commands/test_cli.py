@@ -11,8 +11,12 @@ from dali_pipes.cli import main
 HEAVY = ("nvidia.dali", "torch", "numpy", "aistore", "webdataset", "PIL")
 
 
-def run(*arguments: str, program: str = "dali_pipes", cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", program, *arguments], capture_output=True, text=True, cwd=cwd)
+def run(
+    *arguments: str, program: str | None = "dali_pipes", cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a program with ``-m``, or the interpreter with these arguments."""
+    command = [sys.executable, *(["-m", program] if program else []), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd)
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["prep", "--help"], ["prep", "pack", "--help"], ["bench", "--help"]])
@@ -46,6 +50,39 @@ def test_packages_are_the_same_commands(program: str) -> None:
     alone, together = run("--help", program=program), run(program, "--help")
     assert alone.returncode == together.returncode == 0
     assert alone.stdout == together.stdout
+
+
+@pytest.mark.parametrize("file", ["prep.py", "prep/__init__.py", "bench.py", "bench/__init__.py"])
+def test_a_module_of_the_users_is_not_taken_for_ours(tmp_path: Path, file: str) -> None:
+    """With `python -m`, the current folder comes first: the file in the way is named, and not run."""
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text("raise SystemExit('not ours')")
+    own = file.startswith("prep")
+    for command, is_refused in (("prep", own), ("bench", True), ("cache", False)):
+        done = run(command, "--help", cwd=tmp_path)
+        assert done.returncode == is_refused
+        package = "prep" if own else "bench"
+        text = f"Error: '{tmp_path}/{file}' is in the way of dali-pipes' own package '{package}'; rename"
+        assert (text in done.stderr) == is_refused, done.stderr
+        assert "not ours" not in done.stderr
+        # Here the current folder is not on the path.
+        assert run("-P", "-m", "dali_pipes", command, "--help", program=None, cwd=tmp_path).returncode == 0
+
+
+def test_an_embedded_node_starts_beside_a_module_of_the_users(tmp_path: Path) -> None:
+    (tmp_path / "prep.py").write_text("raise SystemExit('not ours')")
+    program = (
+        "from pathlib import Path; from dali_pipes.store.cluster.endpoint import cluster\n"
+        "with cluster(None, embedded_dir=Path('node')) as endpoint: print(endpoint)"
+    )
+    done = run("-c", program, program=None, cwd=tmp_path)
+    assert done.stdout.startswith("http://127.0.0.1:"), done.stderr
+
+
+@pytest.mark.parametrize("folder", ["prep", "bench"])
+def test_a_folder_that_is_no_package_is_not_in_the_way(tmp_path: Path, folder: str) -> None:
+    (tmp_path / folder).mkdir()
+    assert run(folder, "--help", cwd=tmp_path).returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -88,13 +125,12 @@ def test_sigterm_ends_a_command_as_ctrl_c_does(tmp_path: Path) -> None:
     """Under `timeout`, Slurm or a container's stop: the embedded node and temporary files go with the command."""
     program = (
         "import sys, os, signal, click, dali_pipes.cli as module\n"
-        "from dali_pipes.store import embedded_node\nfrom pathlib import Path\n"
+        "from dali_pipes.store.cluster import embedded_node\nfrom pathlib import Path\n"
         "@module.cli.command()\n"
         "def hang():\n"
         "    with embedded_node.start(Path(sys.argv[1])) as node:\n"
         "        print(node._process.pid, flush=True)\n"
         "        signal.pause()\n"
-        "module._Lazy.get_command = click.Group.get_command\n"
         "sys.exit(module.main(['hang']))"
     )
     done = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True)

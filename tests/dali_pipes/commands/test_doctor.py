@@ -15,8 +15,11 @@ from typing import Any
 import pytest
 
 from dali_pipes.cli import main
-from dali_pipes.commands.examine import Finding, examine, gpu_fit, worst
-from dali_pipes.store import embedded_node
+from dali_pipes.commands.checks.cluster import check_proxies
+from dali_pipes.commands.checks.findings import Finding, worst
+from dali_pipes.commands.checks.gpu import gpu_fit
+from dali_pipes.commands.doctor import examine
+from dali_pipes.store.cluster import embedded_node
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -90,7 +93,7 @@ def test_machine_that_runs_these_tests_is_fit() -> None:
 def test_nothing_is_left_in_the_cache_directory(tmp_path: Path) -> None:
     found = of(look(cache_dir=tmp_path), "cache")
     assert found.status in ("ok", "warn")
-    assert "holes, reserving and locks work" in found.found
+    assert "reserving and freeing blocks, and locks, work" in found.found
     assert list(tmp_path.iterdir()) == []
 
 
@@ -112,7 +115,7 @@ def test_shared_memory_of_a_container(tmp_path: Path, monkeypatch: pytest.Monkey
     """The 64 MiB that runtimes give by themselves: what to start the container with."""
     if not Path("/dev/shm").is_dir():
         pytest.skip("no /dev/shm")
-    monkeypatch.setattr("dali_pipes.commands.examine.CONTAINER_SHM_BYTES", 1 << 60)
+    monkeypatch.setattr("dali_pipes.commands.checks.node.CONTAINER_SHM_BYTES", 1 << 60)
     found = of(look(cache_dir=Path("/dev/shm")), "cache")
     assert (found.status, found.advice) == ("warn", "a container's default: start it with --shm-size=8g or --ipc=host")
 
@@ -151,7 +154,7 @@ def test_two_builds_of_dali(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_no_dali(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dali_pipes.commands.examine._dali_builds", dict)
+    monkeypatch.setattr("dali_pipes.commands.checks.software.dali_builds", dict)
     found = of(look(), "DALI")
     assert (found.status, found.found) == ("fail", "not installed")
 
@@ -194,7 +197,7 @@ def test_driver_against_builds(given: dict[str, Any], status: str, text: str, ad
 def test_torchs_cuda_is_told_without_importing_it() -> None:
     """As torch itself says it."""
     program = (
-        "import sys; from dali_pipes.commands.examine import _torch_cuda; told = _torch_cuda()\n"
+        "import sys; from dali_pipes.commands.checks.gpu import torch_cuda; told = torch_cuda()\n"
         "assert 'torch' not in sys.modules\nimport torch; assert told == (torch.version.cuda or ''), told"
     )
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
@@ -341,9 +344,7 @@ def test_real_cluster() -> None:
 )
 def test_proxies(endpoint: str | None, environment: dict[str, str], status: str | None, text: str) -> None:
     """Whether the cluster would be asked through one; a password is not shown."""
-    from dali_pipes.commands.examine import _proxies
-
-    findings = list(_proxies(endpoint, environment))
+    findings = list(check_proxies(endpoint, environment))
     assert [finding.status for finding in findings] == ([] if status is None else [status])
     for finding in findings:
         assert text in finding.found
@@ -362,7 +363,7 @@ def test_command_prints_a_table_and_json(capsys: pytest.CaptureFixture[str], tmp
     assert "\x1b[" not in text
     lines = text.splitlines()
     at = next(number for number, line in enumerate(lines) if line.startswith("fail  endpoint"))
-    assert lines[at + 1].strip() == "-> is it running? pass --endpoint or set AIS_ENDPOINT"
+    assert lines[at + 1].strip() == "-> is it running? pass endpoint= (--endpoint), or set AIS_ENDPOINT"
     assert main(["doctor", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["status"] in ("ok", "warn")
@@ -374,7 +375,7 @@ def test_a_check_that_breaks_does_not_stop_the_others(monkeypatch: pytest.Monkey
     def broken() -> Iterator[Finding]:
         raise RuntimeError("no such file")
 
-    monkeypatch.setattr("dali_pipes.commands.examine._memory", broken)
+    monkeypatch.setattr("dali_pipes.commands.checks.node.check_memory", broken)
     findings = look()
     assert of(findings, "doctor").found == "a check failed: RuntimeError: no such file"
     assert of(findings, "limits")

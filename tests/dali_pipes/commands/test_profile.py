@@ -9,8 +9,10 @@ import pytest
 
 import dali_pipes as dp
 from dali_pipes.cli import main
+from dali_pipes.commands.bottleneck import find_bottleneck
+from dali_pipes.commands.epoch_profile import EpochProfile, StageTimes, profile_loader
 from dali_pipes.commands.job import find_graph
-from dali_pipes.commands.profile import EpochProfile, StageTimes, find_bottleneck, profile_loader
+from dali_pipes.graph.dali_internals import iterator_scope
 from dali_pipes.profiling import recording
 from tests.dali_pipes.raw import raw
 
@@ -18,7 +20,7 @@ from tests.dali_pipes.raw import raw
 def an_epoch(*, wall_s: float = 10.0, first_batch_s: float = 0.1, **changed: Any) -> EpochProfile:
     """Ten seconds on four threads in which nothing is busy, but for what is given: ``read=(busy, waiting)``."""
     threads = {"fetch": 8, "stage": 8, "decode": 4, "transform": 4}
-    names = ("fetch", "stage", "read", "seam", "decode", "transform", "hand-over", "step")
+    names = ("fetch", "stage", "read", "inputs", "decode", "transform", "hand-over", "step")
     return EpochProfile(
         epoch=1,
         num_samples=1000,
@@ -46,34 +48,34 @@ def an_epoch(*, wall_s: float = 10.0, first_batch_s: float = 0.1, **changed: Any
         (
             an_epoch(step=(0, 10), read=(1, 8), fetch=(75, 5)),
             "fetch",
-            "more num_fetchers",
+            "more fetchers",
         ),
         (
             an_epoch(step=(0, 10), read=(1, 8), fetch=(9, 71)),  # one of eight threads at work
             "fetch",
-            "num_fetchers were not all at work",
+            "the fetchers were not all busy",
         ),
-        (an_epoch(step=(0, 10), read=(1, 8), fetch=(5, 75), stage=(40, 40)), "stage", "cache_dir in memory"),
-        (an_epoch(step=(0, 10), read=(0, 8), fetch=(75, 5), first_batch_s=7.0), "fetch", "ramp_up=True"),
+        (an_epoch(step=(0, 10), read=(1, 8), fetch=(5, 75), stage=(40, 40)), "stage", "Cache(directory=) in memory"),
+        (an_epoch(step=(0, 10), read=(0, 8), fetch=(75, 5), first_batch_s=7.0), "fetch", "Shuffle(ramp_up=True)"),
         (
             an_epoch(step=(0, 10), hand_over=(0, 9), decode=(30, 1), transform=(6, 1)),
             "decode",
-            "more num_threads: 4 of",
+            "more threads, Decode(threads=): 4 of",
         ),
         (an_epoch(step=(0, 10), hand_over=(0, 9), decode=(9, 1), transform=(28, 1)), "transform", "fused operators"),
         (
             an_epoch(step=(0, 10), hand_over=(0, 9), decode=(12, 1), transform=(3, 1)),
             "decode",
-            "prefetch_queue_depth=3",
+            "Decode(queue_depth=3)",
         ),
         (
             an_epoch(step=(0, 10), hand_over=(0, 9), decode=(12, 1), queued_s=20.0),
             "decode",
-            "fewer num_threads, or fewer other processes",
+            "fewer threads, Decode(threads=), or fewer other processes",
         ),
         (an_epoch(step=(0, 10), read=(8, 1), hand_over=(0, 1)), "read", "a larger batch_size"),
-        (an_epoch(step=(0, 10), seam=(8, 0), hand_over=(0, 1)), "seam", "arrays and parsers"),
-        (an_epoch(step=(0, 10), hand_over=(6, 3)), "hand-over", "with_keys=False"),
+        (an_epoch(step=(0, 10), inputs=(8, 0), hand_over=(0, 1)), "inputs", "arrays and parsers"),
+        (an_epoch(step=(0, 10), hand_over=(6, 3)), "hand-over", "Outputs(keys=False)"),
     ],
 )
 def test_find_bottleneck_names_what_the_step_waits_for(epoch: EpochProfile, bottleneck: str, turn: str) -> None:
@@ -103,7 +105,7 @@ def test_profile_command_measures_real_epochs(small_shards: Path, capsys: pytest
         assert epoch["num_samples"] == 23
         assert epoch["num_batches"] == 4
         stages = {times["stage"]: times for times in epoch["stages"]}
-        assert list(stages) == ["fetch", "stage", "read", "seam", "decode", "transform", "hand-over", "step"]
+        assert list(stages) == ["fetch", "stage", "read", "inputs", "decode", "transform", "hand-over", "step"]
         assert stages["read"]["busy_s"] > 0
         assert stages["decode"]["busy_s"] > 0
         assert stages["decode"]["threads"] == 1
@@ -123,7 +125,7 @@ def test_profile_command_prints_a_table_and_what_to_turn(
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("epoch 0: 23 samples in ")
     assert [line.split()[0] for line in lines[2:10]] == [
-        "fetch", "stage", "read", "seam", "decode", "transform", "hand-over", "step",
+        "fetch", "stage", "read", "inputs", "decode", "transform", "hand-over", "step",
     ]  # fmt: skip
     assert lines[10].startswith("bottleneck: ")
 
@@ -145,7 +147,7 @@ def test_a_graph_without_decoders_has_nothing_to_decode(small_shards: Path) -> N
     """All that DALI's threads do is its transform."""
     with (
         recording() as recorder,
-        dp.loader(small_shards, raw, batch_size=6, device="cpu", show_progress=False) as loader,
+        dp.loader(small_shards, raw, batch_size=6, device="cpu", cache=dp.Cache(show_progress=False)) as loader,
     ):
         (found,) = profile_loader(loader, epochs=1, recorder=recorder)
     assert found.of("decode").busy_s == 0.0
@@ -157,30 +159,35 @@ def test_a_constant_among_the_outputs_is_no_matter(small_shards: Path) -> None:
     def graph(components: dp.Components, random: dp.Random) -> dict[str, Any]:
         return {**raw(components, random), "number": 3, "array": np.zeros(2, np.float32)}
 
-    with dp.loader(small_shards, graph, batch_size=6, device="cpu", show_progress=False) as loader:
+    with dp.loader(small_shards, graph, batch_size=6, device="cpu", cache=dp.Cache(show_progress=False)) as loader:
         (batch,) = next(loader)
         assert loader._decode.num_decoders == 0
     assert batch["number"].tolist() == [3] * 6
     assert batch["array"].shape == (6, 2)
 
 
-def test_twin_of_the_decoders_gives_what_they_give(small_shards: Path) -> None:
+def test_second_pipeline_of_the_decoders_gives_what_they_give(small_shards: Path) -> None:
     """It runs the same decoders and nothing behind them: the share of decoding is of the same work."""
     with dp.loader(
-        small_shards, dp.segmentation(crop=24), batch_size=6, device="cpu", shuffle=False, show_progress=False
+        small_shards,
+        dp.segmentation(crop=24),
+        batch_size=6,
+        device="cpu",
+        shuffle=False,
+        cache=dp.Cache(show_progress=False),
     ) as loader:
         next(loader)
-        fed = loader._decode.scheduled[0]
-        twin = loader._decode.twin(only_decoders=True)
-        assert loader._decode.num_decoders == twin.num_decoders == 2
-        twin.run(fed)  # a second one comes through, too: nothing is left of the first
-        twin.feed = iter([fed]).__next__
-        twin.schedule()
-        with twin._iterator_scope():
-            outputs = twin.pipeline.share_outputs()
+        inputs = loader._decode.scheduled[0]
+        second = loader._decode.second_pipeline(only_decoders=True)
+        assert loader._decode.num_decoders == second.num_decoders == 2
+        second.run(inputs)  # a second one comes through, too: nothing is left of the first
+        second.feed = iter([inputs]).__next__
+        second.schedule()
+        with iterator_scope(second.pipeline):
+            outputs = second.pipeline.share_outputs()
             shapes = [{np.asarray(output[0]).shape[-1]} for output in outputs]
-            twin.pipeline.release_outputs()
-        twin.close()
+            second.pipeline.release_outputs()
+        second.close()
     assert sorted(map(max, shapes)) == [1, 3], "a mask's one channel and a photo's three, before they are normalised"
 
 

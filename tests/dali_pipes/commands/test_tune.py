@@ -12,7 +12,7 @@ import dali_pipes as dp
 from dali_pipes.cli import main
 from dali_pipes.commands.tune import HW_DECODER_LOADS, search
 from dali_pipes.errors import DataError
-from dali_pipes.graph.decode import DecodePipeline
+from dali_pipes.graph.dali_internals import argument_lines, operator_name, operators_of
 from dali_pipes.tuning import TUNING_VARIABLE, Machine, Settings, Tuning, choose_settings
 
 HERE = Machine.here(None)
@@ -65,7 +65,7 @@ def test_another_machine_s_file_is_told_once_and_not_used(path: Path, caplog: py
     assert found == [Settings(num_threads=HERE.cores, prefetch_queue_depth=2)] * 3
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
-    assert f"another machine's (cores {HERE.cores + 126}, here {HERE.cores}) and is not used" in record.message
+    assert f"made on another machine (cores {HERE.cores + 126}, here {HERE.cores}) and is not used" in record.message
 
 
 def test_a_gpu_s_file_is_left_alone_by_a_loader_on_the_cpu(path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -79,7 +79,7 @@ def test_a_gpu_s_file_is_left_alone_by_a_loader_on_the_cpu(path: Path, caplog: p
     ("text", "message"),
     [
         (None, "cannot be read: No such file or directory; make it: dali-pipes tune"),
-        ("{", "is no JSON"),
+        ("{", "is not JSON"),
         ("[]", "expected format 'dali-pipes tuning 1', found None"),
         ('{"format": "dali-pipes tuning 2"}', "found 'dali-pipes tuning 2'"),
         ('{"format": "dali-pipes tuning 1", "machine": {"cpu": "x"}}', "is broken: .*missing"),
@@ -177,74 +177,71 @@ def test_share_of_the_engines_reaches_all_decoders_that_do_not_say(small_shards:
         other = fn.decoders.image(components["trimap.png"], device=components.device, output_type=types.GRAY)
         return {"own": fn.resize(own, size=(8, 8)), "other": fn.resize(other, size=(8, 8))}
 
-    with dp.loader(small_shards, graph, batch_size=6, device="cpu", show_progress=False) as loader:
+    with dp.loader(small_shards, graph, batch_size=6, device="cpu", cache=dp.Cache(show_progress=False)) as loader:
         (before,) = next(loader)
-        fed = loader._decode.scheduled[0]
-        twin = loader._decode.twin(hw_decoder_load=0.3)
+        inputs = loader._decode.scheduled[0]
+        second = loader._decode.second_pipeline(hw_decoder_load=0.3)
         shares = [
             float(line.partition(":")[2])
-            for operator in twin.pipeline._ops
-            for line in str(operator.spec).splitlines()
-            if "hw_decoder_load" in line and "_origin" not in line
+            for operator in operators_of(second.pipeline)
+            for line in argument_lines(operator)
+            if line.startswith("hw_decoder_load")
         ]
-        twin.run(fed)
-        twin.close()
+        second.run(inputs)
+        second.close()
     assert sorted(shares) == pytest.approx([0.3, 0.9])
     assert before["own"].shape == (6, 8, 8, 3)
 
 
-def test_a_decode_half_for_a_gpu_is_defined_without_one(small_shards: Path) -> None:
+def test_a_decode_pipeline_for_a_gpu_is_defined_without_one(small_shards: Path) -> None:
     """As it is made there: decoders are mixed and have the share. Only running it wants the driver."""
-    with dp.loader(small_shards, dp.segmentation(crop=24), batch_size=6, device="cpu", show_progress=False) as loader:
+    with dp.loader(
+        small_shards, dp.segmentation(crop=24), batch_size=6, device="cpu", cache=dp.Cache(show_progress=False)
+    ) as loader:
         next(loader)  # the first shard is there, from which arrays' kinds are learnt
-        half = DecodePipeline(
-            dp.segmentation(crop=24),
-            samples=loader._samples,
-            batch_size=6,
-            device_id=0,
-            num_threads=1,
-            prefetch_queue_depth=1,
-            hw_decoder_load=0.25,
-            only_decoders=True,
-        )
-        decoders = [str(operator.spec) for operator in half.pipeline._ops if "decoders__" in str(operator.spec)]
-        half.close()
-    assert len(decoders) == half.num_decoders == 2
-    assert all("device: mixed" in spec and "hw_decoder_load: 0.25" in spec for spec in decoders)
+        pipeline = loader._decode.second_pipeline(device_id=0, hw_decoder_load=0.25, only_decoders=True)
+        decoders = [
+            argument_lines(operator)
+            for operator in operators_of(pipeline.pipeline)
+            if operator_name(operator).startswith("decoders__")
+        ]
+        pipeline.close()
+    assert len(decoders) == pipeline.num_decoders == 2
+    assert all({"device: mixed", "hw_decoder_load: 0.250000"} <= {*lines} for lines in decoders)
 
 
 def test_share_of_the_engines_out_of_range_is_refused(small_shards: Path) -> None:
     """Before a pipeline is made of it."""
     with (
-        dp.loader(small_shards, dp.segmentation(crop=24), batch_size=6, device="cpu", show_progress=False) as loader,
+        dp.loader(
+            small_shards, dp.segmentation(crop=24), batch_size=6, device="cpu", cache=dp.Cache(show_progress=False)
+        ) as loader,
         pytest.raises(ValueError, match=r"hw_decoder_load must be in \[0, 1\], got -0.1"),
     ):
-        DecodePipeline(
-            dp.segmentation(crop=24),
-            samples=loader._samples,
-            batch_size=6,
-            device_id=None,
-            num_threads=1,
-            prefetch_queue_depth=1,
-            hw_decoder_load=-0.1,
-        )
+        loader._decode.second_pipeline(hw_decoder_load=-0.1)
 
 
 def test_loader_decodes_as_the_file_says(path: Path, small_shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By argument or environment; what is asked for comes first. The batches are the same."""
 
-    def settings_of(**arguments: Any) -> tuple[int, int, list[str]]:
-        shared: dict[str, Any] = {"batch_size": 6, "device": "cpu", "with_keys": True, "show_progress": False}
-        with dp.loader(small_shards, dp.segmentation(crop=24), **shared, **arguments) as loader:
+    def settings_of(**decode: Any) -> tuple[int, int, list[str]]:
+        shared: dict[str, Any] = {
+            "batch_size": 6,
+            "device": "cpu",
+            "outputs": dp.Outputs(keys=True),
+            "cache": dp.Cache(show_progress=False),
+            "decode": dp.Decode(**decode),
+        }
+        with dp.loader(small_shards, dp.segmentation(crop=24), **shared) as loader:
             keys = [key for (batch,) in loader for key in batch["key"]]
             return loader._decode.num_threads, loader._decode.prefetch_queue_depth, keys
 
     threads, depth, keys = settings_of()
     assert (threads, depth) == (HERE.cores, 2)
     assert settings_of(tuning=path) == (3, 4, keys)
-    assert settings_of(tuning=str(path), num_threads=1) == (1, 4, keys)
+    assert settings_of(tuning=str(path), threads=1) == (1, 4, keys)
     monkeypatch.setenv(TUNING_VARIABLE, str(path))
-    assert settings_of(prefetch_queue_depth=1) == (3, 1, keys)
+    assert settings_of(queue_depth=1) == (3, 1, keys)
     with pytest.raises(DataError, match=r"tuning file 'none\.json' cannot be read"):
         settings_of(tuning="none.json")
 

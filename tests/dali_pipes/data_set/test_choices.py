@@ -1,5 +1,6 @@
 """Which samples, how often, from which data sets: through a whole loader, across ranks, epochs and resumes."""
 
+import dataclasses
 import json
 from collections import Counter
 from collections.abc import Iterable
@@ -25,7 +26,13 @@ def label_of(key: str) -> int:
 
 
 def open_loader(shards: Any, **options: Any) -> dp.Loader:
-    defaults = {"batch_size": 4, "device": "cpu", "with_keys": True, "num_threads": 1, "seed": 3}
+    defaults = {
+        "batch_size": 4,
+        "device": "cpu",
+        "outputs": dp.Outputs(keys=True),
+        "decode": dp.Decode(threads=1),
+        "seed": 3,
+    }
     graph = options.pop("graph", None) or dp.classification_train(crop=8)
     return dp.loader(shards, graph, **(defaults | options))
 
@@ -36,18 +43,23 @@ def keys_of(batches: Iterable[list[dict[str, Any]]]) -> list[str]:
 
 def test_where_keeps_what_it_says(small_shards: Path) -> None:
     """By label, and by key; lengths are exact; the order is that of an index of these samples only."""
-    with open_loader(small_shards, where=lambda columns: columns.labels == 2) as loader:
+    with open_loader(small_shards, select=dp.Select(where=lambda columns: columns.labels == 2)) as loader:
         wanted = [f"s{i:05d}" for i in range(NUM_SAMPLES) if i % 5 == 1]
         assert (loader.num_samples, len(loader)) == (5, 2)
         assert sorted(keys_of(loader)) == wanted
         assert sorted(keys_of(loader)) == wanted
-    with open_loader(small_shards, where=lambda columns: np.strings.endswith(columns.keys, "7")) as loader:
+    with open_loader(
+        small_shards, select=dp.Select(where=lambda columns: np.strings.endswith(columns.keys, "7"))
+    ) as loader:
         assert sorted(keys_of(loader)) == ["s00007", "s00017"]
 
 
 def test_shards_of_which_nothing_is_left_are_not_staged(small_shards: Path, tmp_path: Path) -> None:
     """Four shards of six: samples of one only are read, so one is brought into the cache."""
-    options = {"where": lambda columns: columns.shards == "s-000001.tar", "cache_dir": tmp_path}
+    options = {
+        "select": dp.Select(where=lambda columns: columns.shards == "s-000001.tar"),
+        "cache": dp.Cache(directory=tmp_path),
+    }
     with open_loader(small_shards, **options) as loader:
         assert sorted(keys_of(loader)) == [f"s{i:05d}" for i in range(6, 12)]
         assert loader._stager.num_missing([1])[0] == 0
@@ -56,7 +68,7 @@ def test_shards_of_which_nothing_is_left_are_not_staged(small_shards: Path, tmp_
 
 def test_oversample_by_class(small_shards: Path) -> None:
     """Class 1 three times, class 2 not at all, class 3 half of them, others once; copies have crops of their own."""
-    with open_loader(small_shards, oversample={1: 3, 2: 0, 3: 0.5}) as loader:
+    with open_loader(small_shards, select=dp.Select(oversample={1: 3, 2: 0, 3: 0.5})) as loader:
         halves = []
         for _ in range(2):
             batches = list(loader)
@@ -76,11 +88,11 @@ def test_oversample_by_class(small_shards: Path) -> None:
 
 def test_fixed_length_epochs_go_on_where_the_last_stopped(small_shards: Path) -> None:
     """Five epochs of ten over 23 samples: every pass has each once, whatever the epochs' borders."""
-    with open_loader(small_shards, epoch_samples=10, batch_size=5) as loader:
+    with open_loader(small_shards, select=dp.Select(epoch_samples=10), batch_size=5) as loader:
         assert (loader.num_samples, len(loader)) == (10, 2)
         read = [key for _ in range(5) for key in keys_of(loader)]
     assert sorted(read[:23]) == sorted(read[23:46]) == [f"s{i:05d}" for i in range(NUM_SAMPLES)]
-    with open_loader(small_shards, epoch_samples=10, batch_size=5) as loader:
+    with open_loader(small_shards, select=dp.Select(epoch_samples=10), batch_size=5) as loader:
         loader.set_epoch(3)
         assert keys_of(loader) == read[30:40]
 
@@ -90,11 +102,10 @@ def test_several_ranks_and_a_resume_with_all_of_it(small_shards: Path, tmp_path:
     excluded = tmp_path / "left-out.txt"
     excluded.write_text("s00003\ns00004\n")
     options: dict[str, Any] = {
-        "where": lambda columns: columns.labels != 5,
-        "oversample": {1: 2},
-        "epoch_samples": 24,
-        "exclude": excluded,
-        "shuffle_window": 20_000,
+        "select": dp.Select(
+            where=lambda columns: columns.labels != 5, oversample={1: 2}, epoch_samples=24, exclude=excluded
+        ),
+        "shuffle": dp.Shuffle(window_bytes=20_000),
     }
     with open_loader(small_shards, **options) as loader:
         whole = [batch for _ in range(2) for (batch,) in loader]
@@ -119,8 +130,12 @@ def test_several_ranks_and_a_resume_with_all_of_it(small_shards: Path, tmp_path:
         loader.load_state_dict(state | {"delivered": 9, "epoch": 1})
         assert keys_of(loader) == keys[24 + 9 :]
     with (
-        open_loader(small_shards, **(options | {"oversample": {1: 3}})) as loader,
-        pytest.raises(dp.StateError, match=r"another selection of samples.*pass the same exclude=, where=, missing="),
+        open_loader(
+            small_shards, **(options | {"select": dataclasses.replace(options["select"], oversample={1: 3})})
+        ) as loader,
+        pytest.raises(
+            dp.StateError, match=r"another selection of samples.*pass the same select=.*Select\(exclude=, where="
+        ),
     ):
         loader.load_state_dict(state)
 
@@ -176,7 +191,11 @@ def test_mixture_with_weights(small_shards: Path, other_shards: Path, world_size
 def test_mixture_resumes_in_mid_epoch(small_shards: Path, other_shards: Path) -> None:
     """At every batch, with windows; and refuses other weights."""
     sets = {"small": small_shards, "other": other_shards}
-    options: dict[str, Any] = {"shuffle_window": 12_000, "epoch_samples": 21, "batch_size": 4}
+    options: dict[str, Any] = {
+        "shuffle": dp.Shuffle(window_bytes=12_000),
+        "select": dp.Select(epoch_samples=21),
+        "batch_size": 4,
+    }
     mixture = dp.Mixture(sets, weights={"small": 2, "other": 1})
     states, read = [], []
     with open_loader(mixture, **options) as loader:
@@ -205,10 +224,10 @@ def test_bad_sample_of_a_mixture_is_named_with_its_set(small_shards: Path, tmp_p
     samples[2] = Sample("bad", samples[2].components | {"image.jpg": gif(b"")})
     mixture = dp.Mixture({"small": small_shards, "few": write_shards(tmp_path / "few", samples, per_shard=5)})
     quarantine = tmp_path / "quarantine-{rank}.tsv"
-    with open_loader(mixture, on_error="substitute", quarantine=quarantine) as loader:
+    with open_loader(mixture, bad_samples=dp.BadSamples(on_error="substitute", quarantine=quarantine)) as loader:
         list(loader)
         assert [(bad.shard, bad.key) for bad in loader.bad_samples] == [("few/s-000000.tar", "bad")]
-    with open_loader(mixture, exclude=tmp_path / "quarantine-0.tsv") as loader:
+    with open_loader(mixture, select=dp.Select(exclude=tmp_path / "quarantine-0.tsv")) as loader:
         assert loader.num_samples == 23 + 4
         assert "bad" not in keys_of(loader)
 
@@ -243,10 +262,12 @@ def test_missing_error_names_the_first(gappy_shards: Path) -> None:
 
 def test_missing_skip_leaves_them_out(gappy_shards: Path) -> None:
     """Whatever the graph takes counts: mask and label here, the label alone there; lengths are exact."""
-    with open_loader(gappy_shards, graph=dp.segmentation(crop=16), missing="skip", batch_size=3) as loader:
+    with open_loader(
+        gappy_shards, graph=dp.segmentation(crop=16), select=dp.Select(missing="skip"), batch_size=3
+    ) as loader:
         assert sorted(keys_of(loader)) == [f"s{i:05d}" for i in (1, 2, 4, 7, 8, 10, 11)]
         assert (loader.num_samples, len(loader)) == (7, 3)
-    with open_loader(gappy_shards, missing="skip") as loader:
+    with open_loader(gappy_shards, select=dp.Select(missing="skip")) as loader:
         assert sorted(keys_of(loader)) == [f"s{i:05d}" for i in range(12) if i not in (5, 6)]
 
 
@@ -256,7 +277,7 @@ def test_missing_empty_lets_them_through(gappy_shards: Path) -> None:
     def graph(components: dp.Components, random: dp.Random) -> dict[str, Any]:
         return {**dp.segmentation(crop=16)(components, random), "has_mask": components.present("trimap.png")}
 
-    with open_loader(gappy_shards, graph=graph, missing="empty", shuffle=False) as loader:
+    with open_loader(gappy_shards, graph=graph, select=dp.Select(missing="empty"), shuffle=False) as loader:
         assert loader.num_samples == 12
         batches = [batch for (batch,) in loader]
     masks = torch.cat([batch["trimap"] for batch in batches])
@@ -273,14 +294,17 @@ def test_missing_skip_where_the_first_sample_lacks_it(tmp_path: Path) -> None:
     samples = make_samples([(20, 20)] * 4)
     bare = [Sample(s.key, {"image.jpg": s.components["image.jpg"]}) for s in samples[:2]]
     shards = write_shards(tmp_path, [*bare, *samples[2:]], per_shard=2)
-    for options in ({"missing": "skip"}, {"where": lambda columns: columns.labels > 0}):
+    for options in (
+        {"select": dp.Select(missing="skip")},
+        {"select": dp.Select(where=lambda columns: columns.labels > 0)},
+    ):
         with open_loader(shards, **options) as loader:
             assert sorted(keys_of(loader)) == ["s00002", "s00003"]
 
 
 def test_factors_may_be_of_numpy(small_shards: Path) -> None:
     """As counts of classes come."""
-    with open_loader(small_shards, oversample={np.int64(1): np.float32(2)}) as loader:
+    with open_loader(small_shards, select=dp.Select(oversample={np.int64(1): np.float32(2)})) as loader:
         assert loader.num_samples == 23 + 5
 
 
@@ -292,11 +316,11 @@ def test_mixture_of_one_set_has_no_use_for_weights(small_shards: Path) -> None:
 
 def test_exclude_takes_a_wildcard(small_shards: Path, tmp_path: Path) -> None:
     """A rank that met no bad sample leaves no file: what is there counts, be it nothing."""
-    with open_loader(small_shards, exclude=str(tmp_path / "bad-*.txt")) as loader:
+    with open_loader(small_shards, select=dp.Select(exclude=str(tmp_path / "bad-*.txt"))) as loader:
         assert loader.num_samples == 23
     (tmp_path / "bad-0.txt").write_text("s00001\n")
     (tmp_path / "bad-3.txt").write_text("s00002\n")
-    with open_loader(small_shards, exclude=str(tmp_path / "bad-*.txt")) as loader:
+    with open_loader(small_shards, select=dp.Select(exclude=str(tmp_path / "bad-*.txt"))) as loader:
         assert loader.num_samples == 21
 
 
@@ -309,7 +333,7 @@ def test_slices_of_other_lengths_in_each_epoch(tmp_path: Path) -> None:
         write_tar(tmp_path / "shards" / f"s-{number:06d}.tar", samples[start : start + size])
         start += size
     index_shards(resolve_shards(tmp_path / "shards", endpoint=None))
-    options = {"num_slices": 2, "batch_size": 2, "seed": 0}
+    options = {"shuffle": dp.Shuffle(slices=2), "batch_size": 2, "seed": 0}
     states, read, lengths = [], [], []
     with open_loader(tmp_path / "shards", **options) as loader:
         for _ in range(4):
@@ -333,7 +357,7 @@ def test_slices_of_other_lengths_in_each_epoch(tmp_path: Path) -> None:
         (
             {"where": lambda columns: columns.labels},
             TypeError,
-            "where must give a numpy array of bool, one for each of 23",
+            "where must return a numpy array of bool, one for each of 23",
         ),
         ({"where": lambda columns: columns.labels > 99}, ValueError, "where keeps none of the 23 samples"),
         ({"oversample": {99: 2}}, ValueError, "oversample names class 99, which no sample has"),
@@ -342,15 +366,15 @@ def test_slices_of_other_lengths_in_each_epoch(tmp_path: Path) -> None:
         ({"oversample": {1: -1}}, ValueError, r"oversample\[1\] must be a finite number, not negative, got -1"),
         ({"epoch_samples": 0}, ValueError, "epoch_samples must be positive, got 0"),
         ({"epoch_samples": 1.5}, TypeError, "epoch_samples must be an integer, got 1.5"),
-        (
-            {"epoch_samples": 9, "num_slices": 2},
-            ValueError,
-            "epoch_samples must be a multiple of num_slices, got 9 and 2",
-        ),
         ({"exclude": "/nowhere.txt"}, dp.StoreError, "cannot read '/nowhere.txt', a list of samples to leave out"),
     ],
 )
 def test_choices_that_cannot_be(small_shards: Path, options: dict[str, Any], error: type[Exception], text: str) -> None:
     """Refused when the loader is made."""
     with pytest.raises(error, match=text):
-        open_loader(small_shards, **options)
+        open_loader(small_shards, select=dp.Select(**options))
+
+
+def test_epoch_samples_must_be_dealt_evenly_to_the_slices(small_shards: Path) -> None:
+    with pytest.raises(ValueError, match="epoch_samples must be a multiple of slices, got 9 and 2"):
+        open_loader(small_shards, select=dp.Select(epoch_samples=9), shuffle=dp.Shuffle(slices=2))

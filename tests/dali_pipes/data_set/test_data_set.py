@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from dali_pipes.data_set.data_set import Indexed, fetcher_of, open_share, open_stager
+from dali_pipes.data_set.data_set import DataSet
 from dali_pipes.errors import CacheError, DataError
-from dali_pipes.fetch.stager import Wanted
+from dali_pipes.fetch.fetcher import Wanted
 from dali_pipes.formats.names import columns_name, index_name
 from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.store.urls import resolve_shards
@@ -22,10 +22,10 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_shards(tmp_path_factory.mktemp("shards"), make_samples([(30, 30)] * 10), per_shard=2)
 
 
-def stage(indexed: Indexed, cache_dir: Path) -> list[tuple[bytes, bytes]]:
+def stage(indexed: DataSet, cache_dir: Path) -> list[tuple[bytes, bytes]]:
     """Shard and index bytes as they lie in the image."""
-    share = open_share(indexed, reserved=None, is_windowed=False, group=1, cache_dir=cache_dir, cache_bytes=None)
-    stager = open_stager(indexed, share, num_fetchers=2)
+    share = indexed.open_share(reserved=None, is_windowed=False, group=1, cache_dir=cache_dir, cache_bytes=None)
+    stager = indexed.open_stager(share, num_fetchers=2)
     try:
         numbers = range(indexed.manifest.num_shards)
         stager.need(numbers)
@@ -38,7 +38,7 @@ def stage(indexed: Indexed, cache_dir: Path) -> list[tuple[bytes, bytes]]:
 def test_a_part_of_the_indexed_shards_lies_in_the_image_of_all(shards: Path, tmp_path: Path) -> None:
     """Three of five, in an order of their own; the image is the one that the whole set has."""
     names = [f"s-{number:06d}.tar" for number in (4, 0, 3)]
-    part = Indexed(resolve_shards([shards / name for name in names], endpoint=None))
+    part = DataSet(resolve_shards([shards / name for name in names], endpoint=None))
     assert list(part.manifest.names) == names
     assert part.rows.tolist() == [4, 0, 3]
     assert part.whole.num_shards == 5
@@ -47,7 +47,7 @@ def test_a_part_of_the_indexed_shards_lies_in_the_image_of_all(shards: Path, tmp
     for number, (shard, index) in enumerate(stage(part, tmp_path)):
         assert shard == (shards / names[number]).read_bytes()
         assert index == (shards / index_name(names[number])).read_bytes() == part.read_index(number)
-    whole = Indexed(resolve_shards(shards, endpoint=None))
+    whole = DataSet(resolve_shards(shards, endpoint=None))
     assert whole.rows.tolist() == list(range(5))
     stage(whole, tmp_path)
     assert len(list(tmp_path.glob("dali-pipes-*/*.image"))) == 1
@@ -60,7 +60,7 @@ def test_shards_without_an_index_are_indexed_and_their_indexes_staged(
     directory = write_shards(tmp_path / "plain", make_samples([(30, 30)] * 4), per_shard=2, index=False)
     (tmp_path / "cache").mkdir()
     with caplog.at_level(logging.WARNING):
-        indexed = Indexed(resolve_shards(directory, endpoint=None))
+        indexed = DataSet(resolve_shards(directory, endpoint=None))
     assert "indexed 2 of them in" in caplog.text
     assert "dali-pipes prep index" in caplog.text
     for number, (shard, index) in enumerate(stage(indexed, tmp_path / "cache")):
@@ -72,14 +72,14 @@ def test_shards_without_an_index_are_indexed_and_their_indexes_staged(
 
 def test_columns_are_those_of_the_shards_in_their_order(shards: Path, tmp_path: Path) -> None:
     """Of three of five; of shards without an index as they were made, with nothing written."""
-    part = Indexed(resolve_shards([shards / f"s-{number:06d}.tar" for number in (4, 0, 3)], endpoint=None))
+    part = DataSet(resolve_shards([shards / f"s-{number:06d}.tar" for number in (4, 0, 3)], endpoint=None))
     columns = part.columns()
     assert columns.keys.tolist() == [f"s{row:05d}" for row in (8, 9, 0, 1, 6, 7)]
     assert columns.labels.tolist() == [row % 5 + 1 for row in (8, 9, 0, 1, 6, 7)]
     assert columns.shards.tolist() == [f"s-{number:06d}.tar" for number in (4, 4, 0, 0, 3, 3)]
     assert len(part.whole_columns()) == 10
     plain = write_shards(tmp_path / "plain", make_samples([(30, 30)] * 4), per_shard=2, index=False)
-    made = Indexed(resolve_shards(plain, endpoint=None))
+    made = DataSet(resolve_shards(plain, endpoint=None))
     assert made.has_columns()
     assert made.columns().keys.tolist() == [f"s{row:05d}" for row in range(4)]
     assert len(list(plain.iterdir())) == 2
@@ -89,7 +89,7 @@ def test_columns_that_are_not_there_are_named(tmp_path: Path) -> None:
     """A data set that was indexed before there were any: all else works, and it is said what to do."""
     write_shards(tmp_path, make_samples([(30, 30)] * 4), per_shard=2)
     (tmp_path / columns_name("s-")).unlink()
-    indexed = Indexed(resolve_shards(tmp_path, endpoint=None))
+    indexed = DataSet(resolve_shards(tmp_path, endpoint=None))
     assert not indexed.has_columns()
     assert len(stage(indexed, tmp_path)) == 2
     with pytest.raises(
@@ -103,14 +103,14 @@ def test_shards_that_hold_nothing_are_refused(tmp_path: Path) -> None:
     """Empty archives."""
     write_tar(tmp_path / "e-0.tar", [])
     with pytest.raises(DataError, match=r"hold no sample"):
-        Indexed(resolve_shards(tmp_path, endpoint=None))
+        DataSet(resolve_shards(tmp_path, endpoint=None))
 
 
 def test_empty_shard_among_others_is_staged_as_they_are(tmp_path: Path) -> None:
     """A shard of no samples takes its place in the manifest and in the image."""
     write_tar(tmp_path / "e-0.tar", [])
     write_tar(tmp_path / "e-1.tar", [Sample("a", {"txt": b"x"})])
-    indexed = Indexed(resolve_shards(tmp_path, endpoint=None))
+    indexed = DataSet(resolve_shards(tmp_path, endpoint=None))
     assert indexed.manifest.samples.tolist() == [0, 1]
     (tmp_path / "cache").mkdir()
     assert len(stage(indexed, tmp_path / "cache")) == 2
@@ -118,10 +118,10 @@ def test_empty_shard_among_others_is_staged_as_they_are(tmp_path: Path) -> None:
 
 def test_image_without_room_is_refused(shards: Path, tmp_path: Path) -> None:
     """Before anything is fetched."""
-    indexed = Indexed(resolve_shards(shards, endpoint=None))
+    indexed = DataSet(resolve_shards(shards, endpoint=None))
     total = int(indexed.extent_bytes.sum())
     with pytest.raises(CacheError, match=f"the shards take {total} bytes"):
-        open_share(indexed, reserved=total, is_windowed=False, group=1, cache_dir=tmp_path, cache_bytes=total - 1)
+        indexed.open_share(reserved=total, is_windowed=False, group=1, cache_dir=tmp_path, cache_bytes=total - 1)
 
 
 def test_symbolic_link_as_a_shard_is_its_target_at_the_time(shards: Path, tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_symbolic_link_as_a_shard_is_its_target_at_the_time(shards: Path, tmp_pa
     directory = tmp_path / "links"
     directory.mkdir()
     (directory / "l-0.tar").symlink_to(shards / "s-000000.tar")
-    indexed = Indexed(resolve_shards(directory, endpoint=None))
+    indexed = DataSet(resolve_shards(directory, endpoint=None))
     (directory / "l-0.tar").unlink()
     (directory / "l-0.tar").symlink_to("/etc/hostname")
     (tmp_path / "cache").mkdir()
@@ -139,12 +139,12 @@ def test_symbolic_link_as_a_shard_is_its_target_at_the_time(shards: Path, tmp_pa
 
 def test_fetcher_of_a_directory_stops(shards: Path, tmp_path: Path) -> None:
     """Told to stop, it says that the object is not there."""
-    indexed = Indexed(resolve_shards(shards, endpoint=None))
-    share = open_share(indexed, reserved=None, is_windowed=False, group=1, cache_dir=tmp_path, cache_bytes=None)
+    indexed = DataSet(resolve_shards(shards, endpoint=None))
+    share = indexed.open_share(reserved=None, is_windowed=False, group=1, cache_dir=tmp_path, cache_bytes=None)
     try:
         share.take([0])
         checksum = int(indexed.manifest.checksums[0])
-        fetcher = fetcher_of(indexed.shards.store)
+        fetcher = indexed.open_fetcher()
         name, extent = indexed.manifest.names[0], share.shard_extent(0)
         assert not fetcher.fetch([Wanted(name, extent, checksum)], stopped=lambda: True)
         assert fetcher.fetch([Wanted(name, extent, checksum)], stopped=lambda: False)

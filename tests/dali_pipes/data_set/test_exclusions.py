@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dali_pipes.bad_samples.quarantine import Quarantine
-from dali_pipes.data_set.data_set import Indexed
+from dali_pipes.data_set.data_set import DataSet
 from dali_pipes.data_set.exclusions import excluded_ordinals
 from dali_pipes.data_set.mixture import Mixture
 from dali_pipes.errors import DataError, StoreError
 from dali_pipes.formats.names import columns_name, manifest_name
 from dali_pipes.formats.sample_columns import Columns
-from dali_pipes.store import embedded_node
-from dali_pipes.store.ais import AisStore
+from dali_pipes.store.cluster import embedded_node
+from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
 from tests.conftest import Sample, write_tar
@@ -49,7 +49,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-class Counted(Indexed):
+class Counted(DataSet):
     """Tells which shards' indexes were read."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -118,14 +118,15 @@ def test_listed_shards_that_the_loader_has_not_are_counted(
     path = listed("s-000003.tar\tdog/16\ns-000009.tar\tx\ns-000001.tar\tcat/05\ns-000009.tar\ty\n")
     with caplog.at_level(logging.WARNING):
         assert excluded_ordinals(part_of(shards, 3), exclude=path).excluded.tolist() == [1]
-    assert "3 of 4 listed samples are of other shards than the loader's, 's-000009.tar' for instance" in caplog.text
+    assert "3 of 4 listed samples are in shards that the loader does not read, such as 's-000009.tar'" in caplog.text
 
 
 def test_listed_key_that_its_shard_has_not_is_named(indexed: Counted, listed: Callable[[str], Path]) -> None:
     """File and line: a list of other shards of the same names, most likely."""
     path = listed("s-000001.tar\tcat/05\n\ns-000001.tar\tcat/01\n")
     with pytest.raises(
-        DataError, match=rf"'{path}':3: shard 's-000001.tar' has no key 'cat/01'; is the list of these shards, as they"
+        DataError,
+        match=rf"'{path}':3: shard 's-000001.tar' has no key 'cat/01'; was the list made from these shards, as they",
     ):
         excluded_ordinals(indexed, exclude=path)
 
@@ -143,7 +144,7 @@ def test_listed_key_that_no_shard_has_is_named(
     path = listed("cat/00\ndog/19\n")
     with caplog.at_level(logging.WARNING):
         assert excluded_ordinals(part_of(shards, 2, 0), exclude=path).excluded.tolist() == [5]
-    assert "1 of 2 listed keys are of other shards than the loader's, 'dog/19' for instance" in caplog.text
+    assert "1 of 2 listed keys are in shards that the loader does not read, such as 'dog/19'" in caplog.text
     path = listed("cat/00\ndog/19.jpg\ncat/000\n")
     with pytest.raises(
         DataError, match=rf"'{path}':2: key 'dog/19.jpg' is not in '.*'; nor are 1 more; expected keys such as 'cat/00'"
@@ -163,7 +164,7 @@ def test_lists_of_a_mixture_and_of_its_sets(shards: Path, tmp_path: Path, listed
     write_tar(other / "s-000003.tar", [Sample("dog/16", {"txt": b"x"})])
     write_tar(other / "s-000008.tar", [Sample("cat/00", {"txt": b"x"}), Sample("z", {"txt": b"x"})])
     index_shards(resolve_shards(other, endpoint=None))
-    indexed = Indexed(find(Mixture({"a": shards, "b": other})))
+    indexed = DataSet(find(Mixture({"a": shards, "b": other})))
     # By the combined name; by its own; a key alone is in both sets.
     path = listed("b/s-000003.tar\tdog/16\ns-000001.tar\tcat/05\ns-000008.tar\tz\ncat/00\n")
     assert excluded_ordinals(indexed, exclude=path).excluded.tolist() == [0, 5, 20, 21, 22]
@@ -172,8 +173,8 @@ def test_lists_of_a_mixture_and_of_its_sets(shards: Path, tmp_path: Path, listed
     with pytest.raises(DataError, match=ambiguous):
         excluded_ordinals(indexed, exclude=path)
     # Also where the loader has one of the two only: the other may be meant.
-    part = Indexed(find(Mixture({"a": shards / "s-000003.tar", "b": other / "s-000008.tar"})))
-    part_of_all = Indexed(find(Mixture({"a": f"{shards}/s-{{000000..000001}}.tar", "b": other})))
+    part = DataSet(find(Mixture({"a": shards / "s-000003.tar", "b": other / "s-000008.tar"})))
+    part_of_all = DataSet(find(Mixture({"a": f"{shards}/s-{{000000..000001}}.tar", "b": other})))
     with pytest.raises(DataError, match=ambiguous):
         excluded_ordinals(part_of_all, exclude=path)
     assert excluded_ordinals(part, exclude=listed("a/s-000003.tar\tdog/16\n")).excluded.tolist() == [1]
@@ -207,7 +208,7 @@ def test_where_keeps_what_it_says(indexed: Counted) -> None:
     ],
 )
 def test_where_that_gives_no_choice_is_refused(indexed: Counted, where: Any, text: str) -> None:
-    with pytest.raises(TypeError, match=f"where must give a numpy array of bool, {text}"):
+    with pytest.raises(TypeError, match=f"where must return a numpy array of bool, {text}"):
         excluded_ordinals(indexed, where=where)
 
 
@@ -221,7 +222,7 @@ def test_where_by_labels_that_are_not_there_is_refused(tmp_path: Path) -> None:
     write_tar(tmp_path / "s-0.tar", [Sample("a", {"txt": b"x"})])
     index_shards(resolve_shards(tmp_path, endpoint=None))
     with pytest.raises(DataError, match=r"no labels to choose by: none of 1 samples, .* \(found: txt\)"):
-        excluded_ordinals(Indexed(resolve_shards(tmp_path, endpoint=None)), where=lambda columns: columns.labels > 0)
+        excluded_ordinals(DataSet(resolve_shards(tmp_path, endpoint=None)), where=lambda columns: columns.labels > 0)
 
 
 def test_all_that_is_left_out_together_may_not_be_all(indexed: Counted, listed: Callable[[str], Path]) -> None:
@@ -230,7 +231,7 @@ def test_all_that_is_left_out_together_may_not_be_all(indexed: Counted, listed: 
     chosen = excluded_ordinals(indexed, where=lambda c: c.shards != "s-000001.tar", exclude=listed(keys))
     assert chosen.excluded.tolist() == list(range(10))
     assert chosen.summary == "10 samples left out: 5 by where, 5 by exclude"
-    with pytest.raises(ValueError, match=r"nothing is left of the 20 samples of '.*': 12 by where, 8 by exclude"):
+    with pytest.raises(ValueError, match=r"none of the 20 samples of '.*' is left: 12 by where, 8 by exclude"):
         excluded_ordinals(indexed, where=lambda c: np.strings.startswith(c.keys, "cat/"), exclude=listed(keys))
 
 
@@ -277,7 +278,7 @@ def test_lists_by_shard_need_no_column_file(shards: Path, tmp_path: Path, listed
     for path in shards.iterdir():
         if path.name != columns_name("s-"):
             (tmp_path / path.name).symlink_to(path)
-    indexed = Indexed(resolve_shards(tmp_path, endpoint=None))
+    indexed = DataSet(resolve_shards(tmp_path, endpoint=None))
     assert excluded_ordinals(indexed, exclude=listed("s-000001.tar\tcat/05\n")).excluded.tolist() == [5]
     for options in ({"exclude": listed("cat/05\n")}, {"where": lambda columns: columns.labels > 0}):
         with pytest.raises(DataError, match=r"no column file '.*s-columns.safetensors', .*dali-pipes prep index '"):
@@ -337,7 +338,7 @@ def test_ordinals_are_those_of_a_loop(
     try:
         found = excluded_ordinals(indexed, exclude=path, where=where, lacking=components).excluded.tolist()
     except ValueError as exc:
-        assert "nothing is left" in str(exc) or "where keeps none" in str(exc)  # noqa: PT017 (either is right)
+        assert "is left: " in str(exc) or "where keeps none" in str(exc)  # noqa: PT017 (either is right)
         assert len(expected) == len(ordinals)
         return
     assert found == expected
@@ -354,7 +355,7 @@ def test_samples_of_a_bucket_are_chosen_as_local_ones(
             store.upload(path.name, path)
         path = listed("s-000001.tar\tcat/05\ndog/19\n")
         for _ in range(2):
-            indexed = Indexed(resolve_shards("ais://chosen/s-", endpoint=node.endpoint))
+            indexed = DataSet(resolve_shards("ais://chosen/s-", endpoint=node.endpoint))
             chosen = excluded_ordinals(indexed, exclude=path, where=lambda c: c.labels != 2, lacking=["jpg;jpeg"])
             assert chosen.excluded.tolist() == [2, 5, 7, 10, 14, 19]
             index_shards(resolve_shards("ais://chosen/s-", endpoint=node.endpoint))

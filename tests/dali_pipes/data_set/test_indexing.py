@@ -12,7 +12,7 @@ from PIL import Image
 
 from dali_pipes.data_set.indexing import index_shard, parse_label
 from dali_pipes.errors import DataError, StoreError
-from dali_pipes.formats.column_file import checksum
+from dali_pipes.formats.checksum import checksum
 from dali_pipes.formats.keys import split_key
 from dali_pipes.formats.manifest import Manifest
 from dali_pipes.formats.names import classes_name, columns_name, index_name, manifest_name
@@ -179,11 +179,11 @@ WHOLE = tar_bytes([("a.cls", b"1"), ("b.cls", b"2" * 700)])
 @pytest.mark.parametrize(
     ("data", "text"),
     [
-        (b"", r"shard 't.tar' is no readable tar: empty file, 0 bytes read"),
-        (b"garbage " * 200, r"shard 't.tar' is no readable tar"),
+        (b"", r"shard 't.tar' is not a readable tar: empty file, 0 bytes read"),
+        (b"garbage " * 200, r"shard 't.tar' is not a readable tar"),
         (WHOLE[: 512 * 2], r"shard 't.tar' is cut off: 1024 bytes, expected an end-of-archive block after byte 1024"),
-        (WHOLE[: 512 * 3 + 100], r"shard 't.tar' (is cut off|is no readable tar)"),
-        (WHOLE[: 512 * 4], r"shard 't.tar' (is cut off|is no readable tar)"),  # in the middle of b's data
+        (WHOLE[: 512 * 3 + 100], r"shard 't.tar' (is cut off|is not a readable tar)"),
+        (WHOLE[: 512 * 4], r"shard 't.tar' (is cut off|is not a readable tar)"),  # in the middle of b's data
     ],
     ids=["empty", "garbage", "at-a-member", "in-the-data", "short-data"],
 )
@@ -201,7 +201,7 @@ def test_index_shard_broken_archives_are_refused(data: bytes, text: str) -> None
         ([("a.cls", b"1.5")], "component 'cls' holds '1.5', expected an integer"),
         ([("a.cls", b"99999999999999999999")], "holds '99999999999999999999', expected an integer"),
         ([("a.cls", b"9")], r"key 'a': class id 9 is not in the class table \(2 classes, 1 to 2\)"),
-        ([("a.x", b""), ("a.X", b"")], r"key 'a': component 'x' is there twice \(member 'a.X'\)"),
+        ([("a.x", b""), ("a.X", b"")], r"key 'a': component 'x' occurs twice \(member 'a.X'\)"),
         ([("a.x", b""), ("b.x", b""), ("a.y", b"")], "key 'a': member 'a.y' comes after other samples"),
     ],
 )
@@ -287,7 +287,7 @@ def test_index_shards_missing_shard_is_named(tmp_path: Path) -> None:
     """Of the shards named by braces one is not there: nothing is written."""
     write_shards(tmp_path, make_samples([(20, 20)] * 4), per_shard=2, index=False)
     shards = resolve_shards(f"{tmp_path}/s-{{000000..000003}}.tar", endpoint=None)
-    with pytest.raises(DataError, match=r"no shard '.*s-000002.tar' and 1 more; 4 were named"):
+    with pytest.raises(StoreError, match=r"no shard '.*s-000002.tar', '.*s-000003.tar'; 4 were named"):
         index_shards(shards)
     assert not list(tmp_path.glob("*.safetensors"))
 

@@ -10,24 +10,19 @@ import numpy as np
 import pytest
 
 from dali_pipes.cache.extents import Extent
-from dali_pipes.data_set.data_set import Indexed, fetcher_of, find_shards
-from dali_pipes.data_set.mixture import (
-    Mixture,
-    MixtureFetcher,
-    NamedSets,
-    check_class_tables,
-    join_manifests,
-    split_set,
-)
+from dali_pipes.data_set.data_set import DataSet
+from dali_pipes.data_set.find import NamedSets, find_shards
+from dali_pipes.data_set.joined import MixtureFetcher, check_class_tables, join_manifests, split_set
+from dali_pipes.data_set.mixture import Mixture
 from dali_pipes.errors import DataError, StoreError
-from dali_pipes.fetch.stager import Fetcher, Wanted
-from dali_pipes.formats.column_file import checksum
+from dali_pipes.fetch.fetcher import Wanted
+from dali_pipes.fetch.local import LocalFetcher
+from dali_pipes.formats.checksum import checksum
 from dali_pipes.formats.manifest import Manifest
 from dali_pipes.formats.names import classes_name, index_name
-from dali_pipes.reader.samples import Samples
-from dali_pipes.store import embedded_node
-from dali_pipes.store.ais import AisStore
-from dali_pipes.store.base import Store
+from dali_pipes.reader.stored_samples import StoredSamples
+from dali_pipes.store.cluster import embedded_node
+from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
@@ -82,9 +77,9 @@ def test_mixture_keeps_copies_in_the_order_of_its_sets() -> None:
         ({}, None, ValueError, "a mixture must have at least one data set, got none"),
         (["ais://pets/s-"], None, TypeError, "sets must be a mapping of names to shards, got list"),
         ({"": "x"}, None, ValueError, "name must not be empty, '.' or '..', .* got ''"),
-        ({"a/b": "x"}, None, ValueError, "nor hold a '/' or what cannot be printed, got 'a/b'"),
+        ({"a/b": "x"}, None, ValueError, "nor hold a '/' or an unprintable character, got 'a/b'"),
         ({"..": "x"}, None, ValueError, r"got '\.\.'"),
-        ({"a\tb": "x"}, None, ValueError, r"what cannot be printed, got 'a\\tb'"),
+        ({"a\tb": "x"}, None, ValueError, r"an unprintable character, got 'a\\tb'"),
         ({1: "x"}, None, TypeError, "name must be a text, got 1"),
         ({"a": "x", "b": "y"}, {"a": 1}, ValueError, "exactly the sets 'a', 'b', got none for 'b'"),
         ({"a": "x"}, {"a": 1, "c": 2}, ValueError, "exactly the sets 'a', got one for 'c'"),
@@ -117,7 +112,7 @@ def test_mixture_is_one_data_set(pets: Path, texts: Path) -> None:
     """Names, columns and sums of both, each shard under its set's name; the rest works on it as on any other."""
     found = find(Mixture({"pets": pets, "texts": texts}, weights={"texts": 3, "pets": 1}))
     assert found.url == f"pets={pets}/s-, texts={texts}/s-"
-    indexed = Indexed(found)
+    indexed = DataSet(found)
     names = [*(f"pets/s-{row:06d}.tar" for row in range(5)), *(f"texts/s-{row:06d}.tar" for row in range(2))]
     assert indexed.manifest.names == names
     assert indexed.whole is indexed.manifest
@@ -131,17 +126,18 @@ def test_mixture_is_one_data_set(pets: Path, texts: Path) -> None:
     assert indexed.indexes is None
     again = Manifest.from_bytes(indexed.whole.to_bytes(), where="m")
     assert again.digest == indexed.whole.digest
-    samples = Samples(indexed.manifest, indexed.read_index, whole=indexed.whole)
+    samples = StoredSamples(indexed.manifest, indexed.read_index, whole=indexed.whole)
     samples.check_component("image.jpg")
     with pytest.raises(DataError, match=r"shard 'texts/s-000000.tar', key 't00': no component 'cls' .*; 6 of 16"):
         samples.check_component("cls")
-    assert samples.name(15) == "shard 'texts/s-000001.tar', key 't12'"
+    rows = samples.rows(np.array([15]))
+    assert (rows.shard_name(0), rows.key(0)) == ("texts/s-000001.tar", "t12")
 
 
 def test_mixture_in_another_order_is_another_data_set(pets: Path, texts: Path) -> None:
     """And so is one under another name; weights are none of its data."""
     digests = {
-        Indexed(find(mixture)).whole.digest
+        DataSet(find(mixture)).whole.digest
         for mixture in (
             Mixture({"pets": pets, "texts": texts}),
             Mixture({"texts": texts, "pets": pets}),
@@ -157,7 +153,7 @@ def test_shards_of_a_set_are_chosen_by_its_url(pets: Path, texts: Path, tmp_path
     mixture = Mixture(
         {"texts": f"{texts}/s-{{000001..000001}}.tar", "pets": [pets / "s-000003.tar", pets / "s-000000.tar"]}
     )
-    indexed = Indexed(find(mixture))
+    indexed = DataSet(find(mixture))
     assert indexed.manifest.names == ["texts/s-000001.tar", "pets/s-000003.tar", "pets/s-000000.tar"]
     assert indexed.rows.tolist() == [1, 5, 2]
     assert indexed.whole.num_shards == 7
@@ -171,14 +167,14 @@ def test_shards_of_a_set_are_chosen_by_its_url(pets: Path, texts: Path, tmp_path
         assert indexed.locate(indexed.manifest.names[number]) == str(paths[number])
         assert indexed.read_range(number, start=500, size=600) == shard[500:1100]
     assert indexed.columns().samples.keys == ["t10", "t11", "t12", "s00006", "s00007", "s00000", "s00001"]
-    whole = Indexed(find(Mixture({"texts": texts, "pets": pets})))
+    whole = DataSet(find(Mixture({"texts": texts, "pets": pets})))
     stage(whole, tmp_path)
     assert len(list(tmp_path.glob("dali-pipes-*/*.image"))) == 1
 
 
 def test_columns_of_a_mixture_are_those_of_its_sets(pets: Path, texts: Path) -> None:
     """Labels where a set has them; the set is told by the shard's name."""
-    columns = Indexed(find(Mixture({"texts": texts, "pets": pets}))).columns()
+    columns = DataSet(find(Mixture({"texts": texts, "pets": pets}))).columns()
     assert columns.keys.tolist() == [
         *(f"t{n}{row}" for n in range(2) for row in range(3)),
         *(f"s{i:05d}" for i in range(10)),
@@ -205,7 +201,7 @@ def test_sets_of_buckets_and_directories_are_mixed(pets: Path, endpoint: str, tm
             store.upload(f"deep/{path.name}", path)
     index_shards(resolve_shards("ais://first/deep/", endpoint=endpoint))
     mixture = Mixture({"a": "ais://first/deep/s-", "b": "ais://second/deep/s-{000001..000002}.tar", "c": pets})
-    indexed = Indexed(find(mixture, endpoint=endpoint))
+    indexed = DataSet(find(mixture, endpoint=endpoint))
     assert indexed.manifest.num_shards == 3 + 2 + 5
     assert sorted(indexed.indexes) == [f"b/deep/s-00000{number}.index.safetensors" for number in (1, 2)]
     (tmp_path / "cache").mkdir()
@@ -225,12 +221,13 @@ def test_sets_that_share_a_store_share_a_fetcher(pets: Path, texts: Path, tmp_pa
     """Opened when the first object is wanted; closed with all others, twice if need be."""
     opened: list[str] = []
 
-    def open_fetcher(store: Store) -> Fetcher:
-        opened.append(store.url)
-        return fetcher_of(store)
+    class CountedStore(LocalStore):
+        def open_fetcher(self) -> LocalFetcher:
+            opened.append(self.url)
+            return super().open_fetcher()
 
-    stores = {name: LocalStore(path) for name, path in (("a", pets), ("b", texts), ("c", pets))}
-    fetcher = MixtureFetcher(stores, open_fetcher)
+    stores = {name: CountedStore(path) for name, path in (("a", pets), ("b", texts), ("c", pets))}
+    fetcher = MixtureFetcher(stores)
     assert opened == []
     with (tmp_path / "image").open("w+b") as image:
         for set_, path in (("c", pets), ("a", pets), ("c", pets), ("b", texts)):
@@ -244,18 +241,18 @@ def test_sets_that_share_a_store_share_a_fetcher(pets: Path, texts: Path, tmp_pa
 
 
 def test_one_name_is_a_mixture_too(pets: Path, tmp_path: Path) -> None:
-    indexed = Indexed(find(Mixture({"only": pets})))
+    indexed = DataSet(find(Mixture({"only": pets})))
     assert indexed.manifest.names[0] == "only/s-000000.tar"
     assert (indexed.set_names, indexed.set_shards) == (("only",), [5])
     assert len(stage(indexed, tmp_path)) == 5
-    single = Indexed(resolve_shards(pets, endpoint=None))
+    single = DataSet(resolve_shards(pets, endpoint=None))
     assert (single.set_names, single.set_shards, single.weights) == (("",), [5], None)
 
 
 def test_set_that_holds_nothing_is_refused(pets: Path, tmp_path: Path) -> None:
     write_tar(tmp_path / "e-0.tar", [])
     with pytest.raises(DataError, match=rf"'{tmp_path}/e-': 1 shards hold no sample"):
-        Indexed(find(Mixture({"pets": pets, "empty": tmp_path})))
+        DataSet(find(Mixture({"pets": pets, "empty": tmp_path})))
 
 
 # --- sums and tables --------------------------------------------------------------------------------------------------
@@ -303,18 +300,18 @@ def test_class_tables_that_disagree_are_refused_for_contiguous_labels(pets: Path
     write_shards(tmp_path, make_samples([(20, 20)] * 2), per_shard=2, index=False)
     (tmp_path / classes_name("s-")).write_text('{"1": "a", "2": "boxer"}')
     index_shards(resolve_shards(tmp_path, endpoint=None))
-    indexed = Indexed(find(Mixture({"pets": pets, "own": tmp_path})))
+    indexed = DataSet(find(Mixture({"pets": pets, "own": tmp_path})))
     with pytest.raises(
         DataError, match=r"class id 2 is 'b' in data set 'pets', 'boxer' in 'own'; give .* or take labels='raw'"
     ):
         indexed.check_classes()
     (tmp_path / classes_name("s-")).unlink()
     index_shards(resolve_shards(tmp_path, endpoint=None))
-    indexed = Indexed(find(Mixture({"pets": pets, "own": tmp_path})))
+    indexed = DataSet(find(Mixture({"pets": pets, "own": tmp_path})))
     with pytest.raises(DataError, match=r"a class table of every data set, and the manifest of 'own' has none; write"):
         indexed.check_classes()
-    Indexed(find(Mixture({"pets": pets, "again": pets}))).check_classes()
-    Indexed(resolve_shards(tmp_path, endpoint=None)).check_classes()  # one set: `Samples` looks at its table
+    DataSet(find(Mixture({"pets": pets, "again": pets}))).check_classes()
+    DataSet(resolve_shards(tmp_path, endpoint=None)).check_classes()  # one set: `Samples` looks at its table
 
 
 def test_split_set_takes_the_first_part_only() -> None:

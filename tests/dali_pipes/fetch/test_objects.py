@@ -26,13 +26,14 @@ import xxhash
 
 from dali_pipes.cache.extents import Extent
 from dali_pipes.errors import DataError, PipesError, StoreError
-from dali_pipes.fetch import objects as transport
-from dali_pipes.fetch.connection_pool import ClusterAccess
-from dali_pipes.fetch.objects import ObjectFetcher, RetryPolicy, is_token_for
-from dali_pipes.fetch.stager import Wanted
-from dali_pipes.store import embedded_node
-from dali_pipes.store.ais import AisStore, ais_client
-from dali_pipes.store.embedded_node import EmbeddedNode
+from dali_pipes.fetch import objects
+from dali_pipes.fetch.answers import StoredObjects
+from dali_pipes.fetch.connection_pool import ClusterAccess, is_token_for
+from dali_pipes.fetch.fetcher import Wanted
+from dali_pipes.fetch.objects import ObjectFetcher, RetryPolicy
+from dali_pipes.store.cluster import embedded_node
+from dali_pipes.store.cluster.ais import AisStore, ais_client
+from dali_pipes.store.cluster.embedded_node import EmbeddedNode
 from tests.faults import FaultyProxy, faulty
 
 DATA = random.Random(0).randbytes(2_500_001)
@@ -79,7 +80,7 @@ def checksum(data: bytes) -> int:
 
 @contextlib.contextmanager
 def fetching(endpoint: str, bucket: str, *, retry: RetryPolicy = PROMPT) -> Iterator[ObjectFetcher]:
-    with ObjectFetcher(ClusterAccess(endpoint=endpoint), bucket, retry=retry) as fetcher:
+    with ObjectFetcher(StoredObjects(ClusterAccess(endpoint=endpoint), bucket), retry=retry) as fetcher:
         yield fetcher
 
 
@@ -191,7 +192,7 @@ def test_connection_closed_while_idle_is_no_fault(store: AisStore, caplog: pytes
 
 def test_close_twice_and_an_unused_fetcher() -> None:
     """Both do nothing."""
-    fetcher = ObjectFetcher(ClusterAccess(endpoint="http://localhost:1"), "b")
+    fetcher = ObjectFetcher(StoredObjects(ClusterAccess(endpoint="http://localhost:1"), "b"))
     fetcher.close()
     fetcher.close()
 
@@ -286,7 +287,7 @@ def test_endpoint_without_a_server_is_named() -> None:
         port = unused.getsockname()[1]
     endpoint = f"http://127.0.0.1:{port}"
     text = (
-        rf"at {endpoint}: given up after 6 .* no answer from 127.0.0.1:{port}: ClusterAccess refused; is .* AIS_ENDPOINT"
+        rf"at {endpoint}: given up after 6 .* no answer from 127.0.0.1:{port}: Connection refused; is .* AIS_ENDPOINT"
     )
     with fetching(endpoint, "b") as fetcher:
         fails(fetcher, StoreError, text, name="x.tar")
@@ -371,7 +372,7 @@ def test_permanent_error_is_told_at_once(status: int, token: str | None, expecte
     with answering(lambda exchange: exchange.say(status, b'{"tcode": "Err", "message": "no  good"}')) as server:
         connection = ClusterAccess(endpoint=server.endpoint, token=token)
         text = f"'aws://b/x.tar' at {server.endpoint}: ".replace("aws", "s3") + expected
-        with ObjectFetcher(connection, "b", provider="aws", retry=PROMPT) as fetcher:
+        with ObjectFetcher(StoredObjects(connection, "b", provider="aws"), retry=PROMPT) as fetcher:
             fails(fetcher, StoreError, text, name="x.tar")
         assert len(server.paths) == 1
         assert server.paths == ["/v1/objects/b/x.tar?provider=aws"]
@@ -390,7 +391,7 @@ def test_redirect_to_anything_but_http_is_refused(location: str) -> None:
     """The scheme in the text; nothing is opened."""
     redirecting = answering(lambda exchange: exchange.say(301, b"", Location=location))
     with redirecting as server, fetching(server.endpoint, "b") as fetcher:
-        fails(fetcher, StoreError, "redirects to what is no URL", name="x.tar")
+        fails(fetcher, StoreError, "which is not the URL of a host", name="x.tar")
 
 
 def test_redirects_in_a_circle_are_refused() -> None:
@@ -441,11 +442,12 @@ import resource, tempfile
 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
 from dali_pipes.errors import CacheError
 from dali_pipes.cache.extents import Extent
-from dali_pipes.fetch.stager import Wanted
+from dali_pipes.fetch.fetcher import Wanted
+from dali_pipes.fetch.answers import StoredObjects
 from dali_pipes.fetch.connection_pool import ClusterAccess
 from dali_pipes.fetch.objects import ObjectFetcher
 with tempfile.TemporaryFile(buffering=0) as file:
-    fetcher = ObjectFetcher(ClusterAccess(endpoint="{{}}"), "{store.bucket}")
+    fetcher = ObjectFetcher(StoredObjects(ClusterAccess(endpoint="{{}}"), "{store.bucket}"))
     for _ in range(2):
         try:
             fetcher.fetch([Wanted("a/x.tar", Extent(file.fileno(), 0, {len(DATA)}), {checksum(DATA)})])
@@ -457,7 +459,7 @@ with tempfile.TemporaryFile(buffering=0) as file:
         command = [sys.executable, "-c", code.format(proxy.endpoint)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
         assert proxy.requests["target"] == 2
-    assert done.stdout.splitlines() == ["cannot write to the image: File too large OSError"] * 2 + [str(1 << 20)]
+    assert done.stdout.splitlines() == ["cannot write to the cache file: File too large OSError"] * 2 + [str(1 << 20)]
 
 
 # Stopping
@@ -501,7 +503,7 @@ def test_fetcher_goes_on_after_it_was_stopped(store: AisStore) -> None:
 
 @pytest.fixture
 def small_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport, "RANGE_BYTES", 500_000)
+    monkeypatch.setattr(objects, "RANGE_BYTES", 500_000)
 
 
 @pytest.mark.usefixtures("small_ranges")
@@ -599,7 +601,7 @@ def test_token_goes_where_the_sdk_sends_it(store: AisStore) -> None:
     """To the proxy; not to a target, at another address: held against the SDK's own requests."""
     with faulty(store.endpoint) as proxy:
         place = Place()
-        with ObjectFetcher(ClusterAccess(endpoint=proxy.endpoint, token=TOKEN), store.bucket) as fetcher:
+        with ObjectFetcher(StoredObjects(ClusterAccess(endpoint=proxy.endpoint, token=TOKEN), store.bucket)) as fetcher:
             assert fetcher.fetch([Wanted("a/x.tar", place.extent, checksum(DATA))])
         ours = [(seen.is_entry, seen.headers.get("Authorization")) for seen in proxy.seen]
         proxy.seen.clear()
@@ -623,7 +625,7 @@ def test_token_goes_to_a_target_at_the_endpoint() -> None:
 
     place = Place()
     with answering(exchange_once) as server:
-        fetcher = ObjectFetcher(ClusterAccess(endpoint=server.endpoint, token=TOKEN), "b")
+        fetcher = ObjectFetcher(StoredObjects(ClusterAccess(endpoint=server.endpoint, token=TOKEN), "b"))
         assert fetcher.fetch([Wanted("x.tar", place.extent, checksum(DATA))])
         fetcher.close()
     assert seen == [f"Bearer {TOKEN}"] * 2
@@ -669,7 +671,7 @@ def test_token_is_in_no_text(caplog: pytest.LogCaptureFixture) -> None:
     for act in acts:
         with answering(act) as server:
             connection = ClusterAccess(endpoint=server.endpoint, token=TOKEN)
-            with ObjectFetcher(connection, "b", retry=PROMPT) as fetcher:
+            with ObjectFetcher(StoredObjects(connection, "b"), retry=PROMPT) as fetcher:
                 place = Place()
                 with pytest.raises(PipesError) as raised:
                     fetcher.fetch([Wanted("x.tar", place.extent, 0)])
@@ -772,7 +774,9 @@ def test_https_with_the_cluster_ca(store: AisStore, tls: Tls) -> None:
     """Proxy and target, connections kept; broken bodies go on."""
     with faulty(store.endpoint, context=tls.context, rate=1, kinds=["reset_body", "short"], max_faults=2) as proxy:
         place = Place()
-        with ObjectFetcher(ClusterAccess(endpoint=proxy.endpoint, ca=tls.ca), store.bucket, retry=PROMPT) as fetcher:
+        with ObjectFetcher(
+            StoredObjects(ClusterAccess(endpoint=proxy.endpoint, ca=tls.ca), store.bucket), retry=PROMPT
+        ) as fetcher:
             for _ in range(3):
                 assert fetcher.fetch([Wanted("a/x.tar", place.extent, checksum(DATA))])
         assert place.holds(DATA)
@@ -786,7 +790,7 @@ def test_https_in_parallel_ranges(store: AisStore, tls: Tls) -> None:
     """Four of them."""
     with faulty(store.endpoint, context=tls.context) as proxy:
         place = Place()
-        with ObjectFetcher(ClusterAccess(endpoint=proxy.endpoint, ca=tls.ca), store.bucket) as fetcher:
+        with ObjectFetcher(StoredObjects(ClusterAccess(endpoint=proxy.endpoint, ca=tls.ca), store.bucket)) as fetcher:
             assert fetcher.fetch([Wanted("a/x.tar", place.extent, checksum(DATA))], num_connections=4)
         assert place.holds(DATA)
         assert proxy.requests["target"] == 4
@@ -798,7 +802,7 @@ def test_https_with_another_ca_is_refused_at_once(store: AisStore, tls: Tls, ca:
     with faulty(store.endpoint, context=tls.context) as proxy:
         connection = ClusterAccess(endpoint=proxy.endpoint, ca=getattr(tls, ca) if ca else None)
         text = r"127.0.0.1:\d+ shows a certificate that cannot be trusted \(.+\); set AIS_CLIENT_CA"
-        with ObjectFetcher(connection, store.bucket) as fetcher:
+        with ObjectFetcher(StoredObjects(connection, store.bucket)) as fetcher:
             fails(fetcher, StoreError, text)
         assert proxy.num_connections["entry"] == 1
 
@@ -807,7 +811,9 @@ def test_https_skip_verify_trusts_anybody(store: AisStore, tls: Tls) -> None:
     """As asked for."""
     with faulty(store.endpoint, context=tls.context) as proxy:
         place = Place()
-        with ObjectFetcher(ClusterAccess(endpoint=proxy.endpoint, skip_verify=True), store.bucket) as fetcher:
+        with ObjectFetcher(
+            StoredObjects(ClusterAccess(endpoint=proxy.endpoint, skip_verify=True), store.bucket)
+        ) as fetcher:
             assert fetcher.fetch([Wanted("a/x.tar", place.extent, checksum(DATA))])
         assert place.holds(DATA)
 
@@ -817,10 +823,12 @@ def test_https_with_a_client_certificate(store: AisStore, tls: Tls) -> None:
     with faulty(store.endpoint, context=tls.strict) as proxy:
         place = Place()
         connection = ClusterAccess(endpoint=proxy.endpoint, ca=tls.ca, client_cert=tls.client_cert)
-        with ObjectFetcher(connection, store.bucket) as fetcher:
+        with ObjectFetcher(StoredObjects(connection, store.bucket)) as fetcher:
             assert fetcher.fetch([Wanted("a/x.tar", place.extent, checksum(DATA))])
         assert place.holds(DATA)
-        with ObjectFetcher(ClusterAccess(endpoint=proxy.endpoint, ca=tls.ca), store.bucket, retry=PROMPT) as fetcher:
+        with ObjectFetcher(
+            StoredObjects(ClusterAccess(endpoint=proxy.endpoint, ca=tls.ca), store.bucket), retry=PROMPT
+        ) as fetcher:
             fails(fetcher, StoreError, "set AIS_CRT and AIS_CRT_KEY", place=place)
 
 
@@ -837,7 +845,9 @@ def test_ca_that_cannot_be_read_is_named(tmp_path: Path, is_missing: bool) -> No
     path = tmp_path / "ca.pem"
     if not is_missing:
         path.write_text("no certificate")
-    with ObjectFetcher(ClusterAccess(endpoint="https://127.0.0.1:1", ca=path), "b", retry=PROMPT) as fetcher:
+    with ObjectFetcher(
+        StoredObjects(ClusterAccess(endpoint="https://127.0.0.1:1", ca=path), "b"), retry=PROMPT
+    ) as fetcher:
         fails(fetcher, StoreError, r"ca.pem.*check AIS_CLIENT_CA|given up", name="x.tar")
     with pytest.raises(StoreError, match=r"ca.pem.*check AIS_CLIENT_CA"):
         ClusterAccess(endpoint="https://127.0.0.1:1", ca=path).tls_context()
@@ -886,7 +896,7 @@ def test_https_goes_through_a_tunnel(store: AisStore, tls: Tls, monkeypatch: pyt
                     head = client.recv(4096)
                     asked.append(head.split(b"\r\n")[0].decode())
                     number = asked[-1].split()[1].rpartition(":")[2]
-                    client.sendall(b"HTTP/1.1 200 ClusterAccess established\r\n\r\n")
+                    client.sendall(b"HTTP/1.1 200 Connection established\r\n\r\n")
                     server = socket.create_connection(("127.0.0.1", int(number)))
                     for pair in ((client, server), (server, client)):
                         threading.Thread(target=pump, args=pair, daemon=True).start()
@@ -904,7 +914,7 @@ def test_https_goes_through_a_tunnel(store: AisStore, tls: Tls, monkeypatch: pyt
         place = Place()
         # The redirect leads to 127.0.0.1, with the certificate of that; the proxy's own name is not checked here.
         connection = ClusterAccess(endpoint=f"https://ais.invalid:{port}", skip_verify=True)
-        with ObjectFetcher(connection, store.bucket, retry=PROMPT) as fetcher:
+        with ObjectFetcher(StoredObjects(connection, store.bucket), retry=PROMPT) as fetcher:
             assert fetcher.fetch([Wanted("a/x.tar", place.extent, checksum(DATA))])
         assert place.holds(DATA)
     assert asked[0] == f"CONNECT ais.invalid:{port} HTTP/1.1"

@@ -5,12 +5,13 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import dali_pipes as dp
-from dali_pipes.store import embedded_node
-from dali_pipes.store.ais import AisStore
+from dali_pipes.store.cluster import embedded_node
+from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
 from tests.conftest import Sample, write_tar
@@ -51,7 +52,7 @@ def keys_of(loader: dp.Loader) -> list[str]:
 def test_loader_reads_a_bucket(bucket: AisStore, small_shards: Path, form: str) -> None:
     """By braces, a prefix or a folder; the same batches as from local files, since the shards are the same."""
     url = form.format(bucket.url)
-    options = {"batch_size": 5, "seed": 3, "device": "cpu", "with_keys": True}
+    options = {"batch_size": 5, "seed": 3, "device": "cpu", "outputs": dp.Outputs(keys=True)}
     with dp.loader(url, dp.segmentation(crop=16), endpoint=bucket.endpoint, **options) as loader:
         from_bucket = [keys_of(loader), keys_of(loader)]
     with dp.loader(small_shards, dp.segmentation(crop=16), **options) as loader:
@@ -78,11 +79,10 @@ def test_a_batch_of_bad_samples_is_made_up_from_the_bucket(
         dp.segmentation(crop=96),  # of all rows: a window of the first ones could be decoded
         batch_size=3,
         device="cpu",
-        with_keys=True,
+        outputs=dp.Outputs(keys=True),
         shuffle=False,
         endpoint=bucket.endpoint,
-        on_error="substitute",
-        quarantine=tmp_path / "quarantine.tsv",
+        bad_samples=dp.BadSamples(on_error="substitute", quarantine=tmp_path / "quarantine.tsv"),
     ) as loader:
         keys = keys_of(loader)
         assert keys[:6] == KEYS[:6]
@@ -148,15 +148,36 @@ def test_without_an_endpoint_an_embedded_node_serves_the_default_folder(
         store.create()
         for path in small_shards.glob("s-*"):
             store.upload(path.name, path)
-    with dp.loader("ais://pets/s-", dp.segmentation(crop=16), batch_size=5, device="cpu", with_keys=True) as loader:
+    with dp.loader(
+        "ais://pets/s-", dp.segmentation(crop=16), batch_size=5, device="cpu", outputs=dp.Outputs(keys=True)
+    ) as loader:
         assert sorted(keys_of(loader)) == KEYS
+
+
+@pytest.mark.parametrize("shards", ["ais://pets/s-", ["ais://pets/s-000000.tar"], dp.Mixture({"a": "ais://pets/s-"})])
+def test_without_an_endpoint_a_missing_bucket_is_refused_before_a_node_starts(
+    tmp_path: Path, shards: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """AIS_ENDPOINT was forgotten: the error names it, and no empty node is started."""
+    monkeypatch.setenv("DALI_PIPES_EMBEDDED_DIR", str(tmp_path / "node"))
+    monkeypatch.delenv("AIS_ENDPOINT", raising=False)
+    text = (
+        rf"no bucket 'ais://pets': AIS_ENDPOINT is not set, and the embedded node's folder '{tmp_path}/node' holds no "
+        r"such bucket \(found: {found}\); set AIS_ENDPOINT, or make the bucket: dali-pipes prep pack"
+    )
+    with pytest.raises(dp.StoreError, match=text.format(found="none")):
+        dp.loader(shards, dp.segmentation(), batch_size=5, device="cpu")
+    assert not (tmp_path / "node").exists()
+    (tmp_path / "node" / "buckets" / "other").mkdir(parents=True)
+    with pytest.raises(dp.StoreError, match=text.format(found="'other'")):
+        dp.loader(shards, dp.segmentation(), batch_size=5, device="cpu")
 
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("gpu")
 def test_gpu_batches_equal_cpu_batches(small_shards: Path) -> None:
     """On a GPU: every tensor there, labels and masks equal, photos close; the order the same."""
-    options = {"batch_size": 8, "seed": 5, "with_keys": True}
+    options = {"batch_size": 8, "seed": 5, "outputs": dp.Outputs(keys=True)}
     with (
         dp.loader(small_shards, dp.segmentation(crop=32), device="gpu", **options) as on_gpu,
         dp.loader(small_shards, dp.segmentation(crop=32), device="cpu", **options) as on_cpu,

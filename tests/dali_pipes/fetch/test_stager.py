@@ -17,10 +17,11 @@ from dali_pipes.cache.extents import extent_starts
 from dali_pipes.cache.files import cache_root
 from dali_pipes.cache.free_space import FreeSpace
 from dali_pipes.cache.share import CacheShare
-from dali_pipes.data_set.data_set import Indexed
+from dali_pipes.data_set.data_set import DataSet
 from dali_pipes.errors import CacheError, StoreError
+from dali_pipes.fetch.fetcher import Fetcher, Wanted
 from dali_pipes.fetch.local import LocalFetcher
-from dali_pipes.fetch.stager import NUM_ASKED, Fetcher, Stager, Wanted
+from dali_pipes.fetch.stager import NUM_ASKED, Stager
 from dali_pipes.formats.manifest import Manifest
 from dali_pipes.formats.names import index_name
 from dali_pipes.store.urls import resolve_shards
@@ -73,7 +74,7 @@ class Job:
     """A stager over a real image of some shards."""
 
     def __init__(self, shards: Path, cache_dir: Path, *, num_shards: int = NUM_SHARDS, num_fetchers: int = 1) -> None:
-        self.indexed = Indexed(resolve_shards(shards, endpoint=None))
+        self.indexed = DataSet(resolve_shards(shards, endpoint=None))
         self.names = list(self.indexed.manifest.names)
         self.store = Store(shards)
         self.share = CacheShare(
@@ -111,11 +112,11 @@ class Job:
 
     def check_nothing_is_held(self) -> None:
         """Neither by this loader's own account nor by the table that all loaders share."""
-        self.until(lambda: not (self.stager._held or self.stager._filling or self.stager._asking))
-        stager = self.stager
-        assert not any((stager._needs, stager._ahead, stager._lacking, stager._coming, stager._filling))
-        assert not any((stager._urgent, stager._yielding))
-        assert stager._held_bytes == stager._ahead_bytes == stager._lacking_bytes == 0
+        self.until(lambda: not (self.stager._demand.held or self.stager._filling or self.stager._asking))
+        stager, demand = self.stager, self.stager._demand
+        assert not any((demand.needs, demand.ahead, demand.needed_missing, demand.ahead_missing))
+        assert not any((stager._filling, stager._urgent, stager._abandoned))
+        assert demand.held_bytes == demand.ahead_bytes == demand.needed_missing_bytes == 0
         (status,) = self.share._cache.status()
         assert status.num_held == 0
 
@@ -143,7 +144,7 @@ def open_job(shards: Path, tmp_path: Path) -> Iterator[Callable[..., Job]]:
         yield open_
 
 
-# --- order and room ---------------------------------------------------------------------------------------------------
+# --- order and space --------------------------------------------------------------------------------------------------
 
 
 def test_need_comes_back_when_all_is_there(open_job: Callable[..., Job]) -> None:
@@ -239,7 +240,7 @@ def test_ahead_is_fetched_as_far_as_may_be_held(open_job: Callable[..., Job]) ->
     job.check_nothing_is_held()
 
 
-def test_what_is_needed_takes_the_room_of_what_is_ahead(open_job: Callable[..., Job]) -> None:
+def test_what_is_needed_takes_the_space_of_what_is_ahead(open_job: Callable[..., Job]) -> None:
     """Samples of the first windows that fill the last batch: needed, while the cache is full of windows ahead."""
     job = open_job(num_shards=3)
     job.stager.stage([0, 1, 2])
@@ -254,7 +255,7 @@ def test_what_is_needed_takes_the_room_of_what_is_ahead(open_job: Callable[..., 
     job.check_nothing_is_held()
 
 
-def test_need_fitting_takes_what_there_is_room_for(open_job: Callable[..., Job]) -> None:
+def test_need_fitting_takes_what_fits(open_job: Callable[..., Job]) -> None:
     """The first ones; again, it fetches nothing."""
     job = open_job(num_shards=3)
     for _ in range(2):
@@ -268,7 +269,7 @@ def test_need_fitting_takes_what_there_is_room_for(open_job: Callable[..., Job])
 def test_more_is_needed_than_the_cache_can_hold(open_job: Callable[..., Job]) -> None:
     """No hang: an error that says what to do."""
     job = open_job(num_shards=3)
-    with pytest.raises(CacheError, match=r"no room for shard 'store/s-00000\d.tar', and none of the loaders"):
+    with pytest.raises(CacheError, match=r"no space for shard 'store/s-00000\d.tar', and all loaders"):
         job.stager.need(range(NUM_SHARDS))
     job.check_nothing_is_held()
     job.stager.need([7, 6, 5])
@@ -528,14 +529,14 @@ def test_close_does_not_wait_for_a_silent_store(open_job: Callable[..., Job]) ->
     job.stager.close()
     waiting.join(5)
     assert time.monotonic() - started < 2
-    assert "closed meanwhile" in str(errors[0])
+    assert "closed while it waited" in str(errors[0])
     assert job.store.num_open == 0
-    with pytest.raises(ValueError, match="closed meanwhile"):
+    with pytest.raises(ValueError, match="was closed while it waited"):
         job.stager.need([0])
 
 
 def test_ctrl_c_in_close_comes_after_the_threads_have_ended(open_job: Callable[..., Job]) -> None:
-    """They write to the image's descriptor, which is closed next, and may be another file's then."""
+    """They write to the descriptor of the cache file, which is closed next, and may be another file's then."""
     job = open_job(num_fetchers=2)
     is_over = threading.Event()
     fetch = StoreFetcher.fetch

@@ -18,24 +18,25 @@ import torch
 import dali_pipes as dp
 from dali_pipes.cache.share import cache_file_key
 from dali_pipes.cli import main
-from dali_pipes.data_set.data_set import Indexed, fetcher_of
+from dali_pipes.data_set.data_set import DataSet
 from dali_pipes.data_set.indexing import find_manifest, index_in_memory
-from dali_pipes.data_set.mixture import MixtureFetcher, join_manifests
+from dali_pipes.data_set.joined import MixtureFetcher, join_manifests
 from dali_pipes.errors import DataError, PipesError, StoreError
 from dali_pipes.fetch import through_etl as transformed
 from dali_pipes.fetch.connection_pool import ClusterAccess
+from dali_pipes.fetch.fetcher import Wanted
 from dali_pipes.fetch.objects import RetryPolicy
-from dali_pipes.fetch.stager import Wanted
 from dali_pipes.fetch.through_etl import TransformedFetcher
 from dali_pipes.formats.manifest import Manifest
 from dali_pipes.formats.names import transformed_name
 from dali_pipes.order.state import StateError
-from dali_pipes.store import embedded_node
-from dali_pipes.store.ais import AisStore
-from dali_pipes.store.embedded_node import ALLOW_ETL
-from dali_pipes.store.etl import TransformedStore, through_etl
-from dali_pipes.store.etl_errors import NoEtlError
-from dali_pipes.store.urls import ShardSet, resolve_shards
+from dali_pipes.store.cluster import embedded_node
+from dali_pipes.store.cluster.ais import AisStore
+from dali_pipes.store.cluster.embedded_node import ALLOW_ETL
+from dali_pipes.store.cluster.etl import NoEtlError
+from dali_pipes.store.cluster.transformed import TransformedStore, through_etl
+from dali_pipes.store.shard_set import ShardSet
+from dali_pipes.store.urls import resolve_shards
 from prep.etl.cluster import start_etl, stop_etl
 from prep.etl.local import open_output, transform_shards
 from prep.index import index_shards
@@ -103,8 +104,15 @@ def labels(components: dp.Components, random: dp.Random) -> dict[str, Any]:
 
 
 def open_loader(store: AisStore, graph: Callable[..., Any], **options: Any) -> dp.Loader:
-    found: dict[str, Any] = {"batch_size": 5, "seed": 3, "device": "cpu", "with_keys": True, "show_progress": False}
-    return dp.loader(f"{store.url}/s-", graph, endpoint=store.endpoint, **found | options)
+    found: dict[str, Any] = {
+        "batch_size": 5,
+        "seed": 3,
+        "device": "cpu",
+        "outputs": dp.Outputs(keys=True),
+        "cache": dp.Cache(show_progress=False),
+    }
+    shards = dp.Shards(f"{store.url}/s-", etl=options.pop("etl", None))
+    return dp.loader(shards, graph, endpoint=store.endpoint, **found | options)
 
 
 def keys_of(loader: dp.Loader) -> list[str]:
@@ -135,7 +143,7 @@ def test_batches_are_those_of_shards_that_were_transformed_here(
         index_shards(shards_of(bucket, "small-pets"))
     with (
         open_loader(bucket, tensors, etl="small-pets") as through,
-        dp.loader(tmp_path, tensors, batch_size=5, seed=3, device="cpu", with_keys=True) as here,
+        dp.loader(tmp_path, tensors, batch_size=5, seed=3, device="cpu", outputs=dp.Outputs(keys=True)) as here,
     ):
         assert len(through) == len(here) == 3
         for _ in range(2):
@@ -173,8 +181,8 @@ def test_stored_and_transformed_shards_never_share_an_image(bucket: AisStore, tm
     assert stored.digest != through.digest
     assert cache_file_key(stored) != cache_file_key(through)
     with (
-        open_loader(bucket, labels, etl="as-told", cache_dir=tmp_path) as one,
-        open_loader(bucket, labels, cache_dir=tmp_path) as other,
+        open_loader(bucket, labels, etl="as-told", cache=dp.Cache(directory=tmp_path)) as one,
+        open_loader(bucket, labels, cache=dp.Cache(directory=tmp_path)) as other,
     ):
         assert sorted(keys_of(one)) == sorted(keys_of(other)) == KEYS
 
@@ -184,7 +192,9 @@ def test_a_set_of_a_mixture_is_read_through_an_etl(bucket: AisStore) -> None:
     index_shards(shards_of(bucket, "as-told"))
     url = f"{bucket.url}/s-"
     mixture = dp.Mixture({"made": url, "stored": url}, etl={"made": "as-told"})
-    with dp.loader(mixture, labels, batch_size=6, device="cpu", with_keys=True, endpoint=bucket.endpoint) as loader:
+    with dp.loader(
+        mixture, labels, batch_size=6, device="cpu", outputs=dp.Outputs(keys=True), endpoint=bucket.endpoint
+    ) as loader:
         assert sorted(keys_of(loader)) == sorted([*KEYS, *KEYS])
 
 
@@ -197,7 +207,7 @@ def test_sets_of_one_bucket_have_fetchers_of_their_own_where_they_are_read_other
     }
     whole = join_manifests({name: manifest for name, manifest in indexed.items() if manifest is not None})
     assert whole.etl == "small-pets;"
-    fetcher = MixtureFetcher({"made": transformed.store, "stored": bucket}, fetcher_of)
+    fetcher = MixtureFetcher({"made": transformed.store, "stored": bucket})
     with contextlib.closing(fetcher):
         for row in (0, 3):
             place = Place(int(whole.shard_bytes[row]))
@@ -210,7 +220,11 @@ def test_neighbours_of_bad_samples_come_through_the_etl(bucket: AisStore, tmp_pa
     good = [f"s{i:05d}" for i in (0, 5, 10)]
     tell(bucket, b"cut off", tmp_path / "shards", keys=[key for key in KEYS if key not in good])
     index_shards(shards_of(bucket, "as-told"))
-    options = {"batch_size": 2, "shuffle": False, "on_error": "substitute", "quarantine": tmp_path / "q.tsv"}
+    options = {
+        "batch_size": 2,
+        "shuffle": False,
+        "bad_samples": dp.BadSamples(on_error="substitute", quarantine=tmp_path / "q.tsv"),
+    }
     with open_loader(bucket, dp.segmentation(crop=96), etl="as-told", **options) as loader:
         keys = keys_of(loader)
         bad = sorted(found.key for found in loader.bad_samples)
@@ -220,7 +234,7 @@ def test_neighbours_of_bad_samples_come_through_the_etl(bucket: AisStore, tmp_pa
 
 def test_parts_of_a_shard_are_those_of_the_transformed_one(bucket: AisStore, tmp_path: Path) -> None:
     """Read once for several parts, and checked; a shard that is another one since is told."""
-    indexed = Indexed(shards_of(bucket, "small-pets"))
+    indexed = DataSet(shards_of(bucket, "small-pets"))
     found = indexed.manifest
     with contextlib.closing(indexed):
         store = shards_of(bucket, "small-pets").store
@@ -271,7 +285,7 @@ def test_a_transform_that_fails_is_told_with_shard_and_key(bucket: AisStore, tmp
     with pytest.raises(StoreError, match=f"ETL 'as-told' failed: {told}"):
         index_in_memory(shards_of(bucket, "as-told"))
     with (
-        open_loader(bucket, labels, etl="as-told", shuffle=False, num_fetchers=1) as loader,
+        open_loader(bucket, labels, etl="as-told", shuffle=False, cache=dp.Cache(fetchers=1)) as loader,
         pytest.raises(StoreError, match=f"s-000000.tar through ETL as-told' at http.*: the ETL failed: 422 {told}"),
     ):
         keys_of(loader)
@@ -281,7 +295,7 @@ def test_a_shard_that_comes_broken_is_not_taken_for_a_broken_one(bucket: AisStor
     """When it is indexed nobody knows its size."""
     bucket.upload("half-000000.tar", plain / "s-000000.tar")
     shards = through_etl(resolve_shards(f"{bucket.url}/half-", endpoint=bucket.endpoint), "as-told")
-    with pytest.raises(DataError, match=r"shard 'half-000000.tar' is cut off.* \(so ETL 'as-told' gave it\)"):
+    with pytest.raises(DataError, match=r"shard 'half-000000.tar' is cut off.* \(as ETL 'as-told' returned it\)"):
         index_shards(shards)
 
 
@@ -318,15 +332,14 @@ def test_an_etl_that_stops_in_the_middle_of_an_epoch_is_told_after_what_was_ther
     start_etl(bucket, "stops-soon", transform=f"{TRANSFORMS}:AsTold")
     shards = through_etl(resolve_shards(f"{bucket.url}/one/s-", endpoint=bucket.endpoint), "stops-soon")
     index_shards(shards)
-    options: dict[str, Any] = {"shuffle_window": 1, "shuffle": False, "prefetch_queue_depth": 1}
+    options: dict[str, Any] = {"shuffle": dp.Shuffle(enabled=False, window_bytes=1), "decode": dp.Decode(queue_depth=1)}
     with dp.loader(
-        shards.url,
+        dp.Shards(shards.url, etl="stops-soon"),
         labels,
         batch_size=1,
         device="cpu",
-        with_keys=True,
+        outputs=dp.Outputs(keys=True),
         endpoint=bucket.endpoint,
-        etl="stops-soon",
         **options,
     ) as loader:
         batches = iter(loader)
@@ -436,40 +449,40 @@ def test_an_etl_that_is_not_there_is_told_with_those_that_are(bucket: AisStore) 
 
 
 @pytest.mark.parametrize(
-    ("shards", "options", "error", "message"),
+    ("shards", "etl", "error", "message"),
     [
-        (
-            "{plain}",
-            {"etl": "small-pets"},
-            ValueError,
-            r"etl='small-pets' with '.*/s-': a cluster's ETL .*prep transform",
-        ),
-        ("ais://b/s-", {"etl": "small-pets"}, ValueError, r"etl='small-pets' with 'ais://b/s-' needs the endpoint"),
-        ("{plain}", {"etl": 3}, TypeError, "etl must be the name of an ETL, got 3"),
+        ("{plain}", "small-pets", ValueError, r"ETL 'small-pets' with '.*/s-': a cluster's ETL .*prep transform"),
+        ("ais://b/s-", "small-pets", ValueError, r"ETL 'small-pets' with 'ais://b/s-' needs the endpoint"),
+        ("{plain}", 3, TypeError, "etl must be the name of an ETL, got 3"),
         (
             dp.Mixture({"a": "ais://b/s-"}),
-            {"etl": "small-pets"},
+            "small-pets",
             ValueError,
-            r"etl='small-pets' with a mixture: say of which data sets: Mixture\({...}, etl={'a': 'small-pets'}\)",
+            r"etl='small-pets'\) with a mixture: name the data sets .*: Mixture\({...}, etl={'a': 'small-pets'}\)",
         ),
-        (dp.Mixture({"a": "{plain}"}, etl={"a": "small-pets"}), {}, ValueError, "data set 'a': etl='small-pets' with"),
+        (
+            dp.Mixture({"a": "{plain}"}, etl={"a": "small-pets"}),
+            None,
+            ValueError,
+            "data set 'a': ETL 'small-pets' with",
+        ),
         (
             dp.Mixture({"a": "ais://b/s-"}, etl={"a": "some-etl"}),
-            {},
+            None,
             ValueError,
-            "etl='some-etl' with 'ais://b/s-' needs",
+            "ETL 'some-etl' with 'ais://b/s-' needs",
         ),
     ],
 )
 def test_misuse_is_told_before_any_work(
-    plain: Path, shards: Any, options: dict[str, Any], error: type[Exception], message: str
+    plain: Path, shards: Any, etl: Any, error: type[Exception], message: str
 ) -> None:
     if isinstance(shards, str):
         shards = shards.format(plain=plain)
     elif shards.sets["a"] == "{plain}":
         shards = dp.Mixture({"a": str(plain)}, etl=shards.etl)
     with pytest.raises(error, match=message):
-        dp.loader(shards, labels, batch_size=5, device="cpu", **options)
+        dp.loader(shards if etl is None else dp.Shards(shards, etl=etl), labels, batch_size=5, device="cpu")
 
 
 def test_etl_of_a_mixture_is_for_its_sets() -> None:
@@ -493,7 +506,7 @@ def test_what_a_cluster_says_of_its_etls(status: int, text: str, error: type[Pip
     """One that lists them to administrators only is not asked again: a training job may still read through them."""
 
     def act(exchange: Exchange) -> None:
-        exchange.say(status, json.dumps({"message": text, "status": status}).encode(), ClusterAccess="close")
+        exchange.say(status, json.dumps({"message": text, "status": status}).encode(), Connection="close")
 
     with answering(act) as server:
         store = AisStore(server.endpoint, "b")
@@ -542,7 +555,7 @@ def test_a_manifest_says_through_which_etl(bucket: AisStore) -> None:
     bucket.write("s-manifest.safetensors", data)
     stored = resolve_shards(f"{bucket.url}/s-", endpoint=bucket.endpoint)
     with pytest.raises(
-        DataError, match=r"of shards as ETL 'as-told' gives them, expected one of shards as they are st"
+        DataError, match=r"describes shards as ETL 'as-told' gives them, expected one of shards as they are st"
     ):
         find_manifest(stored)
     bucket.write(transformed_name("s-manifest.safetensors", etl="small-pets"), data)
@@ -586,6 +599,6 @@ def test_a_cache_is_warmed_through_an_etl(bucket: AisStore, tmp_path: Path, caps
     arguments = ["--cache", str(tmp_path), "--endpoint", bucket.endpoint, "--etl", "small-pets", "--json"]
     assert main(["cache", "warm", f"{bucket.url}/s-", *arguments]) == 0
     assert json.loads(capsys.readouterr().out)["num_staged"] == 3
-    with open_loader(bucket, tensors, etl="small-pets", cache_dir=tmp_path) as loader:
+    with open_loader(bucket, tensors, etl="small-pets", cache=dp.Cache(directory=tmp_path)) as loader:
         assert loader.num_samples == len(SAMPLES)
         assert sorted(keys_of(loader)) == sorted(KEYS)

@@ -18,8 +18,9 @@ from dali_pipes.formats.manifest import Manifest, Texts, pack_texts
 from dali_pipes.formats.names import index_name, manifest_name
 from dali_pipes.formats.shard_index import PhotoColumns, ShardIndex
 from dali_pipes.formats.texts import object_name_problem
-from dali_pipes.store.ais import AisStore
-from dali_pipes.store.urls import ShardSet, resolve_shards
+from dali_pipes.store.cluster.ais import AisStore
+from dali_pipes.store.shard_set import ShardSet
+from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
 from tests.conftest import Sample, make_samples, photo_bytes, write_shards, write_tar
 
@@ -426,7 +427,7 @@ def test_index_in_memory_fails_as_index_shards_does(tmp_path: Path) -> None:
     """A broken shard after more good ones than are read ahead."""
     write_shards(tmp_path, make_samples([(20, 20)] * 20), per_shard=1, index=False)
     (tmp_path / "s-000015.tar").write_bytes(b"no tar " * 200)
-    with pytest.raises(DataError, match=r"shard 's-000015\.tar' is no readable tar"):
+    with pytest.raises(DataError, match=r"shard 's-000015\.tar' is not a readable tar"):
         index_in_memory(resolve_shards(tmp_path, endpoint=None))
 
 

@@ -35,7 +35,9 @@ def test_quarantine_file_does_not_add_to_what_may_be_no_list(tmp_path: Path) -> 
     """A list of keys looks as any text does: it is gone on with only where that was said."""
     path = tmp_path / "keys.txt"
     path.write_text("a\nb")
-    with pytest.raises(DataError, match=r"keys.txt' is there, and no quarantine \(found 'a\\nb'\); name another file"):
+    with pytest.raises(
+        DataError, match=r"keys.txt' exists and is not a quarantine \(found 'a\\nb'\); name another file"
+    ):
         QuarantineFile(path, manifest=DIGEST)
     with QuarantineFile(path, manifest=DIGEST, takes_lists=True, is_made=False) as quarantine:
         assert len(quarantine) == 2

@@ -19,7 +19,7 @@ from dali_pipes.formats.manifest import Manifest, Texts, pack_texts
 from dali_pipes.formats.names import columns_name, manifest_name
 from dali_pipes.formats.sample_columns import MAX_COMPONENTS, Columns, ColumnsBuilder, SampleColumns, join_columns
 from dali_pipes.formats.shard_index import ShardIndex
-from dali_pipes.store.ais import AisStore
+from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
 from tests.conftest import Sample, make_samples, write_shards, write_tar

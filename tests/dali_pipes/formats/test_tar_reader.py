@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from dali_pipes.data_set.indexing import index_in_memory, index_shard
 from dali_pipes.errors import DataError
-from dali_pipes.formats.column_file import checksum
+from dali_pipes.formats.checksum import checksum
 from dali_pipes.formats.keys import split_key
 from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.formats.tar_reader import MAX_EXTENDED_BYTES, ArchiveReader
@@ -116,8 +116,8 @@ def test_size_beyond_the_shard_is_refused(claim: bytes, is_known: bool) -> None:
     [
         (header(b"a.cls", base256(-1)), "the header at byte 0 claims a size that is -1"),
         (header(b"a.cls", base256(-(2**62))), "claims a size that is -4611686018427387904"),
-        (header(b"a.cls", b"-0000000001"), "the header at byte 0 claims a size that is no number"),
-        (header(b"a.cls", b"00000000009"), "claims a size that is no number"),  # no octal digit
+        (header(b"a.cls", b"-0000000001"), "the header at byte 0 claims a size that is not a number"),
+        (header(b"a.cls", b"00000000009"), "claims a size that is not a number"),  # no octal digit
         (pax(b"size=-1") + member(b"a.cls"), "member 'a.cls' claims a size that is '-1'"),
         (pax(b"size=1e9") + member(b"a.cls"), "claims a size that is '1e9'"),
         (pax(b"size=" + b"9" * 500) + member(b"a.cls"), "claims a size that is '9999"),
@@ -135,7 +135,7 @@ def test_size_beyond_the_shard_is_refused(claim: bytes, is_known: bool) -> None:
 )
 @pytest.mark.usefixtures("little_memory")
 def test_header_that_makes_no_sense_is_refused(data: bytes, text: str) -> None:
-    with pytest.raises(DataError, match=rf"shard 't\.tar' is no readable tar: .*{text}"):
+    with pytest.raises(DataError, match=rf"shard 't\.tar' is not a readable tar: .*{text}"):
         index_of(data + END)
 
 
@@ -186,7 +186,7 @@ def test_members_of_every_kind(data: bytes, expected: dict[str, bytes]) -> None:
 )
 def test_sparse_file_is_refused(data: bytes) -> None:
     """Its bytes are not in one run, so no offset and size name them."""
-    with pytest.raises(DataError, match=r"member '.*a\.jpg' is a sparse file, expected its bytes in one run"):
+    with pytest.raises(DataError, match=r"member '.*a\.jpg' is a sparse file, expected a file without gaps"):
         index_of(data + END)
 
 

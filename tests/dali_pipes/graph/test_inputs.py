@@ -1,85 +1,17 @@
-"""The windows that random crops draw, what arrays of a graph may be, and what it may make of its components."""
+"""What arrays a graph may take, and what it may make of its components."""
 
 import io
 import json
-import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from nvidia.dali import fn, ops, types
-from nvidia.dali.pipeline import Pipeline
+from nvidia.dali import fn, types
 from PIL import Image
-from torchvision.transforms import RandomResizedCrop
 
 import dali_pipes as dp
-from dali_pipes.graph.inputs import CROP_TRIES, refuse_any_data, resized_crop
-from dali_pipes.graph.pipelines import center_crop_start
-from tests.conftest import Sample, mask_bytes, photo_bytes, write_shards
-
-SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
-
-
-def windows(sizes: list[tuple[int, int]], uniforms: np.ndarray, **options: object) -> np.ndarray:
-    height, width = (np.array(side, np.int32) for side in zip(*sizes, strict=True))
-    return resized_crop(height, width, uniforms, **({"scale": SCALE, "ratio": RATIO} | options))
-
-
-@settings(max_examples=200, deadline=None)
-@given(
-    st.lists(st.tuples(st.integers(1, 4000), st.integers(1, 4000)), min_size=1, max_size=8), st.integers(0, 2**32 - 1)
-)
-def test_resized_crop_lies_in_the_photo(sizes: list[tuple[int, int]], seed: int) -> None:
-    """Whatever the photo's shape: a window of at least one pixel, inside it."""
-    uniforms = np.random.default_rng(seed).random((len(sizes), 2 * CROP_TRIES + 2))
-    for (height, width), (top, left, rows, columns) in zip(sizes, windows(sizes, uniforms).tolist(), strict=True):
-        assert rows >= 1
-        assert columns >= 1
-        assert 0 <= top <= height - rows
-        assert 0 <= left <= width - columns
-
-
-def test_resized_crop_is_distributed_as_torchvisions() -> None:
-    """Area share, ratio and place have torchvision's means and spreads: 4,000 draws of each for one photo."""
-    height, width, count = 375, 500, 4000
-    ours = windows([(height, width)] * count, np.random.default_rng(1).random((count, 22))).astype(float)
-    torch.manual_seed(1)
-    photo = torch.empty(3, height, width)
-    theirs = np.array([RandomResizedCrop.get_params(photo, list(SCALE), list(RATIO)) for _ in range(count)], float)
-
-    def features(drawn: np.ndarray) -> np.ndarray:
-        top, left, rows, columns = drawn.T
-        return np.stack([rows * columns / (height * width), np.log(columns / rows), top, left], axis=1)
-
-    a, b = features(ours), features(theirs)
-    error = np.sqrt((a.var(axis=0) + b.var(axis=0)) / count)
-    assert (np.abs(a.mean(axis=0) - b.mean(axis=0)) < 4.5 * error).all()
-    assert np.allclose(a.std(axis=0), b.std(axis=0), rtol=0.06)
-
-
-@pytest.mark.parametrize(
-    ("size", "expected"),
-    [
-        ((10, 1000), (0, 493, 10, 13)),  # too wide for any try: the centre, of the widest ratio allowed
-        ((1000, 10), (493, 0, 13, 10)),
-    ],
-)
-def test_resized_crop_falls_back_to_the_centre_as_torchvision_does(size: tuple, expected: tuple) -> None:
-    """A photo so narrow that no try fits."""
-    uniforms = np.full((1, 22), 0.999)
-    assert tuple(windows([size], uniforms, scale=(0.9, 1.0))[0].tolist()) == expected
-    torch.manual_seed(0)
-    assert RandomResizedCrop.get_params(torch.empty(3, *size), [0.9, 1.0], list(RATIO)) == expected
-
-
-@given(st.integers(1, 5000), st.integers(1, 2000))
-def test_center_crop_start_is_torchvisions(size: int, crop: int) -> None:
-    """Rounding half to even where it cuts, down where it pads: `torchvision.transforms.functional.center_crop`."""
-    expected = round((size - crop) / 2) if size > crop else -((crop - size) // 2)
-    assert center_crop_start(np.array([size], np.int32), crop).tolist() == [expected]
+from tests.conftest import Sample, photo_bytes, write_shards
 
 
 @pytest.mark.parametrize(
@@ -111,22 +43,6 @@ def test_array_may_look_at_keys(small_shards: Path) -> None:
         assert next(loader)[0]["length"].tolist() == [6] * 5
 
 
-def test_uniform_never_reaches_its_upper_bound() -> None:
-    """[low, high), in float32 too."""
-
-    class Always:
-        def array(self, function):
-            class Batch:
-                def uniforms(self, name: str, num: int) -> np.ndarray:
-                    return np.array([[0.0], [1 - 2**-32]])
-
-            return function(Batch())
-
-    drawn = dp.Random(Always()).uniform(2.0, 3.0)
-    assert drawn.tolist()[0] == 2.0
-    assert math.nextafter(3.0, 0) > drawn.tolist()[1] > 2.99
-
-
 def test_outputs_of_different_shapes_are_refused_by_name(small_shards: Path) -> None:
     """A graph that neither crops nor resizes: the output and what to do, not a complaint about the samples."""
 
@@ -152,11 +68,11 @@ def test_output_named_key_is_refused_with_keys(small_shards: Path) -> None:
     def graph(components: dp.Components, random: dp.Random) -> dict[str, object]:
         return {"key": components.label, "bytes": components["cls"]}
 
-    with pytest.raises(ValueError, match="with_keys adds 'key', which is an output of the graph already"):
-        dp.loader(small_shards, graph, batch_size=5, device="cpu", with_keys=True)
+    with pytest.raises(ValueError, match=r"Outputs\(keys=True\) adds 'key', which is an output of the graph already"):
+        dp.loader(small_shards, graph, batch_size=5, device="cpu", outputs=dp.Outputs(keys=True))
 
 
-# --- components that are no photos ------------------------------------------------------------------------------------
+# --- components that are not photos -----------------------------------------------------------------------------------
 
 
 def npy(array: np.ndarray) -> bytes:
@@ -222,7 +138,7 @@ def test_graph_takes_arrays_text_and_objects_beside_photos(
 ) -> None:
     """Every kind at once, two photos among them, over two epochs: each sample's own, in the order of the graph."""
     with dp.loader(
-        rich_shards, rich, batch_size=4, seed=1, device="cpu", with_keys=True, last_batch_policy=policy
+        rich_shards, rich, batch_size=4, seed=1, device="cpu", outputs=dp.Outputs(keys=True), last_batch_policy=policy
     ) as loader:
         for _ in range(2):
             keys = []
@@ -268,7 +184,7 @@ def check_rich(row: dict[str, object], components: dict[str, bytes]) -> None:
 
 
 def test_component_that_is_taken_several_times_is_read_once(rich_shards: Path) -> None:
-    """As a node, as bytes and parsed: one output of the reader half. What is only parsed is no input of uint8."""
+    """As a node, as bytes and parsed: one output of the reader pipeline. What is only parsed is no input of uint8."""
 
     def graph(components: dp.Components, random: dp.Random) -> dict[str, object]:
         return {
@@ -354,9 +270,8 @@ def test_bad_sample_is_replaced_in_all_its_outputs(
         batch_size=7,
         shuffle=False,
         device="cpu",
-        with_keys=True,
-        on_error="substitute",
-        quarantine=tmp_path / "quarantine.tsv",
+        outputs=dp.Outputs(keys=True),
+        bad_samples=dp.BadSamples(on_error="substitute", quarantine=tmp_path / "quarantine.tsv"),
     ) as loader:
         batches = [batch for (batch,) in loader]
         assert loader.num_substituted == 1
@@ -391,7 +306,15 @@ def test_sample_that_lacks_components_has_empty_ones(tmp_path: Path, rich_sample
             "length": embedding.shape(),
         }
 
-    with dp.loader(shards, graph, batch_size=5, shuffle=False, device="cpu", with_keys=True, missing="empty") as loader:
+    with dp.loader(
+        shards,
+        graph,
+        batch_size=5,
+        shuffle=False,
+        device="cpu",
+        outputs=dp.Outputs(keys=True),
+        select=dp.Select(missing="empty"),
+    ) as loader:
         rows = [
             {name: values[i] for name, values in batch.items()} for (batch,) in loader for i in range(len(batch["key"]))
         ]
@@ -443,40 +366,6 @@ def test_bad_arguments_of_parsed_components_are_refused(rich_shards: Path, take,
 
     with pytest.raises(error, match=text):
         dp.loader(rich_shards, graph, batch_size=2, device="cpu")
-
-
-# --- ANY_DATA ---------------------------------------------------------------------------------------------------------
-
-DECODERS = {
-    "fn.image": lambda data, kind: fn.decoders.image(data, output_type=kind),
-    "fn.image_crop": lambda data, kind: fn.decoders.image_crop(data, crop=(4, 4), output_type=kind),
-    "fn.image_random_crop": lambda data, kind: fn.decoders.image_random_crop(data, output_type=kind),
-    "fn.image_slice": lambda data, kind: fn.decoders.image_slice(data, [0.0, 0.0], [0.5, 0.5], output_type=kind),
-    "fn.experimental": lambda data, kind: fn.experimental.decoders.image(data, output_type=kind),
-    "ops": lambda data, kind: ops.decoders.Image(output_type=kind)(data),
-    "called": lambda data, kind: ops.decoders.Image()(data, output_type=kind),
-    "number": lambda data, kind: fn.decoders.image(data, output_type=int(kind)),
-}
-
-
-@pytest.mark.parametrize("decode", DECODERS.values(), ids=DECODERS)
-def test_any_data_is_refused_wherever_it_stands(decode, recwarn: pytest.WarningsRecorder) -> None:
-    """Every decoder, however it is made, behind other operators, also those that DALI warns of as deprecated; the same
-    decoder of another type is let pass.
-    """
-    for kind in (types.RGB, types.GRAY, types.ANY_DATA):
-        pipeline = Pipeline(batch_size=1, num_threads=1, device_id=None, exec_dynamic=True)
-        with pipeline:
-            data = fn.external_source(source=lambda: [np.frombuffer(mask_bytes(0, 8, 8), np.uint8)], batch=True)
-            size = fn.cast(decode(data, kind).shape(), dtype=types.FLOAT)
-            pipeline.set_outputs(data, size * 2)
-        if kind == types.ANY_DATA:
-            text = r"decoder '.*' of the graph has output_type=types.ANY_DATA, .*; give it output_type=types.RGB, or t"
-            with pytest.raises(ValueError, match=text):
-                refuse_any_data(pipeline)
-        else:
-            refuse_any_data(pipeline)
-            assert len(pipeline.run()) == 2  # it can still be built and run
 
 
 def test_any_data_is_refused_when_the_loader_is_made(small_shards: Path) -> None:

@@ -30,7 +30,9 @@ def test_segmentation_equals_torchvision_for_every_size(tmp_path: Path) -> None:
     samples = {s.key: s for s in make_samples([(w, h) for w in SIDES for h in SIDES])}
     shards = write_shards(tmp_path, list(samples.values()), per_shard=50)
     seen = []
-    with dp.loader(shards, dp.segmentation(crop=350), batch_size=16, device="cpu", with_keys=True) as loader:
+    with dp.loader(
+        shards, dp.segmentation(crop=350), batch_size=16, device="cpu", outputs=dp.Outputs(keys=True)
+    ) as loader:
         for (batch,) in loader:
             for i, key in enumerate(batch["key"]):
                 components = samples[key].components
@@ -61,7 +63,7 @@ def test_segmentation_dtype_and_layout(
     if dtype != "uint8":
         reference.append(transforms.Normalize(dp.IMAGENET_MEAN, dp.IMAGENET_STD))
     transform = transforms.Compose(reference)
-    with dp.loader(small_shards, graph, batch_size=23, device="cpu", with_keys=True) as loader:
+    with dp.loader(small_shards, graph, batch_size=23, device="cpu", outputs=dp.Outputs(keys=True)) as loader:
         ((batch,),) = list(loader)
     assert batch["image"].dtype == expected
     assert batch["image"].shape == ((23, 3, 48, 48) if layout == "CHW" else (23, 48, 48, 3))
@@ -80,7 +82,7 @@ def test_classification_eval_close_to_torchvision(tmp_path: Path) -> None:
     shards = write_shards(tmp_path, list(samples.values()), per_shard=5)
     reference = transforms.Compose([transforms.Resize(256), transforms.CenterCrop(224), transforms.ToTensor()])
     graph = dp.classification_eval(resize=256, crop=224, mean=(0, 0, 0), std=(1, 1, 1))
-    with dp.loader(shards, graph, batch_size=5, device="cpu", with_keys=True) as loader:
+    with dp.loader(shards, graph, batch_size=5, device="cpu", outputs=dp.Outputs(keys=True)) as loader:
         ((batch,),) = list(loader)
     for i, key in enumerate(batch["key"]):
         expected = reference(Image.open(io.BytesIO(samples[key].components["image.jpg"])))
@@ -98,7 +100,13 @@ def test_classification_train_crops_belong_to_the_sample(small_shards: Path) -> 
     def epochs(batch_size: int, num_threads: int) -> list[dict[str, torch.Tensor]]:
         seen = []
         with dp.loader(
-            small_shards, graph, batch_size=batch_size, seed=3, device="cpu", num_threads=num_threads, with_keys=True
+            small_shards,
+            graph,
+            batch_size=batch_size,
+            seed=3,
+            device="cpu",
+            decode=dp.Decode(threads=num_threads),
+            outputs=dp.Outputs(keys=True),
         ) as loader:
             for _ in range(2):
                 batches = [batch for (batch,) in loader]
@@ -127,7 +135,7 @@ def test_own_graph_takes_components_labels_and_random_numbers(small_shards: Path
         }
 
     by_key = {s.key: s.components for s in small_samples}
-    with dp.loader(small_shards, graph, batch_size=23, device="cpu", with_keys=True) as loader:
+    with dp.loader(small_shards, graph, batch_size=23, device="cpu", outputs=dp.Outputs(keys=True)) as loader:
         ((batch,),) = list(loader)
     assert batch["pixels"].shape == (23, 8, 8, 3)
     assert ((batch["shift"] >= 2) & (batch["shift"] < 3)).all()

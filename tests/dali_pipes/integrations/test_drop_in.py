@@ -23,7 +23,8 @@ def open_loader(shards: Path, **options: Any) -> Any:
 
 def test_loop_of_a_classification_iterator_runs_unchanged(small_shards: Path) -> None:
     """The inner loop of DALI's own ResNet example: ``data[0]["data"]``, ``label`` squeezed to int64 [B]."""
-    with open_loader(small_shards, output_map=["data", "label"], column_labels=True) as train_loader:
+    with open_loader(small_shards) as loader:
+        train_loader = loader.as_dali(output_map=["data", "label"], column_labels=True)
         assert isinstance(train_loader, DALIGenericIterator)
         seen = 0
         for _epoch in range(2):
@@ -87,10 +88,8 @@ def test_sizes_are_those_of_dalis_own_iterator(
             world_size=world_size,
             batch_size=batch_size,
             last_batch_policy=policy,
-            auto_reset=auto_reset,
-            output_map=["data", "label"],
-            column_labels=True,
-        ) as ours:
+        ) as loader:
+            ours = loader.as_dali(output_map=["data", "label"], column_labels=True, auto_reset=auto_reset)
             for name in ("_size", "size", "batch_size", "_num_gpus", "output_map", "_last_batch_policy", "_auto_reset"):
                 assert getattr(ours, name) == getattr(theirs, name), name
             assert len(ours) == len(theirs) == sum(1 for _ in ours)
@@ -114,12 +113,13 @@ def test_loop_of_dalis_imagenet_example_runs_unchanged(small_shards: Path, polic
         return seen
 
     batch_size, rounds = 5, {"PARTIAL": 23, "FILL": 25, "DROP": 20}
-    options = {"batch_size": batch_size, "output_map": ["data", "label"], "column_labels": True}
+    face: dict[str, Any] = {"output_map": ["data", "label"], "column_labels": True}
     evaluation = dp.classification_eval(resize=16, crop=16, photo="image.jpg")
     with (
-        open_loader(small_shards, last_batch_policy=policy, **options) as train_loader,
-        open_loader(small_shards, last_batch_policy="PARTIAL", graph=evaluation, **options) as val_loader,
+        open_loader(small_shards, last_batch_policy=policy, batch_size=batch_size) as training,
+        open_loader(small_shards, graph=evaluation, batch_size=batch_size) as validation,
     ):
+        train_loader, val_loader = training.as_dali(**face), validation.as_dali(**face)
         for epoch in range(3):
             # The example counts what DROP leaves out as a batch, too; no loop is that long then.
             if policy != "DROP":
@@ -135,7 +135,8 @@ def test_loop_of_dalis_imagenet_example_runs_unchanged(small_shards: Path, polic
 
 def test_loop_of_a_fixed_number_of_batches_runs_unchanged(small_shards: Path) -> None:
     """``next(it)`` and ``it.next()``, across epochs, with ``auto_reset`` or a StopIteration that is caught."""
-    with open_loader(small_shards, auto_reset=True) as loader:
+    with open_loader(small_shards) as opened:
+        loader = opened.as_dali(auto_reset=True)
         seen, iterator = 0, iter(loader)
         for _ in range(2 * len(loader)):
             try:
@@ -189,8 +190,8 @@ class ListOfOutputs:
 
 def test_wrapper_around_an_iterator_runs_unchanged(small_shards: Path) -> None:
     """It resets at the end of an epoch by itself; each loop over it is an epoch."""
-    with open_loader(small_shards, output_map=["data", "label"], column_labels=True) as loader:
-        wrapped = ListOfOutputs(loader)
+    with open_loader(small_shards) as loader:
+        wrapped = ListOfOutputs(loader.as_dali(output_map=["data", "label"], column_labels=True))
         for epoch in range(3):
             assert loader.epoch == epoch
             batches = list(wrapped)
@@ -203,9 +204,9 @@ def test_output_map_renames_in_the_graphs_order(small_shards: Path) -> None:
     graph = dp.segmentation(crop=16)
     with (
         open_loader(small_shards, graph=graph) as plain,
-        open_loader(small_shards, graph=graph, output_map=["x", "y", "z"]) as renamed,
+        open_loader(small_shards, graph=graph) as renamed,
     ):
-        for (one,), (other,) in zip(plain, renamed, strict=True):
+        for (one,), (other,) in zip(plain, renamed.as_dali(output_map=["x", "y", "z"]), strict=True):
             assert list(other) == ["x", "y", "z"]
             for name, new in zip(one, other, strict=True):
                 assert torch.equal(one[name], other[new])
@@ -233,14 +234,30 @@ def test_dataset_face_goes_through_torchs_loader(small_shards: Path) -> None:
         ({"output_map": ["a"]}, r"output_map must name the graph's 2 outputs \(image, label\), got \['a'\]"),
         ({"output_map": "ab"}, "output_map must name the graph's 2 outputs"),
         ({"output_map": ["a", "a"]}, r"output_map must not name an output twice, got \['a', 'a'\]"),
-        ({"output_map": ["a", "key"], "with_keys": True}, "with_keys adds 'key'"),
-        (
-            {"column_labels": True, "graph": lambda components, random: {"n": components["image.jpg"].shape()}},
-            "column_labels needs an output 'label', the graph gives n",
-        ),
+        ({"output_map": ["a", "key"]}, "output_map must not name an output 'key', which the loader adds"),
+        ({"auto_reset": "maybe"}, "auto_reset must be a bool, 'yes', 'no' or None, got 'maybe'"),
     ],
 )
 def test_names_that_do_not_fit_are_refused(small_shards: Path, options: dict[str, Any], text: str) -> None:
     """What was expected, what was given."""
-    with pytest.raises(ValueError, match=text):
-        open_loader(small_shards, **options)
+    with open_loader(small_shards, outputs=dp.Outputs(keys=True)) as loader, pytest.raises(ValueError, match=text):
+        loader.as_dali(**options)
+
+
+def test_column_labels_without_a_label_are_refused(small_shards: Path) -> None:
+    def graph(components: dp.Components, random: dp.Random) -> dict[str, Any]:
+        return {"n": components["image.jpg"].shape()}
+
+    with (
+        open_loader(small_shards, graph=graph) as loader,
+        pytest.raises(ValueError, match="column_labels needs an output 'label', the graph gives n"),
+    ):
+        loader.as_dali(column_labels=True)
+
+
+def test_added_output_that_the_graph_gives_already_is_refused(small_shards: Path) -> None:
+    def graph(components: dp.Components, random: dp.Random) -> dict[str, Any]:
+        return {"key": components["image.jpg"].shape()}
+
+    with pytest.raises(ValueError, match=r"Outputs\(keys=True\) adds 'key', which is an output of the graph already"):
+        open_loader(small_shards, graph=graph, outputs=dp.Outputs(keys=True))

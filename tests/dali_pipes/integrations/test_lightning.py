@@ -12,6 +12,9 @@ import pytest
 import torch
 
 import dali_pipes as dp
+from dali_pipes.order.plan import Plan
+from dali_pipes.reader.batching import Batching
+from dali_pipes.reader.feed import Feed
 
 pytest.importorskip("lightning", reason="the extra 'lightning' is not installed")
 import lightning.pytorch as pl
@@ -78,7 +81,14 @@ def make_model() -> Model:
 def make_data(shards: Path, **changes: Any) -> DataModule:
     train = {"shards": str(shards), "graph": dp.classification_train(crop=16, photo="image.jpg")}
     val = {"shards": str(shards), "graph": dp.classification_eval(resize=16, crop=16, photo="image.jpg")}
-    options = {"batch_size": 5, "seed": 4, "num_threads": 1, "with_keys": True, "train": train, "val": val}
+    options = {
+        "batch_size": 5,
+        "seed": 4,
+        "decode": dp.Decode(threads=1),
+        "outputs": dp.Outputs(keys=True),
+        "train": train,
+        "val": val,
+    }
     return DataModule(**(options | changes))
 
 
@@ -151,7 +161,7 @@ def test_fit_of_a_killed_process_is_resumed(small_shards: Path, tmp_path: Path) 
         "import os, signal, sys\n"
         "from pathlib import Path\n"
         "from lightning.pytorch.callbacks import ModelCheckpoint\n"
-        "from tests.dali_pipes import test_lightning\n"
+        "from tests.dali_pipes.integrations import test_lightning\n"
         "class Killed(test_lightning.Model):\n"
         "    def training_step(self, batch, batch_idx):\n"
         "        if self.trainer.global_step == 7: os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -302,16 +312,16 @@ def test_resumed_train_loader_is_opened_where_it_goes_on(
     """It stages nothing of epoch 0's start; a checkpoint that is only tested is not where the next fit begins."""
     whole = fit(small_shards, tmp_path, callbacks=[every_step(tmp_path)], max_epochs=1)
     begun: list[tuple[int, int]] = []
-    make_feed = dp.Loader._make_feed
+    make_feed = Feed.__init__
 
-    def recorded(self: dp.Loader, epoch: int, *, start: int = 0) -> Any:
-        if threading.current_thread() is threading.main_thread() and self.batch_size == 5:
-            begun.append((epoch, start))
-        return make_feed(self, epoch, start=start)
+    def recorded(self: Feed, plan: Plan, *, batching: Batching, start: int, **options: Any) -> None:
+        if threading.current_thread() is threading.main_thread() and batching.batch_size == 5:
+            begun.append((plan.order.epoch, start))
+        make_feed(self, plan, batching=batching, start=start, **options)
 
     stage = {"shards": str(small_shards), "graph": dp.classification_eval(resize=16, crop=16, photo="image.jpg")}
     data = make_data(small_shards, val=None, test=stage | {"batch_size": 4})
-    monkeypatch.setattr(dp.Loader, "_make_feed", recorded)
+    monkeypatch.setattr(Feed, "__init__", recorded)
     resumed = fit(small_shards, tmp_path, ckpt=tmp_path / "step=2.ckpt", data=data, max_epochs=1)
     assert resumed.steps == whole.steps[2:]
     assert begun == [(0, 10), (1, 0)]
@@ -357,7 +367,12 @@ def graph(components: dp.Components, random: dp.Random) -> dict[str, Any]:
         ({"train": {"graph": graph}}, TypeError, "train: not the arguments of dali_pipes.loader: missing.*'shards'"),
         ({"val": {"shards": "a", "graph": graph, "batchsize": 2}}, TypeError, "val: .*unexpected .*'batchsize'"),
         ({"train": {"shards": "a", "graph": graph}, "rank": 1}, ValueError, "train: 'rank' is the trainer's to give"),
-        ({"train": {"shards": "a", "graph": graph, "auto_reset": True}}, ValueError, "'auto_reset' is the trainer's"),
+        ({"train": {"shards": "a", "graph": graph, "world_size": 2}}, ValueError, "'world_size' is the trainer's"),
+        (
+            {"train": {"shards": "a", "graph": graph, "cache_dir": "/tmp"}},
+            TypeError,
+            r"train: loader\(\) has no argument 'cache_dir'; pass cache=dali_pipes.Cache\(directory=...\)",
+        ),
         (
             {"train": {"shards": "a", "graph": graph}, "state": {}},
             ValueError,

@@ -21,7 +21,16 @@ def open_loader(shards: Path, **options: Any) -> Any:
     return dp.loader(
         str(shards),
         graph,
-        **({"batch_size": 5, "seed": 3, "device": "cpu", "num_threads": 1, "with_keys": True} | options),
+        **(
+            {
+                "batch_size": 5,
+                "seed": 3,
+                "device": "cpu",
+                "decode": dp.Decode(threads=1),
+                "outputs": dp.Outputs(keys=True),
+            }
+            | options
+        ),
     )
 
 
@@ -102,10 +111,10 @@ def test_state_in_a_loader_that_was_opened_with_it_costs_nothing(
         state, of_loader = batches.state_dict(), loader.state_dict()
     assert of_loader["delivered"] == min(5 * num_batches, 23)
     with open_loader(small_shards, state=of_loader) as loader:
-        feed = loader._feed
+        feed = loader._epoch.feed
         batches = wrap(loader)
         batches.load_state_dict(state)
-        assert loader._feed is feed
+        assert loader._epoch.feed is feed
         assert_same(read(batches, NUM_EPOCHS), [whole[0][num_batches:], *whole[1:]])
 
 

@@ -311,7 +311,7 @@ class Mixed:
 
 
 # What a drawn plan may be refused for.
-REFUSED = ("nothing to read", "num_slices must not exceed", "which no sample has", "leave no sample for data set")
+REFUSED = ("nothing to read", "slices must not exceed", "which no sample has", "leave no sample for data set")
 
 
 def plan_or_reject(case: Mixed, **order: object) -> Plan:
@@ -479,7 +479,7 @@ def test_ten_epochs_of_a_tenth_are_the_laps_of_a_plain_order() -> None:
 
 
 def test_fixed_length_with_slices_goes_on_where_the_last_epoch_stopped() -> None:
-    """Two slices of uneven shards: each epoch begins where the one before ended, in passes that wrap as an epoch does."""
+    """Two slices of uneven shards: each epoch begins where the one before ended, in passes that wrap as epochs do."""
     samples = [5, 3, 6, 2, 9]
     options = {"seed": 3, "num_slices": 2, "shuffle_window": 60}
     rows = np.concatenate(
@@ -536,7 +536,7 @@ def test_what_is_staged_covers_every_step_and_fits_the_promise(
     batch_size *= num_slices
     start = data.draw(st.integers(0, plan.num_samples // num_slices - 1), label="start") * num_slices
     rank = data.draw(st.integers(0, world_size - 1), label="rank")
-    read = plan.slices_of(batch_size=batch_size, rank=rank, world_size=world_size)
+    read = plan.lanes_of(batch_size=batch_size, rank=rank, world_size=world_size)
     needed = plan.bytes_at_a_time(case.extents, read, global_batch_size=batch_size * world_size)
     num_sets = len(case.set_samples)
     sets = np.searchsorted(case.set_stops, rows_of(plan)[0][:, 0], side="right")
@@ -585,7 +585,7 @@ def test_what_is_reserved_holds_two_windows_of_every_strand(case: Mixed) -> None
     assert reserved <= case.extents.sum()
     for epoch in range(3):
         plan = case.plan(epoch=epoch)
-        lanes = plan.slices_of(batch_size=order.num_slices)
+        lanes = plan.lanes_of(batch_size=order.num_slices)
         assert lanes == list(range(plan.num_sets * order.num_slices))
         pairs = []
         for lane in lanes:
@@ -722,15 +722,15 @@ def test_many_laps_keep_few_in_memory() -> None:
     ("order", "options", "text"),
     [
         ({"epoch": -1}, {}, "epoch must not be negative, got -1"),
-        ({"shuffle_window": 0}, {}, "shuffle_window must be 'all' or a positive number of bytes, got 0"),
-        ({"shuffle_window": "some"}, {}, "shuffle_window must be 'all' or a positive number of bytes, got 'some'"),
-        ({"num_slices": 0}, {}, "num_slices must be positive, got 0"),
-        ({"num_slices": 3}, {}, "num_slices must not exceed the number of shards, 2, got 3"),
+        ({"shuffle_window": 0}, {}, "window_bytes must be 'all' or a positive number of bytes, got 0"),
+        ({"shuffle_window": "some"}, {}, "window_bytes must be 'all' or a positive number of bytes, got 'some'"),
+        ({"num_slices": 0}, {}, "slices must be positive, got 0"),
+        ({"num_slices": 3}, {}, "slices must not exceed the number of shards, 2, got 3"),
         ({"epoch_samples": 0}, {}, "epoch_samples must be positive, got 0"),
         (
             {"num_slices": 2, "epoch_samples": 3},
             {},
-            "epoch_samples must be a multiple of num_slices, got 3 and 2; pass 4",
+            "epoch_samples must be a multiple of slices, got 3 and 2; pass 4",
         ),
         ({"weights": (1, 0)}, {}, r"weights must be a tuple of positive numbers, got \(1, 0\)"),
         ({"weights": (float("nan"), 1)}, {}, "weights must be a tuple of positive numbers"),
@@ -738,7 +738,7 @@ def test_many_laps_keep_few_in_memory() -> None:
         ({}, {"batch_size": 0}, "batch_size must be positive, got 0"),
         ({}, {"rank": 4, "world_size": 4}, r"rank must be in \[0, world_size\), got rank=4 with world_size=4"),
         ({}, {"last_batch_policy": "pad"}, "last_batch_policy must be one of FILL, DROP, PARTIAL, got 'pad'"),
-        ({"num_slices": 2}, {"batch_size": 3}, r"num_slices must divide batch_size \* world_size, got 2 and 3 \* 1"),
+        ({"num_slices": 2}, {"batch_size": 3}, r"slices must divide batch_size \* world_size, got 2 and 3 \* 1"),
     ],
 )
 def test_bad_arguments_are_refused(order: dict, options: dict, text: str) -> None:
@@ -763,7 +763,7 @@ def test_bad_arguments_are_refused(order: dict, options: dict, text: str) -> Non
         ({"set_shards": [1, 1], "excluded": [0, 1, 2]}, "nothing to read: 3 samples, 3 excluded, in shards 0 to 0"),
         (
             {"order": OrderInputs(num_slices=2), "excluded": [0, 1, 2]},
-            "num_slices must not exceed the number of shards with anything left to read, 1, got 2",
+            "slices must not exceed the number of shards with anything left to read, 1, got 2",
         ),
         (
             {"set_shards": [1, 1], "order": OrderInputs(weights=(0.99, 0.01), epoch_samples=7)},

@@ -15,8 +15,10 @@ import pytest
 
 import dali_pipes as dp
 from dali_pipes.cache.files import cache_root
+from dali_pipes.epoch import PlanInputs
 from dali_pipes.fetch.local import LocalFetcher
 from dali_pipes.fetch.stager import Stager
+from dali_pipes.order.plan import Plan
 from dali_pipes.reader.feed import Feed
 from dali_pipes.reader.samples import Samples
 from tests.conftest import Sample, make_samples, photo_bytes, write_shards
@@ -42,8 +44,14 @@ def open_loader(shards: Path, tmp_path: Path) -> Iterator[Callable[..., dp.Loade
     with contextlib.ExitStack() as loaders:
 
         def open_(**options: Any) -> dp.Loader:
-            settings = {"batch_size": 2, "device": "cpu", "num_threads": 1, "shuffle_window": 30_000} | options
-            return loaders.enter_context(dp.loader(str(shards), raw, cache_dir=tmp_path, **settings))
+            settings = {
+                "batch_size": 2,
+                "device": "cpu",
+                "decode": dp.Decode(threads=1),
+                "shuffle": dp.Shuffle(window_bytes=30_000),
+                "cache": dp.Cache(directory=tmp_path),
+            } | options
+            return loaders.enter_context(dp.loader(str(shards), raw, **settings))
 
         yield open_
 
@@ -57,15 +65,17 @@ def until(condition: Callable[[], bool]) -> None:
 
 def check_nothing_is_held(loader: dp.Loader) -> None:
     """When its feeds are closed: no account of the stager's, nothing in the shared table."""
-    loader._feed.close()
-    if loader._prepared is not None:
-        loader._prepared.close()
+    loader._epoch.feed.close()
+    if loader._feeds.ahead is not None:
+        loader._feeds.ahead.close()
     stager = loader._stager
-    until(lambda: not (stager._held or stager._filling or stager._asking))
-    assert not any((stager._needs, stager._ahead, stager._lacking, stager._coming))
+    until(lambda: not (stager._demand.held or stager._filling or stager._asking))
+    assert not any(
+        (stager._demand.needs, stager._demand.ahead, stager._demand.needed_missing, stager._demand.ahead_missing)
+    )
     (status,) = loader._share._cache.status()
     assert status.num_held == 0
-    assert not loader._samples._tables
+    assert not loader._feeds._parts.samples._tables
 
 
 @pytest.mark.parametrize(
@@ -77,10 +87,13 @@ def check_nothing_is_held(loader: dp.Loader) -> None:
         {"batch_size": 100, "last_batch_policy": "FILL"},  # the epoch several times over
         {"batch_size": 7, "last_batch_policy": "FILL"},
         {"batch_size": 7, "last_batch_policy": "DROP"},
-        {"batch_size": 3, "ramp_up": True},
-        {"batch_size": 6, "num_slices": 3},
-        {"batch_size": 10, "num_slices": 5},  # slices of 6, 6, 4, 4, 4 samples: the shorter ones wrap
-        {"batch_size": 5, "shuffle": False},
+        {"batch_size": 3, "shuffle": dp.Shuffle(window_bytes=30_000, ramp_up=True)},
+        {"batch_size": 6, "shuffle": dp.Shuffle(window_bytes=30_000, slices=3)},
+        {
+            "batch_size": 10,
+            "shuffle": dp.Shuffle(window_bytes=30_000, slices=5),
+        },  # slices of 6, 6, 4, 4, 4 samples: the shorter ones wrap
+        {"batch_size": 5, "shuffle": dp.Shuffle(enabled=False, window_bytes=30_000)},
     ],
     ids=str,
 )
@@ -100,7 +113,9 @@ def test_epochs_hold_nothing_when_they_are_over(
 def test_more_ranks_than_samples(open_loader: Callable[..., dp.Loader], samples: list[Sample], policy: str) -> None:
     """30 ranks of 24 samples: each has as many batches, six have none of their own."""
     loaders = [
-        open_loader(batch_size=1, rank=rank, world_size=30, last_batch_policy=policy, shuffle_window="all")
+        open_loader(
+            batch_size=1, rank=rank, world_size=30, last_batch_policy=policy, shuffle=dp.Shuffle(window_bytes="all")
+        )
         for rank in (0, 23, 24, 29)
     ]
     for _ in range(2):
@@ -122,11 +137,11 @@ def test_set_epoch_gives_up_the_epoch_that_was_prepared(
         batches = iter(loader)
         for _ in range(len(loader) - 1):
             next(batches)
-        assert loader._prepared is not None
+        assert loader._feeds.ahead is not None
         loader.set_epoch(epoch)
-        assert loader._prepared is None
-        wanted = sum(len(window) for staged in loader._feed._staged.values() for _, window in staged)
-        assert sum(loader._stager._ahead.values()) == wanted
+        assert loader._feeds.ahead is None
+        wanted = sum(len(window) for staged in loader._epoch.feed._staged.values() for _, window in staged)
+        assert sum(loader._stager._demand.ahead.values()) == wanted
     assert len(read_epoch([loader], samples)) == NUM_SAMPLES
     check_nothing_is_held(loader)
 
@@ -135,16 +150,16 @@ def test_epoch_that_cannot_be_begun_leaves_the_old_one(
     open_loader: Callable[..., dp.Loader], samples: list[Sample], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`set_epoch` that fails, for want of room for instance: the error, and then the rest of the epoch before."""
-    loader = open_loader(shuffle=False, batch_size=4)
+    loader = open_loader(shuffle=dp.Shuffle(enabled=False, window_bytes=30_000), batch_size=4)
     seen = check_rows(next(iter(loader))[0], samples)
-    make_feed = dp.Loader._make_feed
+    make_plan = PlanInputs.plan
 
-    def fail(self: dp.Loader, epoch: int, *, start: int = 0) -> Feed:
+    def fail(self: PlanInputs, epoch: int) -> Plan:
         if epoch == 3:
             raise dp.CacheError("no room")
-        return make_feed(self, epoch, start=start)
+        return make_plan(self, epoch)
 
-    monkeypatch.setattr(dp.Loader, "_make_feed", fail)
+    monkeypatch.setattr(PlanInputs, "plan", fail)
     with pytest.raises(dp.CacheError):
         loader.set_epoch(3)
     for (batch,) in loader:
@@ -155,7 +170,11 @@ def test_epoch_that_cannot_be_begun_leaves_the_old_one(
 
 @pytest.mark.parametrize("where", ["taken", "opened", "staged", "needed"])
 def test_ctrl_c_in_the_feed_leaves_nothing_held(
-    open_loader: Callable[..., dp.Loader], samples: list[Sample], monkeypatch: pytest.MonkeyPatch, where: str
+    open_loader: Callable[..., dp.Loader],
+    samples: list[Sample],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    where: str,
 ) -> None:
     """Between taking a segment and having it, for instance: the epoch goes on, and its shards are released."""
     owner, name = {
@@ -177,7 +196,7 @@ def test_ctrl_c_in_the_feed_leaves_nothing_held(
 
     armed = False
     monkeypatch.setattr(owner, name, interrupted)
-    loader = open_loader(cache_bytes=140_000)
+    loader = open_loader(cache=dp.Cache(directory=tmp_path, max_bytes=140_000))
     armed, calls = True, 0
     count: Counter[int] = Counter()
     num_cut = 0
@@ -202,7 +221,13 @@ def test_ctrl_c_with_alternatives_goes_on(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "cache").mkdir()
     graph = dp.classification_eval(resize=16, crop=16, photo="jpg;jpeg")
     with dp.loader(
-        shards, graph, batch_size=2, device="cpu", cache_dir=tmp_path / "cache", shuffle_window=1, with_keys=True
+        shards,
+        graph,
+        batch_size=2,
+        device="cpu",
+        cache=dp.Cache(directory=tmp_path / "cache"),
+        shuffle=dp.Shuffle(window_bytes=1),
+        outputs=dp.Outputs(keys=True),
     ) as loader:
         keys = next(iter(loader))[0]["key"]
         read = Feed.next
@@ -230,7 +255,7 @@ def test_segment_that_cannot_be_opened_ahead_is_told_in_its_turn(
         return rows(self, ordinals)
 
     armed = False
-    loader = open_loader(shuffle=False, batch_size=4)
+    loader = open_loader(shuffle=dp.Shuffle(enabled=False, window_bytes=30_000), batch_size=4)
     read_epoch([loader], samples)  # all is resident: segments are opened ahead
     loader.set_epoch(1)
     armed = True
@@ -255,7 +280,7 @@ def test_read_shards_can_be_punched_at_once(
     """What is read is nobody's: cleared from the cache while the epoch goes on, which does not notice."""
     from dali_pipes.cache.cache import NodeCache
 
-    loader = open_loader(cache_bytes=160_000)
+    loader = open_loader(cache=dp.Cache(directory=tmp_path, max_bytes=160_000))
     count: Counter[int] = Counter()
     freed = 0
     for (batch,) in loader:
@@ -269,7 +294,7 @@ def test_read_shards_can_be_punched_at_once(
 
 
 def test_data_wait_is_the_time_for_which_shards_were_waited_for(
-    open_loader: Callable[..., dp.Loader], monkeypatch: pytest.MonkeyPatch
+    open_loader: Callable[..., dp.Loader], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Over epochs, with what an epoch that was given up has waited; nothing while all is resident."""
     fetch = LocalFetcher.fetch
@@ -279,7 +304,7 @@ def test_data_wait_is_the_time_for_which_shards_were_waited_for(
         return fetch(self, *arguments, **options)
 
     monkeypatch.setattr(LocalFetcher, "fetch", slow)
-    loader = open_loader(num_fetchers=1)
+    loader = open_loader(cache=dp.Cache(directory=tmp_path, fetchers=1))
     started = time.perf_counter()
     next(iter(loader))
     first = loader.data_wait_s
@@ -339,7 +364,14 @@ def test_loader_collected_in_one_of_its_own_threads_does_not_hang(
     gc.collect()
     gc.disable()
     try:
-        loader = dp.loader(str(shards), raw, batch_size=2, device="cpu", cache_dir=tmp_path, shuffle_window=1)
+        loader = dp.loader(
+            str(shards),
+            raw,
+            batch_size=2,
+            device="cpu",
+            cache=dp.Cache(directory=tmp_path),
+            shuffle=dp.Shuffle(window_bytes=1),
+        )
         next(iter(loader))
         stager = loader._stager
         loader.itself = loader  # type: ignore[attr-defined]
@@ -357,7 +389,7 @@ def test_loader_collected_in_one_of_its_own_threads_does_not_hang(
 def test_no_more_threads_than_shards(shards: Path, tmp_path: Path, num_shards: int) -> None:
     """One shard needs one thread, whatever ``num_fetchers`` says."""
     named = [shards / f"s-{number:06d}.tar" for number in range(num_shards)]
-    with dp.loader(named, raw, batch_size=2, device="cpu", cache_dir=tmp_path, num_fetchers=50) as loader:
+    with dp.loader(named, raw, batch_size=2, device="cpu", cache=dp.Cache(directory=tmp_path, fetchers=50)) as loader:
         list(loader)
         assert 1 <= len(loader._stager._threads) <= num_shards
 
@@ -376,7 +408,7 @@ def test_a_rank_that_breaks_off_holds_only_its_windows(
                 break
         stager = loader._stager
         until(lambda stager=stager: not stager._filling)
-        held.append(stager._held_bytes)
+        held.append(stager._demand.held_bytes)
     assert max(held) <= loader._share.reserved
-    assert np.ptp([len(loader._stager._needs) for _ in held]) == 0
+    assert np.ptp([len(loader._stager._demand.needs) for _ in held]) == 0
     assert sys.getrefcount(loader) < 10

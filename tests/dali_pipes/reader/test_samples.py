@@ -9,12 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dali_pipes.errors import DataError
-from dali_pipes.formats.column_file import checksum
+from dali_pipes.formats.checksum import checksum
 from dali_pipes.formats.manifest import Manifest
 from dali_pipes.formats.photo_header import PHOTO_FORMATS
 from dali_pipes.formats.shard_index import PhotoColumns, ShardIndex
 from dali_pipes.order.randomness import Stream
-from dali_pipes.reader.samples import NO_PHOTO, Batch, Samples
+from dali_pipes.reader.batch import Batch
+from dali_pipes.reader.samples import Samples
+from dali_pipes.reader.shard_table import NO_PHOTO, SampleRules
+from dali_pipes.reader.stored_samples import StoredSamples
 
 JPEG = PHOTO_FORMATS.index("JPEG")
 CLASSES = {10: "a", 20: "b", 40: "c"}
@@ -72,8 +75,16 @@ class DataSet:
             photos=formats,
         )
 
-    def samples(self, **options: object) -> Samples:
-        return Samples(self.manifest, self.read_index, **options)  # type: ignore[arg-type]
+    def samples(self, **rules: object) -> Samples:
+        return Samples(self.manifest, self.read_index, rules=SampleRules(**rules))  # type: ignore[arg-type]
+
+    def stored(self, *, excluded: Sequence[int] = (), **rules: object) -> StoredSamples:
+        return StoredSamples(
+            self.manifest,
+            self.read_index,
+            rules=SampleRules(**rules),  # type: ignore[arg-type]
+            excluded=np.array(excluded, np.int64),
+        )
 
     def read_index(self, shard: int) -> bytes:
         self.read.append(shard)
@@ -114,7 +125,7 @@ def test_rows_are_those_of_a_loop(sizes: list[int], data: st.DataObject) -> None
         index, row = data_set.naive(ordinal)
         assert rows.labels[position] == index.labels[row]
         assert rows.key(position) == index.keys[row]
-        assert rows.name(position) == samples.name(ordinal) == f"shard '{index.shard}', key '{index.keys[row]}'"
+        assert rows.shard_name(position) == index.shard
     # A batch is a run of the rows.
     start = data.draw(st.integers(0, len(ordinals) - 1))
     stop = data.draw(st.integers(start + 1, len(ordinals)))
@@ -122,7 +133,7 @@ def test_rows_are_those_of_a_loop(sizes: list[int], data: st.DataObject) -> None
     assert batch.ordinals.tolist() == ordinals[start:stop].tolist()
     assert batch.labels.tolist() == rows.labels[start:stop].tolist()
     assert batch.keys == [rows.key(position) for position in range(start, stop)]
-    assert "shard '{}', key '{}'".format(*batch.name(0)) == rows.name(start)
+    assert batch.name(0) == (rows.shard_name(start), rows.key(start))
     height, width = batch.size("jpg;jpeg")
     assert height.dtype == width.dtype == np.int32
     assert height.tolist() == rows.places("jpg;jpeg").height[start:stop].tolist()
@@ -152,10 +163,19 @@ def test_index_is_read_once_until_it_is_forgotten() -> None:
 def test_example_keeps_nothing() -> None:
     """The first sample of the first shard that has any."""
     data_set = DataSet([make_index(0, 0), make_index(1, 2)])
-    samples = data_set.samples()
-    example = samples.example()
+    example = data_set.stored().example()
     assert example.keys == ["1/k0"]
-    assert samples._tables == {}
+    assert data_set.stored(excluded=[0]).example().keys == ["1/k1"]
+
+
+def test_stored_samples_keep_nothing() -> None:
+    """Each look at them reads the store; rows that were made stay whole."""
+    data_set = DataSet([make_index(0, 3), make_index(1, 3)])
+    stored = data_set.stored()
+    rows = stored.rows(np.array([0, 4]))
+    stored.rows(np.array([5]))
+    assert data_set.read == [0, 1, 1]
+    assert rows.key(1) == "1/k1"
 
 
 def test_labels_contiguous_are_places_in_the_class_table() -> None:
@@ -173,9 +193,9 @@ def test_labels_contiguous_are_places_in_the_class_table() -> None:
     ):
         _ = DataSet([strange]).samples(labels="contiguous").rows(ordinals).labels
     without = DataSet([make_index(0, 6)], classes={})
-    without.samples().check_labels()
+    without.stored().check_labels()
     with pytest.raises(DataError, match=r"needs a class table, and the manifest has none; write 's-classes.json'"):
-        without.samples(labels="contiguous").check_labels()
+        without.stored(labels="contiguous").check_labels()
 
 
 @pytest.mark.parametrize(
@@ -185,13 +205,13 @@ def test_labels_contiguous_are_places_in_the_class_table() -> None:
         ("jpg;jpeg", None),  # each sample has one of them
         ("jpg", r"shard 's-0.tar', key '0/k1': no component 'jpg' \(found: cls, jpeg\); 3 of 7 samples lack it"),
         ("png", r"shard 's-0.tar', key '0/k0': no component 'png' \(found: cls, jpg, txt\); 7 of 7 samples lack it"),
-        ("txt;png", r"shard 's-0.tar', key '0/k1': no component 'txt;png' \(found: cls, jpeg\)$"),
+        ("txt;png", r"shard 's-0.tar', key '0/k1': no component 'txt;png' \(found: cls, jpeg\); name a component"),
     ],
 )
 def test_missing_component_names_the_first_sample(component: str, text: str | None) -> None:
     """By the manifest's sums where they tell it, else by the shards' indexes; in the order of the samples."""
     data_set = DataSet([make_index(0, 3), make_index(1, 4)])
-    samples = data_set.samples()
+    samples = data_set.stored()
     if text is None:
         samples.check_component(component)
     else:
@@ -202,13 +222,13 @@ def test_missing_component_names_the_first_sample(component: str, text: str | No
 
 
 def test_alternatives_are_looked_for_once() -> None:
-    """A graph is built anew after Ctrl-C, when most indexes cannot be read any more."""
+    """A graph is built anew after Ctrl-C: the store is not read again for it."""
     data_set = DataSet([make_index(0, 3), make_index(1, 4)])
-    samples = data_set.samples()
+    samples = data_set.stored()
     samples.check_component("jpg;jpeg")
     assert sorted(data_set.read) == [0, 1]
-    samples.read_index = lambda shard: b""  # not resident: what lies there is no index
     samples.check_component("jpg;jpeg")
+    assert sorted(data_set.read) == [0, 1]
     with pytest.raises(DataError):
         samples.check_component("jpg;txt")
 
@@ -225,8 +245,8 @@ def test_photos_that_dali_cannot_decode_are_named() -> None:
     """A GIF, a header that cannot be read; only where the component is there."""
     good = make_index(0, 4)
     good = with_format(good, 1, "GIF")  # row 1 has jpeg, and no jpg
-    DataSet([good]).samples().check_photos("jpg")
-    gif = DataSet([good, with_format(make_index(1, 4), 2, "GIF")]).samples()
+    DataSet([good]).stored().check_photos("jpg")
+    gif = DataSet([good, with_format(make_index(1, 4), 2, "GIF")]).stored()
     with pytest.raises(DataError, match=r"shard 's-1.tar', key '1/k2': component 'jpg' holds a GIF, expected JPEG"):
         gif.check_photos("jpg")
     unknown = with_format(with_format(make_index(1, 4), 2, "unknown"), 0, "unknown")
@@ -234,23 +254,20 @@ def test_photos_that_dali_cannot_decode_are_named() -> None:
         DataError,
         match=r"key '1/k0': component 'jpg;jpeg' holds an image whose header cannot be read, .*; so do 1 more",
     ):
-        DataSet([make_index(0, 2), unknown]).samples().check_photos("jpg;jpeg")
+        DataSet([make_index(0, 2), unknown]).stored().check_photos("jpg;jpeg")
 
 
 def test_excluded_samples_are_not_checked() -> None:
     """What is left out may lack anything."""
     gif = with_format(make_index(1, 4), 2, "GIF")
-    samples = DataSet([make_index(0, 4), gif]).samples()
-    samples.excluded = np.array([1, 3, 5, 6, 7])
+    data_set = DataSet([make_index(0, 4), gif])
+    samples = data_set.stored(excluded=[1, 3, 5, 6, 7])
     samples.check_photos("jpg")
     samples.check_component("jpg")
-    samples.excluded = np.array([1, 3, 5, 7])
     with pytest.raises(DataError, match="holds a GIF"):
-        samples.check_photos("jpg")
-    samples = DataSet([make_index(0, 4), gif]).samples()
-    samples.excluded = np.array([1, 3, 7])
+        samples.without(np.array([1, 3, 5, 7])).check_photos("jpg")
     with pytest.raises(DataError, match="key '1/k1': no component 'jpg'"):
-        samples.check_component("jpg")
+        data_set.stored(excluded=[1, 3, 7]).check_component("jpg")
 
 
 def test_refused_rows_are_those_that_the_index_speaks_against() -> None:
@@ -275,15 +292,14 @@ def test_refused_rows_are_those_that_the_index_speaks_against() -> None:
 
 def test_neighbours_are_of_the_same_shard_first_and_the_nearest_first() -> None:
     """First those before it, then those after, then the shards that follow, the last one's being the first."""
-    samples = DataSet([make_index(0, 3), make_index(1, 5), make_index(2, 2)]).samples()
+    samples = DataSet([make_index(0, 3), make_index(1, 5), make_index(2, 2)]).stored()
 
-    def neighbours(ordinal: int) -> list[list[int]]:
-        return [of_a_shard.tolist() for of_a_shard in samples.neighbours(ordinal)]
+    def neighbours(ordinal: int, *excluded: int) -> list[list[int]]:
+        return [of_a_shard.tolist() for of_a_shard in samples.without(np.array(excluded)).neighbours(ordinal)]
 
     assert neighbours(5) == [[4, 3, 6, 7], [8, 9], [0, 1, 2]]
     assert neighbours(0) == [[1, 2], [3, 4, 5, 6, 7], [8, 9]]
-    samples.excluded = np.array([1, 3, 6, 8, 9])
-    assert neighbours(5) == [[4, 7], [0, 2]]
+    assert neighbours(5, 1, 3, 6, 8, 9) == [[4, 7], [0, 2]]
 
 
 def test_replaced_batch_has_the_others_columns() -> None:
@@ -304,7 +320,7 @@ def test_missing_components_are_let_through_where_that_is_asked_for() -> None:
     index = make_index(0, 4)
     offsets = index.offsets | {"cls": np.where(np.arange(4) == 2, -1, index.offsets["cls"])}
     sizes = index.sizes | {"cls": np.where(offsets["cls"] < 0, 0, 1)}
-    samples = DataSet([replace(index, offsets=offsets, sizes=sizes)]).samples(missing="empty")
+    samples = DataSet([replace(index, offsets=offsets, sizes=sizes)]).stored(missing="empty")
     samples.check_component("jpg")
     rows = samples.rows(np.arange(4))
     assert rows.places("jpg").offset.tolist() == [1024, -1, 11264, -1]
@@ -317,7 +333,7 @@ def test_missing_components_are_let_through_where_that_is_asked_for() -> None:
 
 def test_component_without_sizes_is_refused_where_they_are_needed() -> None:
     """`txt` is no photo by its name: nobody has read its header."""
-    samples = DataSet([make_index(0, 4)]).samples()
+    samples = DataSet([make_index(0, 4)]).stored()
     samples.check_photos("txt")
     with pytest.raises(DataError, match=r"key '0/k0': component 'txt' has no height and width in the index"):
         samples.check_sized("txt")

@@ -10,9 +10,9 @@ import pytest
 import xxhash
 
 from dali_pipes.errors import StoreError
-from dali_pipes.store.ais import AisStore, check_endpoint
 from dali_pipes.store.base import Store
-from dali_pipes.store.endpoint import cluster
+from dali_pipes.store.cluster.ais import AisStore, check_endpoint
+from dali_pipes.store.cluster.endpoint import cluster
 from dali_pipes.store.local import LocalStore
 
 
@@ -232,7 +232,7 @@ def test_proxy_that_does_not_answer_is_named(proxy: str) -> None:
 def test_check_endpoint_of_another_web_server_says_that_it_is_no_aistore() -> None:
     with (
         _serving(lambda handler: _reply(handler, b"<html>")) as endpoint,
-        pytest.raises(StoreError, match=f"what answers at {endpoint} is no AIStore"),
+        pytest.raises(StoreError, match=f"the server at {endpoint} is not an AIStore"),
     ):
         check_endpoint(endpoint)
 
@@ -241,14 +241,14 @@ def test_check_endpoint_of_another_web_server_says_that_it_is_no_aistore() -> No
 def test_ais_store_answer_that_cannot_be_decoded_is_a_store_error(kind: str) -> None:
     with (
         _serving(lambda handler: _reply(handler, b"<html>", headers={"Content-Type": kind})) as endpoint,
-        pytest.raises(StoreError, match=rf"'ais://pets/a' at {endpoint}: what answers is no AIStore \(.+\)"),
+        pytest.raises(StoreError, match=rf"'ais://pets/a' at {endpoint}: the server is not an AIStore \(.+\)"),
     ):
         AisStore(endpoint, "pets").list("a")
 
 
 def test_ais_store_at_a_hung_endpoint_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Silence is not asked again, not for a listing, a HEAD or a small object."""
-    monkeypatch.setattr("dali_pipes.store.ais.ANSWER_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("dali_pipes.store.cluster.ais.ANSWER_TIMEOUT_S", 0.2)
     asked: list[str] = []
     done = threading.Event()
 

@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dali_pipes.errors import DataError, StoreError
-from dali_pipes.store.ais import AisStore
-from dali_pipes.store.base import ObjectEntry
+from dali_pipes.store.cluster.ais import AisStore
+from dali_pipes.store.entries import ObjectEntry
 from dali_pipes.store.local import LocalStore
-from dali_pipes.store.urls import _expand, is_remote, open_store, resolve_shards, shared_prefix
+from dali_pipes.store.shard_names import shared_prefix
+from dali_pipes.store.urls import _expand, is_remote, open_store, resolve_shards
 
 ENDPOINT = "http://127.0.0.1:1"  # never asked
 
@@ -383,8 +384,8 @@ def test_resolve_shards_of_compressed_ones_where_they_will_do_and_where_not(
     more = ", and so are 1 more" if isinstance(url, str) and len(names) == 2 else ""
     with pytest.raises(
         DataError,
-        match=rf"shard '{packed}/{names[0]}' is compressed{more}: DALI reads .* plain \.tar, .*; "
-        rf"write plain ones: dali-pipes prep shuffle '{re.escape(urls[0])}' --extension \.tar",
+        match=rf"shard '{packed}/{names[0]}' is compressed{more}: DALI reads .* plain \.tar; "
+        rf"write plain shards: dali-pipes prep shuffle '{re.escape(urls[0])}' --extension \.tar",
     ):
         resolve_shards(urls, endpoint=None)
 

@@ -232,7 +232,7 @@ def test_compressed_shards_are_told_at_once(path: str, fill: Filler, capfd: pyte
     """By whatever reads plain tars: the name, why it cannot be read, and the command that can."""
     assert main(fill(path, READ_PLAIN[path])) == 1
     said = capfd.readouterr().err
-    assert fill.text("error: shard '{packed}/x-000000.tgz' is compressed: DALI reads a sample at its place") in said
+    assert fill.text("error: shard '{packed}/x-000000.tgz' is compressed: DALI reads each sample at its offset") in said
     assert fill.text("dali-pipes prep shuffle '{packed}' --extension .tar") in said
 
 

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from dali_pipes.errors import DataError
-from prep.commands.prep import prep
+from prep.commands.group import prep
 from tests.prep.sources.test_tfrecords import GOOD, LAST
 from tests.sources import encode_photo
 

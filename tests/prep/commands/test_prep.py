@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from dali_pipes.commands.options import format_bytes, parse_bytes
 from dali_pipes.errors import DataError, StoreError
 from dali_pipes.formats.manifest import Manifest
-from prep.commands.prep import prep
+from prep.commands.group import prep
 from tests.sources import encode_photo, start_python, write_pets
 
 COMMANDS = [
@@ -190,10 +190,11 @@ def test_prep_misuse_exits_with_2(arguments: list[str], message: str) -> None:
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_prep_help_names_every_default(command: list[str]) -> None:
     result = _run(*command, "--help")
-    found: click.Command = prep
+    found: click.Command | None = prep
     for name in command:
         assert isinstance(found, click.Group)
-        found = found.commands[name]
+        found = found.get_command(click.Context(found), name)
+    assert found is not None
     for parameter in found.params:
         if not isinstance(parameter, click.Option) or parameter.is_flag or parameter.required:
             continue
@@ -204,7 +205,7 @@ def test_prep_help_names_every_default(command: list[str]) -> None:
 
 def test_prep_cli_imports_nothing_heavy() -> None:
     script = (
-        "import sys, prep.commands.prep;"
+        "import sys, prep.commands.group, prep.commands.pack, prep.commands.shuffle;"
         "heavy = {'numpy', 'torch', 'nvidia', 'webdataset', 'aistore', 'requests', 'PIL', 'tqdm'};"
         "print(sorted(heavy & set(sys.modules)))"
     )
@@ -216,7 +217,7 @@ def test_prep_pack_needs_neither_dali_nor_cuda_to_index(photos: Path, tmp_path: 
     script = (
         "import sys\n"
         "sys.modules['nvidia'] = sys.modules['torch'] = None  # importing them fails\n"
-        "from prep.commands.prep import prep\n"
+        "from prep.commands.group import prep\n"
         "prep(['pack', 'imagefolder', sys.argv[1], sys.argv[2]], standalone_mode=False)\n"
         "prep(['index', sys.argv[2]], standalone_mode=False)\n"
     )
@@ -227,13 +228,16 @@ def test_prep_pack_needs_neither_dali_nor_cuda_to_index(photos: Path, tmp_path: 
 
 
 def test_embedded_serves_until_ctrl_c(tmp_path: Path) -> None:
-    script = "import sys; from prep.commands.prep import prep; prep(['embedded', '--dir', sys.argv[1]], standalone_mode=False)"
+    script = (
+        "import sys; from prep.commands.group import prep; "
+        "prep(['embedded', '--dir', sys.argv[1]], standalone_mode=False)"
+    )
     process = start_python(script, tmp_path / "node")
     assert process.stdout is not None
     match = re.search(r"http://127\.0\.0\.1:\d+", process.stdout.readline())
     try:
         assert match is not None
-        from dali_pipes.store.ais import check_endpoint
+        from dali_pipes.store.cluster.ais import check_endpoint
 
         check_endpoint(match[0])
     finally:
@@ -285,7 +289,7 @@ def test_help_of_a_group_cuts_no_line(group: list[str]) -> None:
 
 def test_embedded_ends_well_on_ctrl_c(tmp_path: Path) -> None:
     """Exit status 0: it is the way to end it."""
-    script = "import sys; from prep.commands.prep import prep; prep(['embedded', '--dir', sys.argv[1]])"
+    script = "import sys; from prep.commands.group import prep; prep(['embedded', '--dir', sys.argv[1]])"
     process = start_python(script, tmp_path / "ais")
     assert process.stdout is not None
     assert process.stdout.readline().startswith("http://127.0.0.1:")

@@ -9,9 +9,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from dali_pipes.errors import DataError, StoreError
-from dali_pipes.store.ais import AisStore
+from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.local import LocalStore
-from prep.commands.prep import prep
+from prep.commands.group import prep
 from prep.pack.pack import pack
 from tests.sources import make_source
 
@@ -157,7 +157,7 @@ def test_shuffle_dry_run_as_a_spec_does_the_same(node: str, bucket: AisStore, tm
         (
             {"input_format": {"template": "samples-{0..999999999999}"}},
             StoreError,
-            "'.*samples-2.tar'; 1000000000000 were",
+            "'.*samples-2.tar' at http.*; 1000000000000 were",
         ),
         ({"input_format": {"template": "absent-"}}, StoreError, r"absent-' matches no \.tar"),
         ({"input_format": {"template": "samples-{0.."}}, DataError, "has braces without a pair"),
@@ -203,8 +203,8 @@ ekm_file: {bucket.url}/map.json
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--spec", "x.json", "ais://b/a-", "--seed", "1"], "--spec says it all; drop URL, --seed, or write it"),
-        (["x", "--ekm", "a", "--by", "class"], "--ekm and --by are two ways to say"),
+        (["--spec", "x.json", "ais://b/a-", "--seed", "1"], "--spec replaces these; drop URL, --seed, or write it"),
+        (["x", "--ekm", "a", "--by", "class"], "--ekm and --by are two ways to choose"),
         (["x", "--splits", "a=1"], "--splits goes with --by split"),
         (["x", "--by", "split", "--splits", "a"], "--splits are names and shares, train=0.9,val=0.1, got 'a'"),
         (["x", "--by", "split", "--splits", "a=x"], "--splits are names and shares"),
@@ -213,7 +213,7 @@ ekm_file: {bucket.url}/map.json
         (["x", "--shard-bytes", "-1"], "a size is a number"),
         (["x", "--epoch", "-1"], "-1 is not in the range"),
         (["x", "--epoch", "1", "--ekm", "m"], "it does not go with --ekm, which names the shards"),
-        (["x", "--epoch", "1", "--algorithm", "none"], "it does not go with --algorithm none, which draws nothing"),
+        (["x", "--epoch", "1", "--algorithm", "none"], "it does not go with --algorithm none, which is not random"),
         (["x", "--output", "y-", "--ekm", "m"], "--ekm names the shards; drop --output"),
     ],
 )

@@ -12,7 +12,7 @@ from aistore.sdk.retry_config import RetryConfig
 from tenacity import Retrying, stop_after_attempt
 from urllib3.util.retry import Retry
 
-from dali_pipes.store.embedded_node import EmbeddedNode, start
+from dali_pipes.store.cluster.embedded_node import EmbeddedNode, start
 
 
 def sdk(endpoint: str) -> Client:

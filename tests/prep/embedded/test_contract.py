@@ -21,8 +21,8 @@ from aistore.sdk.errors import AISError, ErrBckAlreadyExists, ErrBckNotFound, Er
 from aistore.sdk.wait_result import WaitResult
 
 from dali_pipes.errors import StoreError
-from dali_pipes.store.ais import AisStore
-from dali_pipes.store.urls import ShardSet
+from dali_pipes.store.cluster.ais import AisStore
+from dali_pipes.store.shard_set import ShardSet
 from prep.shuffle.dsort_spec import read_spec
 from prep.shuffle.key_map import Grouping, parse_key_map
 from prep.shuffle.order import Algorithm

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dali_pipes.store.shard_names import Template
+from dali_pipes.store.templates import Template
 from prep.embedded.dsort import SortJob, read_status
 from prep.embedded.sortspec import SortSpec, parse_template
 from prep.embedded.storage import Storage

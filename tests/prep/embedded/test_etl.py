@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from aistore.sdk.errors import AISError
 
-from dali_pipes.store.embedded_node import ALLOW_ETL, EmbeddedNode, start
+from dali_pipes.store.cluster.embedded_node import ALLOW_ETL, EmbeddedNode, start
 from tests.prep.embedded.conftest import sdk
 
 COMMAND = ["python", "-m", "prep.etl", "pets"]

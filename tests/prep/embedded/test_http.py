@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from dali_pipes.store.embedded_node import EmbeddedNode
+from dali_pipes.store.cluster.embedded_node import EmbeddedNode
 from prep.embedded import server
 from prep.embedded.storage import Storage
 

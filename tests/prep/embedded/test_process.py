@@ -15,7 +15,7 @@ import pytest
 from aistore.sdk.errors import AISError, ErrObjNotFound
 
 from dali_pipes.errors import StoreError
-from dali_pipes.store.embedded_node import ALLOW_ETL, EmbeddedNode, start
+from dali_pipes.store.cluster.embedded_node import ALLOW_ETL, EmbeddedNode, start
 from tests.prep.embedded.conftest import sdk
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -118,7 +118,7 @@ def test_module_in_the_foreground_prints_its_endpoint(
 OWNER = """
 import os, sys, time
 from pathlib import Path
-from prep.embedded import start
+from dali_pipes.store.cluster.embedded_node import start
 node = start(Path(sys.argv[1]))
 if sys.argv[2] == "fork" and os.fork() == 0:  # the child holds the pipe's end, and does not own the node
     node.close()

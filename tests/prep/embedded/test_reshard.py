@@ -49,7 +49,7 @@ def members_of(folder: Path) -> list[tuple[str, bytes]]:
 def test_shuffled_is_the_same_everywhere_and_for_ever() -> None:
     """A changed order would be a changed data set: these are the numbers, from any machine and Python."""
     assert shuffled([f"{index:02}" for index in range(8)], seed=0) == [6, 3, 7, 2, 1, 4, 0, 5]
-    code = "from prep.embedded.reshard import shuffled; print(shuffled([f'{i:02}' for i in range(8)], seed=0))"
+    code = "from prep.shuffle.order import shuffled; print(shuffled([f'{i:02}' for i in range(8)], seed=0))"
     root = str(Path(__file__).parents[3])
     other = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root, env={"PYTHONHASHSEED": "5"}
@@ -148,10 +148,10 @@ def test_scan_reads_every_dialect(tmp_path: Path, tar_format: int) -> None:
     long_name = "d/" * 60 + "long.jpg" if tar_format == tarfile.USTAR_FORMAT else "n" * 300 + ".jpg"
     shard = write(tmp_path, "s.tar", make_tar({"a.jpg": b"A" * 700, long_name: b"B"}, tar_format=tar_format))
     samples = scan(shard)
-    assert [member.name for sample in samples for member in sample.members] == ["a.jpg", long_name]
+    assert [member.name for sample in samples for member in sample.files] == ["a.jpg", long_name]
     raw = shard.path.read_bytes()
     for sample, expected in zip(samples, (b"A" * 700, b"B"), strict=True):
-        member = sample.members[0]
+        member = sample.files[0]
         assert raw[member.offset : member.offset + member.num_bytes] == expected
         assert member.offset % 512 == 0
 
@@ -226,10 +226,10 @@ def test_scan_of_a_cut_shard_is_refused_wherever_it_was_cut(tmp_path: Path) -> N
 
 
 def test_scan_of_a_damaged_header_is_refused(tmp_path: Path) -> None:
-    """tarfile would take it for the end, and the rest would be lost without a word."""
+    """tarfile would take it for the end of the archive, and the rest would be lost in silence."""
     data = bytearray(make_tar({"a.jpg": b"A", "b.jpg": b"B", "c.jpg": b"C"}))
     data[1024 + 150] ^= 1  # the second header's checksum
-    with pytest.raises(DataError, match=r"shard 'bad\.tar': no tar header at byte 1024 of 10240"):
+    with pytest.raises(DataError, match=r"shard 'bad\.tar' is not a readable tar: no header at byte 1024"):
         scan(write(tmp_path, "bad.tar", bytes(data)))
 
 
@@ -245,21 +245,21 @@ def test_scan_stops_at_the_length_given(tmp_path: Path) -> None:
     whole = make_tar({"a.jpg": b"A"})
     path = write(tmp_path, "s.tar", whole + make_tar({"b.jpg": b"B"}) + b"more").path
     assert [sample.key for sample in scan(InputShard(name="s", path=path, num_bytes=len(whole)))] == ["a"]
-    with pytest.raises(DataError, match="cut short"):
+    with pytest.raises(DataError, match="is cut off"):
         scan(InputShard(name="s", path=path, num_bytes=1024))
 
 
 def test_scan_refuses_links_and_twins(tmp_path: Path) -> None:
-    """A link has no bytes to copy; a member that is there twice would be two answers to one name."""
+    """A link has no bytes to copy; a member that occurs twice would be two answers to one name."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as tar:
         link = tarfile.TarInfo("a.jpg")
         link.type, link.linkname = tarfile.SYMTYPE, "b.jpg"
         tar.addfile(link)
-    with pytest.raises(DataError, match=r"member 'a\.jpg': is no regular file"):
+    with pytest.raises(DataError, match=r"member 'a\.jpg' is not a regular file"):
         scan(write(tmp_path, "link.tar", out.getvalue()))
     twins = make_tar({"a.jpg": b"1"})[:1024] + make_tar({"a.jpg": b"2"})
-    with pytest.raises(DataError, match=r"member 'a\.jpg': is there twice"):
+    with pytest.raises(DataError, match=r"member 'a\.jpg' occurs twice"):
         scan(write(tmp_path, "twins.tar", twins))
 
 
@@ -289,7 +289,7 @@ def test_reshard_notices_an_input_replaced_meanwhile(tmp_path: Path) -> None:
         shard.path.unlink()
         write(tmp_path, "in.tar", make_tar({"other.jpg": b"y" * 9}))
         with pytest.raises(DataError, match=r"shard 'in\.tar': changed while it was being read"):
-            list(sources.read(shard, samples[0].members[0]))
+            list(sources.read(shard, samples[0].files[0]))
 
 
 def test_reshard_of_more_inputs_than_are_open_at_once(tmp_path: Path) -> None:

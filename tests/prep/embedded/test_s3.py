@@ -8,7 +8,7 @@ import requests
 from aistore import Client
 from aistore.sdk.bucket import Bucket
 
-from dali_pipes.store.embedded_node import EmbeddedNode
+from dali_pipes.store.cluster.embedded_node import EmbeddedNode
 
 BODY = b"0123456789"
 

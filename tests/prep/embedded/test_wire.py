@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 import msgspec.msgpack
 import pytest
 
-from dali_pipes.store.embedded_node import start
+from dali_pipes.store.cluster.embedded_node import start
 from tests.prep.embedded.tars import make_tar
 
 RECORDING = Path(__file__).resolve().parents[4] / "shared" / "ais-wire" / "ais-4.9.jsonl"

@@ -23,10 +23,10 @@ from PIL import Image
 
 from dali_pipes.cli import main
 from dali_pipes.errors import DataError, StoreError
-from dali_pipes.store import embedded_node
-from dali_pipes.store.ais import AisStore
-from dali_pipes.store.embedded_node import ALLOW_ETL
-from dali_pipes.store.etl_errors import NoEtlError
+from dali_pipes.store.cluster import embedded_node
+from dali_pipes.store.cluster.ais import AisStore
+from dali_pipes.store.cluster.embedded_node import ALLOW_ETL
+from dali_pipes.store.cluster.etl import NoEtlError
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.urls import resolve_shards
 from prep.etl.cluster import get_transformed, run_offline, start_etl, stop_etl
@@ -229,7 +229,7 @@ def test_arguments_of_a_request_are_refused() -> None:
 @pytest.mark.parametrize("mode", ["RGB", "L"])
 def test_pets_is_torchvisions_transform(size: tuple[int, int], mode: str) -> None:
     """Crop, padding and normalisation of the tutorial: no pixel differs by more than float32's last bits."""
-    from bench.transforms import mask_transform, photo_transform
+    from bench.compare.transforms import mask_transform, photo_transform
 
     photo, mask = encode_photo(size=size, mode=mode), encode_mask(size=size)
     shard = make_shard({"a": {"image.jpg": photo, "cls": b"3", "trimap.png": mask}})
@@ -354,7 +354,7 @@ def test_three_ways_give_the_same_bytes(source: AisStore, tmp_path: Path) -> Non
     """From here, inline and offline; other objects under the prefix are left alone."""
     found = resolve_shards(f"{source.url}/samples-", endpoint=source.endpoint)
     here = open_output(tmp_path / "here", endpoint=None)
-    transform_shards(found, here, transform=f"{THIS}:shout", jobs=1, endpoint=source.endpoint)
+    transform_shards(found, here, transform=f"{THIS}:shout", jobs=1)
     target = AisStore(source.endpoint, f"{source.bucket}-out")
     with running(source, "shout-etl", f"{THIS}:shout") as etl:
         inline = io.BytesIO()
@@ -566,7 +566,7 @@ import sys
 sys.modules.update(dict.fromkeys("{left_out}".split()))  # importing one of them fails
 import prep.etl.__main__, prep.etl.server
 sample = dict(zip(("image.jpg", "trimap.png"), [bytes.fromhex(line) for line in sys.stdin]))
-print(*prep.etl.load_transform("pets").transform_sample(sample))
+print(*prep.etl.transforms.load_transform("pets").transform_sample(sample))
 """
     sample = f"{encode_photo().hex()}\n{encode_mask().hex()}"
     made = subprocess.run(
@@ -629,11 +629,11 @@ def test_etl_that_stays(etl_node: str, source: AisStore, tmp_path: Path, capsys:
         (
             ["etl", "get", "in/s.tar", "o.tar", "--function", "pets"],
             2,
-            "'in/s.tar' is no bucket, an ETL reads from one",
+            "'in/s.tar' is not a bucket, an ETL reads from one",
         ),
         (["etl", "get", "ais://b/s.tar", "o.tar"], 2, "--etl NAME needs --endpoint"),
         (["etl", "get", "ais://b/s.tar", "no/o.tar", "--function", "pets"], 2, "no directory 'no'; make it"),
-        (["etl", "run", "ais://b/s-", "out", "--function", "pets"], 2, "'out' is no bucket, a cluster's ETL goes"),
+        (["etl", "run", "ais://b/s-", "out", "--function", "pets"], 2, "'out' is not a bucket, a cluster's ETL goes"),
         (["etl", "start", "some-name", "--function", "pets"], 2, "Missing option '--endpoint'"),
     ],
 )

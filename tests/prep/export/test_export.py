@@ -13,16 +13,18 @@ from click.testing import CliRunner
 from dali_pipes.data_set.indexing import find_manifest
 from dali_pipes.errors import DataError, StoreError
 from dali_pipes.formats.tar_reader import ArchiveReader
-from dali_pipes.store.ais import AisStore
 from dali_pipes.store.base import Store
+from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.local import LocalStore
-from dali_pipes.store.urls import ShardSet, resolve_shards
-from prep.commands.prep import prep
+from dali_pipes.store.shard_set import ShardSet
+from dali_pipes.store.urls import resolve_shards
+from prep.commands.group import prep
 from prep.export.export import ExportReport, export_tfrecords, record_index
 from prep.index import index_shards
 from prep.pack.pack import open_target, pack
 from prep.sources.tf_example import find_features, values_of
-from prep.sources.tfrecords import masked_crc32c, tfrecords
+from prep.sources.tfrecord_files import masked_crc32c
+from prep.sources.tfrecords import tfrecords
 from tests.conftest import Sample, make_samples, photo_bytes, write_shards, write_tar
 from tests.sources import encode_photo, start_python
 
@@ -257,10 +259,10 @@ def test_export_of_shards_that_are_not_as_indexed_is_refused(
     [
         ({"photo": "jpg"}, DataError, r"feature 'image/encoded': no component 'jpg' in '.*' \(found: cls, image.jpg, "),
         ({"features": {"mask": "seg.png"}}, DataError, r"feature 'mask': no component 'seg.png' in .*trimap.png\)"),
-        ({"features": {"image/encoded": "cls"}}, ValueError, "feature 'image/encoded' is written of each sample"),
+        ({"features": {"image/encoded": "cls"}}, ValueError, "feature 'image/encoded' is written for each sample"),
         ({"max_bytes": 0}, ValueError, "max_bytes must be positive, got 0"),
         ({"jobs": 0}, ValueError, "jobs must be positive, got 0"),
-        ({"prefix": "a/1"}, ValueError, "prefix must end in a name's start that is no digit, .*got 'a/1'"),
+        ({"prefix": "a/1"}, ValueError, "prefix must end in a name's start that is not a digit, .*got 'a/1'"),
     ],
 )
 def test_export_options_that_cannot_be_are_refused(

@@ -11,9 +11,9 @@ from PIL import Image
 
 from dali_pipes.commands.options import format_bytes
 from dali_pipes.errors import DataError, StoreError
-from dali_pipes.store.ais import AisStore
+from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.urls import resolve_shards
-from prep.commands.prep import prep
+from prep.commands.group import prep
 from prep.index import index_shards
 from prep.inspect.info import Distribution, SetInfo, describe_set
 from prep.photos.details import PhotoDetails, end_problem, photo_details

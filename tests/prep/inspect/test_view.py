@@ -10,9 +10,9 @@ from click.testing import CliRunner, Result
 from PIL import Image
 
 from dali_pipes.errors import DataError, StoreError
-from dali_pipes.store.ais import AisStore
+from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.urls import resolve_shards
-from prep.commands.prep import prep
+from prep.commands.group import prep
 from prep.index import index_shards
 from prep.inspect.contact_sheet import (
     CELL_GAP,

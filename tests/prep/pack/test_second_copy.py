@@ -12,8 +12,8 @@ from typing import NoReturn
 import pytest
 
 from dali_pipes.errors import DataError, StoreError
-from dali_pipes.store.ais import AisStore
 from dali_pipes.store.base import Store
+from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
@@ -115,7 +115,7 @@ def test_copy_that_cannot_be_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
         pack(make_source(3), store=store, copy=tmp_path / "file")
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr("shutil.disk_usage", lambda _: usage._replace(free=10_000))
-    with pytest.raises(StoreError, match=r"copy' has room for 10000 bytes, the copy takes 20480 more; name another"):
+    with pytest.raises(StoreError, match=r"copy' has 10000 bytes free, the copy takes 20480 more; name another"):
         pack(make_source(3), store=store, copy=tmp_path / "copy")
     assert not (tmp_path / "copy").exists()
     assert list((tmp_path / "out").glob("*.tar")) == []
@@ -128,7 +128,7 @@ def test_copy_of_a_pack_that_fails_leaves_no_part(
     path = tmp_path / "a.jpg"
     path.write_bytes(encode_photo())
     source = Source(name="s", records=[Record(key="a", components={"jpg": path}, label=0)], classes={})
-    monkeypatch.setattr("prep.pack.pack._Target.stale", lambda *_: path.write_bytes(b"\xff\xd8\xff" * 900_000) and [])
+    monkeypatch.setattr("prep.pack.target.Target.stale", lambda *_: path.write_bytes(b"\xff\xd8\xff" * 900_000) and [])
     with pytest.raises(DataError, match="source files changed"):
         pack(source, store=store, copy=tmp_path / "copy")
     assert store.list("") == []
@@ -182,14 +182,14 @@ def test_copied_target_keeps_the_last_attempt_or_none(
         _refuse_unnamed(monkeypatch)
     copy, twice = LocalStore(tmp_path / "copy"), _Twice()
     for _ in range(2):
-        CopiedTarget(target=twice, copy=copy).write_stream("a/x.tar", _chunks, num_bytes=NUM_BYTES)
+        CopiedTarget(target=twice, directory=copy.directory).write_stream("a/x.tar", _chunks, num_bytes=NUM_BYTES)
         assert twice.received == b"".join(PIECES) == copy.read("a/x.tar")
     copy.write("a/x.tar", b"before")
     with pytest.raises(StoreError, match="no more room in the bucket"):
-        CopiedTarget(target=_Failing(), copy=copy).write_stream("a/x.tar", _chunks, num_bytes=NUM_BYTES)
+        CopiedTarget(target=_Failing(), directory=copy.directory).write_stream("a/x.tar", _chunks, num_bytes=NUM_BYTES)
     assert [path.name for path in (tmp_path / "copy" / "a").iterdir()] == ["x.tar"]
     assert copy.read("a/x.tar") == b"before"
-    CopiedTarget(target=None, copy=copy).write_stream("a/x.tar", _chunks, num_bytes=NUM_BYTES)
+    CopiedTarget(target=None, directory=copy.directory).write_stream("a/x.tar", _chunks, num_bytes=NUM_BYTES)
     assert copy.read("a/x.tar") == b"".join(PIECES)
 
 
@@ -207,7 +207,7 @@ class Killed:
 
 copy = LocalStore(Path(sys.argv[1]))
 pieces = [memoryview(bytes(1 << 20))] * 9
-CopiedTarget(target=Killed(), copy=copy).write_stream("x.tar", lambda: iter(pieces), num_bytes=9 << 20)
+CopiedTarget(target=Killed(), directory=copy.directory).write_stream("x.tar", lambda: iter(pieces), num_bytes=9 << 20)
 """
 
 
@@ -234,6 +234,6 @@ def test_copied_target_on_a_disk_that_takes_no_more_names_the_copy(tmp_path: Pat
 def test_copy_by_the_sdk_of_a_bucket_survives_a_worker(bucket: AisStore, tmp_path: Path) -> None:
     """What a worker is sent: without what is open."""
     bucket.create()
-    sent = pickle.loads(pickle.dumps(CopiedTarget(target=bucket.access(), copy=LocalStore(tmp_path))))
+    sent = pickle.loads(pickle.dumps(CopiedTarget(target=bucket.access(), directory=tmp_path)))
     sent.write_stream("x.tar", _chunks, num_bytes=NUM_BYTES)
     assert bucket.read("x.tar") == (tmp_path / "x.tar").read_bytes() == b"".join(PIECES)

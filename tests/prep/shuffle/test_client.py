@@ -19,21 +19,25 @@ from aistore.sdk.dsort.core import Dsort
 
 from dali_pipes.data_set.indexing import find_manifest
 from dali_pipes.errors import DataError, StoreError
-from dali_pipes.store.ais import AisStore
-from dali_pipes.store.base import ObjectEntry, Store
+from dali_pipes.store.base import Store
+from dali_pipes.store.cluster.ais import AisStore
+from dali_pipes.store.entries import ObjectEntry
 from dali_pipes.store.local import LocalStore
-from dali_pipes.store.shard_names import Template
-from dali_pipes.store.urls import ShardSet, resolve_shards
+from dali_pipes.store.shard_set import ShardSet
+from dali_pipes.store.templates import Template
+from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
 from prep.pack.pack import pack
-from prep.shuffle.client import Output, write_outputs
+from prep.shuffle import client as client_shuffle
+from prep.shuffle import dsort_job
+from prep.shuffle.client import PlannedShard, write_outputs
 from prep.shuffle.contents import join_contents, read_contents, read_shard
 from prep.shuffle.input import epoch_prefix, epoch_seed
 from prep.shuffle.key_map import Grouping, parse_key_map
 from prep.shuffle.order import Algorithm
-from prep.shuffle.plan import Plan
-from prep.shuffle.shuffle import Engine, dsort_job, shuffle
-from prep.shuffle.shuffle import client as client_shuffle
+from prep.shuffle.plan import ShufflePlan
+from prep.shuffle.shuffle import Engine, shuffle
+from prep.shuffle.spool import open_spool
 from prep.sources.record import Source
 from tests.prep.embedded.tars import make_tar
 from tests.sources import make_source, start_python
@@ -192,7 +196,7 @@ def test_output_of_another_seed_needs_overwrite_and_leaves_nothing_of_the_old(di
 
 KILLED = """
 import sys, time
-from prep import client_shuffle, dsort_job
+from prep.shuffle import client as client_shuffle
 from prep.shuffle.shuffle import shuffle
 from dali_pipes.store.urls import resolve_shards
 publish = client_shuffle._publish
@@ -239,10 +243,10 @@ def test_spool_that_its_owner_removes_meanwhile_is_made_anew(tmp_path: Path, mon
         lock(descriptor, operation)
 
     monkeypatch.setattr(fcntl, "flock", late)
-    with client_shuffle._spool(LocalStore(tmp_path), "out-", None) as folder:
+    with open_spool(LocalStore(tmp_path), "out-", None) as folder:
         assert list(tmp_path.iterdir()) == [folder]
         refused = pytest.raises(StoreError, match="another process is writing")
-        with refused, client_shuffle._spool(LocalStore(tmp_path), "out-", None):
+        with refused, open_spool(LocalStore(tmp_path), "out-", None):
             pass
     assert list(tmp_path.iterdir()) == []
 
@@ -251,7 +255,7 @@ def test_output_that_is_deleted_meanwhile_is_told(directory: ShardSet, monkeypat
     """By another run with --overwrite, say, which has other names to write."""
     publish = client_shuffle._publish
 
-    def publish_and_lose(target: Store, output: Output, path: Path) -> None:
+    def publish_and_lose(target: Store, output: PlannedShard, path: Path) -> None:
         publish(target, output, path)
         if output.name == "shuffled-000001.tar":
             target.delete("shuffled-000000.tar")
@@ -278,7 +282,7 @@ def test_rounds_within_the_disk_give_the_same_bytes(directory: ShardSet, tmp_pat
     """The input is read once a round."""
     contents = read_contents(directory.store, directory.names, what="read", show_progress=False)
     order = np.arange(NUM_SAMPLES)[::-1]
-    outputs = [Output(f"out-{number}.tar", order[number * 10 : number * 10 + 10]) for number in range(5)]
+    outputs = [PlannedShard(f"out-{number}.tar", order[number * 10 : number * 10 + 10]) for number in range(5)]
     sizes = [output.num_bytes(contents) for output in outputs]
     stores = [LocalStore(tmp_path / name) for name in ("whole", "rounds")]
     assert write_outputs(directory.store, contents, outputs, target=stores[0], prefix="out-") == 1
@@ -300,8 +304,8 @@ def test_rounds_within_the_disk_give_the_same_bytes(directory: ShardSet, tmp_pat
 
 def test_disk_that_does_not_hold_the_largest_shard_is_refused(directory: ShardSet, tmp_path: Path) -> None:
     contents = read_contents(directory.store, directory.names, what="read", show_progress=False)
-    outputs = [Output("out-0.tar", np.arange(NUM_SAMPLES))]
-    with pytest.raises(StoreError, match=r"has room for 5000 bytes, the largest output shard takes \d+; name another"):
+    outputs = [PlannedShard("out-0.tar", np.arange(NUM_SAMPLES))]
+    with pytest.raises(StoreError, match=r"has space for 5000 bytes, the largest output shard takes \d+; name another"):
         write_outputs(directory.store, contents, outputs, target=LocalStore(tmp_path), prefix="out-", spool_bytes=5000)
 
 
@@ -313,7 +317,9 @@ def test_directory_that_does_not_hold_the_output_is_refused_before_anything_is_w
     monkeypatch.setattr(
         shutil, "disk_usage", lambda path: SimpleNamespace(free=1 << 30 if "spool" in str(path) else free)
     )
-    with pytest.raises(StoreError, match=r"shards' has 20000 bytes free, the output shards take \d+ more; make room"):
+    with pytest.raises(
+        StoreError, match=r"shards' has 20000 bytes free, the output shards take \d+ more; free some space"
+    ):
         shuffle(directory, seed=1, spool_dir=tmp_path / "spool")
     assert directory.store.list("shuffled-") == []
     free = 1 << 30
@@ -325,7 +331,7 @@ def test_directory_that_does_not_hold_the_output_is_refused_before_anything_is_w
 def test_compressed_output_has_room_beside_its_tar(directory: ShardSet, tmp_path: Path) -> None:
     contents = read_contents(directory.store, directory.names, what="read", show_progress=False)
     order = np.arange(NUM_SAMPLES)
-    outputs = [Output(f"out-{number}.tgz", order[number * 10 : number * 10 + 10]) for number in range(3)]
+    outputs = [PlannedShard(f"out-{number}.tgz", order[number * 10 : number * 10 + 10]) for number in range(3)]
     sizes = [output.num_bytes(contents) for output in outputs]
     store = LocalStore(tmp_path / "out")
     store.directory.mkdir()
@@ -367,7 +373,7 @@ def test_sets_of_many_classes_are_listed_at_once(directory: ShardSet, monkeypatc
 )
 def test_names_that_belong_to_the_output(name: str, expected: bool) -> None:
     templates = [Template.parse(text) for text in ("a-{000..009}", "v2{00..99}", "x-{0..1}-y-{00..09}")]
-    assert Plan(join_contents([]), [], templates, 1).is_output(name) is expected
+    assert ShufflePlan(join_contents([]), [], templates, 1).is_output(name) is expected
 
 
 def test_spool_that_is_full_says_where(directory: ShardSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -426,7 +432,7 @@ def test_input_that_changes_meanwhile_is_noticed(directory: ShardSet, monkeypatc
 def test_store_that_gives_back_other_bytes_is_noticed(directory: ShardSet, monkeypatch: pytest.MonkeyPatch) -> None:
     publish = client_shuffle._publish
 
-    def flip(target: Store, output: Output, path: Path) -> None:
+    def flip(target: Store, output: PlannedShard, path: Path) -> None:
         data = bytearray(path.read_bytes())
         data[512] ^= 1
         path.write_bytes(data)
@@ -514,10 +520,10 @@ def test_compressed_shard_that_is_cut_off_names_it(directory: ShardSet) -> None:
     store = directory.store
     [name] = shuffle(directory, output_prefix="packed-", extension=".tgz", shard_bytes=1 << 30).shards
     store.write(name, store.read(name)[:-20])
-    with pytest.raises(DataError, match=r"packed-000000\.tgz' is no whole gzip file: .*; pack it anew"):
+    with pytest.raises(DataError, match=r"packed-000000\.tgz' is not a complete gzip file: .*; pack it anew"):
         shuffle(ShardSet(store=store, names=(name,)))
     store.write(name, b"no gzip")
-    with pytest.raises(DataError, match=r"packed-000000\.tgz' is no whole gzip file"):
+    with pytest.raises(DataError, match=r"packed-000000\.tgz' is not a complete gzip file"):
         shuffle(ShardSet(store=store, names=(name,)))
 
 
@@ -657,7 +663,7 @@ def test_component_twice_in_one_sample_is_refused(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "in-0.tar", "w") as archive:
         for name in ("a.jpg", "a.cls", "a.JPG"):
             archive.addfile(tarfile.TarInfo(name))
-    with pytest.raises(DataError, match=r"shard '.*in-0\.tar', key 'a': component 'jpg' is there twice"):
+    with pytest.raises(DataError, match=r"shard '.*in-0\.tar', key 'a': component 'jpg' occurs twice"):
         shuffle(resolve_shards(tmp_path / "in-0.tar", endpoint=None))
 
 

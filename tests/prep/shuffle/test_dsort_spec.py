@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from dali_pipes.errors import DataError, StoreError
-from dali_pipes.store.shard_names import Template, extension_of, template_of
-from prep.shuffle.dsort_spec import DsortSpec, Place, parse_size, parse_spec, read_spec
+from dali_pipes.store.shard_names import extension_of
+from dali_pipes.store.templates import Template, template_of
+from prep.shuffle.dsort_spec import BucketName, DsortSpec, parse_size, parse_spec, read_spec
 from prep.shuffle.order import Algorithm
 
 SPEC: dict[str, Any] = {
@@ -23,8 +24,8 @@ SPEC: dict[str, Any] = {
 
 def test_spec_has_the_fields_that_real_clusters_took() -> None:
     spec = DsortSpec(
-        source=Place("pets", "aws"),
-        target=Place("pets", "aws"),
+        source=BucketName("pets", "aws"),
+        target=BucketName("pets", "aws"),
         inputs=Template.parse("samples-{000000..000003}"),
         outputs=Template.parse("shuffled-{000000..000019}"),
         shard_bytes=4_000_000,
@@ -103,7 +104,7 @@ def test_spec_in_yaml_and_in_json(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "error", "message"),
     [
-        ("{", DataError, r"spec '.*spec\.json' is no JSON: Expecting"),
+        ("{", DataError, r"spec '.*spec\.json' is not JSON: Expecting"),
         ("[1]", DataError, "expected fields such as input_bck, got list"),
         (None, StoreError, "cannot read spec '.*': No such file"),
     ],

@@ -58,11 +58,11 @@ def test_key_map_that_sends_a_key_to_two_shards_is_refused() -> None:
         (b'{"x": ["a"', "starts as JSON and is none"),
         (b"\xff", r"a key map is JSON or lines in UTF-8 \(invalid start byte at byte 0\)"),
         (b"a\tx-{0..9}\nb\n", r"line 2: expected KEY'\\t'TEMPLATE, got 'b'"),
-        (b'{"x-{0..9}": ["a"], "y-{0..9}": ["a"]}', "key 'a' is there twice"),
+        (b'{"x-{0..9}": ["a"], "y-{0..9}": ["a"]}', "key 'a' occurs twice"),
         (b'{"x": ["a"]}', "template 'x' must hold a range of numbers"),
         (b'{"x-{9..0}": ["a"]}', "does not ascend"),
         (b'{"x-{0..9}.tgz": ["a"]}', r"template 'x-\{0\.\.9\}\.tgz' ends in \.tgz, shards end in \.tar"),
-        (b'{"x-{0..9}": ["a("]}', r"'a\(' is no regular expression"),
+        (b'{"x-{0..9}": ["a("]}', r"'a\(' is not a regular expression"),
     ],
 )
 def test_key_map_that_is_none_says_why(data: bytes, message: str) -> None:

@@ -11,9 +11,10 @@ from aistore.sdk.dsort.core import Dsort
 from aistore.sdk.errors import AISError
 
 from dali_pipes.errors import DataError, StoreError
-from dali_pipes.store.ais import AisStore
+from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.local import LocalStore
-from dali_pipes.store.urls import ShardSet, resolve_shards
+from dali_pipes.store.shard_set import ShardSet
+from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
 from prep.pack.pack import pack
 from prep.shuffle import shuffle as shuffle_module
@@ -129,7 +130,7 @@ def test_shuffle_of_a_directory_by_dsort_says_that_it_needs_a_bucket(tmp_path: P
             "output prefix 'samples-' names the input itself; choose another with --output",
         ),
         ({"output_prefix": ""}, "a prefix must hold"),
-        ({"output_prefix": "out2"}, "a prefix must end in a name's start that is no digit"),
+        ({"output_prefix": "out2"}, "a prefix must end in a name's start that is not a digit"),
         ({"output_prefix": "out/"}, "a prefix must end in a name's start"),
         ({"output_prefix": "out{-"}, "neither braces nor white space"),
         ({"shard_bytes": 0}, "shard_bytes must be positive, got 0"),
@@ -146,7 +147,9 @@ def test_shuffle_bad_argument_is_refused_and_nothing_started(
 
 def test_shuffle_of_absent_shards_names_them(packed: ShardSet, bucket: AisStore) -> None:
     absent = ShardSet(store=bucket, names=tuple(f"samples-{number:06d}.tar" for number in range(7)))
-    with pytest.raises(StoreError, match=r"no shard '.*samples-000005\.tar', '.*samples-000006\.tar'; 7 were named"):
+    with pytest.raises(
+        StoreError, match=r"no shard '.*samples-000005\.tar', '.*samples-000006\.tar' at .*; 7 were named"
+    ):
         shuffle(absent)
 
 
@@ -163,8 +166,8 @@ def test_shuffle_of_shards_that_share_a_key_names_it(bucket: AisStore) -> None:
 @pytest.mark.parametrize(
     ("num_bytes", "message"),
     [
-        (0, "is no readable tar: empty file"),
-        (300, "is no readable tar"),
+        (0, "is not a readable tar: empty file"),
+        (300, "is not a readable tar"),
         (4608, r"is cut off: 4608 bytes"),  # between two members
         (5000, r"is cut off: 5000 bytes"),  # in a header
         (5700, r"is cut off: 5700 bytes, member 'folder/0021\.image\.jpg' claims bytes 5120 to 5970"),
@@ -356,7 +359,7 @@ def test_shuffle_that_wrote_a_broken_shard_names_it(packed: ShardSet, monkeypatc
     monkeypatch.setattr(
         shuffle_module, "run_job", lambda store, *_, **__: store.write("shuffled-000000.tar", b"x" * 2048)
     )
-    with pytest.raises(DataError, match=r"shuffled-000000\.tar' is no readable tar"):
+    with pytest.raises(DataError, match=r"shuffled-000000\.tar' is not a readable tar"):
         shuffle(packed)
 
 

@@ -4,17 +4,11 @@ from pathlib import Path
 import pytest
 
 from dali_pipes.errors import DataError, PipesError
-from dali_pipes.formats import manifest
-from prep.sources import record as records
 from prep.sources.imagefolder import imagefolder
 from prep.sources.pets import download_pets, pets
 from tests.sources import encode_photo, write_pets
 
 NAMES = {"Abyssinian_2": 1, "Abyssinian_10": 1, "great_pyrenees_7": 16}
-
-
-def test_label_component_is_the_manifests() -> None:
-    assert records.LABEL_COMPONENT == manifest.LABEL_COMPONENT
 
 
 def test_pets_records_come_in_the_order_of_the_list(tmp_path: Path) -> None:

@@ -180,7 +180,7 @@ def test_table_of_a_byte_order_mark_and_absolute_paths(photos: Path) -> None:
             r"line 2: column 'path' must hold the path of a file with an extension",
         ),
         ("l.json", "{}", r"l\.json': expected a list of objects, found \{\}"),
-        ("l.json", "[", r"l\.json': is no JSON: "),
+        ("l.json", "[", r"l\.json' is not JSON: "),
         ("l.json", "[1]", r"l\.json', row 0: expected an object such as .*, found 1"),
         ("l.json", "[]", r"l\.json' is empty"),
         (
@@ -193,7 +193,7 @@ def test_table_of_a_byte_order_mark_and_absolute_paths(photos: Path) -> None:
         ("l.json", '[{"path": "a.jpg", "label": 1.5}]', r"row 0: column 'label' must hold .*, got 1\.5"),
         ("l.json", '[{"path": "a.jpg", "label": null}]', r"row 0: column 'label' must hold .*, got None"),
         ("l.json", '[{"path": "a.jpg", "label": 99999999999999999999}]', r"'label' of .* holds integers past 64 bits"),
-        ("l.jsonl", '{"path": "a.jpg", "label": 1}\n\n{"path"\n', r"l\.jsonl', line 3: is no JSON"),
+        ("l.jsonl", '{"path": "a.jpg", "label": 1}\n\n{"path"\n', r"l\.jsonl', line 3 is not JSON"),
         ("l.parquet", "PAR1 nonsense", r"l\.parquet' cannot be read as Parquet: "),
     ],
 )
@@ -272,7 +272,7 @@ def test_table_masks_are_known_by_names_or_named(
 
 
 def test_table_mask_that_is_no_component_is_an_error(photos: Path) -> None:
-    with pytest.raises(ValueError, match=r"mask 'seg\.png' is no component \(found: jpg, png\)"):
+    with pytest.raises(ValueError, match=r"mask 'seg\.png' is not a component \(found: jpg, png\)"):
         table(_write(photos, "list.csv", ROWS), masks=["seg.png"])
 
 

@@ -12,7 +12,8 @@ from dali_pipes.errors import DataError
 from dali_pipes.store.local import LocalStore
 from prep.pack.check import as_entry
 from prep.pack.pack import pack
-from prep.sources.tfrecords import find_tfrecords, masked_crc32c, tfrecords
+from prep.sources.tfrecord_files import find_tfrecords, masked_crc32c
+from prep.sources.tfrecords import tfrecords
 from tests.sources import encode_photo
 
 Feature = bytes | str | int | float | list[int] | list[float] | list[bytes]
@@ -149,8 +150,8 @@ LAST = _frame(_example(_photo(1)))
         ),
         (_damage(GOOD, 9), "its length has the checksum", 1),
         (GOOD[:-700], "its data have the checksum", 1),  # and then it is out of step
-        (_frame(b"no Example"), "is no tf.train.Example: ", 2),
-        (_frame(b""), "is no tf.train.Example, or one without features", 2),
+        (_frame(b"no Example"), "is not a tf.train.Example: ", 2),
+        (_frame(b""), "is not a tf.train.Example, or one without features", 2),
         (_frame(_example({"image": encode_photo()})), r"no feature image/class/label or label or .*--label FEATURE", 2),
         (_frame(_example({"label": 1})), r"no feature image/encoded or image or .* \(found: label\)", 2),
         (_frame(_example({"image": 3, "label": 1})), "feature 'image' holds 1 values, expected one of bytes", 2),
@@ -205,7 +206,7 @@ def test_tfrecords_file_that_was_cut_off_is_named(tmp_path: Path, cut: int, prob
             b"not a TFRecord file, by far",
             "no record can be packed: '.*', record 0 at byte 0: its length has the checksum",
         ),
-        (_frame(b"x"), "no record can be packed: .*is no tf.train.Example"),
+        (_frame(b"x"), "no record can be packed: .*is not a tf.train.Example"),
     ],
 )
 def test_tfrecords_file_that_is_none_is_an_error(tmp_path: Path, content: bytes, message: str) -> None:

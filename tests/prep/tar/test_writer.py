@@ -27,7 +27,7 @@ def _planned(entries: list[Entry], sizes: dict[str, int]) -> int:
 @given(
     name=st.one_of(
         st.text(st.characters(max_codepoint=0x17F, exclude_characters="\0"), min_size=1, max_size=130),
-        # As a file system gives bytes that are no UTF-8: 'caf\xe9.jpg'.
+        # As a file system gives bytes that are not UTF-8: 'caf\xe9.jpg'.
         st.text(st.sampled_from(["a", "/", ".", "\udce9", "\udcff"]), min_size=1, max_size=110),
     ),
     size=st.one_of(st.integers(0, 1 << 20), st.integers((1 << 33) - 2, (1 << 33) + 2)),

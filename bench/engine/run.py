@@ -1,0 +1,106 @@
+"""Run a scenario: rounds of turns, interleaved, to one record.
+
+A round has one turn of every subject; rounds follow each other, so that a drift of the machine meets all alike. What
+ends a run before its last round, Ctrl-C, SIGTERM or a turn that fails, leaves the whole rounds before it.
+"""
+
+import os
+import time
+from collections.abc import Callable, Hashable
+from contextlib import ExitStack
+from typing import Any, TypeVar
+
+import click
+
+from bench.engine.folders import RunFolder, remove_leftovers
+from bench.engine.scenario import MAX_ERROR_CHARS, Rounds, Scenario
+from bench.engine.turn_process import call_apart, fork_server
+from bench.reports.record import stamped
+from bench.tools.environment import describe_environment
+from dali_pipes.progress import bar
+
+__all__ = ["run_scenario"]
+
+Made = TypeVar("Made")
+Subject = TypeVar("Subject", bound=Hashable)
+Row = TypeVar("Row")
+
+
+def run_scenario(
+    scenario: Scenario[Made, Subject, Row], *, keep: Callable[[dict[str, Any]], None] | None = None
+) -> dict[str, Any]:
+    """Prepare, take turns, and report.
+
+    Args:
+        scenario: What to do.
+        keep: Called with the record of the whole rounds, if there is at least one, when something ends the run before
+            its last round. What ended it is raised afterwards.
+
+    Returns:
+        The scenario's report with ``format``, ``version``, ``command``, ``environment``, ``complete``, ``num_rounds``
+        and ``stopped``: the turn in which it ended early, or ``None``.
+
+    Raises:
+        PipesError: If a turn fails, its process ends early or takes too long.
+        Exception: What preparing raises.
+    """
+    load_at_start = round(os.getloadavg()[0], 2)
+    if left := remove_leftovers(scenario.work):
+        click.echo(f"removed what runs that were killed had left: {', '.join(map(str, left))}", err=True)
+    with ExitStack() as stack:
+        folder = stack.enter_context(RunFolder(scenario.work))
+        if scenario.runs_in == "fork":
+            fork_server()  # loads libraries while nothing is timed
+        made = scenario.prepare(folder, stack)
+        rounds: Rounds[Subject, Row] = Rounds(scenario.subjects(made), wanted=scenario.repeats)
+
+        def record() -> dict[str, Any]:
+            report = scenario.report(made, rounds)
+            return stamped(
+                {
+                    "environment": {**describe_environment(), "load_at_start": load_at_start},
+                    **report,
+                    "complete": rounds.is_complete,
+                    "num_rounds": rounds.num_whole,
+                    "stopped": None if rounds.is_complete else rounds.at,
+                },
+                kind=scenario.kind,
+            )
+
+        try:
+            _take_turns(scenario, made, rounds)
+            return record()
+        except BaseException:
+            if rounds.num_whole and keep is not None:
+                keep(record())
+            raise
+
+
+def _take_turns(scenario: Scenario[Made, Subject, Row], made: Made, rounds: Rounds[Subject, Row]) -> None:
+    with bar(what=scenario.title, total=rounds.wanted * len(rounds.subjects), unit="turn") as drawn:
+        for number in range(rounds.wanted):
+            for subject in scenario.order(rounds.subjects, number):
+                is_late = scenario.deadline is not None and time.monotonic() > scenario.deadline
+                if subject not in rounds.errors and not is_late:
+                    rounds.at = f"round {number + 1} of {rounds.wanted}, {scenario.name_of(subject)}"
+                    try:
+                        rounds.rows[subject].append(_measure(scenario, made, subject, number))
+                    except Exception as exc:
+                        if not scenario.keeps_failures:
+                            raise
+                        rounds.errors[subject] = f"{type(exc).__name__}: {exc}"[:MAX_ERROR_CHARS]
+                drawn.update(1)
+
+
+def _measure(scenario: Scenario[Made, Subject, Row], made: Made, subject: Subject, number: int) -> Row:
+    if scenario.runs_in == "caller":
+        return scenario.measure(made, subject, number)
+    return call_apart(
+        scenario.measure,
+        made,
+        subject,
+        number,
+        name=scenario.name_of(subject),
+        timeout_s=scenario.timeout_s,
+        fresh=scenario.runs_in == "interpreter",
+    )

@@ -1,0 +1,184 @@
+"""Describe a benchmark to the engine: its settings, what it prepares, what each turn measures, and its record."""
+
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Literal, TypeVar
+
+from bench.engine.folders import RunFolder, check_writable
+from bench.reports.figures import Figure
+
+__all__ = ["MEMORY", "Rounds", "Scenario"]
+
+MEMORY = Path("/dev/shm")  # noqa: S108 (a directory of our own is made there)
+TURN_S = 7200.0
+MAX_ERROR_CHARS = 600
+
+Made = TypeVar("Made")
+Subject = TypeVar("Subject", bound=Hashable)
+Row = TypeVar("Row")
+
+
+@dataclass
+class Rounds(Generic[Subject, Row]):
+    """The turns of each subject so far, and where the next one belongs."""
+
+    subjects: Sequence[Subject]
+    wanted: int
+    """Rounds in all."""
+    rows: dict[Subject, list[Row]] = field(init=False)
+    """What was measured of each subject, in the order of the rounds."""
+    errors: dict[Subject, str] = field(default_factory=dict)
+    """Why a subject has no more turns, of a scenario that `keeps_failures`."""
+    at: str = ""
+    """The turn that is being taken, in words."""
+
+    def __post_init__(self) -> None:
+        self.rows = {subject: [] for subject in self.subjects}
+
+    @property
+    def num_whole(self) -> int:
+        """Rounds in which every subject that did not fail had its turn."""
+        return min((len(rows) for subject, rows in self.rows.items() if subject not in self.errors), default=0)
+
+    @property
+    def is_complete(self) -> bool:
+        return self.num_whole == self.wanted
+
+    def whole(self, subject: Subject) -> list[Row]:
+        """The subject's rows of whole rounds: subjects are compared within a round."""
+        return self.rows[subject][: self.num_whole]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario(ABC, Generic[Made, Subject, Row]):
+    """A benchmark, without the loop that all benchmarks share: `bench.engine.run.run_scenario` has that.
+
+    A scenario is a frozen dataclass. Its fields are its settings, and have the names of its command's options. Whole
+    numbers among them, but for the seed, must be at least 1. A complete one, which times two ways to hash a file::
+
+        @dataclass(frozen=True, kw_only=True)
+        class HashScenario(Scenario[Path, str, float]):
+            kind = "hash"  # the record's format is dali-pipes-bench-hash
+            title = "hash"
+            figures = {"wall_s": Figure(title="s", unit="s", better="low", digits=2, about="Seconds for the file.")}
+
+            num_bytes: int = 1 << 30
+            work: Path | None = MEMORY  # the option --cache
+
+            def prepare(self, folder: RunFolder, stack: ExitStack) -> Path:
+                check_room(folder.parent, self.num_bytes, what="the file to hash", option="--cache")
+                path = folder.new() / "data"
+                path.write_bytes(os.urandom(self.num_bytes))
+                return path
+
+            def subjects(self, made: Path) -> Sequence[str]:
+                return ["md5", "sha256"]
+
+            def measure(self, made: Path, subject: str, number: int) -> float:  # in a process of its own
+                started = time.perf_counter()
+                with made.open("rb") as stream:
+                    hashlib.file_digest(stream, subject)
+                return time.perf_counter() - started
+
+            def report(self, made: Path, rounds: Rounds[str, float]) -> dict[str, Any]:
+                return {
+                    "records": [
+                        {"hash": name, **summarised({"wall_s": rounds.whole(name)}), "repeats": rounds.whole(name)}
+                        for name in rounds.subjects
+                    ],
+                    "num_bytes": self.num_bytes,
+                }
+
+            @staticmethod
+            def table(report: Mapping[str, Any]) -> str:
+                rows = [["hash", "s"]]
+                rows += [[one["hash"], spread_cell(one, "wall_s", HashScenario.figures)] for one in report["records"]]
+                return format_rows(rows)
+
+    and its command::
+
+        @click.command()
+        @click.option("--num-bytes", default="1GiB", show_default=True, type=size, help="Bytes of the file.")
+        @repeats_option(5, help="Turns of each hash.")
+        @cache_option(help="Where the file is written.")
+        @json_option
+        @needs_extras
+        def hash(json_path: Path | None, **settings: Any) -> None:
+            run_and_tell(HashScenario(**settings), json_path=json_path)
+    """
+
+    kind: ClassVar[str]
+    """Ends the record's format, and is the name of the command."""
+    title: ClassVar[str]
+    """Of the progress bar."""
+    runs_in: ClassVar[Literal["fork", "interpreter", "caller"]] = "fork"
+    """Where `measure` is called: in a process forked from a server that has loaded all libraries; in a new interpreter,
+    for those who measure memory; or here, for those who start the processes of a turn themselves."""
+    figures: ClassVar[Mapping[str, Figure]] = {}
+    """What is measured, by the names that records use: title, unit, which way is better."""
+    work_option: ClassVar[str] = "--cache"
+    """The option that names ``work``, for errors."""
+    keeps_failures: ClassVar[bool] = False
+    """Whether an exception in a turn is noted in `Rounds.errors` and ends the turns of that subject only."""
+
+    repeats: int = 5
+    """Rounds: turns of each subject."""
+    seed: int = 7
+    """Of the order within each round, too."""
+    work: Path | None = None
+    """Where the folder of the run is made; ``None``: the directory for temporary files."""
+    timeout_s: float | None = TURN_S
+    """A turn may take this long."""
+    deadline: float | None = None
+    """Of ``time.monotonic()``; turns that would begin later are left out."""
+
+    def __post_init__(self) -> None:
+        for option in fields(self):
+            value = getattr(self, option.name)
+            if isinstance(value, int) and not isinstance(value, bool) and option.name != "seed" and value < 1:
+                raise ValueError(f"{option.name} must be at least 1, got {value}")
+        if self.timeout_s is not None and not self.timeout_s > 0:
+            raise ValueError(f"timeout_s must be more than 0, got {self.timeout_s:g}")
+        if self.work is not None:
+            check_writable(self.work, option=self.work_option)
+
+    @abstractmethod
+    def prepare(self, folder: RunFolder, stack: ExitStack) -> Made:
+        """Make the inputs of all turns. Nothing is timed yet.
+
+        Args:
+            folder: Gives directories that are deleted at the end, also by a later run if this one is killed.
+            stack: For servers and the like; it is closed before the folder.
+
+        Returns:
+            What every turn is given; by pickle, unless `measure` runs here.
+        """
+
+    @abstractmethod
+    def subjects(self, made: Made) -> Sequence[Subject]:
+        """What is measured, once in each round; in the order of the record."""
+
+    @abstractmethod
+    def measure(self, made: Made, subject: Subject, number: int) -> Row:
+        """Take one turn of a subject, in round ``number`` from 0."""
+
+    @abstractmethod
+    def report(self, made: Made, rounds: Rounds[Subject, Row]) -> dict[str, Any]:
+        """The record of the whole rounds, ready for JSON; the engine adds format, environment and completeness."""
+
+    @staticmethod
+    @abstractmethod
+    def table(report: Any) -> str:
+        """A record as text."""
+
+    def name_of(self, subject: Subject) -> str:
+        """The subject in errors."""
+        return f"'{subject}'"
+
+    def order(self, subjects: Sequence[Subject], number: int) -> Sequence[Subject]:
+        """The order of round ``number``: another one each time, so that nobody always comes after the same one."""
+        return random.Random(f"{self.seed} {number}").sample(subjects, len(subjects))

@@ -1,0 +1,242 @@
+"""Run a part of a turn in a process of its own: started fresh, watched from here, gone when the turn is over.
+
+Every turn starts from the same state. By default its process is forked from a server that has loaded torch, DALI and
+the loaders' libraries, has used none of them and started no thread. So a turn finds nothing that an earlier one left
+behind, neither memory that was not given back nor a library's first use, and nobody pays for imports.
+"""
+
+import contextlib
+import math
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerContext, SpawnContext
+from typing import Any, TypeVar, cast
+
+from bench.loaders.registry import LOADERS
+from bench.loaders.selection import available_loaders
+from bench.tools.processes import end_with_main
+from dali_pipes.errors import PipesError
+
+__all__ = ["PRELOAD", "Meet", "TimeLimit", "TurnProcess", "call_apart", "fork_server", "meet", "move_on"]
+
+PRELOAD = (
+    "torch",
+    "torchvision",
+    "webdataset",
+    "aistore",
+    "nvidia.dali.fn",
+    "dali_pipes.open_loader",
+    "dali_pipes.graph.pipelines",
+    "bench.compare.transforms",
+    "bench.compare.turn",
+)
+DONE = "done"
+END_S = 10.0
+"""For a process to end by itself before it is killed."""
+
+Meet = Callable[[str], None]
+"""Called in the process with the name of a place; returns when all processes of the turn have come there."""
+Result = TypeVar("Result")
+
+
+def fork_server() -> ForkServerContext:
+    """The server that turns are forked from, running. Workers that loaders start by a fork server come from it too."""
+    context = multiprocessing.get_context("forkserver")
+    installed = [LOADERS[name].module for name, missing in available_loaders().items() if missing is None]
+    context.set_forkserver_preload([*PRELOAD, *installed])
+    forkserver.ensure_running()
+    return context
+
+
+class TimeLimit:
+    """How long a turn may take, from now; ``None``: as long as it takes."""
+
+    def __init__(self, timeout_s: float | None) -> None:
+        self.timeout_s = math.inf if timeout_s is None else timeout_s
+        self._ends = time.monotonic() + self.timeout_s
+
+    def left_s(self) -> float:
+        """Infinite without a limit; 0 when it is over."""
+        return max(0.0, self._ends - time.monotonic())
+
+
+class TurnProcess:
+    """One process of a turn and the pipe to it; a context manager that ends it.
+
+    Args:
+        function: Called in the process as ``function(meet, *arguments)``; must be importable there.
+        arguments: What goes to the process, by pickle.
+        name: For errors.
+        fresh: Start a new interpreter in place of a fork of the server: for those who measure memory.
+    """
+
+    def __init__(self, function: Callable[..., Any], *arguments: Any, name: str, fresh: bool = False) -> None:
+        context: ForkServerContext | SpawnContext
+        context = multiprocessing.get_context("spawn") if fresh else fork_server()
+        self.name = name
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(
+            target=_run,
+            args=(theirs, os.getpid(), {} if fresh else server_state(), function, arguments),
+            name="bench-turn",
+        )
+        self.process.start()
+        theirs.close()
+        self.at: str | None = None
+        self.result: Any = None
+
+    def hear(self) -> None:
+        """Take the next message: the place that the process has come to, its result, or what went wrong.
+
+        Raises:
+            PipesError: If the process has ended.
+            Exception: What was raised in it.
+        """
+        try:
+            what, value = self.pipe.recv()
+        except (EOFError, ConnectionResetError):
+            self.process.join(END_S)
+            raise PipesError(
+                f"{self.name} ended with exit status {self.process.exitcode} before it was through; -9 is a kill, for "
+                "want of memory say"
+            ) from None
+        if what == "failed":
+            raise value
+        self.at = what
+        if what == DONE:
+            self.result = value
+
+    def __enter__(self) -> "TurnProcess":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.at == DONE:
+            self.pipe.close()
+            self.process.join(END_S)
+        if self.process.is_alive():
+            self.process.terminate()
+            self.process.join(END_S)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+        self.pipe.close()
+
+
+def call_apart(
+    function: Callable[..., Result], *arguments: Any, name: str, timeout_s: float | None = None, fresh: bool = False
+) -> Result:
+    """Call a function in a process of its own and return what it returns.
+
+    Args:
+        function: Must be importable there, as its arguments and its result must be fit for pickle.
+        arguments: Of the function.
+        name: For errors.
+        timeout_s: How long it may take; ``None``: as long as it takes.
+        fresh: As of `TurnProcess`.
+
+    Raises:
+        PipesError: If the process ends early or takes too long, or for an unexpected exception in it; names it.
+        Exception: A project's error or ``ValueError`` that the function raised.
+    """
+    limit = TimeLimit(timeout_s)
+    with TurnProcess(_plainly, function, name, arguments, name=name, fresh=fresh) as process:
+        if not meet([process], DONE, timeout_s=limit.left_s()):
+            raise PipesError(f"{name} hangs, or needs longer: it was not through after {limit.timeout_s:g} s")
+        return cast("Result", process.result)
+
+
+def meet(processes: Sequence[TurnProcess], place: str, *, timeout_s: float) -> bool:
+    """Wait until all processes are at ``place``; false if that takes longer."""
+    deadline_s = time.monotonic() + timeout_s
+    while away := {process.pipe: process for process in processes if process.at != place}:
+        left_s = max(0.0, deadline_s - time.monotonic())
+        heard = wait(list(away), timeout=None if math.isinf(left_s) else left_s)
+        if not heard:
+            return False
+        # One that failed is heard before those that only miss it.
+        for pipe in heard:
+            away[pipe].hear()  # type: ignore[index]
+    return True
+
+
+def move_on(processes: Sequence[TurnProcess]) -> None:
+    """Let processes go on from the place where they met."""
+    for process in processes:
+        process.at = None
+        process.pipe.send(None)
+
+
+def _plainly(meet: Meet, function: Callable[..., Any], name: str, arguments: Sequence[Any]) -> Any:
+    """Call a function that meets nobody, and name the turn in what nobody expected."""
+    try:
+        return function(*arguments)
+    except (PipesError, ValueError):
+        raise
+    except Exception as exc:
+        raise PipesError(f"{name} failed: {type(exc).__name__}: {exc}") from exc
+
+
+def _run(
+    pipe: Connection,
+    main_pid: int,
+    state: dict[str, Any],
+    function: Callable[..., Any],
+    arguments: Sequence[Any],
+) -> None:
+    """The main function of a turn's process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the command's, which ends this process
+    take_server(state)
+    end_with_main(main_pid)
+
+    def meet(place: str) -> None:
+        pipe.send((place, None))
+        pipe.recv()
+
+    try:
+        result = function(meet, *arguments)
+    except Exception as exc:  # noqa: BLE001 (whatever it is, the command reports it)
+        pipe.send(("failed", _portable(exc)))
+    else:
+        pipe.send((DONE, result))
+    with contextlib.suppress(EOFError, OSError):
+        pipe.recv()  # until the command has it
+
+
+# Note [one fork server]: a process that was forked from the server does not know where the server is, and would start
+# one of its own for its workers, seconds of imports, in the time to the first batch. Python has no public way to tell
+# it. So the address is handed on, and the check whether the server still runs, which only its parent may make, is left
+# out. With a Python that keeps these elsewhere a process starts its own server again. Python 3.11, 3.12 and 3.13 have
+# the address; the key came after them.
+_SERVER_FIELDS = ("_forkserver_address", "_forkserver_authkey")
+
+
+def server_state() -> dict[str, Any]:
+    """What a forked process must know of the server that it came from."""
+    server = forkserver._forkserver
+    return {name: getattr(server, name) for name in _SERVER_FIELDS if hasattr(server, name)}
+
+
+def take_server(state: dict[str, Any]) -> None:
+    """Have this process fork its workers from the server of that state."""
+    if "_forkserver_address" not in state:
+        return
+    server = forkserver._forkserver
+    for name, value in state.items():
+        setattr(server, name, value)
+    server.ensure_running = lambda: None  # type: ignore[method-assign]
+
+
+def _portable(exc: Exception) -> Exception:
+    """The exception, or its text where it cannot be sent."""
+    from multiprocessing.reduction import ForkingPickler
+
+    try:
+        ForkingPickler.loads(ForkingPickler.dumps(exc))
+    except Exception:  # noqa: BLE001 (any class may have its own trouble)
+        return PipesError(f"{type(exc).__name__}: {exc}")
+    return exc

@@ -1,0 +1,144 @@
+"""Write the records of `bench gpu` as tables, text for a terminal and Markdown for a report."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bench.engine.summary import spread_cell
+from bench.reports.figures import FIGURES as RUN_FIGURES
+from bench.reports.figures import Figure
+from bench.reports.tables import format_rows
+
+__all__ = ["FIGURES", "format_markdown", "format_scenario"]
+
+FIGURES: Mapping[str, Figure] = {
+    "samples_per_s": RUN_FIGURES["samples_per_s"],
+    "cpu_ms_per_sample": RUN_FIGURES["cpu_ms_per_sample"],
+    "cpu_share": Figure(
+        title="CPU", unit="%", better="low", digits=0, scale=100, about="CPU time over the time of all cores."
+    ),
+}
+
+_HEADER = ["variant", "setting", "samples/s", "CPU-ms/sample", "CPU", "GPU", "JPEG", "to GPU KiB/sample"]
+
+
+def format_scenario(report: Mapping[str, Any]) -> str:
+    """One scenario as text: its table, or what its check found; then what failed and what was left out."""
+    if "check" in report:
+        return _format_check(report["scenario"], report["check"])
+    rows = _rows(report)
+    table = format_rows([_HEADER, *rows]) if rows else f"{report['scenario']}: nothing was timed"
+    return "\n".join([table, *_notes(report)])
+
+
+def format_markdown(reports: Sequence[Mapping[str, Any]]) -> str:
+    """All scenarios of a run, each under a heading, and the machine that they were taken on."""
+    parts = ["# GPU decoding", "", *_machine(reports)]
+    for report in reports:
+        parts += ["", f"## {report['scenario']}", ""]
+        if "check" in report:
+            parts.append(_format_check(report["scenario"], report["check"]))
+            continue
+        if rows := _rows(report):
+            parts.append(format_rows([_HEADER, *rows], markdown=True, left=2))
+        parts += [f"\n{note}" for note in _notes(report)]
+    return "\n".join(parts) + "\n"
+
+
+def _machine(reports: Sequence[Mapping[str, Any]]) -> list[str]:
+    if not reports:
+        return ["Nothing was run."]
+    environment = reports[0]["environment"]
+    changed = " and changes" if environment["is_dirty"] else ""
+    cpu, gpu = environment["cpu"], reports[0].get("gpu")
+    lines = [
+        f"{environment['date']}, commit {environment['commit']}{changed}, {cpu['model']}, "
+        f"{cpu['cores_available']} cores, DALI {_dali(environment['versions'])}."
+    ]
+    if gpu is None:
+        lines.append("Decoded on the CPU: nothing here says anything about a GPU.")
+    else:
+        engines = gpu["jpeg_engines_nvjpeg"] or gpu.get("jpeg_engines_nvml")
+        lines.append(f"{gpu['name']}, driver {gpu.get('driver', 'unknown')}, {engines or 'unknown'} JPEG engines.")
+        if not gpu.get("video_library", True):
+            lines.append("libnvcuvid is not there: the JPEG engines were not used (driver capability `video`).")
+    photos = reports[0]["options"]["photos"]
+    kind = "drawn, no photographs" if photos["drawn"] else "as stored in the shards"
+    lines.append(
+        f"{photos['num_photos']} photos, {kind}: {photos['encoded_bytes_mean'] / 1024:.1f} KiB and "
+        f"{photos['pixels_mean'] / 1e6:.2f} megapixels on average."
+    )
+    return lines
+
+
+def _dali(versions: Mapping[str, str]) -> str:
+    return next((version for name, version in versions.items() if name.startswith("nvidia-dali")), "unknown")
+
+
+def _rows(report: Mapping[str, Any]) -> list[list[str]]:
+    return [_row(record) for record in report["records"] if "samples_per_s" in record]
+
+
+def _row(record: Mapping[str, Any]) -> list[str]:
+    used = (record["utilisation"] or {}).get("means", {})
+    copied = record["copied_bytes_per_sample"]
+    if copied is not None:
+        crossed = f"{sum(copied.values()) / 1024:.1f} measured"
+    elif record["setting"]["device"] == "gpu" and record["host_bytes_per_sample"] is not None:
+        crossed = f"{record['host_bytes_per_sample'] / 1024:.1f} at least"
+    else:
+        crossed = "-"
+    return [
+        record["variant"],
+        record["label"],
+        spread_cell(record, "samples_per_s", FIGURES),
+        f"{record['cpu_ms_per_sample']:.3f}",
+        f"{record['cpu_share']:.0%}",
+        f"{used['gpu']:.0f}%" if "gpu" in used else "-",
+        f"{used['jpeg']:.0f}%" if "jpeg" in used else "-",
+        crossed,
+    ]
+
+
+def _notes(report: Mapping[str, Any]) -> list[str]:
+    notes = [
+        f"failed: {record['variant']}, {record['label']}: {record['error']}"
+        for record in report["records"]
+        if "error" in record
+    ]
+    left_out = ", ".join(f"{point['variant']} ({point['label']})" for point in report["left_out"])
+    return notes + ([f"left out, the time was over: {left_out}"] if left_out else [])
+
+
+def _format_check(scenario: str, check: Mapping[str, Any]) -> str:
+    if "error" in check:
+        return f"{scenario}: FAILED on {check['device']}: {check['error']}"
+    if scenario == "path":
+        graphs = {name: found for name, found in check.items() if name != "device"}
+        each = ", ".join(f"{name} {found['num_samples']} samples" for name, found in graphs.items())
+        return f"path: each key once, on {check['device']}, finite: {each}"
+    if not check["measured"]:
+        return f"parity: not measured: {check['reason']}"
+    rows = [["decoder", "equal", "mean", "99 %", "99.99 %", "max"]]
+    for name, found in check["differences"].items():
+        quantiles = found["quantiles"]
+        rows.append(
+            [
+                name,
+                f"{found['equal_share']:.2%}",
+                f"{found['mean']:.3f}",
+                str(quantiles["0.99"]),
+                str(quantiles["0.9999"]),
+                str(found["max"]),
+            ]
+        )
+    outputs = [["output", "equal", "mean", "max"]]
+    for name, found in check["graphs"].items():
+        outputs.append([name, f"{found['equal_share']:.2%}", f"{found['mean']:.4g}", f"{found['max']:.4g}"])
+    return (
+        f"parity with the CPU's pixels, grey levels, {check['num_photos']} photos:\n\n{_indented(rows)}\n\n"
+        f"and of whole graphs, each output in its own unit:\n\n{_indented(outputs)}"
+    )
+
+
+def _indented(rows: Sequence[Sequence[str]]) -> str:
+    return "\n".join(f"    {line}" for line in format_rows(rows).splitlines())

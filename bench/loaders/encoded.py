@@ -1,0 +1,172 @@
+"""Read encoded samples out of shards, for loaders that have no reader of their own."""
+
+import contextlib
+import io
+import random
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
+
+from dali_pipes.errors import DataError
+from dali_pipes.formats.tar_reader import ArchiveReader
+from dali_pipes.store.urls import open_store
+
+if TYPE_CHECKING:
+    from bench.loaders.protocol import LoaderOptions
+    from dali_pipes.store.shard_set import ShardSet
+
+__all__ = [
+    "KEY",
+    "EncodedSample",
+    "checked_fields",
+    "components_of",
+    "encoded_samples",
+    "endpoint_of",
+    "label_of",
+    "open_object",
+    "open_stream",
+    "samples_of",
+    "shard_urls",
+    "shuffled",
+]
+
+KEY = "__key__"
+STREAM_BUFFER_BYTES = 1 << 20  # one read of the connection; tarfile asks for 10 KiB at a time
+
+EncodedSample = dict[str, Any]
+"""A sample as WebDataset has it: the key under `KEY`, and the bytes of each component."""
+
+
+def endpoint_of(shards: "ShardSet") -> str | None:
+    """Where the shards' cluster answers; ``None`` for local shards."""
+    return shards.store.endpoint
+
+
+def shard_urls(shards: "ShardSet") -> list[str]:
+    """What WebDataset is given: paths, or URLs such as ``ais://pets/shuffled-000000.tar``."""
+    return [shards.store.locate(name) for name in shards.names]
+
+
+def shuffled(names: Sequence[str], *, seed: int, epoch: int) -> list[str]:
+    """Return the names in an order that each epoch draws anew, the same in every run."""
+    order = list(names)
+    random.Random(f"{seed} {epoch}").shuffle(order)
+    return order
+
+
+def open_stream(url: str, *, endpoint: str | None) -> BinaryIO:
+    """Open a shard from front to back: a local path, or a URL such as ``ais://pets/shuffled-000000.tar``."""
+    if endpoint is None:
+        return Path(url).open("rb")
+    return cast("BinaryIO", open_object(url, endpoint=endpoint))
+
+
+def open_object(url: str, mode: str = "rb", bufsize: int = -1, *, endpoint: str) -> io.BufferedReader:
+    """Open a shard of a bucket, with the arguments that WebDataset gives an opener."""
+    del bufsize
+    assert mode == "rb", mode
+    return io.BufferedReader(_ObjectStream(url, endpoint=endpoint), STREAM_BUFFER_BYTES)
+
+
+class _ObjectStream(io.RawIOBase):
+    def __init__(self, url: str, *, endpoint: str) -> None:
+        super().__init__()
+        store, name = open_store(url, endpoint=endpoint)
+        self._open = contextlib.ExitStack()
+        self._body: Any = self._open.enter_context(store.open(name))
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        return int(self._body.readinto(buffer))
+
+    def close(self) -> None:
+        if not self.closed:
+            self._open.close()
+        super().close()
+
+
+def encoded_samples(stream: BinaryIO, *, shard: str) -> Iterator[EncodedSample]:
+    """Yield the samples of one shard, front to back.
+
+    Raises:
+        DataError: If the stream is not a whole tar.
+    """
+    sample: EncodedSample = {}
+    for member in ArchiveReader(stream, shard=shard):
+        if sample and sample[KEY] != member.key:
+            yield sample
+            sample = {}
+        sample[KEY] = member.key
+        sample[member.component] = member.read()
+    if sample:
+        yield sample
+
+
+def samples_of(shards: "ShardSet") -> Iterator[tuple[str, EncodedSample]]:
+    """Yield every sample of every shard, each with the URL of its shard.
+
+    Raises:
+        DataError: If a shard is not a whole tar.
+    """
+    for name in shards.names:
+        where = shards.store.locate(name)
+        with shards.store.open(name) as stream:
+            for sample in encoded_samples(stream, shard=where):
+                yield where, sample
+
+
+def components_of(
+    sample: Mapping[str, Any], options: "LoaderOptions", *, shard: str | None = None
+) -> tuple[bytes, bytes, int, str]:
+    """Return photo, mask, label and key of a sample.
+
+    Args:
+        sample: As `EncodedSample`.
+        options: For the names of photo and mask.
+        shard: Its shard, for errors, if that is known.
+
+    Raises:
+        DataError: If the sample lacks a component, or its label is not a number.
+    """
+    key: str = sample[KEY]
+    for name in (options.photo, options.mask, "cls"):
+        if name not in sample:
+            found = ", ".join(sorted(other for other in sample if not other.startswith("__")))
+            raise DataError(f"{_place(shard, key)}: no component '{name}' (found: {found})")
+    return sample[options.photo], sample[options.mask], label_of(sample["cls"], key=key, shard=shard), key
+
+
+def label_of(data: bytes, *, key: str, shard: str | None = None) -> int:
+    """Return the class id that ``cls`` holds.
+
+    Raises:
+        DataError: If ``cls`` is not a number.
+    """
+    try:
+        return int(data)
+    except ValueError as exc:
+        raise DataError(f"{_place(shard, key)}: cls must be a number, got {data[:40]!r}") from exc
+
+
+def checked_fields(sample: EncodedSample, fields: Collection[str], *, shard: str) -> EncodedSample:
+    """Return the sample in the order of ``fields``, for a format whose samples all have the same fields.
+
+    Raises:
+        DataError: If it has others.
+    """
+    if frozenset(sample) != frozenset(fields):
+        raise DataError(
+            f"{_place(shard, sample[KEY])}: its components are {_named(sample)}, expected {_named(fields)} as "
+            "of the first sample; this format has the same fields in all samples"
+        )
+    return {name: sample[name] for name in fields}
+
+
+def _named(fields: Collection[str]) -> str:
+    return ", ".join(sorted(set(fields) - {KEY}))
+
+
+def _place(shard: str | None, key: str) -> str:
+    return f"key '{key}'" if shard is None else f"shard '{shard}', key '{key}'"

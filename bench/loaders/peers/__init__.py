@@ -1,0 +1,1 @@
+"""Loaders of other projects, each set up as its own documentation recommends."""

@@ -1,0 +1,132 @@
+"""Load with ``fn.external_source``: Python streams the tars in a worker process, and DALI decodes.
+
+Settings, for DALI 2.4 (user guide, "Parallel External Source", and the arguments of ``fn.external_source``): an
+iterable of batches with ``batch=True, parallel=True``. DALI runs it in one worker process, whatever ``py_num_workers``
+says, because a stream cannot be asked for the n-th sample as the callables that several workers share can be. DALI's
+tutorial prefers those callables (the sample mode). A tar that is read front to back, from a bucket over one connection,
+has no n-th sample without an index, and `dali-s3` uses one. One worker is enough: it cuts tars, while DALI decodes with
+one thread for each core. ``prefetch_queue_depth`` batches are read ahead into shared memory;
+``bytes_per_sample_hint`` avoids growing it.
+
+The worker is forked ("Parallel External Source - Fork") in a rank that has no CUDA: all its libraries are loaded there,
+and none of their threads runs. With CUDA, and in a command's own process, which has threads, it is spawned, and imports
+for about 0.4 s.
+
+Shards are shuffled and samples are not, because dSort has shuffled the samples, as in `webloader`.
+"""
+
+import contextlib
+import itertools
+import multiprocessing
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bench.loaders.encoded import (
+    components_of,
+    encoded_samples,
+    endpoint_of,
+    open_stream,
+    shard_urls,
+    shuffled,
+)
+from bench.loaders.opening import delivery_device
+from bench.loaders.protocol import BenchLoader, LoaderOptions
+from bench.tools.processes import end_with_main
+
+if TYPE_CHECKING:
+    from dali_pipes.store.shard_set import ShardSet
+
+__all__ = ["ShardBatches", "open_loader"]
+
+SOURCE_PREFETCH = 4
+"""Batches that the worker reads ahead."""
+BYTES_PER_SAMPLE = 256 << 10
+"""Shared memory for one component of one sample; it grows if that is not enough."""
+
+Encoded = npt.NDArray[np.uint8]
+
+
+def open_loader(shards: "ShardSet", *, options: LoaderOptions) -> contextlib.AbstractContextManager[BenchLoader]:
+    """One worker that streams, one pipeline that decodes; each sample comes once an epoch."""
+    from nvidia.dali import fn, types
+
+    from bench.loaders.peers.plain_dali import PlainEpochs, padded_keys, plain_pipeline, segmentation_outputs
+
+    device = delivery_device(options.device)
+    pipeline = plain_pipeline(device, options, py_num_workers=1, py_start_method=_start_method(device))
+    with pipeline:
+        photo, mask, label, key = fn.external_source(
+            source=ShardBatches(shard_urls(shards), endpoint=endpoint_of(shards), options=options),
+            num_outputs=4,
+            batch=True,
+            parallel=True,
+            cycle="raise",
+            prefetch_queue_depth=SOURCE_PREFETCH,
+            bytes_per_sample_hint=BYTES_PER_SAMPLE,
+            dtype=[types.UINT8, types.UINT8, types.INT64, types.UINT8],
+            ndim=[1, 1, 0, 1],
+        )
+        image, trimap = segmentation_outputs(photo, mask, options, device=device)
+        # The rows of a tensor must have one length.
+        pipeline.set_outputs(image, trimap, label, fn.pad(key))
+    return contextlib.closing(
+        PlainEpochs(
+            pipeline,
+            options=options,
+            labels=lambda labels: labels.reshape(-1),
+            keys=padded_keys,
+            num_workers=1,
+            # The source ends an epoch, and its last batch may be short.
+            size=-1,
+        )
+    )
+
+
+def _start_method(device: str) -> str:
+    # A child of multiprocessing, as ranks are: forked from a server that has started no thread.
+    return "fork" if device == "cpu" and multiprocessing.parent_process() is not None else "spawn"
+
+
+class ShardBatches:
+    """The samples of shards, still encoded, in batches; each epoch has the shards in another order.
+
+    Can be pickled: it runs in a worker process.
+
+    Args:
+        urls: Paths, or URLs such as ``ais://pets/shuffled-000000.tar``.
+        endpoint: The cluster's, for URLs.
+        options: For the batch size, the components' names and the seed.
+    """
+
+    def __init__(self, urls: list[str], *, endpoint: str | None, options: LoaderOptions) -> None:
+        self._urls, self._endpoint, self._options = urls, endpoint, options
+        self._main_pid = os.getpid()
+        self._epoch = 0
+
+    def __iter__(self) -> Iterator[tuple[list[Any], ...]]:
+        """Batches of photos, masks, labels and keys, as arrays: uint8 [bytes], uint8 [bytes], int64, uint8 [letters].
+
+        Raises:
+            DataError: If a sample lacks a component, or its label is no number.
+        """
+        if not self._epoch and os.getpid() != self._main_pid:
+            end_with_main(self._main_pid)  # DALI's worker outlives a main process that is killed
+        urls = shuffled(self._urls, seed=self._options.seed, epoch=self._epoch)
+        self._epoch += 1
+        samples = itertools.chain.from_iterable(map(self._samples, urls))
+        while batch := list(itertools.islice(samples, self._options.batch_size)):
+            yield tuple(map(list, zip(*batch, strict=True)))
+
+    def _samples(self, url: str) -> Iterator[tuple[Encoded, Encoded, npt.NDArray[np.int64], Encoded]]:
+        with open_stream(url, endpoint=self._endpoint) as stream:
+            for sample in encoded_samples(stream, shard=url):
+                photo, mask, label, key = components_of(sample, self._options, shard=url)
+                yield _array(photo), _array(mask), np.array(label, np.int64), _array(key.encode())
+
+
+def _array(data: bytes) -> Encoded:
+    return np.frombuffer(data, np.uint8)

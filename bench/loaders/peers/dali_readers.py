@@ -1,0 +1,166 @@
+"""Load tar shards or TFRecord files with DALI's own readers, as a script does that uses nothing of `dali_pipes`.
+
+One pipeline: reader, decoders, crop (`plain_dali`). Samples come in the order of the files, the same in each epoch:
+nothing is shuffled.
+
+Not in the registry of loaders: the files that these readers read must be made first, see `bench.scenarios.tfrecord`.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bench.loaders.opening import delivery_device
+from bench.loaders.peers.plain_dali import (
+    PlainEpochs,
+    padded_keys,
+    padded_text,
+    plain_pipeline,
+    segmentation_outputs,
+)
+from bench.loaders.protocol import BenchLoader, LoaderOptions
+from dali_pipes.errors import DataError
+from dali_pipes.formats.keys import split_key
+from prep.export.export import ENCODED, KEY, LABEL
+
+if TYPE_CHECKING:
+    from dali_pipes.formats.shard_index import ShardIndex
+    from prep.inspect.indexed_set import IndexedSet
+
+__all__ = ["ReaderFiles", "open_loader", "open_reader", "webdataset_index"]
+
+READER = "reader"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReaderFiles:
+    """The files that one of DALI's readers reads."""
+
+    kind: str
+    """``webdataset`` or ``tfrecord``."""
+    paths: Sequence[Path | str]
+    """Or URLs, if the reader takes them."""
+    index_paths: Sequence[Path]
+    """One for each of ``paths``."""
+    prefetch_queue_depth: int = 1
+    """Batches that the reader keeps ready; DALI's default."""
+
+
+def webdataset_index(index: "ShardIndex") -> str:
+    """Write a shard's index of all its components for `fn.readers.webdataset`, version 1.2.
+
+    Raises:
+        DataError: If a name contains white space, which separates the fields of that format.
+    """
+    lines = []
+    for row, key in enumerate(index.keys):
+        if key.split() != [key]:
+            raise DataError(f"shard '{index.shard}', key '{key}': DALI's index holds no name with white space")
+        places = [(c, int(index.offsets[c][row]), int(index.sizes[c][row])) for c in index.offsets]
+        lines.append(" ".join(f"{c} {offset} {size} {key}.{c}" for c, offset, size in places if offset >= 0))
+    return "\n".join([f"v1.2 {len(lines)}", *lines, ""])
+
+
+def write_webdataset_indexes(indexed: "IndexedSet", directory: Path) -> list[Path]:
+    """Write the `webdataset_index` of each shard to a file in ``directory``."""
+    paths = []
+    for row, index in indexed.each():
+        paths.append(directory / f"{row:06d}.idx")
+        paths[-1].write_text(webdataset_index(index))
+    return paths
+
+
+def open_loader(files: ReaderFiles, *, options: LoaderOptions) -> contextlib.AbstractContextManager[BenchLoader]:
+    """Read, decode and crop; each sample comes once an epoch."""
+    from nvidia.dali import fn
+
+    device = delivery_device(options.device)
+    pipeline = plain_pipeline(device, options)
+    with pipeline:
+        photo, mask, label, key = _read(files, options)
+        image, trimap = segmentation_outputs(photo, mask, options, device=device)
+        # The rows of a tensor must have one length.
+        pipeline.set_outputs(image, trimap, fn.pad(label), fn.pad(key))
+    return contextlib.closing(
+        PlainEpochs(pipeline, options=options, labels=_labels_of(files), keys=_keys_of(files), reader_name=READER)
+    )
+
+
+@contextlib.contextmanager
+def open_reader(files: ReaderFiles, *, options: LoaderOptions) -> Iterator[Callable[[], int]]:
+    """Open the reader alone: a function that reads photos, masks and labels of an epoch, and returns its samples."""
+    pipeline = plain_pipeline("cpu", options)
+    with pipeline:
+        photo, mask, label, _ = _read(files, options)
+        pipeline.set_outputs(photo, mask, label)
+    pipeline.build()
+    num_samples = int(pipeline.reader_meta(READER)["epoch_size"])
+
+    def epoch() -> int:
+        # The last batch is padded with its last sample; the additional reads are too few to matter.
+        for _ in range(-(-num_samples // options.batch_size)):
+            pipeline.run()
+        return num_samples
+
+    yield epoch
+
+
+def _read(files: ReaderFiles, options: LoaderOptions) -> tuple[Any, Any, Any, Any]:
+    """Photo, mask, label and key, as the reader gives them."""
+    from nvidia.dali import fn, tfrecord
+
+    paths = [str(path) for path in files.paths]
+    places: dict[str, Any] = {
+        "index_paths" if files.kind == "webdataset" else "index_path": list(map(str, files.index_paths))
+    }
+    if files.kind == "webdataset":
+        photo, mask, label = fn.readers.webdataset(
+            paths=paths,
+            ext=[options.photo, options.mask, "cls"],
+            missing_component_behavior="error",
+            pad_last_batch=True,
+            prefetch_queue_depth=files.prefetch_queue_depth,
+            name=READER,
+            **places,
+        )
+        return photo, mask, label, fn.get_property(photo, key="source_info")
+    of_bytes = tfrecord.FixedLenFeature((), tfrecord.string, "")
+    read = fn.readers.tfrecord(
+        path=paths,
+        features={
+            ENCODED: of_bytes,
+            options.mask: of_bytes,
+            LABEL: tfrecord.FixedLenFeature([1], tfrecord.int64, -1),
+            KEY: of_bytes,
+        },
+        pad_last_batch=True,
+        name=READER,
+        **places,
+    )
+    return read[ENCODED], read[options.mask], read[LABEL], read[KEY]
+
+
+def _labels_of(files: ReaderFiles) -> Callable[[Any], Any]:
+    """Return the function from the reader's padded labels to int64 [B]."""
+    import torch
+
+    if files.kind == "tfrecord":
+        return lambda labels: labels.reshape(-1)
+    return lambda digits: torch.tensor([int(padded_text(row)) for row in digits.numpy()])
+
+
+def _keys_of(files: ReaderFiles) -> Callable[[Any], list[str]]:
+    """Return the function from a sample's padded name, its key or ``PATH:OFFSET:KEY.COMPONENT``, to its key."""
+    if files.kind == "tfrecord":
+        return padded_keys
+    starts = tuple(f"{path}:" for path in files.paths)
+
+    def key_of(text: str) -> str:
+        start = next(start for start in starts if text.startswith(start))
+        names = split_key(text[len(start) :].partition(":")[2])
+        assert names is not None, "our index names members of samples"
+        return names[0]
+
+    return lambda rows: [key_of(text) for text in padded_keys(rows)]

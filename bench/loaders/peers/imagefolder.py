@@ -1,0 +1,90 @@
+"""Load files that were unpacked from shards, with torchvision's ``ImageFolder`` and a ``DataLoader``.
+
+Settings (torchvision 0.29, "Datasets": ``ImageFolder``, one folder for each class; PyTorch 2.13, "Performance Tuning
+Guide": workers, pinned memory; ``torch.utils.data``: ``persistent_workers``, ``prefetch_factor``): one worker for each
+core, kept for all epochs, each with one torch thread (torch's default in a worker). The sampler shuffles all samples in
+each epoch, which costs a random read of a small file and gives the best possible order.
+
+Masks lie in a tree of their own beside the photos', at the same paths; a subclass reads each mask with its photo. Each
+photo is decoded as a whole where the batch is made (``collate_fn``), straight into the batch in shared memory.
+"""
+
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch.utils.data import DataLoader
+from torchvision.datasets import ImageFolder
+
+from bench.compare.transforms import BatchDecoder
+from bench.loaders.encoded import KEY, EncodedSample, label_of, samples_of
+from bench.loaders.protocol import BenchLoader, LoaderOptions, Prepared
+from bench.loaders.workers import WorkerEpochs, worker_settings
+from dali_pipes.errors import DataError
+from dali_pipes.store.shard_names import check_object_name
+
+if TYPE_CHECKING:
+    from dali_pipes.store.shard_set import ShardSet
+
+__all__ = ["PhotosWithMasks", "open_loader", "prepare"]
+
+
+def prepare(shards: "ShardSet", *, directory: Path) -> None:
+    """Write each member of each sample as ``COMPONENT/LABEL/KEY.ENDING``: ``image.jpg/3/animals/pet_001.jpg``.
+
+    Raises:
+        DataError: If a sample has no label, or its key is no path.
+    """
+    for where, sample in samples_of(shards):
+        key = sample.pop(KEY)
+        if "cls" not in sample:
+            raise DataError(f"shard '{where}', key '{key}': no component 'cls' (found: {', '.join(sorted(sample))})")
+        label = label_of(sample.pop("cls"), key=key, shard=where)
+        try:
+            check_object_name(f"{key}.", url=key)
+        except ValueError as exc:
+            raise DataError(f"shard '{where}', key '{key}': cannot be unpacked, it is no path below a folder") from exc
+        for component, data in sample.items():
+            path = directory / component / str(label) / f"{key}.{component.rpartition('.')[2]}"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+
+
+def open_loader(
+    shards: "ShardSet", *, options: LoaderOptions, prepared: Prepared
+) -> contextlib.AbstractContextManager[BenchLoader]:
+    """The files in a shuffled order; each sample comes once an epoch."""
+    loader: DataLoader[EncodedSample] = DataLoader(
+        PhotosWithMasks(Path(prepared.url), options),
+        batch_size=options.batch_size,
+        shuffle=True,
+        generator=torch.Generator().manual_seed(options.seed),
+        collate_fn=BatchDecoder(options),
+        **worker_settings(shards, options=options, num_workers=options.num_threads),
+    )
+    return contextlib.closing(WorkerEpochs(loader, options=options))
+
+
+class PhotosWithMasks(ImageFolder):  # type: ignore[misc]  # torchvision has no types
+    """An ``ImageFolder`` whose items are encoded samples: photo, mask, label and key."""
+
+    def __init__(self, directory: Path, options: LoaderOptions) -> None:
+        self._photos, self._masks = directory / options.photo, directory / options.mask
+        self._options = options
+        self._ending = f".{options.mask.rpartition('.')[2]}"
+        for folder, name in ((self._photos, options.photo), (self._masks, options.mask)):
+            if not folder.is_dir():
+                raise DataError(f"no sample has the component '{name}': no folder '{folder}'")
+        super().__init__(str(self._photos))
+
+    def __getitem__(self, row: int) -> EncodedSample:
+        path, class_row = self.samples[row]
+        label = self.classes[class_row]
+        place = Path(path).relative_to(self._photos)
+        return {
+            KEY: str(place.relative_to(label).with_suffix("")),
+            self._options.photo: Path(path).read_bytes(),
+            self._options.mask: (self._masks / place.with_suffix(self._ending)).read_bytes(),
+            "cls": label.encode(),
+        }

@@ -1,0 +1,111 @@
+"""Load MDS shards, converted from shards, with Mosaic Streaming's ``StreamingDataset`` and ``StreamingDataLoader``.
+
+Settings, for mosaicml-streaming 0.13 (documentation): shards of 64 MiB, not compressed, no hashes ("Basic Dataset
+Conversion", the writer's defaults); ``shuffle`` with the default ``py1e``, the recommended algorithm ("Shuffling"); the
+data set is told the batch size too, and workers are kept for all epochs, because they start slowly ("FAQs and Tips");
+one worker for each core. Each photo is decoded as a whole where the batch is made (``collate_fn``), straight into the
+batch in shared memory, and not in ``__getitem__`` of a subclass as in the how-to guide for CIFAR10. The MDS shards lie
+in a local directory, with no remote ("Shard Retrieval"), so nothing is downloaded or evicted.
+"""
+
+import atexit
+import contextlib
+import fcntl
+import os
+import tempfile
+from collections.abc import Iterator
+from multiprocessing.shared_memory import SharedMemory
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from streaming import MDSWriter, StreamingDataLoader, StreamingDataset
+from streaming.base.constant import BARRIER_FILELOCK, CACHE_FILELOCK, SHM_TO_CLEAN
+
+from bench.compare.transforms import BatchDecoder
+from bench.loaders.encoded import KEY, checked_fields, samples_of
+from bench.loaders.protocol import BenchLoader, LoaderOptions, Prepared
+from bench.loaders.workers import WorkerEpochs, worker_settings
+
+if TYPE_CHECKING:
+    from dali_pipes.store.shard_set import ShardSet
+
+__all__ = ["open_loader", "prepare"]
+
+
+def prepare(shards: "ShardSet", *, directory: Path) -> None:
+    """Write each sample as a row of MDS: the key, and each component's bytes as they are in the shard.
+
+    One process: it copies, and two are not faster on one disk.
+
+    Raises:
+        DataError: If samples have different components.
+    """
+    with contextlib.ExitStack() as stack:
+        writer: MDSWriter | None = None
+        fields: list[str] = []
+        for where, sample in samples_of(shards):
+            if writer is None:
+                fields = list(sample)
+                columns = {field: "str" if field == KEY else "bytes" for field in fields}
+                writer = stack.enter_context(MDSWriter(out=str(directory), columns=columns))
+            writer.write(checked_fields(sample, fields, shard=where))
+
+
+@contextlib.contextmanager
+def open_loader(shards: "ShardSet", *, options: LoaderOptions, prepared: Prepared) -> Iterator[BenchLoader]:
+    """The data set in worker processes; every sample comes exactly once an epoch."""
+    with _alone():
+        dataset = StreamingDataset(
+            local=prepared.url, shuffle=True, shuffle_seed=options.seed, batch_size=options.batch_size
+        )
+    try:
+        loader = StreamingDataLoader(
+            dataset,
+            batch_size=options.batch_size,
+            collate_fn=BatchDecoder(options),
+            **worker_settings(shards, options=options, num_workers=options.num_threads),
+        )
+        with contextlib.closing(WorkerEpochs(loader, options=options)) as epochs:
+            yield epochs
+    finally:
+        with _alone():
+            _release(dataset)
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """Let one rank of this machine in at a time: a data set takes the first free names in shared memory."""
+    lock = os.open(tempfile.gettempdir(), os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _release(dataset: Any) -> None:
+    """Free the shared memory and the lock files of a data set whose workers have ended.
+
+    The library frees them by name when the process exits. By then another process may own that name, so this module
+    frees them now and cancels the library's cleanup.
+    """
+    owned = [
+        dataset._locals_shm,
+        dataset._shared_barrier._arr.shm,
+        dataset._next_epoch.arr.shm,
+        dataset._cache_usage.arr.shm,
+        dataset._shard_states.shm,
+        dataset._shard_access_times.shm,
+    ]
+    for memory in owned:
+        atexit.unregister(memory.cleanup)
+        memory.cleanup()
+    prefix = f"{dataset._shm_prefix_int:06}"
+    # What workers left that were ended in the middle of an epoch.
+    for name in SHM_TO_CLEAN:
+        with contextlib.suppress(FileNotFoundError):
+            left = SharedMemory(f"{prefix}_{name}")
+            left.close()
+            left.unlink()
+    for name in (BARRIER_FILELOCK, CACHE_FILELOCK):
+        (Path(tempfile.gettempdir()) / f"{prefix}_{name}").unlink(missing_ok=True)

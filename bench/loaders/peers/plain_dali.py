@@ -1,0 +1,154 @@
+"""Decode with DALI's own operators, in plain pipelines as a script has them.
+
+Nothing of `dali_pipes` is used. Photo and mask are decoded only in the window that the crop keeps
+(``fn.decoders.image_slice``), then normalised or padded by ``fn.crop_mirror_normalize``. ``fn.decoders.image_crop``
+takes the window by itself, but refuses one that is larger than a photo, and rounds its start otherwise than
+``CenterCrop``, which outputs are compared with. So a photo's size is read from its header here.
+"""
+
+import contextlib
+from collections.abc import Callable, Generator, Iterator
+from typing import TYPE_CHECKING, Any
+
+from bench.loaders.opening import delivery_device
+from bench.loaders.protocol import BenchBatch, LoaderOptions
+from bench.loaders.registry import ALL_PARTS
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["PlainEpochs", "padded_keys", "padded_text", "plain_pipeline", "segmentation_outputs"]
+
+PREFETCH_QUEUE_DEPTH = 2  # DALI's default
+MEAN = (0.485 * 255, 0.456 * 255, 0.406 * 255)  # ImageNet, of levels
+STD = (0.229 * 255, 0.224 * 255, 0.225 * 255)
+
+
+def plain_pipeline(device: str, options: LoaderOptions, **arguments: Any) -> Any:
+    """Make an empty pipeline with the settings that all share; ``arguments`` are further ones of ``Pipeline``."""
+    import torch
+    from nvidia.dali.pipeline import Pipeline
+
+    return Pipeline(
+        batch_size=options.batch_size,
+        num_threads=options.num_threads,
+        device_id=None if device == "cpu" else torch.cuda.current_device(),
+        prefetch_queue_depth=PREFETCH_QUEUE_DEPTH,
+        exec_dynamic=True,
+        **arguments,
+    )
+
+
+def segmentation_outputs(photo: Any, mask: Any, options: LoaderOptions, *, device: str) -> tuple[Any, Any]:
+    """Image and trimap, as a `BenchBatch` has them, from encoded photo and mask."""
+    from nvidia.dali import fn, math, types
+
+    def window_of(encoded: Any, output_type: Any) -> Any:
+        size = fn.peek_image_shape(encoded, dtype=types.INT32, adjust_orientation=False)[0:2]
+        slack = math.max(size - options.crop, 0)
+        return fn.decoders.image_slice(
+            encoded,
+            (slack + (slack // 2 & 1)) // 2,  # half of it, halves to even, as Python's round() in CenterCrop
+            math.min(size, options.crop),
+            axes=(0, 1),
+            device="mixed" if device == "cuda" else "cpu",
+            output_type=output_type,
+            adjust_orientation=False,
+        )
+
+    crop: dict[str, Any] = {
+        "crop": (options.crop, options.crop),
+        "out_of_bounds_policy": "pad",
+        "rounding": "truncate",  # the odd row or column of padding comes last, as in CenterCrop
+        "output_layout": "CHW",
+    }
+    image = fn.crop_mirror_normalize(
+        window_of(photo, types.RGB),
+        mean=MEAN,
+        std=STD,
+        # The operator does not normalise padding: this is what a pixel of 0 becomes.
+        fill_values=[-mean / std for mean, std in zip(MEAN, STD, strict=True)],
+        dtype=types.FLOAT,
+        **crop,
+    )
+    return image, fn.crop_mirror_normalize(window_of(mask, types.GRAY), dtype=types.UINT8, **crop)
+
+
+class PlainEpochs:
+    """A `BenchLoader` over one pipeline; `close` destroys it.
+
+    Args:
+        pipeline: Its outputs are image, trimap, label and key.
+        options: For the device.
+        labels: From the pipeline's labels to int64 [B].
+        keys: From what names the pipeline's samples to keys.
+        num_workers: The pipeline's worker processes.
+        arguments: Of ``DALIGenericIterator``: how it knows the length of an epoch.
+    """
+
+    decode = "dali"
+    gives = ALL_PARTS
+
+    def __init__(
+        self,
+        pipeline: Any,
+        *,
+        options: LoaderOptions,
+        labels: "Callable[[Tensor], Tensor]",
+        keys: "Callable[[Tensor], list[str]]",
+        num_workers: int = 0,
+        **arguments: Any,
+    ) -> None:
+        from nvidia.dali.plugin.base_iterator import LastBatchPolicy
+        from nvidia.dali.plugin.pytorch import DALIGenericIterator
+
+        self._iterator = DALIGenericIterator(
+            pipeline,
+            ["image", "trimap", "label", "key"],
+            auto_reset=True,
+            dynamic_shape=True,
+            last_batch_policy=LastBatchPolicy.PARTIAL,
+            prepare_first_batch=False,
+            **arguments,
+        )
+        self._labels, self._keys = labels, keys
+        self._epoch: Generator[BenchBatch] | None = None
+        self._is_inside = False
+        self.device = delivery_device(options.device)
+        self.num_workers = num_workers
+
+    def epoch(self) -> Iterator[BenchBatch]:
+        self._leave_epoch()
+        if self._is_inside:  # DALI resets only at the end of an epoch, so the rest of this one is read
+            with contextlib.suppress(StopIteration):
+                while True:
+                    next(self._iterator)
+        self._is_inside = True
+        self._epoch = self._batches()
+        yield from self._epoch
+        self._is_inside = False
+
+    def close(self) -> None:
+        """Destroy the pipeline, even if somebody still holds an epoch. Can be called twice."""
+        self._leave_epoch()
+        self._iterator = None
+
+    def _batches(self) -> Generator[BenchBatch]:
+        for (batch,) in self._iterator:
+            batch["label"], batch["key"] = self._labels(batch["label"]), self._keys(batch["key"])
+            yield batch
+
+    def _leave_epoch(self) -> None:
+        if self._epoch is not None:
+            self._epoch.close()
+        self._epoch = None
+
+
+def padded_keys(rows: Any) -> list[str]:
+    """The keys of a tensor uint8 [B, length]."""
+    return [padded_text(row) for row in rows.numpy()]
+
+
+def padded_text(row: Any) -> str:
+    """A row of bytes, padded with zeros to the length of the longest, as text."""
+    return bytes(row).rstrip(b"\0").decode()

@@ -1,0 +1,149 @@
+"""Load with Meta's SPDL: its pipeline in threads of this process, its tar reader, and decoders that release the GIL.
+
+Settings, for SPDL 0.8 (documentation, "Execution Models"): threads in one process, because the heavy stages release the
+GIL and threads have the least overhead; the stages in the order shown there, read, ``aggregate``, then a transform of
+whole batches, one thread for each core; a continuous source, so that the pipeline lives for all epochs.
+``iter_tarfile`` is given a whole shard in memory, the fastest of its ways ("Benchmark tarfile"). Shards are shuffled
+and samples are not, because dSort has shuffled the samples, as in `webloader`.
+
+SPDL's own decoder is FFmpeg's, which it finds on the machine and does not bring. Its photos differ from Pillow's: with
+FFmpeg 5.1, on 120 pets, by up to 39 of 255 levels and 0.22 on average at the most accurate of three settings. They took
+3.0 to 3.9 CPU-ms each; Pillow took 1.8 and torchvision 1.3. So each photo is decoded as a whole as in `webloader`,
+straight into the batch, in this process's own memory.
+"""
+
+import contextlib
+import io
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import torch
+from spdl.io import iter_tarfile
+from spdl.pipeline import PipelineBuilder, PipelineFailure
+
+from bench.compare.transforms import BatchDecoder
+from bench.loaders.encoded import KEY, EncodedSample, endpoint_of, open_stream, shard_urls, shuffled
+from bench.loaders.opening import delivery_device
+from bench.loaders.protocol import BenchBatch, BenchLoader, LoaderOptions
+from bench.loaders.registry import ALL_PARTS
+from dali_pipes.formats.keys import split_key
+
+if TYPE_CHECKING:
+    from spdl.pipeline import Pipeline
+
+    from dali_pipes.store.shard_set import ShardSet
+
+__all__ = ["open_loader"]
+
+READERS = 2
+"""Shards read at a time; each is in memory until its samples are decoded. The documentation's 16 to 32 are for files of
+one sample."""
+SINK_BATCHES = 2
+"""Batches that are ready, besides those that are being made."""
+READ_BYTES = 1 << 20
+
+
+@contextlib.contextmanager
+def open_loader(shards: "ShardSet", *, options: LoaderOptions) -> Iterator[BenchLoader]:
+    """The pipeline; every sample comes exactly once an epoch."""
+    # One torch thread in each decoding thread, as in a worker process; torch would start more in each.
+    num_torch_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with contextlib.closing(_SpdlEpochs(shards, options)) as epochs:
+            yield epochs
+    finally:
+        torch.set_num_threads(num_torch_threads)
+
+
+class _SpdlEpochs:
+    num_workers = 0
+    gives = ALL_PARTS
+
+    def __init__(self, shards: "ShardSet", options: LoaderOptions) -> None:
+        self._source = _ShuffledShards(shard_urls(shards), seed=options.seed)
+        self._endpoint = endpoint_of(shards)
+        self._options = options
+        self._decode = BatchDecoder(options)
+        self._open = contextlib.ExitStack()
+        self._pipeline: Pipeline[BenchBatch] | None = None
+        self.decode = options.decode
+        self.device = delivery_device(options.device)
+
+    def epoch(self) -> Iterator[BenchBatch]:
+        # An epoch that was left early leaves batches in its pipeline's queues, so the next one starts a new pipeline.
+        if self._pipeline is None:
+            self._pipeline = self._start()
+        pipeline, self._pipeline = self._pipeline, None
+        try:
+            yield from pipeline
+        except PipelineFailure as exc:
+            # The failure names the stage; its cause is the error.
+            raise next((failed.__cause__ for failed in exc.exceptions if failed.__cause__), exc) from None
+        self._pipeline = pipeline
+
+    def close(self) -> None:
+        """End the threads; may be called twice."""
+        self._pipeline = None
+        self._open.close()
+
+    def _start(self) -> "Pipeline[BenchBatch]":
+        self._open.close()
+        num_threads = self._options.num_threads
+        decoders = self._open.enter_context(ThreadPoolExecutor(num_threads, thread_name_prefix="spdl-decode"))
+        pipeline: Pipeline[BenchBatch] = (
+            PipelineBuilder()
+            .add_source(self._source, continuous=True)
+            .pipe(self._read, concurrency=READERS, output_order="input")
+            .disaggregate()
+            .aggregate(self._options.batch_size)
+            .pipe(self._make_batch, concurrency=num_threads, executor=decoders)
+            .add_sink(SINK_BATCHES)
+            # By default failures are logged and their samples left out.
+            .build(num_threads=READERS, max_failures=0)
+        )
+        pipeline.start()
+        self._open.callback(_stop, pipeline)
+        return pipeline
+
+    def _read(self, url: str) -> list[EncodedSample]:
+        buffer = io.BytesIO()
+        with open_stream(url, endpoint=self._endpoint) as stream:
+            shutil.copyfileobj(stream, buffer, READ_BYTES)
+        samples: list[EncodedSample] = []
+        # getvalue() makes no copy. The stream itself would have views on it that an error in a cycle keeps alive; its
+        # finalizer could then not close it, and Python 3.13 reports that.
+        for name, data in iter_tarfile(buffer.getvalue()):
+            if (names := split_key(name)) is None:
+                continue
+            key, component = names
+            if not samples or samples[-1][KEY] != key:
+                samples.append({KEY: key})
+            samples[-1][component.lower()] = data
+        return samples
+
+    def _make_batch(self, samples: list[EncodedSample]) -> BenchBatch:
+        return self._decode(
+            [{name: data if name == KEY else bytes(data) for name, data in sample.items()} for sample in samples]
+        )
+
+
+def _stop(pipeline: "Pipeline[BenchBatch]") -> None:
+    # A failure in a batch that nobody asked for is not reported.
+    with contextlib.suppress(PipelineFailure):
+        pipeline.stop()
+
+
+class _ShuffledShards:
+    """The shards' URLs, in another order each time they are iterated, the same in every run."""
+
+    def __init__(self, urls: list[str], *, seed: int) -> None:
+        self._urls, self._seed = urls, seed
+        self._epochs = 0
+
+    def __iter__(self) -> Iterator[str]:
+        urls = shuffled(self._urls, seed=self._seed, epoch=self._epochs)
+        self._epochs += 1
+        yield from urls

@@ -1,0 +1,103 @@
+"""Define what every loader of `bench` takes, and what it gives."""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Protocol, TypedDict, cast, get_args
+
+from bench.loaders.registry import DECODES
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["BenchBatch", "BenchLoader", "Device", "LoaderOptions", "Prepared", "available_cores", "num_rows"]
+
+Device = Literal["auto", "cpu", "gpu"]
+
+
+def available_cores() -> int:
+    """The cores that this process may use. Under ``taskset`` or Slurm the machine has more."""
+    return len(os.sched_getaffinity(0))
+
+
+class BenchBatch(TypedDict, total=False):
+    """What one step consumes. B is the batch size, or less in a short last batch.
+
+    A loader whose registry entry `gives` fewer parts leaves the others out.
+    """
+
+    image: "Tensor"
+    """float32 [B, 3, crop, crop], ImageNet-normalised; uint8 if the loader does not give ``normalised``."""
+    trimap: "Tensor"
+    """uint8 [B, 1, crop, crop], 0 where the crop reaches past the mask."""
+    label: "Tensor"
+    """int64 [B], the class id as ``cls`` holds it."""
+    key: list[str]
+
+
+def num_rows(batch: BenchBatch) -> int:
+    """The number of samples of a batch, whichever parts it has."""
+    rows: Sequence[object] = next(iter(cast("dict[str, Sequence[object]]", batch).values()))
+    return len(rows)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderOptions:
+    """What all loaders of one run share."""
+
+    batch_size: int = 64
+    num_threads: int = field(default_factory=available_cores)
+    """DALI's threads, or worker processes: one for each core, for every loader."""
+    crop: int = 350
+    decode: str = "pil"
+    """One of `DECODES`; loaders that decode with DALI ignore it."""
+    photo: str = "image.jpg"
+    mask: str = "trimap.png"
+    seed: int = 7
+    device: Device = "auto"
+    keeps_shards: bool = True
+    """Whether a loader that has the choice keeps the shards of a bucket on this machine, for the epochs after the
+    first. A run of a single epoch gets its first batch sooner without."""
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "num_threads", "crop"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.decode not in DECODES:
+            raise ValueError(f"decode must be one of {', '.join(DECODES)}, got '{self.decode}'")
+        if self.device not in get_args(Device):
+            raise ValueError(f"device must be one of {', '.join(get_args(Device))}, got '{self.device}'")
+
+
+class BenchLoader(Protocol):
+    """An open loader."""
+
+    num_workers: int
+    """Worker processes; 0 if threads of this process decode."""
+    decode: str
+    """What decodes: ``dali``, ``pil`` or ``turbo``; ``none`` for `synthetic`."""
+    device: str
+    """Where batches are delivered: ``cpu`` or ``cuda``. The engine copies the others to the device of the step."""
+    gives: frozenset[str]
+    """The parts of its batches; see `LoaderEntry.gives`."""
+
+    def epoch(self) -> Iterator[BenchBatch]:
+        """Begin a new epoch from its start, whether the last one was finished or left early."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """What was made from the shards before a loader could read them, and what that took."""
+
+    url: str
+    """A directory. Not read by a loader whose entry `reads_index_beside`."""
+    wall_s: float
+    num_bytes: int
+    """Size on disk of what was made."""
+
+    @classmethod
+    def of(cls, directory: Path, *, wall_s: float) -> "Prepared":
+        """Measure what lies in ``directory``, at every depth."""
+        files = (path for path in directory.rglob("*") if path.is_file())
+        return cls(url=str(directory), wall_s=wall_s, num_bytes=sum(path.stat().st_size for path in files))

@@ -1,0 +1,139 @@
+"""Turn the names that a command was given into loaders, and find out which can be opened here."""
+
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from bench.loaders.protocol import LoaderOptions
+from bench.loaders.registry import DECODES, GROUPS, LOADERS
+from dali_pipes.errors import PipesError
+
+if TYPE_CHECKING:
+    from dali_pipes.store.shard_set import ShardSet
+
+__all__ = ["LoaderSpec", "SelectedLoaders", "available_loaders", "reason_against", "select_loaders"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderSpec:
+    """A loader as a command names it: ``dali``, or with a decoder, ``webloader:turbo``."""
+
+    name: str
+    decode: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> "LoaderSpec":
+        """Read ``NAME`` or ``NAME:DECODE``.
+
+        Raises:
+            ValueError: If there is no such loader or decoder, or the loader decodes with DALI and takes no other.
+
+        >>> LoaderSpec.parse("webloader:turbo")
+        LoaderSpec(name='webloader', decode='turbo')
+        """
+        name, colon, decode = text.partition(":")
+        check_name(name)
+        if colon and decode not in DECODES:
+            raise ValueError(f"decode must be one of {', '.join(DECODES)}, got '{decode}' in '{text}'")
+        if colon and decode not in LOADERS[name].decodes:
+            having = ", ".join(other for other, entry in LOADERS.items() if decode in entry.decodes)
+            raise ValueError(f"loader '{name}' does not decode with {decode}, got '{text}'; these do: {having}")
+        return cls(name=name, decode=decode or None)
+
+    def __str__(self) -> str:
+        return self.name if self.decode is None else f"{self.name}:{self.decode}"
+
+    def apply(self, options: LoaderOptions) -> LoaderOptions:
+        """Return the run's options with this loader's decoder."""
+        return options if self.decode is None else replace(options, decode=self.decode)
+
+    def resolved(self) -> tuple[str, str | None]:
+        """Name and decoder; a loader that names none has the default's, if it can choose."""
+        return self.name, (self.decode or LoaderOptions.decode) if LOADERS[self.name].decodes else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelectedLoaders:
+    """Which loaders to open."""
+
+    specs: tuple[LoaderSpec, ...]
+    skipped: tuple[str, ...]
+    """A line for each loader of a group that cannot be opened here."""
+
+
+def select_loaders(texts: Sequence[str], *, shards: "ShardSet | None" = None) -> SelectedLoaders:
+    """Resolve names, ``NAME:DECODE`` and `GROUPS` to loaders, none of them twice.
+
+    A loader of a group comes with each of its decoders, and is skipped if it cannot be opened.
+
+    Raises:
+        PipesError: If a loader that is named cannot be opened.
+        ValueError: If there is no such loader, group or decoder, or one is named twice: ``webloader`` is
+            ``webloader:pil``.
+    """
+    found = available_loaders(shards)
+    specs: dict[tuple[str, str | None], LoaderSpec] = {}
+    skipped: dict[str, str] = {}
+    for text in texts:
+        if text not in GROUPS:
+            spec = LoaderSpec.parse(text)
+            if (reason := found[spec.name]) is not None:
+                raise PipesError(reason)
+            if (same := specs.get(spec.resolved())) is not None:
+                repeated = "twice" if same == spec else f"and '{same}', which are one loader"
+                raise ValueError(f"loaders must not repeat, got '{spec}' {repeated}")
+            specs[spec.resolved()] = spec
+            continue
+        for name in filter(GROUPS[text], LOADERS):
+            if (reason := found[name]) is not None:
+                skipped[name] = f"skipped: {reason}"
+                continue
+            for decode in LOADERS[name].decodes or (None,):
+                spec = LoaderSpec(name=name, decode=decode)
+                specs.setdefault(spec.resolved(), spec)
+    return SelectedLoaders(specs=tuple(specs.values()), skipped=tuple(skipped.values()))
+
+
+def available_loaders(shards: "ShardSet | None" = None) -> dict[str, str | None]:
+    """Map each loader to the reason why it cannot be opened, or to ``None`` if it can.
+
+    Args:
+        shards: What it would read; ``None`` checks only whether its packages are installed.
+    """
+    return {name: reason_against(name, shards) for name in LOADERS}
+
+
+def reason_against(name: str, shards: "ShardSet | None") -> str | None:
+    """Say why a loader cannot be opened; ``None`` if it can.
+
+    Raises:
+        ValueError: If there is no such loader.
+    """
+    check_name(name)
+    entry = LOADERS[name]
+    for package in entry.requires:
+        if not _is_installed(package):
+            return (
+                f"loader '{name}' needs the package '{package}', which is not installed; "
+                f"pip install 'dali-pipes[{entry.extra or 'bench'}]'"
+            )
+    if shards is None or "converted" in entry.source:
+        return None
+    if ("local" if shards.store.cluster is None else "ais") in entry.source:
+        return None
+    wanted = "shards in a bucket" if entry.source == ("ais",) else "shards in a directory"
+    return f"loader '{name}' reads {wanted}, got '{shards.url}'"
+
+
+def check_name(name: str) -> None:
+    """Refuse a name that is not in the registry."""
+    if name not in LOADERS:
+        raise ValueError(f"loader must be one of {', '.join(LOADERS)}, got '{name}'")
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:  # the part before the dot of a dotted name
+        return False

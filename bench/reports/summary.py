@@ -1,0 +1,219 @@
+"""Summarise the record of a run: medians, 95 % intervals, and ratios to the baseline."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from bench.compare.settings import SETTING_TITLES
+from bench.loaders.registry import ALL_PARTS
+from bench.reports.figures import FIGURES, Figure
+from bench.reports.intervals import Interval, median_interval, paired_ratio
+
+__all__ = [
+    "BRIEF",
+    "EQUAL_WITHIN",
+    "Measured",
+    "Record",
+    "Report",
+    "baseline_of",
+    "format_interval",
+    "format_ratio",
+    "is_telling",
+    "label_of",
+    "measured",
+    "named",
+    "restricted",
+    "rounds_of",
+    "setting_names",
+    "summarise",
+    "values_of",
+]
+
+Record = Mapping[str, Any]
+"""One loader under one setting."""
+Report = Mapping[str, Any]
+"""The record of a run, in its present form."""
+
+BRIEF = (
+    "samples_per_s",
+    "cpu_ms_per_sample",
+    "time_to_first_batch_s",
+    "batch_p99_ms",
+    "wait_share",
+    "accelerator_utilisation",
+    "loader_memory_mib",
+    "shared_memory_mib",
+    "fetched_ratio",
+)
+"""The figures of a table that fits a terminal, if they were measured."""
+
+EQUAL_WITHIN = 0.05
+"""Two loaders are called equal if the whole interval of their ratio is this close to 1. A wide one shows nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """One figure of one record, over the repeats."""
+
+    figure: Figure
+    values: Sequence[float]
+    """One for each repeat, in their order."""
+    interval: Interval
+    ratio: Interval | None
+    """To the baseline under the same setting, taken turn by turn; ``None`` if the baseline's was not measured, or a
+    value is not positive."""
+    is_baseline: bool
+
+    @property
+    def plotted(self) -> Interval:
+        """The interval in the figure's unit."""
+        scale, interval = self.figure.scale, self.interval
+        if interval.low is None or interval.high is None:
+            return Interval(median=scale * interval.median, low=None, high=None)
+        return Interval(median=scale * interval.median, low=scale * interval.low, high=scale * interval.high)
+
+    def shown(self, *, with_interval: bool = True) -> str:
+        """The figure as a cell of a table."""
+        return format_interval(self.figure, self.values, with_interval=with_interval)
+
+    def ratio_shown(self) -> str:
+        """The ratio as a cell of a table: "equal" if all of its interval is close to 1, "?" if it is wide and has 1."""
+        ratio = self.ratio
+        if ratio is None:
+            return "-"
+        if self.is_baseline or ratio.low is None or ratio.high is None:
+            return f"{ratio.median:.2f}"
+        within = ratio.low >= 1 / (1 + EQUAL_WITHIN) and ratio.high <= 1 + EQUAL_WITHIN
+        return format_ratio(ratio) + ("" if not ratio.holds(1.0) else " equal" if within else " ?")
+
+
+def measured(report: Report, record: Record, name: str) -> Measured | None:
+    """A figure of a record; ``None`` if it was not measured in each repeat."""
+    values = values_of(record, name)
+    if not values:
+        return None
+    baseline = baseline_of(report, record)
+    theirs = values_of(baseline, name)
+    return Measured(
+        figure=FIGURES[name],
+        values=values,
+        interval=median_interval(values),
+        ratio=paired_ratio(values, theirs) if len(theirs) == len(values) else None,
+        is_baseline=record is baseline,
+    )
+
+
+def summarise(report: Report) -> list[dict[str, Any]]:
+    """For each record the medians and intervals of its figures, and of their ratios to the baseline, for JSON."""
+    summaries = []
+    for record in report["records"]:
+        found = {name: one for name in FIGURES if (one := measured(report, record, name)) is not None}
+        summaries.append(
+            {
+                "figures": {name: asdict(one.interval) for name, one in found.items()},
+                "ratios": {name: asdict(one.ratio) for name, one in found.items() if one.ratio is not None},
+            }
+        )
+    return summaries
+
+
+def values_of(record: Record, figure: str) -> list[float]:
+    """One value for each repeat, in their order; empty if one of them lacks it."""
+    values = [repeat["figures"].get(figure) for repeat in record["repeats"]]
+    return [] if any(value is None for value in values) else [float(value) for value in values]
+
+
+def is_telling(report: Report, figure: str) -> bool:
+    """Whether a figure was measured and says something: without a step, every loader's user waits all of the time."""
+    if figure == "wait_share" and not any(record["setting"].get("compute_ms") for record in report["records"]):
+        return False
+    return any(values_of(record, figure) for record in report["records"])
+
+
+def label_of(record: Record) -> str:
+    """Name a record's row: ``dali``, ``webloader (pil)``. A star marks a loader that does not give all parts."""
+    name, decode = record["loader"], record["decode"]
+    label = name if decode in ("dali", "none") else f"{name} ({decode})"
+    gives = record.get("gives")
+    return f"{label} *" if gives is not None and ALL_PARTS - set(gives) else str(label)
+
+
+def named(records: Sequence[Record], name: str | None) -> list[Record]:
+    """The records of the loader ``name``, or of ``NAME:DECODE``; those with exactly this decoder first."""
+    exact = [record for record in records if name == f"{record['loader']}:{record['decode']}"]
+    return [*exact, *(record for record in records if name == record["loader"])]
+
+
+def baseline_of(report: Report, record: Record) -> Record:
+    """The record that this one's ratios are to: the baseline's under the same setting, else the first."""
+    alike = [other for other in report["records"] if other["setting"] == record["setting"]]
+    return next(iter([*named(alike, report.get("baseline")), *alike]))
+
+
+def restricted(report: Report, *, baseline: str | None = None, loaders: Sequence[str] | None = None) -> Report:
+    """The same run with ratios to another loader, or with some of its loaders.
+
+    Args:
+        report: The run.
+        baseline: ``NAME`` or ``NAME:DECODE``; ``None`` keeps the run's, if it is among the loaders.
+        loaders: Likewise; a name without a decoder takes all of its decoders. ``None``: all.
+
+    Raises:
+        ValueError: If the run has no such loader.
+    """
+    records = report["records"]
+    if loaders is not None:
+        chosen = [id(record) for name in loaders for record in _known(records, name, option="--loaders")]
+        records = [record for record in records if id(record) in chosen]
+    if baseline is not None:
+        _known(records, baseline, option="--baseline")
+    return {**report, "records": records, "baseline": baseline or report.get("baseline")}
+
+
+def _known(records: Sequence[Record], name: str, *, option: str) -> list[Record]:
+    found = named(records, name)
+    if not found:
+        there = dict.fromkeys(
+            one["loader"] if one["decode"] in ("dali", "none") else f"{one['loader']}:{one['decode']}"
+            for one in records
+        )
+        raise ValueError(f"{option} must be of {', '.join(there)}, got '{name}'")
+    return found
+
+
+def rounds_of(report: Report) -> str | None:
+    """``2 of 7 rounds`` for a run that was stopped; ``None`` for one that was not."""
+    if report.get("complete", True):
+        return None
+    return f"{report.get('num_rounds')} of {report['options'].get('repeats')} rounds"
+
+
+def setting_names(records: Sequence[Record]) -> list[str]:
+    """The fields in which the records' settings differ."""
+    return [name for name in SETTING_TITLES if len({record["setting"].get(name) for record in records}) > 1]
+
+
+def format_interval(figure: Figure, values: Sequence[float], *, with_interval: bool = True) -> str:
+    """``1023 [962-1094]``: median and interval; ``1023 (962-1094)``: smallest and largest of too few repeats."""
+    interval = median_interval(values)
+    shown = _number(interval.median, figure)
+    if not with_interval:
+        return shown
+    if interval.low is None or interval.high is None:
+        low, high = _number(min(values), figure), _number(max(values), figure)
+        return f"{shown} ({low}-{high})" if len(values) > 1 else shown
+    return f"{shown} [{_number(interval.low, figure)}-{_number(interval.high, figure)}]"
+
+
+def format_ratio(ratio: Interval) -> str:
+    """``0.97 [0.95-0.99]``."""
+    if ratio.low is None or ratio.high is None:
+        return f"{ratio.median:.2f}"
+    return f"{ratio.median:.2f} [{ratio.low:.2f}-{ratio.high:.2f}]"
+
+
+def _number(value: float, figure: Figure) -> str:
+    """Three or four significant digits."""
+    shown = value * figure.scale
+    digits = min(figure.digits, 0 if abs(shown) >= 99.95 else 1 if abs(shown) >= 9.995 else figure.digits)
+    return f"{shown:.{digits}f}"

@@ -1,1 +1,0 @@
-"""A loader, a setting and a clock: turns in processes of their own, watched from outside."""

@@ -1,0 +1,109 @@
+"""Describe where figures come from: versions, hardware, commit and date, as JSON."""
+
+import datetime
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from bench.loaders.protocol import available_cores
+from dali_pipes.errors import PipesError
+
+__all__ = ["check_extras", "describe_environment"]
+
+PACKAGES = (
+    "dali-pipes",
+    "nvidia-dali-cuda120",
+    "nvidia-dali-cuda130",
+    "torch",
+    "torchvision",
+    "webdataset",
+    "aistore",
+    "pillow",
+    "numpy",
+    "psutil",
+    "spdl",
+    "litdata",
+    "mosaicml-streaming",
+)
+"""What a figure may depend on, where it is installed."""
+
+EXTRAS = ("matplotlib", "psutil", "torchvision")
+
+
+def check_extras() -> None:
+    """Say in one line which packages are missing, before anything is read or started.
+
+    Raises:
+        PipesError: If a package of the extra ``bench`` is not installed.
+    """
+    missing = [name for name in EXTRAS if importlib.util.find_spec(name) is None]
+    if missing:
+        raise PipesError(f"benchmarks need {' and '.join(missing)}; install: pip install 'dali-pipes[bench]'")
+
+
+def describe_environment() -> dict[str, Any]:
+    """Everything that a figure depends on and its options do not say. Names no host, user or path."""
+    return {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        **_commit(),
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.release().partition('-')[0]} {platform.machine()}",
+        "versions": _versions(),
+        "cpu": {
+            "model": _cpu_model(),
+            "cores": os.cpu_count(),
+            "cores_available": available_cores(),
+            "load_average_1min": round(os.getloadavg()[0], 2),
+        },
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "gpus": _gpus(),
+    }
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(models, platform.machine())
+
+
+def _gpus() -> list[str]:
+    import torch
+
+    if not torch.cuda.is_available():
+        return []
+    return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+
+
+def _commit() -> dict[str, Any]:
+    """The checkout's commit, and whether files differ from it; ``None`` for an installed package."""
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists():
+        return {"commit": None, "is_dirty": None}
+    try:
+        commit = _git(root, "rev-parse", "HEAD")
+        changed = _git(root, "status", "--porcelain")
+    except (OSError, subprocess.SubprocessError):
+        return {"commit": None, "is_dirty": None}
+    return {"commit": commit, "is_dirty": bool(changed)}
+
+
+def _git(root: Path, *arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], cwd=root, check=True, capture_output=True, text=True, timeout=10)  # noqa: S603, S607
+    return done.stdout.strip()

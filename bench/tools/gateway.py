@@ -1,0 +1,286 @@
+"""Stand between loaders and their cluster: delay every request, and count the bytes of every answer.
+
+A process of its own on loopback, in front of the embedded node or of any cluster, for all loaders alike: it is given to
+them as the endpoint, so whatever speaks HTTP to AIStore, through an SDK, S3 or sockets, goes through it. An answer that
+redirects, as the proxy's to its targets, is rewritten to lead through the gateway again.
+
+The delays are those of a network whose round trip is that much longer: each request waits once, and a new connection
+once more for its handshake. Connections do not wait for each other, and bodies are passed on as they come: latency is
+added, bandwidth is not limited. TCP's slow start, which a long way makes longer, is not imitated.
+
+Bytes are counted where all loaders are alike, in the answers that left here, heads and bodies; what a loader has asked
+for ahead and not used is in the count.
+"""
+
+import http.client
+import mmap
+import socket
+import struct
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+
+from bench.tools.server_process import ServerProcess, announce, server_arguments
+
+__all__ = ["Gateway", "Traffic", "check_upstream", "read_traffic"]
+
+_COUNTERS = struct.Struct("<QQQ")
+_BUFFER_BYTES = 1 << 18
+_CONNECT_S = 10.0
+_HOP_HEADERS = frozenset({"connection", "keep-alive", "proxy-connection", "expect"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traffic:
+    """What went through so far; the difference of two is what went through between them."""
+
+    num_bytes: int
+    """Of answers, heads and bodies."""
+    num_requests: int
+    num_connections: int
+
+    def __sub__(self, other: "Traffic") -> "Traffic":
+        return Traffic(
+            num_bytes=self.num_bytes - other.num_bytes,
+            num_requests=self.num_requests - other.num_requests,
+            num_connections=self.num_connections - other.num_connections,
+        )
+
+
+def read_traffic(path: Path) -> Traffic:
+    """The counts in a gateway's file, in any process."""
+    num_bytes, num_requests, num_connections = _COUNTERS.unpack(path.read_bytes())
+    return Traffic(num_bytes=num_bytes, num_requests=num_requests, num_connections=num_connections)
+
+
+class Gateway(ServerProcess):
+    """A running gateway.
+
+    Args:
+        endpoint: The cluster behind it, ``http://HOST:PORT``.
+        latency_s: Of a round trip, added to each request and to each new connection.
+
+    Raises:
+        StoreError: If it does not start.
+        ValueError: If the endpoint is no ``http://`` URL, or the latency is negative or a minute and more.
+    """
+
+    counters: Path
+    """For `read_traffic`."""
+
+    def __init__(self, endpoint: str, *, latency_s: float = 0.0) -> None:
+        check_upstream(endpoint)
+        if not 0 <= latency_s < 60:
+            raise ValueError(f"latency_s must be in [0, 60), got {latency_s:g}")
+        with tempfile.NamedTemporaryFile(prefix="dali-pipes-traffic-", delete=False) as file:
+            file.write(bytes(_COUNTERS.size))
+        self.counters = Path(file.name)
+        arguments = ["--upstream", endpoint, "--latency-s", repr(latency_s), "--counters", str(self.counters)]
+        super().__init__("bench.tools.gateway", *arguments, what=f"the gateway to '{endpoint}'")
+
+    def traffic(self) -> Traffic:
+        """What went through so far."""
+        return read_traffic(self.counters)
+
+    def close(self) -> None:
+        """End it. Can be called twice."""
+        super().close()
+        self.counters.unlink(missing_ok=True)
+
+
+def check_upstream(endpoint: str) -> None:
+    """Refuse an endpoint that a gateway could not stand before.
+
+    Raises:
+        ValueError: If it is no ``http://HOST[:PORT]``.
+    """
+    url = urlsplit(endpoint)
+    if url.scheme != "http" or not url.hostname:
+        raise ValueError(
+            f"a gateway counts and delays what it can read, http://HOST:PORT, got the endpoint '{endpoint}'; "
+            "pass --direct to go without one"
+        )
+
+
+class _Counters:
+    def __init__(self, path: Path) -> None:
+        with path.open("r+b") as file:
+            self._shared = mmap.mmap(file.fileno(), _COUNTERS.size)
+        self._counts = [0, 0, 0]
+        self._lock = threading.Lock()
+
+    def add(self, *, num_bytes: int = 0, num_requests: int = 0, num_connections: int = 0) -> None:
+        with self._lock:
+            for row, more in enumerate((num_bytes, num_requests, num_connections)):
+                self._counts[row] += more
+            self._shared[:] = _COUNTERS.pack(*self._counts)
+
+
+class _Routes:
+    """A listener for each server behind: the one that was named, and those that it redirects to."""
+
+    def __init__(self, *, latency_s: float, counters: _Counters) -> None:
+        self.latency_s = latency_s
+        self.counters = counters
+        self._listeners: dict[str, _Listener] = {}
+        self._lock = threading.Lock()
+
+    def to(self, netloc: str) -> str:
+        """The address here that leads to ``netloc``."""
+        with self._lock:
+            if netloc in (listener.netloc for listener in self._listeners.values()):
+                return netloc  # it named us: servers may take their own address from the request
+            if netloc not in self._listeners:
+                listener = _Listener(netloc, self)
+                self._listeners[netloc] = listener
+                threading.Thread(target=listener.serve_forever, daemon=True).start()
+            return self._listeners[netloc].netloc
+
+
+class _Listener(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 256
+
+    def __init__(self, upstream: str, routes: _Routes) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        host, _, port = upstream.rpartition(":") if ":" in upstream else (upstream, "", "80")
+        self.upstream = (host, int(port))
+        self.routes = routes
+        self.netloc = f"127.0.0.1:{self.server_address[1]}"
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Clients leave in the middle of an answer when a turn is over; that is no error."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    server: _Listener
+
+    def setup(self) -> None:
+        super().setup()
+        self._upstream = http.client.HTTPConnection(*self.server.upstream)
+        self.server.routes.counters.add(num_connections=1)
+        # The kernel has shaken hands at once; from far away the client would still be waiting for it.
+        time.sleep(self.server.routes.latency_s)
+
+    def finish(self) -> None:
+        self._upstream.close()
+        super().finish()
+
+    def parse_request(self) -> bool:
+        # Its first line has come.
+        time.sleep(self.server.routes.latency_s)
+        return super().parse_request()
+
+    def relay(self) -> None:
+        length = self.headers.get("Content-Length", "0")
+        if "Transfer-Encoding" in self.headers or not length.isdecimal():
+            self.send_error(411)
+            return
+        self.server.routes.counters.add(num_requests=1)
+        body = self.rfile.read(int(length))
+        try:
+            answer = self._ask(body)
+        except (OSError, http.client.HTTPException) as exc:
+            self.send_error(502, explain=str(exc))
+            return
+        self._answer(answer)
+
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = do_PATCH = do_OPTIONS = relay  # noqa: N815 (http.server's names)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing of each request."""
+
+    def _ask(self, body: bytes) -> http.client.HTTPResponse:
+        """Pass the request on; the answer's head."""
+        is_kept = self._upstream.sock is not None
+        try:
+            return self._ask_once(body)
+        except (ConnectionError, http.client.HTTPException):
+            self._upstream.close()
+            # A connection that was kept may have been closed there in the meantime.
+            if not is_kept:
+                raise
+        return self._ask_once(body)
+
+    def _ask_once(self, body: bytes) -> http.client.HTTPResponse:
+        if self._upstream.sock is None:
+            self._upstream.sock = socket.create_connection(self.server.upstream, timeout=_CONNECT_S)
+            self._upstream.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._upstream.sock.settimeout(None)
+        self._upstream.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
+        for name, value in self.headers.items():
+            if name.lower() not in _HOP_HEADERS:
+                self._upstream.putheader(name, value)
+        self._upstream.endheaders(body)
+        return self._upstream.getresponse()
+
+    def _answer(self, answer: http.client.HTTPResponse) -> None:
+        has_body = self.command != "HEAD" and answer.status not in (204, 304)
+        is_chunked = answer.headers.get("Transfer-Encoding", "").lower() == "chunked"
+        # Without either, the body ends with the connection.
+        has_end = not has_body or is_chunked or "Content-Length" in answer.headers
+        if not has_end or answer.headers.get("Connection", "").lower() == "close":
+            self.close_connection = True
+        lines = [f"HTTP/{answer.version / 10} {answer.status} {answer.reason}"]
+        lines += [
+            f"{name}: {self._rewritten(value) if name.lower() == 'location' else value}"
+            for name, value in answer.getheaders()
+            if name.lower() != "connection"
+        ]
+        if self.close_connection:
+            lines.append("Connection: close")
+        self._send("\r\n".join([*lines, "", ""]).encode("latin-1"))
+        for piece in self._body(answer) if has_body else ():
+            self._send(b"%x\r\n%b\r\n" % (len(piece), piece) if is_chunked else piece)
+        if is_chunked and has_body and not self.close_connection:
+            self._send(b"0\r\n\r\n")
+        answer.close()
+        if self.close_connection:
+            self._upstream.close()
+
+    def _body(self, answer: http.client.HTTPResponse) -> Iterator[bytes]:
+        """The answer's body in pieces, as they come."""
+        try:
+            while piece := answer.read1(_BUFFER_BYTES):
+                yield piece
+            is_short = bool(answer.length)
+        except (OSError, http.client.HTTPException):
+            is_short = True
+        if is_short:
+            # The client finds out by the end of the connection.
+            self.close_connection = True
+
+    def _send(self, data: bytes) -> None:
+        # Before, not after: a client that has read all of an answer finds all of it counted.
+        self.server.routes.counters.add(num_bytes=len(data))
+        self.connection.sendall(data)
+
+    def _rewritten(self, location: str) -> str:
+        url = urlsplit(location)
+        if url.scheme != "http":
+            return location  # relative, or encrypted: the first stays here, the second cannot
+        return urlunsplit(url._replace(netloc=self.server.routes.to(url.netloc)))
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Serve until the owner goes; print the endpoint first."""
+    parser = server_arguments("bench.tools.gateway", __doc__)
+    parser.add_argument("--upstream", required=True, help="the cluster behind, http://HOST:PORT")
+    parser.add_argument("--counters", type=Path, required=True, help="the file that holds the counts")
+    options = parser.parse_args(argv)
+    routes = _Routes(latency_s=options.latency_s, counters=_Counters(options.counters))
+    announce(f"http://{routes.to(urlsplit(options.upstream).netloc)}", owner=options.owner)
+    options.counters.unlink(missing_ok=True)  # the owner may have been killed
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,125 @@
+"""Measure CPU time and memory of a process and all that it started, and end a process together with another."""
+
+import contextlib
+import os
+import select
+import threading
+import time
+from collections.abc import Collection
+from pathlib import Path
+
+import psutil
+
+__all__ = ["ProcessTree", "child_pids", "cpu_s_of", "end_with_main", "shared_memory_bytes"]
+
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (looked at, not written to)
+POLL_S = 1.0
+"""Between two looks at a process, where the kernel has no pidfd."""
+
+
+def child_pids() -> set[int]:
+    """The processes below this one, now."""
+    return {child.pid for child in psutil.Process().children(recursive=True)}
+
+
+def cpu_s_of(pid: int) -> float:
+    """Seconds of CPU, user and system, that one process has spent."""
+    times = psutil.Process(pid).cpu_times()
+    return float(times.user + times.system)
+
+
+class ProcessTree:
+    """A process and its descendants.
+
+    Args:
+        root: Its number; ``None``: the calling process. Workers that a fork server starts are the server's children,
+            so a rank that measures passes the process that started the server.
+        bystanders: Processes that are not measured, such as an embedded AIS node. They must outlive the measurement:
+            when a process ends, the kernel adds its whole CPU time to the process that waited for it, this one. A node
+            that has spent 30 s and is stopped between two calls of `cpu_s` would show up as 30 s.
+    """
+
+    def __init__(self, *, root: int | None = None, bystanders: Collection[int] = ()) -> None:
+        self._root = root
+        self._bystanders = frozenset(bystanders)
+
+    def cpu_s(self) -> float:
+        """Seconds of CPU, user and system, spent so far; take the difference of two calls.
+
+        The kernel adds a process that has ended to the one that waited for it. So a worker that lives for one epoch
+        only is counted, too. The kernel's ticks are 10 ms.
+        """
+        total = 0.0
+        for process in self._processes():
+            try:
+                times = process.cpu_times()
+            except psutil.NoSuchProcess:
+                # Ended since it was listed: already, or with the next call, in its parent's figure.
+                continue
+            total += times.user + times.system + times.children_user + times.children_system
+        return total
+
+    def rss_bytes(self) -> int:
+        """Resident memory; shared pages count once for each process that maps them."""
+        total = 0
+        for process in self._processes():
+            try:
+                total += process.memory_info().rss
+            except psutil.NoSuchProcess:
+                continue
+        return total
+
+    def pss_bytes(self) -> int:
+        """Resident memory, shared pages divided among those that map them: what would be free without the processes.
+
+        The kernel walks the page tables for it, 50 ms for a process of 800 MB, so do not ask while a clock runs.
+        It does not count files in shared memory that nobody maps, such as cache files; `shared_memory_bytes` does.
+        """
+        total = 0
+        for process in self._processes():
+            try:
+                lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()
+            except (FileNotFoundError, ProcessLookupError):
+                continue  # ended since it was listed
+            total += next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), 0)
+        return total
+
+    def _processes(self) -> list[psutil.Process]:
+        root = psutil.Process(self._root)
+        return [child for child in [root, *root.children(recursive=True)] if child.pid not in self._bystanders]
+
+
+def shared_memory_bytes() -> int:
+    """What all files in ``/dev/shm`` take: cache files, batches on their way from workers, files of other programs."""
+    status = os.statvfs(SHARED_MEMORY)
+    return (status.f_blocks - status.f_bfree) * status.f_frsize
+
+
+def end_with_main(main_pid: int) -> None:
+    """Have this process, a rank or a worker, end at once when the main process does, however that ends.
+
+    The parent of both is the fork server, which outlives them; torch's own watchdog, for one, looks at that.
+    """
+    threading.Thread(target=_exit_after, args=(main_pid,), name="end-with-main", daemon=True).start()
+
+
+def _exit_after(pid: int) -> None:
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        pass
+    except (AttributeError, OSError):
+        _poll_until_ended(pid)
+    else:
+        waiting = select.poll()
+        waiting.register(process, select.POLLIN)
+        waiting.poll()
+    os._exit(1)
+
+
+def _poll_until_ended(pid: int) -> None:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        # One that nobody has waited for yet is still listed.
+        while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+            time.sleep(POLL_S)

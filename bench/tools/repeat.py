@@ -1,0 +1,142 @@
+"""Write samples into other shards: repeated, in another number of shards, with photos of another size."""
+
+import io
+import tarfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from PIL import Image
+
+from bench.engine.folders import check_room
+from dali_pipes.errors import DataError
+from dali_pipes.formats.tar_reader import ArchiveReader
+from dali_pipes.progress import progress
+from dali_pipes.store.local import LocalStore
+from dali_pipes.store.shard_set import ShardSet
+
+__all__ = ["repeat_shards", "write_shard"]
+
+JPEG_QUALITY = 90
+"""Of photos that were made smaller or larger; what they are most often stored with."""
+
+
+def repeat_shards(
+    shards: ShardSet,
+    *,
+    directory: Path,
+    num_samples: int | None = None,
+    num_shards: int | None = None,
+    photo_side: int | None = None,
+    photo: str = "image.jpg",
+    mask: str = "trimap.png",
+    option: str = "--work",
+) -> ShardSet:
+    """Write samples into new shards, and return those.
+
+    Round *r* of sample ``a/001`` has the key ``r0/a/001``, ``r1/a/001``, ...; its bytes are the original's, unless
+    photos are to have another size. The last round is cut short.
+
+    Args:
+        shards: Where the samples come from; all of them are held in memory.
+        directory: Where to; empty.
+        num_samples: Samples to write; ``None``: as many as there are.
+        num_shards: Shards to write, evenly filled; ``None``: as many as there were.
+        photo_side: The longer side of each photo, in pixels; its mask becomes as large as it. ``None``: as they are.
+        photo: Component that holds the photo; written as a JPEG, whatever it was.
+        mask: Component that holds the mask.
+        option: The command's option that names the directory, for errors.
+
+    Raises:
+        DataError: If there is no sample.
+        ValueError: If there are fewer samples than shards, or too little free space in the directory.
+    """
+    samples = [sample for name in shards.names for sample in _samples(shards, name)]
+    if not samples:
+        raise DataError(f"'{shards.url}' holds no sample to repeat")
+    num_samples, num_shards = num_samples or len(samples), num_shards or len(shards.names)
+    if num_samples < num_shards:
+        raise ValueError(
+            f"{num_shards} shards need as many samples, got {num_samples}; repeat them: --samples {num_shards}"
+        )
+    if photo_side is not None:
+        resized = progress(samples, what=f"photos of {photo_side} pixels", unit="photo")
+        samples = [_resized(sample, side=photo_side, photo=photo, mask=mask) for sample in resized]
+    sizes = [sum(_tar_bytes(data) for _, data in sample) for sample in samples]
+    rounds, rest = divmod(num_samples, len(samples))
+    needed = rounds * sum(sizes) + sum(sizes[:rest]) + num_shards * tarfile.RECORDSIZE
+    check_room(directory, needed, what=f"packing {num_samples} samples of '{shards.url}'", option=option)
+    bounds = [num_samples * shard // num_shards for shard in range(num_shards + 1)]
+    names = [f"repeated-{shard:06d}.tar" for shard in range(num_shards)]
+    for shard in progress(range(num_shards), what="repeat samples", unit="shard"):
+        members = (
+            (f"r{row // len(samples)}/{name}", data)
+            for row in range(bounds[shard], bounds[shard + 1])
+            for name, data in samples[row % len(samples)]
+        )
+        write_shard(directory / names[shard], members)
+    return ShardSet(store=LocalStore(directory), names=tuple(names))
+
+
+def write_shard(path: Path, members: Iterable[tuple[str, bytes]]) -> None:
+    """Write a tar of these members, names and bytes."""
+    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as archive:
+        for name, data in members:
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+
+
+def _tar_bytes(data: bytes) -> int:
+    """Of a member: a block of header, and the data in whole blocks."""
+    return tarfile.BLOCKSIZE * (1 + -(-len(data) // tarfile.BLOCKSIZE))
+
+
+def _samples(shards: ShardSet, name: str) -> list[list[tuple[str, bytes]]]:
+    """The samples of a shard, each its members' names and bytes."""
+    samples: list[list[tuple[str, bytes]]] = []
+    current: str | None = None
+    with shards.store.open(name) as stream:
+        for member in ArchiveReader(stream, shard=shards.store.locate(name)):
+            if member.key != current:
+                samples.append([])
+                current = member.key
+            samples[-1].append((member.name, member.read()))
+    return samples
+
+
+def _resized(sample: Sequence[tuple[str, bytes]], *, side: int, photo: str, mask: str) -> list[tuple[str, bytes]]:
+    """The sample with its photo's longer side ``side`` pixels, and its mask's pixels where the photo's went."""
+    return [
+        (name, _jpeg(data, side))
+        if name.endswith(f".{photo}")
+        else (name, _mask(data, side))
+        if name.endswith(f".{mask}")
+        else (name, data)
+        for name, data in sample
+    ]
+
+
+def _jpeg(data: bytes, side: int) -> bytes:
+    image = Image.open(io.BytesIO(data)).convert("RGB")
+    stream = io.BytesIO()
+    image.resize(_fitted(image.size, side), Image.Resampling.LANCZOS).save(stream, "JPEG", quality=JPEG_QUALITY)
+    return stream.getvalue()
+
+
+def _mask(data: bytes, side: int) -> bytes:
+    image = Image.open(io.BytesIO(data))
+    stream = io.BytesIO()
+    # Class ids: a value between two of them would be a third.
+    image.resize(_fitted(image.size, side), Image.Resampling.NEAREST).save(stream, "PNG")
+    return stream.getvalue()
+
+
+def _fitted(size: tuple[int, int], side: int) -> tuple[int, int]:
+    """Width and height with the longer one ``side``.
+
+    >>> _fitted((600, 400), 300)
+    (300, 200)
+    """
+    width, height = size
+    scale = side / max(width, height)
+    return max(1, round(width * scale)), max(1, round(height * scale))

@@ -1,0 +1,69 @@
+"""Emulate a training step: the time between receiving a batch and asking for the next one.
+
+On the CPU the step is a sleep. A real step runs on an accelerator, so the emulated one must leave the cores to the
+decoders; MLPerf Storage emulates it in the same way. On CUDA the step is a chain of matrix products on the stream that
+the batch was delivered on, as many as take that long on an idle device, and the host waits for them. So decoding on the
+GPU shares the device with a step, as it does in training. After a sleep it would have the whole device, and beside a
+spinning kernel of one thread a device that only looks busy.
+"""
+
+import time
+from collections.abc import Callable
+
+__all__ = ["Step", "open_step"]
+
+Step = Callable[[float], None]
+"""Takes the share of a whole batch that came, 1.0 for all of it; returns when the step is over."""
+
+# A fifth of a millisecond on a Hopper GPU: few launches, which leave the core of the host alone, and short to count by.
+MATRIX_SIDE = 4096
+# As long before it, too: the clocks of an idle device take a while to go up.
+CALIBRATION_S = 0.3
+
+
+def open_step(compute_s: float, *, device: str) -> Step:
+    """A step of ``compute_s`` with a whole batch.
+
+    Args:
+        compute_s: Seconds; 0 is no step at all.
+        device: ``cpu`` or ``cuda``, where batches are delivered.
+    """
+    if compute_s <= 0:
+        return _no_step
+    return _cuda_step(compute_s) if device == "cuda" else lambda share: time.sleep(compute_s * share)
+
+
+def _no_step(share: float) -> None:
+    del share
+
+
+def _cuda_step(compute_s: float) -> Step:
+    import torch
+
+    matrix = torch.randn(MATRIX_SIDE, MATRIX_SIDE, dtype=torch.float16, device="cuda")
+    product = torch.empty_like(matrix)
+
+    # Blocking: by default the host spins while it waits, and takes a core from the decoders.
+    over = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # torch types its methods only
+
+    def multiply(times: int) -> None:
+        for _ in range(times):
+            torch.mm(matrix, matrix, out=product)
+        over.record()
+        over.synchronize()
+
+    multiply(8)  # the library chooses its kernel
+    times = 1
+    while True:
+        started = time.perf_counter()
+        multiply(times)
+        elapsed = time.perf_counter() - started
+        if elapsed >= CALIBRATION_S:
+            break
+        times *= 2
+    per_second = times / elapsed
+
+    def step(share: float) -> None:
+        multiply(max(1, round(compute_s * share * per_second)))
+
+    return step

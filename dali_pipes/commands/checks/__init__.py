@@ -1,0 +1,1 @@
+"""What `dali-pipes doctor` checks, by subject."""

@@ -1,0 +1,210 @@
+"""Measure a loader's epochs: seconds that each stage was busy and waiting.
+
+Three clocks are read. `dali_pipes.profiling` times what runs in Python's threads. The kernel's accounts time DALI's own
+threads. DALI 2.4 does not time its operators, so a second pipeline that stops after the decoders measures the share of
+decoding in what those threads do.
+"""
+
+import contextlib
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from dali_pipes.graph.decode import BatchInputs, DecodePipeline
+    from dali_pipes.iterator import Loader
+    from dali_pipes.profiling import Kind, Recorder, Seconds, Stage
+
+__all__ = ["EpochProfile", "StageTimes", "profile_loader"]
+
+# Batches by which the share of decoding is measured, and how often: it differs little from batch to batch.
+NUM_SHARE_BATCHES = 4
+NUM_SHARE_ROUNDS = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageTimes:
+    """One stage in one epoch, summed over its threads."""
+
+    stage: str
+    threads: int
+    busy_s: float
+    waiting_s: float
+    """For the stage before it; of stages with threads of their own, all the time that they were not busy."""
+    queued_s: float = 0.0
+    """The part of ``waiting_s`` in which a thread was ready to run, and no core was free."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochProfile:
+    """Where one epoch's time went."""
+
+    epoch: int
+    num_samples: int
+    num_batches: int
+    wall_s: float
+    first_batch_s: float
+    """From the epoch's start to its first batch."""
+    fetched_bytes: int
+    """Brought from the store in this epoch, shard indexes included."""
+    stages: tuple[StageTimes, ...]
+    """In the order of the data path."""
+
+    def of(self, stage: str) -> StageTimes:
+        """One stage's times."""
+        return next(times for times in self.stages if times.stage == stage)
+
+
+class _Clocks(NamedTuple):
+    """What the clocks of this process show at one time."""
+
+    seconds: "Seconds"
+    in_loader_s: float
+    dali_threads: Mapping[int, tuple[float, float]]
+    fetched_bytes: int
+
+    @classmethod
+    def read(cls, loader: "Loader", recorder: "Recorder") -> "_Clocks":
+        return cls(recorder.seconds(), recorder.in_loader_s(), _dali_threads(), loader._stager.fetched_bytes)
+
+
+def profile_loader(
+    loader: "Loader", *, epochs: int, recorder: "Recorder", compute_s: float = 0.0
+) -> list[EpochProfile]:
+    """Iterate, and measure where each epoch's time goes.
+
+    Args:
+        loader: Just made, so that the first epoch stages its shards, as a job's does.
+        epochs: Number of epochs.
+        recorder: From `dali_pipes.profiling.recording`; the loader was made inside that context.
+        compute_s: How long a step takes after each batch: the time of a training step, slept.
+    """
+    kept: list[BatchInputs] = []
+    loader._decode.waits_on_host = True  # else no stage would be seen waiting for a GPU
+    profiles = [_measure_epoch(loader, recorder, compute_s=compute_s, kept=kept) for _ in range(epochs)]
+    share = _decode_share(loader._decode, kept)
+    return [_split_decoding(profile, share) for profile in profiles]
+
+
+def _measure_epoch(
+    loader: "Loader", recorder: "Recorder", *, compute_s: float, kept: "list[BatchInputs]"
+) -> EpochProfile:
+    """One epoch, with ``decode`` for all that DALI's threads do; its first batches are added to ``kept``."""
+    before = _Clocks.read(loader, recorder)
+    num_samples = num_batches = num_fetchers = 0
+    first_batch_s = 0.0
+    started = time.perf_counter()
+    batches = iter(loader)
+    epoch = loader.epoch
+    for _ in batches:
+        if not num_batches:
+            first_batch_s = time.perf_counter() - started
+        num_batches, num_samples = num_batches + 1, num_samples + loader.num_valid
+        num_fetchers = max(num_fetchers, len(loader._stager._threads))
+        inputs = loader._repair._decoded  # kept there until the next one comes
+        if inputs is not None and len(kept) < NUM_SHARE_BATCHES:
+            kept.append(inputs)
+        if compute_s:
+            time.sleep(compute_s)
+    wall_s = time.perf_counter() - started
+    after = _Clocks.read(loader, recorder)
+    return EpochProfile(
+        epoch=epoch,
+        num_samples=num_samples,
+        num_batches=num_batches,
+        wall_s=wall_s,
+        first_batch_s=first_batch_s,
+        fetched_bytes=after.fetched_bytes - before.fetched_bytes,
+        stages=_stages(loader._decode, before, after, wall_s=wall_s, num_fetchers=num_fetchers),
+    )
+
+
+def _stages(
+    decode: "DecodePipeline", before: _Clocks, after: _Clocks, *, wall_s: float, num_fetchers: int
+) -> tuple[StageTimes, ...]:
+    def took(stage: "Stage", kind: "Kind") -> float:
+        return after.seconds.get((stage, kind), 0.0) - before.seconds.get((stage, kind), 0.0)
+
+    def in_own_threads(stage: str, threads: int, busy_s: float, queued_s: float = 0.0) -> StageTimes:
+        waiting_s = max(0.0, threads * wall_s - busy_s)
+        return StageTimes(stage=stage, threads=threads, busy_s=busy_s, waiting_s=waiting_s, queued_s=queued_s)
+
+    def in_this_thread(stage: "Stage") -> StageTimes:
+        return StageTimes(stage=stage, threads=1, busy_s=took(stage, "busy"), waiting_s=took(stage, "waiting"))
+
+    # On a GPU each decoder has as many threads of its own.
+    decode_threads = decode.num_threads * (1 if decode.device_id is None else 1 + decode.num_decoders)
+    decode_s = queued_s = 0.0
+    for thread, (on_core_s, ready_s) in after.dali_threads.items():
+        earlier = before.dali_threads.get(thread, (0.0, 0.0))
+        decode_s += max(0.0, on_core_s - earlier[0])
+        queued_s += max(0.0, ready_s - earlier[1])
+    in_loader_s = after.in_loader_s - before.in_loader_s
+    return (
+        in_own_threads("fetch", num_fetchers, took("fetch", "busy")),
+        in_own_threads("stage", num_fetchers, took("stage", "busy")),
+        in_this_thread("read"),
+        in_this_thread("inputs"),
+        in_own_threads("decode", decode_threads, decode_s, queued_s),
+        in_this_thread("hand-over"),
+        StageTimes(stage="step", threads=1, busy_s=wall_s - in_loader_s, waiting_s=in_loader_s),
+    )
+
+
+def _split_decoding(profile: EpochProfile, decode_share: float) -> EpochProfile:
+    """Split ``decode`` in two: ``decode`` and ``transform``, which have the same threads."""
+    stages: list[StageTimes] = []
+    for times in profile.stages:
+        if times.stage == "decode":
+            stages.append(replace(times, busy_s=decode_share * times.busy_s))
+            stages.append(replace(times, stage="transform", busy_s=(1 - decode_share) * times.busy_s))
+        else:
+            stages.append(times)
+    return replace(profile, stages=tuple(stages))
+
+
+def _decode_share(decode: "DecodePipeline", batches: "Sequence[BatchInputs]") -> float:
+    """The share of decoding in what DALI does for a batch, 0 to 1, by a second pipeline that does no more.
+
+    On the CPU the share of CPU time; on a GPU of the time that a batch takes alone: engines have no account of time.
+    """
+    if not decode.num_decoders:
+        return 0.0
+    clock = time.process_time if decode.device_id is None else _synchronised_clock
+    shares = []
+    with (
+        contextlib.closing(decode.second_pipeline()) as whole,
+        contextlib.closing(decode.second_pipeline(only_decoders=True)) as decoders,
+    ):
+        for round_number in range(NUM_SHARE_ROUNDS + 1):
+            took = []
+            for pipeline in (whole, decoders):
+                started = clock()
+                for inputs in batches:
+                    pipeline.run(inputs)
+                took.append(clock() - started)
+            if round_number and took[0] > 0:  # the first round allocates
+                shares.append(min(1.0, took[1] / took[0]))
+    return statistics.median(shares) if shares else 1.0
+
+
+def _synchronised_clock() -> float:
+    import torch
+
+    torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def _dali_threads() -> dict[int, tuple[float, float]]:
+    """DALI's threads in this process: number -> seconds on a core, seconds ready with no core free."""
+    found = {}
+    for task in Path("/proc/self/task").iterdir():
+        # A thread may end meanwhile, as a segment's do.
+        with contextlib.suppress(OSError, ValueError):
+            if (task / "comm").read_text().startswith("[DALI]"):
+                on_core, queued, *_ = (int(text) for text in (task / "schedstat").read_text().split())
+                found[int(task.name)] = on_core / 1e9, queued / 1e9
+    return found

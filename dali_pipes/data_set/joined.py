@@ -1,0 +1,142 @@
+"""Join the data sets of a mixture: one manifest for all, and a fetcher that reads each object from its own store.
+
+In the joined manifest a shard is called ``SET/SHARD``. Other code uses it like any manifest; only code that asks a
+store for an object splits the name again.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from dali_pipes.errors import DataError
+from dali_pipes.fetch.fetcher import Fetcher, Wanted
+from dali_pipes.formats.column_file import UNSIZED
+from dali_pipes.formats.manifest import Manifest
+from dali_pipes.formats.texts import Texts, pack_texts
+from dali_pipes.store.base import Store
+
+__all__ = ["MixtureFetcher", "check_class_tables", "join_manifests", "split_set"]
+
+_UNKNOWN = "unknown"  # photos of this format have no size either
+
+
+class MixtureFetcher:
+    """A `dali_pipes.fetch.fetcher.Fetcher` for combined names, which reads each set's objects from its own store.
+
+    A store's fetcher is opened for its first object. Sets with the same store and ETL share one fetcher.
+
+    Args:
+        stores: Name of the set -> its store.
+    """
+
+    def __init__(self, stores: Mapping[str, Store]) -> None:
+        self._stores = stores
+        self._fetchers: dict[tuple[str, str], Fetcher] = {}
+        """By the store's URL and the ETL."""
+
+    def fetch(self, wanted: Sequence[Wanted], *, stopped: Callable[[], bool], num_connections: int = 1) -> bool:
+        """See `dali_pipes.fetch.fetcher.Fetcher`; all objects must be of one set."""
+        (set_,) = {split_set(one.name)[0] for one in wanted}
+        store = self._stores[set_]
+        which = (store.url, store.etl)
+        if which not in self._fetchers:
+            self._fetchers[which] = store.open_fetcher()
+        own = [one._replace(name=split_set(one.name)[1]) for one in wanted]
+        return self._fetchers[which].fetch(own, stopped=stopped, num_connections=num_connections)
+
+    def close(self) -> None:
+        """Close the open fetchers. Can be called twice."""
+        while self._fetchers:
+            self._fetchers.popitem()[1].close()
+
+
+def split_set(name: str) -> tuple[str, str]:
+    """Split a combined name into the data set's name and the object's own name.
+
+    >>> split_set("pets/train/shuffled-000000.tar")
+    ('pets', 'train/shuffled-000000.tar')
+    """
+    set_, _, object_name = name.partition("/")
+    return set_, object_name
+
+
+def join_manifests(parts: Mapping[str, Manifest]) -> Manifest:
+    """One manifest for several data sets, in their order. Shard names get their set's name in front; sums are added.
+
+    If two sets have different names for a class id, the first one is kept: see `check_class_tables`.
+    """
+    manifests = list(parts.values())
+    classes: dict[int, str] = {}
+    components: dict[str, int] = {}
+    for manifest in manifests:
+        classes = dict(manifest.classes) | classes
+        for component, count in manifest.components.items():
+            components[component] = components.get(component, 0) + count
+    labels = [manifest.labels for manifest in manifests if manifest.labels]
+    names = [f"{set_}/{name}" for set_, manifest in parts.items() for name in manifest.names]
+    return Manifest(
+        names=Texts(*pack_texts(names)),
+        shard_bytes=np.concatenate([manifest.shard_bytes for manifest in manifests]),
+        checksums=np.concatenate([manifest.checksums for manifest in manifests]),
+        samples=np.concatenate([manifest.samples for manifest in manifests]),
+        index_bytes=np.concatenate([manifest.index_bytes for manifest in manifests]),
+        index_checksums=np.concatenate([manifest.index_checksums for manifest in manifests]),
+        components=components,
+        classes=classes,
+        photos=_joined_photos([manifest.photos for manifest in manifests]),
+        labels={
+            "min": min(found["min"] for found in labels),
+            "max": max(found["max"] for found in labels),
+        }
+        if labels
+        else {},
+        etl=";".join(manifest.etl for manifest in manifests) if any(manifest.etl for manifest in manifests) else "",
+    )
+
+
+def check_class_tables(tables: Mapping[str, Mapping[int, str]]) -> None:
+    """Refuse class tables that contradict each other, for contiguous labels over all sets.
+
+    Raw ids are not checked: data sets that each count their classes from 1 can be mixed if the graph uses no label, or
+    if a training step tells the sets apart by their shards.
+
+    Args:
+        tables: Name of the set -> its class table.
+
+    Raises:
+        DataError: If a set has no table, or two sets have different names for an id; shows both.
+    """
+    named_by: dict[int, tuple[str, str]] = {}
+    if missing := next((set_ for set_, table in tables.items() if not table), None):
+        raise DataError(
+            f"labels='contiguous' needs a class table of every data set, and the manifest of '{missing}' has none; "
+            'write one beside its shards, PREFIXclasses.json with {"1": "name", ...}, and index them anew: '
+            "dali-pipes prep index URL"
+        )
+    for set_, table in tables.items():
+        for label, name in table.items():
+            first, known = named_by.setdefault(label, (set_, name))
+            if known != name:
+                raise DataError(
+                    f"labels='contiguous' needs one class table, and class id {label} is '{known}' in data set "
+                    f"'{first}', '{name}' in '{set_}'; give the classes of one of them other ids, pack and index it "
+                    "anew, or take labels='raw'"
+                )
+
+
+def _joined_photos(parts: Sequence[Mapping[str, Mapping[str, int]]]) -> dict[str, dict[str, int]]:
+    photos: dict[str, dict[str, int]] = {}
+    num_unsized: dict[str, int] = {}
+    for part in parts:
+        for component, counts in part.items():
+            joined = photos.setdefault(component, {})
+            for kind, count in counts.items():
+                if kind != UNSIZED:
+                    joined[kind] = joined.get(kind, 0) + count
+            # A manifest gives this number only where it differs from the number of unknown photos.
+            unsized = counts.get(UNSIZED, counts.get(_UNKNOWN, 0))
+            num_unsized[component] = num_unsized.get(component, 0) + unsized
+    for component, counts in photos.items():
+        if num_unsized[component] != counts.get(_UNKNOWN, 0):
+            counts[UNSIZED] = num_unsized[component]
+    return photos

@@ -1,0 +1,299 @@
+"""Where a loader stands: what its epochs are planned from, their feeds, and the batches of the current epoch.
+
+At most three segments are open at a time: the one that is read, the one opened ahead, and the next epoch's first.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from dali_pipes import profiling
+from dali_pipes.bad_samples.policy import BadSamplesSeen
+from dali_pipes.bad_samples.repair import Repair
+from dali_pipes.cache.share import CacheShare
+from dali_pipes.errors import DecodeError
+from dali_pipes.fetch.stager import Stager
+from dali_pipes.formats.manifest import Manifest
+from dali_pipes.graph.decode import DecodePipeline
+from dali_pipes.options import Outputs
+from dali_pipes.order.plan import OrderInputs, Plan, num_slices_read, reserved_bytes
+from dali_pipes.order.selection import Selection
+from dali_pipes.order.state import LoaderState
+from dali_pipes.reader.batching import Batching
+from dali_pipes.reader.feed import Feed
+from dali_pipes.reader.samples import Samples
+
+__all__ = ["Epoch", "Feeds", "LoaderParts", "PlanInputs"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PlanInputs:
+    """What the plan of every epoch depends on."""
+
+    manifest: Manifest
+    set_shards: Sequence[int]
+    """Numbers of shards of consecutive data sets."""
+    selection: Selection
+    order: OrderInputs
+    """Its epoch is the one that the loader starts with."""
+
+    def plan(self, epoch: int) -> Plan:
+        """The order of one epoch."""
+        return Plan(
+            shard_bytes=self.manifest.shard_bytes,
+            shard_samples=self.manifest.samples,
+            order=dataclasses.replace(self.order, epoch=epoch),
+            set_shards=self.set_shards,
+            selection=self.selection,
+        )
+
+    def reserved_bytes(self, extent_bytes: npt.NDArray[np.int64], batching: Batching) -> int:
+        """Bytes that a loader must be able to hold, whichever the epoch; ``extent_bytes``: int64 [shards]."""
+        process = batching.process
+        return reserved_bytes(
+            extent_bytes,
+            self.manifest.shard_bytes,
+            self.manifest.samples,
+            order=self.order,
+            global_batch_size=batching.global_batch_size,
+            num_slices_read=num_slices_read(
+                self.order, batch_size=batching.batch_size, rank=process.rank, world_size=process.world_size
+            ),
+            set_shards=self.set_shards,
+            selection=self.selection,
+        )
+
+    @property
+    def group(self) -> int:
+        """A number that loaders have in common if they read the same shards in the same order: the ranks of a job."""
+        inputs = (self.manifest.digest, tuple(self.set_shards), self.selection.digest, self.order)
+        return int.from_bytes(hashlib.blake2b(repr(inputs).encode(), digest_size=8).digest(), "little")
+
+    def state(self, epoch: int, delivered: int) -> LoaderState:
+        """The state after so many samples of an epoch."""
+        return LoaderState(
+            manifest=self.manifest.digest,
+            selection=self.selection.digest,
+            order=dataclasses.replace(self.order, epoch=epoch),
+            delivered=delivered,
+        )
+
+    def check(self, state: LoaderState) -> None:
+        """Refuse a state of other shards or another order.
+
+        Raises:
+            StateError: Says what differs.
+        """
+        state.check(
+            manifest=self.manifest.digest,
+            selection=self.selection.digest,
+            order=self.order,
+            num_samples=self.plan(state.order.epoch).num_samples,
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LoaderParts:
+    """What `dali_pipes.open_loader` has opened for a loader; the loader closes it."""
+
+    inputs: PlanInputs
+    batching: Batching
+    samples: Samples
+    decode: DecodePipeline
+    share: CacheShare
+    stager: Stager
+    seen: BadSamplesSeen
+    repair: Repair
+    outputs: Outputs
+    show_progress: bool
+    resources: contextlib.ExitStack
+
+
+class Feeds:
+    """Opens the feeds of epochs, and has the next epoch's ready ahead of time."""
+
+    def __init__(self, parts: LoaderParts) -> None:
+        self._parts = parts
+        share = parts.share
+        self._is_windowed = share.reserved < int(share.extent_bytes.sum())
+        self.ahead: Feed | None = None
+        """The next epoch's feed, opened ahead."""
+        self.waited_s = 0.0
+        """Seconds for which batches had to wait for their shards, in feeds that are closed."""
+
+    def begin(self, epoch: int, *, start: int = 0) -> "Epoch":
+        """An epoch from position ``start`` of its order on."""
+        num_samples = self._parts.inputs.plan(epoch).num_samples if start else 0
+        if start and not self._parts.batching.num_steps(num_samples - start):
+            # Nothing of an epoch that is over is read or staged: the start of the next one comes next.
+            self._close_ahead(unless=epoch + 1)
+            feed = self._open(epoch, start=num_samples)
+            self.prepare(epoch + 1, with_reader=False)
+        else:
+            self._close_ahead(unless=None if start else epoch)
+            feed, self.ahead = self.ahead or self._open(epoch, start=start), None
+        return Epoch(feed, start=start, batching=self._parts.batching)
+
+    def begin_again(self, epoch: "Epoch") -> "Epoch":
+        """An epoch that was cut short, from the batch on that comes after the last delivered one."""
+        feed = self._open(epoch.feed.epoch, start=epoch.position)
+        return Epoch(feed, start=epoch.start, batching=self._parts.batching, delivered=epoch.delivered)
+
+    def prepare(self, epoch: int, *, with_reader: bool = True) -> None:
+        """Have the feed of the next epoch opened, and with it its reader if its shards are resident.
+
+        An error is left for the epoch's start to raise.
+        """
+        try:
+            if self.ahead is None:
+                self.ahead = self._open(epoch, start=0)
+            if with_reader:
+                self.ahead.prepare()
+        except Exception:  # noqa: BLE001 (raised again when that epoch is started)
+            _log.debug("the next epoch could not be prepared", exc_info=True)
+            self.close()
+
+    def prepare_after(self, feed: Feed, *, is_read: bool) -> None:
+        """Prepare the epoch after ``feed``'s when there is time for it.
+
+        Args:
+            feed: Of the current epoch.
+            is_read: Whether all its batches are read: while the last ones are decoded, the next reader is made ready.
+        """
+        if is_read:
+            self.prepare(feed.epoch + 1)
+        elif self._is_windowed and feed.has_staged_all:
+            # The next epoch's first windows are staged while this epoch's last ones are read.
+            self.prepare(feed.epoch + 1, with_reader=False)
+
+    def retire(self, feed: Feed) -> None:
+        """Close a feed and keep what it has waited. Can be called twice."""
+        feed.close()
+        self.waited_s, feed.wait_s = self.waited_s + feed.wait_s, 0.0
+
+    def close(self) -> None:
+        """Close what was opened ahead. Can be called twice."""
+        self._close_ahead(unless=None)
+
+    def _close_ahead(self, *, unless: int | None) -> None:
+        if self.ahead is not None and self.ahead.epoch != unless:
+            self.ahead.close()
+            self.ahead = None
+
+    def _open(self, epoch: int, *, start: int) -> Feed:
+        with profiling.busy("read"):
+            return self._open_plan(self._parts.inputs.plan(epoch), start=start)
+
+    def _open_plan(self, plan: Plan, *, start: int) -> Feed:
+        parts, batching = self._parts, self._parts.batching
+        needed = plan.bytes_at_a_time(
+            parts.share.extent_bytes, batching.lanes_of(plan), global_batch_size=batching.global_batch_size
+        )
+        if needed > parts.share.reserved:
+            parts.share.reserve_more(needed)
+        return Feed(
+            plan,
+            samples=parts.samples,
+            components=parts.decode.read_components,
+            share=parts.share,
+            stager=parts.stager,
+            batching=batching,
+            start=start,
+            show_progress=parts.show_progress,
+        )
+
+
+class Epoch:
+    """One epoch, and how far it has come; its methods are what can happen to it.
+
+    Between `ask` and `deliver` or `lose` the epoch counts as cut short: if the loop is left there, by Ctrl-C for
+    instance, DALI may have taken a part of a batch's inputs, and the decode pipeline must be built anew.
+
+    Args:
+        feed: Its batches that are still to come.
+        start: The position in the order at which it begins: not 0 only after a resume.
+        batching: How samples are dealt to the ranks.
+        delivered: Batches since ``start`` that were delivered already.
+    """
+
+    def __init__(self, feed: Feed, *, start: int, batching: Batching, delivered: int = 0) -> None:
+        self.feed, self.start, self.delivered = feed, start, delivered
+        self._global_batch_size = batching.global_batch_size
+        self.num_batches = batching.num_steps(feed.plan.num_samples - start)
+        """Batches from ``start`` on."""
+        self.is_cut_short = False
+        self.is_running = False
+        """Whether a batch was asked for: decoded batches may be in flight."""
+        self._error: Exception | None = None  # ended the feed; raised after the batches before it
+        self._owes_end = False  # its last batch was lost, and the loop has not yet seen the epoch's end
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of the epoch over all ranks."""
+        return self.feed.plan.num_samples
+
+    @property
+    def position(self) -> int:
+        """Samples of the epoch that all ranks together were given."""
+        return min(self.start + self.delivered * self._global_batch_size, self.num_samples)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no batch is left."""
+        return self.delivered == self.num_batches
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no batch is left, and the loop knows it."""
+        return self.is_over and not self._owes_end
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether its feed ended with an error that is still to be raised."""
+        return self._error is not None
+
+    def stands_at(self, epoch: int, start: int) -> bool:
+        """Whether it is this epoch from this position on, and no batch was asked for."""
+        is_touched = self.is_running or self.is_cut_short
+        return not is_touched and (self.feed.epoch, self.start) == (epoch, start)
+
+    def end(self) -> None:
+        """Note that the loop has seen the epoch's end."""
+        self._owes_end = False
+
+    def ask(self) -> None:
+        """A batch is asked for."""
+        self.is_running = self.is_cut_short = True
+
+    def deliver(self) -> None:
+        """The batch is delivered."""
+        self.delivered, self.is_cut_short = self.delivered + 1, False
+
+    def lose(self) -> None:
+        """The batch cannot be delivered; the next ones can."""
+        self.delivered, self.is_cut_short = self.delivered + 1, False
+        self._owes_end = self.is_over
+
+    def keep(self, error: Exception) -> None:
+        """The feed cannot give its next batch: the error is raised after the batches before it."""
+        self._error = error
+
+    def take_error(self) -> Exception:
+        """The kept error, to be raised now.
+
+        The epoch stays cut short, so that the next batch is read by a new feed: the same one again, or, if it has a bad
+        sample, the one behind it.
+        """
+        error, self._error = self._error, None
+        assert error is not None, "the plan has as many steps as len() says"
+        if isinstance(error, DecodeError):
+            self.lose()
+            self.is_cut_short = True
+        return error

@@ -1,0 +1,272 @@
+"""Judge a cluster's answers about an object: are they its bytes, is another attempt useful, which error to raise.
+
+An `ObjectSource` says what differs between the kinds of objects that a fetcher reads: `StoredObjects`, here, as they
+are stored, and `dali_pipes.fetch.through_etl.TransformedShards`.
+"""
+
+import contextlib
+import logging
+import ssl
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Protocol
+
+from dali_pipes.errors import DataError, StoreError
+from dali_pipes.fetch.connection_pool import ClusterAccess, host_of
+from dali_pipes.fetch.http1 import Answer, ProtocolError
+from dali_pipes.fetch.parts import XXH64_TYPES, FaultError, FetchedObject, NoRangesError, ObjectPart
+from dali_pipes.store.checksums import CHECKSUM_TYPES, Checksum
+from dali_pipes.store.cluster.http_rules import is_passing, redirect_target
+from dali_pipes.store.entries import PROVIDERS
+from dali_pipes.store.messages import answer_text
+
+__all__ = ["ObjectSource", "StoredObjects", "broken", "cause_of", "other_checksum", "redirected_url", "refusal_text"]
+
+_log = logging.getLogger(__name__)
+
+_WANTS_CERTIFICATE = "if it wants a client's certificate, set AIS_CRT and AIS_CRT_KEY"
+_REPLACED = "it was replaced since: put it back, or index the shards anew: dali-pipes prep index URL"
+
+
+class ObjectSource(Protocol):
+    """Where a fetcher's objects come from: how to ask for them, and what to make of the answers."""
+
+    access: ClusterAccess
+    sends_ranges: bool
+    """Whether a range of an object can be asked for; if not, each attempt starts at the first byte."""
+
+    def where(self, name: str) -> str:
+        """The object, for messages: ``ais://pets/x.tar``."""
+
+    def url(self, name: str) -> str:
+        """The URL to ask the proxy for."""
+
+    def check_head(self, item: FetchedObject, part: ObjectPart, answer: Answer) -> None:
+        """Refuse an answer that does not bring the part, before one byte of it is written.
+
+        Raises:
+            Exception: `FaultError`, or an error for the user.
+        """
+
+    def check_bytes(self, item: FetchedObject, part: ObjectPart) -> None:
+        """Compare the checksum of an object that was read in one part.
+
+        Raises:
+            Exception: `FaultError`, or an error for the user.
+        """
+
+    def refusal(self, item: FetchedObject, answer: Answer, body: bytes, *, is_known: bool) -> Exception:
+        """What to raise for an answer that is not the object; ``is_known``: from a target that has sent other parts."""
+
+    def short_body(self, item: FetchedObject, part: ObjectPart) -> Exception:
+        """What to raise for a body that ended in order, but early."""
+
+    def long_body(self, item: FetchedObject, part: ObjectPart) -> Exception:
+        """What to raise for a body that goes on after the object's last byte."""
+
+    def given_up(self, item: FetchedObject, what: str, fault: FaultError, *, num_attempts: int) -> Exception:
+        """What to raise after the last attempt; ``what`` says how many there were and how the last one failed."""
+
+
+class StoredObjects:
+    """An `ObjectSource`: the objects of a bucket, as they are stored.
+
+    Args:
+        access: The cluster.
+        bucket: Its name.
+        provider: ``ais``, or the cloud from which the cluster reads it.
+        changed: What to tell the user about an object that differs from the manifest.
+    """
+
+    sends_ranges = True
+
+    def __init__(self, access: ClusterAccess, bucket: str, *, provider: str = "ais", changed: str = _REPLACED) -> None:
+        self.access = access
+        self._bucket, self._provider, self._changed = bucket, provider, changed
+        self._scheme = next((scheme for scheme, name in PROVIDERS.items() if name == provider), provider)
+        self._noted_types: set[str] = set()
+
+    def where(self, name: str) -> str:
+        return f"{self._scheme}://{self._bucket}/{name}"
+
+    def url(self, name: str, **query: str) -> str:
+        return self.access.object_url(self._bucket, name, provider=self._provider, **query)
+
+    def check_head(self, item: FetchedObject, part: ObjectPart, answer: Answer) -> None:
+        is_whole = answer.status == 200
+        kind, value = (answer.headers.get(f"Ais-Checksum-{what}", "").lower() for what in ("Type", "Value"))
+        version = (answer.headers.get("Ais-Version", ""), kind, value)
+        # A bucket can be set to report the checksum of the range with a range: only that of a whole object is proof.
+        is_other = kind in XXH64_TYPES and value != f"{item.checksum:016x}"
+        self._check_size(item, part, answer)
+        if is_whole and is_other:
+            raise self._replaced(item, value)
+        if part.is_range:
+            if is_whole:
+                raise NoRangesError(item, "the server does not send ranges", is_lasting=True)
+            if is_other or item.version not in (None, version):
+                raise NoRangesError(item, "a range reports another version or checksum", is_lasting=is_other)
+        elif is_whole:
+            part.restart()  # also where a range was asked for: all of it comes again
+        elif version != item.version:
+            part.restart()
+            raise FaultError("its version or checksum changed while it was read")
+        item.version = version
+        if not part.is_range and not part.hashes:
+            part.hashes = item.hashes()
+        if kind and kind not in CHECKSUM_TYPES and kind not in self._noted_types:
+            self._noted_types.add(kind)
+            _log.debug("'%s': AIStore reports a checksum of the unknown type '%s'; not compared", item.where, kind)
+
+    def check_bytes(self, item: FetchedObject, part: ObjectPart) -> None:
+        hashes, found = part.hashes, (part.position, part.hashes[0].hexdigest())
+        part.restart()
+        if cause := other_checksum(item, hashes):
+            raise FaultError(cause, is_fruitless=True)
+        if found[1] == f"{item.checksum:016x}":
+            return
+        # AIStore's own checksum is right, or the same bytes came twice: they are what is stored.
+        if len(hashes) > 1 or (item.checksum_type not in XXH64_TYPES and item.wrong[-1:] == [found]):
+            raise self._replaced(item, found[1])
+        item.wrong.append(found)
+        raise FaultError(item.differs(found[1]), is_fruitless=True)
+
+    def refusal(self, item: FetchedObject, answer: Answer, body: bytes, *, is_known: bool) -> Exception:
+        text = refusal_text(self.access, answer, body)
+        # The target may have given the object away since it sent another part.
+        if is_passing(answer.status) or is_known:
+            return FaultError(text, retry_after_s=_retry_after_s(answer))
+        if answer.status == 416 and (size := _size_of(answer)) not in (None, item.extent.size):
+            return self._wrong_size(item, f"{size} bytes")
+        match answer.status:
+            case 401 | 403 if self.access.token:
+                advice = "; the token in AIS_AUTHN_TOKEN may have expired, or may not read this bucket"
+            case 401 | 403:
+                advice = "; set AIS_AUTHN_TOKEN to a token that may read this bucket"
+            case 404:
+                advice = "; was it deleted? index the shards anew: dali-pipes prep index URL"
+            case _:
+                advice = ""
+        return StoreError(f"{item.address}: {text}{advice}")
+
+    def short_body(self, item: FetchedObject, part: ObjectPart) -> Exception:
+        return FaultError(f"its body ends after {part.position} of {item.extent.size} bytes")
+
+    def long_body(self, item: FetchedObject, part: ObjectPart) -> Exception:
+        return DataError(f"'{item.where}' has more than {item.extent.size} bytes, the manifest's; {self._changed}")
+
+    def given_up(self, item: FetchedObject, what: str, fault: FaultError, *, num_attempts: int) -> Exception:
+        return StoreError(f"{what}; is the cluster well? AIS_ENDPOINT or --endpoint names it")
+
+    def check_length(self, item: FetchedObject, found: int | None) -> None:
+        """Compare a size that an answer reports with the manifest's.
+
+        Raises:
+            DataError: If they differ.
+        """
+        if found not in (None, item.extent.size):
+            raise self._wrong_size(item, f"{found} bytes")
+
+    def _check_size(self, item: FetchedObject, part: ObjectPart, answer: Answer) -> None:
+        found = answer.length
+        if answer.status != 200:
+            first, stop, found = _content_range(answer)
+            is_asked = (first, stop) == (part.position, part.stop) and answer.length == stop - first
+            if found in (None, item.extent.size) and not is_asked:
+                part.restart()
+                raise FaultError(f"asked for bytes {part.position} to {part.stop - 1}, it sends other ones")
+        self.check_length(item, found)
+
+    def _replaced(self, item: FetchedObject, digest: str) -> DataError:
+        return DataError(
+            f"'{item.where}' has the xxhash2 {digest}, the manifest says {item.checksum:016x}; {self._changed}"
+        )
+
+    def _wrong_size(self, item: FetchedObject, found: str) -> DataError:
+        return DataError(f"'{item.where}' has {found}, the manifest says {item.extent.size}; {self._changed}")
+
+
+def broken(access: ClusterAccess, item: FetchedObject, url: str, exc: Exception) -> Exception:
+    """What to raise for a connection that could not be made, or brought no answer."""
+    where = f"{item.address}: {host_of(url)}"
+    reason = (getattr(exc, "reason", None) or "") if isinstance(exc, ssl.SSLError) else ""
+    words = reason.replace("_", " ").lower()
+    if isinstance(exc, ssl.SSLCertVerificationError):
+        return StoreError(
+            f"{where} shows a certificate that cannot be trusted ({exc.verify_message}); "
+            "set AIS_CLIENT_CA to the file of the CA that signed it"
+        )
+    if "ALERT" in reason or "CERTIFICATE" in reason:
+        return StoreError(f"{where} refuses the TLS connection ({words}); {_WANTS_CERTIFICATE}")
+    if reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE"):
+        return StoreError(f"{where} does not speak TLS ({words}); is its endpoint an http:// one?")
+    # A server that wants a certificate sends an alert, which may be lost with the connection.
+    is_cut = isinstance(exc, (ssl.SSLEOFError, ConnectionResetError, BrokenPipeError)) and url.startswith("https:")
+    hint = f" ({_WANTS_CERTIFICATE})" if is_cut and not access.client_cert else ""
+    return FaultError(f"no answer from {host_of(url)}: {cause_of(exc)}{hint}")
+
+
+def redirected_url(access: ClusterAccess, item: FetchedObject, url: str, answer: Answer) -> str:
+    """Where a redirect leads.
+
+    Raises:
+        StoreError: If it leads to something that is not the URL of a host.
+    """
+    location = answer.headers.get("Location", "")
+    target = redirect_target(url, location)
+    if target is None:
+        raise StoreError(
+            f"{item.address}: {host_of(url)} redirects to '{access.masked(location[:40])}', which is not the URL of a "
+            "host; does --endpoint name an AIStore?"
+        )
+    return target
+
+
+def other_checksum(item: FetchedObject, hashes: list[Checksum]) -> str | None:
+    """Says that the bytes which came have another checksum than the one AIStore reports; ``None`` if not."""
+    if len(hashes) < 2 or item.version is None or hashes[1].hexdigest() == item.version[2]:
+        return None
+    return f"its bytes have the {item.version[1]} {hashes[1].hexdigest()}, AIStore reports {item.version[2]}"
+
+
+def refusal_text(access: ClusterAccess, answer: Answer, body: bytes) -> str:
+    """Status and reason: the message in AIStore's JSON, which HEAD has in a header, else HTTP's own words."""
+    text = body.decode(errors="replace") or answer.headers.get("Hdr-Error", "")
+    return access.masked(answer_text(answer.status, text, reason=answer.reason))
+
+
+def cause_of(exc: Exception) -> str:
+    """What an exception of a connection says, in short."""
+    return (exc.strerror if isinstance(exc, OSError) else None) or str(exc) or type(exc).__name__
+
+
+def _content_range(answer: Answer) -> tuple[int, int, int | None]:
+    """``[start, stop)`` and the size of the whole object, from ``Content-Range: bytes 0-511/20480``.
+
+    Raises:
+        ProtocolError: If the header is not there or cannot be read.
+    """
+    unit, _, numbers = answer.headers.get("Content-Range", "").partition(" ")
+    span, _, size = numbers.partition("/")
+    first, _, last = span.partition("-")
+    with contextlib.suppress(ValueError):
+        if unit.lower() == "bytes":
+            return int(first), int(last) + 1, None if size == "*" else int(size)
+    raise ProtocolError("it sends a range and does not say which")
+
+
+def _size_of(answer: Answer) -> int | None:
+    """The size of the whole object, from the ``Content-Range: bytes */20480`` of a refused range."""
+    size = answer.headers.get("Content-Range", "").partition("bytes */")[2]
+    return int(size) if size.isascii() and size.isdigit() else None
+
+
+def _retry_after_s(answer: Answer) -> float:
+    """Seconds that ``Retry-After`` asks for, as a number or a date; 0 without the header."""
+    text = answer.headers.get("Retry-After", "").strip()
+    if text.isascii() and text.isdigit():
+        return float(text)
+    try:
+        return max(0.0, (parsedate_to_datetime(text) - datetime.now(UTC)).total_seconds())
+    except (ValueError, TypeError):
+        return 0.0

@@ -1,0 +1,41 @@
+"""What brings objects of a store into extents: the protocol of all fetchers."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from dali_pipes.cache.extents import Extent
+
+__all__ = ["NUM_FETCHERS", "Fetcher", "Wanted"]
+
+# Shards in flight. Enough to hide a store's latency; each costs one connection and one thread that mostly waits.
+NUM_FETCHERS = 8
+
+
+class Wanted(NamedTuple):
+    """An object, and the place for it."""
+
+    name: str
+    """In its store."""
+    extent: Extent
+    """Its size is the object's."""
+    checksum: int
+    """XXH64, from the manifest."""
+
+
+class Fetcher(Protocol):
+    """Brings objects of one store into extents; belongs to one thread."""
+
+    def fetch(self, wanted: Sequence[Wanted], *, stopped: Callable[[], bool], num_connections: int = 1) -> bool:
+        """Fetch objects, a shard and its index, into their extents, and check them.
+
+        Args:
+            wanted: In the order in which to begin; a fetcher that waits for answers waits for all of them together.
+            stopped: Called at least every 100 ms; ``True`` ends the fetch, and only then the result is ``False``.
+            num_connections: The most to use for each object.
+
+        Returns:
+            Whether all objects are whole and checked.
+        """
+
+    def close(self) -> None:
+        """Close its connections. Can be called twice."""

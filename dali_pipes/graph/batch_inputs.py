@@ -1,0 +1,126 @@
+"""Make the inputs of one batch: encoded bytes, the graph's arrays, and what is parsed from components."""
+
+import functools
+import io
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from dali_pipes.formats.photo_header import is_photo, read_photo_header
+from dali_pipes.graph.inputs import ArrayKind, GraphInputs
+from dali_pipes.graph.parse import Problems, parse_batch, stack
+from dali_pipes.reader.batch import Batch
+
+__all__ = ["BatchInputs", "complete_batch"]
+
+
+class BatchInputs(NamedTuple):
+    """What the decode pipeline is fed for one batch."""
+
+    batch: Batch
+    encoded: Sequence[Any]
+    """For each of `DecodePipeline.read_components`: a TensorList, or a list of uint8 arrays, one a sample."""
+    arrays: Sequence[npt.NDArray[Any]]
+    """For each of `GraphInputs.arrays`: an array [B, ...]."""
+    parsed: Sequence[npt.NDArray[Any] | list[npt.NDArray[Any]]] = ()
+    """For each of `GraphInputs.parsed`: an array [B, ...], or a list of arrays of different shapes."""
+    lists: Mapping[str, list[Any]] = MappingProxyType({})
+    """The outputs that are not tensors, by name: one Python object a sample."""
+
+    def part(self, positions: Sequence[int]) -> "BatchInputs":
+        """The inputs of some samples only; ``batch`` is still the whole batch."""
+        return BatchInputs(
+            self.batch,
+            [[samples[position] for position in positions] for samples in self.encoded],
+            [np.ascontiguousarray(array[list(positions)]) for array in self.arrays],
+            [stack([values[position] for position in positions]) for values in self.parsed],
+            {name: [values[position] for position in positions] for name, values in self.lists.items()},
+        )
+
+
+def complete_batch(
+    asked: GraphInputs, batch: Batch, encoded: Sequence[Any], *, max_pixels: int, fills_missing: bool
+) -> tuple[BatchInputs, Problems]:
+    """The inputs of a batch, and its samples that must not be decoded or cannot be parsed.
+
+    Args:
+        asked: What the graph asked for.
+        batch: The batch's rows.
+        encoded: For each of ``asked.read`` a TensorList, or a list of arrays, of uint8 [bytes].
+        max_pixels: Photos above this number of pixels are problems.
+        fills_missing: Whether a photo that a sample lacks becomes one black pixel.
+
+    Raises:
+        TypeError: If an array is of another kind than it was when the pipeline was built.
+    """
+    if oversized := _oversized(asked, encoded, max_pixels=max_pixels):
+        return BatchInputs(batch, encoded, ()), oversized
+    values, problems = parse_batch(
+        [*asked.parsed, *asked.lists.values()],
+        dict(zip(asked.read, encoded, strict=True)),
+        is_there=lambda component: batch.places(component).offset >= 0,
+    )
+    if problems:
+        return BatchInputs(batch, encoded, ()), problems
+    parsed = [stack(arrays) for arrays in values[: len(asked.parsed)]]
+    lists = dict(zip(asked.lists, values[len(asked.parsed) :], strict=True))
+    filled = _with_black_pixels(asked, batch, encoded) if fills_missing else encoded
+    return BatchInputs(batch, filled, _arrays(asked, batch), parsed, lists), {}
+
+
+def _oversized(asked: GraphInputs, encoded: Sequence[Any], *, max_pixels: int) -> Problems:
+    """Photos of too many pixels whose header is not in the shard index, because their name is not a photo's."""
+    found: Problems = {}
+    for component in asked.components:
+        if _is_photo(component):
+            continue
+        for position, data in enumerate(encoded[asked.read.index(component)]):
+            _, height, width = read_photo_header(bytes(np.asarray(data)))
+            if height * width > max_pixels:
+                text = f"holds a photo of {height} x {width} pixels, expected at most max_pixels={max_pixels}"
+                found[position] = component, text
+    return found
+
+
+def _arrays(asked: GraphInputs, batch: Batch) -> list[npt.NDArray[Any]]:
+    arrays = []
+    for function, kind in asked.arrays:
+        try:
+            array = function(batch)
+        except Exception as exc:
+            keys = ", ".join(batch.keys[:8]) + (", ..." if len(batch) > 8 else "")
+            exc.add_note(f"in an array of the graph, for the batch of {keys}")
+            raise
+        if (found := ArrayKind.of(array, num_samples=len(batch))) != kind:
+            raise TypeError(f"an array of the graph was {kind} when it was built, and is {found} now")
+        arrays.append(np.ascontiguousarray(array))
+    return arrays
+
+
+def _with_black_pixels(asked: GraphInputs, batch: Batch, encoded: Sequence[Any]) -> Sequence[Any]:
+    """The bytes with a black pixel where a sample lacks a photo: decoders refuse zero bytes."""
+    filled = list(encoded)
+    for number, component in enumerate(asked.read):
+        lacking = set(np.flatnonzero(batch.places(component).offset < 0).tolist())
+        if lacking and component in asked.components and _is_photo(component):
+            filled[number] = [
+                _black_pixel() if position in lacking else encoded[number][position] for position in range(len(batch))
+            ]
+    return filled
+
+
+def _is_photo(component: str) -> bool:
+    return all(is_photo(name) for name in component.split(";"))
+
+
+@functools.cache
+def _black_pixel() -> npt.NDArray[np.uint8]:
+    """A PNG of one pixel: uint8 [bytes]."""
+    from PIL import Image
+
+    stream = io.BytesIO()
+    Image.new("L", (1, 1)).save(stream, "PNG")
+    return np.frombuffer(stream.getvalue(), np.uint8)

@@ -1,0 +1,89 @@
+"""Compute crops and resized shapes, for many photos at once, as torchvision computes them for one."""
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["CROP_TRIES", "center_crop_start", "crop_position", "resized_crop", "resized_shape"]
+
+Int32s = npt.NDArray[np.int32]
+Float32s = npt.NDArray[np.float32]
+Float64s = npt.NDArray[np.float64]
+
+CROP_TRIES = 10
+"""torchvision's RandomResizedCrop takes the centre after this number of tries."""
+
+
+def center_crop_start(size: Int32s, crop: int) -> Int32s:
+    """Where torchvision's ``CenterCrop`` starts; negative where it pads.
+
+    A larger photo starts at ``round(slack / 2)``, halves to even; a smaller one is padded by ``(crop - size) // 2``
+    first.
+
+    >>> center_crop_start(np.array([350, 351, 353, 355, 349, 347]), 350).tolist()
+    [0, 0, 2, 2, 0, -1]
+    """
+    slack = size.astype(np.int32) - crop
+    larger = np.rint(slack / 2).astype(np.int32)
+    return np.where(slack > 0, larger, -(-slack // 2)).astype(np.int32)
+
+
+def crop_position(sizes: Int32s, crop: int) -> Float32s:
+    """A centre crop as DALI's ``crop_pos_y, crop_pos_x``, the start as a share of the slack: float32 [B, 2]."""
+    slack = sizes - crop
+    start = center_crop_start(sizes, crop)
+    return (start / np.where(slack == 0, 1, slack)).astype(np.float32)
+
+
+def resized_shape(height: Int32s, width: Int32s, shorter_side: int) -> Int32s:
+    """The shapes that torchvision's ``Resize(shorter_side)`` gives: int32 [B, 2] (rows, columns).
+
+    The longer side is rounded down to whole pixels.
+
+    >>> resized_shape(np.array([200, 301]), np.array([301, 200]), 100).tolist()
+    [[100, 150], [150, 100]]
+    """
+    sizes = np.stack([height, width], axis=1).astype(np.int64)
+    shortest = sizes.min(axis=1, keepdims=True)
+    return np.where(sizes == shortest, shorter_side, shorter_side * sizes // np.maximum(shortest, 1)).astype(np.int32)
+
+
+def resized_crop(
+    height: Int32s, width: Int32s, uniforms: Float64s, *, scale: tuple[float, float], ratio: tuple[float, float]
+) -> Int32s:
+    """Windows as torchvision's ``RandomResizedCrop.get_params`` draws them, from given uniform numbers.
+
+    Each of ten tries draws an area, uniform in ``scale`` of the photo's, and an aspect ratio, log-uniform in ``ratio``.
+    The first try that fits is placed uniformly. If none fits, the crop is the centre, of the nearest ratio allowed.
+
+    Args:
+        height: int32 [B], rows of the photo.
+        width: int32 [B].
+        uniforms: float64 [B, 22] in [0, 1).
+        scale: Smallest and largest share of the area.
+        ratio: Smallest and largest width / height.
+
+    Returns:
+        int32 [B, 4]: start row, start column, rows, columns.
+    """
+    tries = uniforms[:, :-2].reshape(len(uniforms), CROP_TRIES, 2)
+    area = height.astype(np.float64) * width  # [B]
+    target = area[:, None] * (scale[0] + (scale[1] - scale[0]) * tries[:, :, 0])
+    log_ratio = math.log(ratio[0]) + (math.log(ratio[1]) - math.log(ratio[0])) * tries[:, :, 1]
+    aspect = np.exp(log_ratio)
+    columns = np.rint(np.sqrt(target * aspect)).astype(np.int32)  # [B, try]
+    rows = np.rint(np.sqrt(target / aspect)).astype(np.int32)
+    fits = (columns > 0) & (columns <= width[:, None]) & (rows > 0) & (rows <= height[:, None])
+    pick = np.argmax(fits, axis=1)[:, None]
+    drawn_rows, drawn_columns = (np.take_along_axis(drawn, pick, axis=1)[:, 0] for drawn in (rows, columns))
+    whole_rows = np.where(width < ratio[0] * height, np.rint(width / ratio[0]), height).astype(np.int32)
+    whole_columns = np.where(width > ratio[1] * height, np.rint(height * ratio[1]), width).astype(np.int32)
+    any_fits = np.asarray(fits.any(axis=1))
+    final_rows = np.where(any_fits, drawn_rows, whole_rows)
+    final_columns = np.where(any_fits, drawn_columns, whole_columns)
+    place = np.where(any_fits[:, None], uniforms[:, -2:], 0.5)
+    slack = np.stack([height - final_rows, width - final_columns], axis=1)
+    # A drawn crop can start at each of slack + 1 places with equal chance; the centre starts at slack // 2.
+    start = np.where(any_fits[:, None], np.floor(place * (slack + 1)), slack // 2).astype(np.int32)
+    return np.concatenate([start, np.stack([final_rows, final_columns], axis=1)], axis=1).astype(np.int32)

@@ -1,0 +1,160 @@
+"""Use what DALI does not document: the one module that an upgrade of DALI can break.
+
+Written for DALI 2.4. `tests/dali_pipes/graph/test_dali_internals.py` checks everything that is relied on here.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from nvidia.dali import backend, types
+from nvidia.dali.data_node import DataNode
+from nvidia.dali.pipeline import Pipeline
+from nvidia.dali.plugin.base_iterator import LastBatchPolicy
+from nvidia.dali.plugin.pytorch import DALIGenericIterator
+
+# Operators: ``Pipeline._ops``, and of an operator ``spec``, ``name``, ``inputs`` and ``outputs``.
+
+
+def operators_of(pipeline: Pipeline) -> list[Any]:
+    """The operators that an output of ``pipeline`` depends on; its outputs are set, it need not be built."""
+    if not pipeline._py_graph_built:
+        pipeline._build_graph()  # makes the list, as building the pipeline would; starts nothing
+    return list(pipeline._ops)
+
+
+def operator_name(operator: Any) -> str:
+    """The name of an operator in DALI's registry, such as ``decoders__Image``."""
+    return str(operator.spec).removeprefix("OpSpec for ").partition(":")[0]
+
+
+def argument_lines(operator: Any) -> list[str]:
+    """The arguments that an operator was given, ``"name: value"`` each; those with their default are left out."""
+    return [line.strip() for line in str(operator.spec).partition("\n  Arguments:\n")[2].splitlines()]
+
+
+def inputs_in_use(pipeline: Pipeline, nodes: Mapping[str, Any]) -> list[str]:
+    """The names of those ``nodes``, each made by an operator of its own, that an output of ``pipeline`` depends on."""
+    operators = {id(operator) for operator in operators_of(pipeline)}
+    return [name for name, node in nodes.items() if id(node.source) in operators]
+
+
+def decoders_behind(nodes: Iterable[Any]) -> list[Any]:
+    """The decoding operators that these nodes depend on, each once, in no particular order.
+
+    Outputs that are not nodes, such as numbers, have none.
+    """
+    decoders: dict[int, Any] = {}
+    seen: set[int] = set()
+    waiting = [getattr(node, "source", None) for node in nodes]
+    while waiting:
+        operator = waiting.pop()
+        if operator is None or id(operator) in seen:
+            continue
+        seen.add(id(operator))
+        if _is_decoder(operator):
+            decoders[id(operator)] = operator
+        waiting += [getattr(node, "source", None) for node in operator.inputs]
+    return list(decoders.values())
+
+
+def outputs_of(operators: Iterable[Any]) -> list[Any]:
+    """The nodes that these operators make."""
+    return [node for operator in operators for node in operator.outputs]
+
+
+def set_hw_decoder_load(decoders: Iterable[Any], hw_decoder_load: float) -> None:
+    """Give this share of a batch's JPEGs to the GPU's JPEG engines, in decoders whose pipeline is not built yet.
+
+    A decoder for which the graph set ``hw_decoder_load=`` keeps that share.
+    """
+    for decoder in decoders:
+        if any(line.startswith("hw_decoder_load: ") for line in argument_lines(decoder)):
+            continue
+        if backend.GetSchema(operator_name(decoder)).HasArgument("hw_decoder_load"):
+            # A pipeline has no defaults for its operators' arguments, and the graph is the user's: so the argument is
+            # added to the operator's specification, as its call would have done.
+            decoder.spec.AddArg("hw_decoder_load", float(hw_decoder_load))
+
+
+def refuse_any_data(pipeline: Pipeline) -> None:
+    """Refuse decoders with ``output_type=types.ANY_DATA``: in DALI 2.4 a gray JPEG then ends the process (SIGSEGV).
+
+    Args:
+        pipeline: One whose outputs are set; built or not.
+
+    Raises:
+        ValueError: If one of its decoders has that output type; says what to use.
+    """
+    for operator in operators_of(pipeline):
+        if _is_decoder(operator) and f"output_type: {int(types.ANY_DATA)}" in argument_lines(operator):
+            raise ValueError(
+                f"decoder '{operator.name}' of the graph has output_type=types.ANY_DATA, with which a gray JPEG ends "
+                "the process; give it output_type=types.RGB, or types.GRAY for masks"
+            )
+
+
+def random_operators(pipeline: Pipeline) -> list[str]:
+    """The names of DALI's own random operators in a graph, each once: those that take a seed, except readers."""
+    names = {operator_name(operator) for operator in operators_of(pipeline)}
+    return sorted(name for name in names if "eader" not in name and _takes_a_seed(name))
+
+
+def on_gpu(output: Any) -> Any:
+    """A graph's output on the GPU. A number, or another constant, is first made a node, as DALI does on the CPU."""
+    if isinstance(output, DataNode):
+        return output.gpu()
+    value = output.value if isinstance(output, types.ScalarConstant) else output
+    return types.Constant(value, device="cpu").gpu()
+
+
+def _is_decoder(operator: Any) -> bool:
+    # One rule for all names of DALI 2.4: decoders__Image, experimental__decoders__Image, and the deprecated
+    # ImageDecoder and AudioDecoder, which are operators of their own in a pipeline's list.
+    return "decoder" in operator_name(operator).lower()
+
+
+def _takes_a_seed(name: str) -> bool:
+    schema = backend.TryGetSchema(name)  # operators that are written in Python have none
+    return schema is not None and bool(schema.HasRandomSeedArg())
+
+
+# Running a pipeline: ``_first_iter`` and ``_check_api_type_scope``.
+
+
+def schedule_batch(pipeline: Pipeline) -> None:
+    """Pull one batch of inputs and start to compute it. At the end of the epoch's inputs it does nothing.
+
+    DALI's own first run pulls as many batches as its queue holds: a loader would wait for the shards of its second
+    batch before it can deliver the first.
+    """
+    pipeline._first_iter = False
+    with iterator_scope(pipeline):
+        pipeline.schedule_run()
+
+
+def iterator_scope(pipeline: Pipeline) -> AbstractContextManager[None]:
+    """Run ``pipeline`` inside this context as an iterator would.
+
+    `DALIGenericIterator` claims its pipelines when it is made; from then on DALI refuses calls from elsewhere.
+    """
+    return pipeline._check_api_type_scope(types.PipelineAPIType.ITERATOR)  # type: ignore[no-any-return]
+
+
+# DALIGenericIterator, for subclasses that count batches themselves: ``_pipes``, ``_size``, ``_last_batch_policy`` and
+# ``_auto_reset``. Loops that were written for DALI's iterators, and Lightning, look at them.
+
+
+def set_pipelines(iterator: DALIGenericIterator, pipelines: Sequence[Pipeline]) -> None:
+    """Replace the pipelines that ``iterator`` keeps alive."""
+    iterator._pipes = list(pipelines)
+
+
+def set_epoch_size(iterator: DALIGenericIterator, size: int, last_batch_policy: LastBatchPolicy) -> None:
+    """Show the number of samples a rank and epoch, and the policy, which DALI takes to be FILL if it knows no size."""
+    iterator._size, iterator._last_batch_policy = size, last_batch_policy
+
+
+def set_auto_reset(iterator: DALIGenericIterator, is_automatic: bool) -> None:
+    """Show whether ``iterator`` starts the next epoch by itself at the end of one."""
+    iterator._auto_reset = "yes" if is_automatic else "no"

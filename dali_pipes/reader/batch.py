@@ -1,0 +1,203 @@
+"""What is known of the samples of a segment and of one batch: the graph's arrays are computed from it.
+
+`Rows` are the samples of one segment, or of a few shards; a `Batch` is a run of these rows.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from dali_pipes.order.randomness import Stream
+from dali_pipes.reader.shard_table import ShardTable, is_undecodable, photo_problem
+
+__all__ = ["Batch", "Places", "Rows"]
+
+Int64s = npt.NDArray[np.int64]
+Int32s = npt.NDArray[np.int32]
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Places:
+    """One component of some samples; all are int64 [N]."""
+
+    offset: Int64s
+    """First byte in the shard; -1 where the sample lacks the component."""
+    size: Int64s
+    """Bytes."""
+    height: Int64s
+    """Rows of a photo as stored; 0 for a component that is not a photo."""
+    width: Int64s
+    format: Int64s
+    """Index into `dali_pipes.formats.photo_header.PHOTO_FORMATS`; -1 if the component is not a photo by its name."""
+
+    def part(self, rows: slice) -> "Places":
+        """A run of them."""
+        return Places(*(getattr(self, field.name)[rows] for field in fields(self)))
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The rows of one shard among others'."""
+
+    table: ShardTable
+    where: Int64s  # positions among the rows, ascending
+    rows: Int64s  # rows of the shard
+
+
+class Rows:
+    """Some samples, in their order.
+
+    Args:
+        ordinals: int64 [N]: which samples.
+        tables: Their shards' tables, in the order of the shards.
+        max_pixels: Photos of more pixels must not be decoded.
+    """
+
+    def __init__(self, ordinals: Int64s, tables: Sequence[ShardTable], *, max_pixels: int) -> None:
+        self.ordinals, self._tables, self._max_pixels = ordinals, tables, max_pixels
+        at = np.searchsorted(np.array([table.first for table in tables], np.int64), ordinals, side="right") - 1
+        self.shard: Int64s = np.array([table.shard for table in tables], np.int64)[at]
+        """int64 [N]: the shard of each."""
+        order = np.argsort(at, kind="stable")
+        named, firsts = np.unique(at[order], return_index=True)
+        self._parts = {
+            tables[number].shard: _Part(tables[number], where, ordinals[where] - tables[number].first)
+            for number, where in zip(named.tolist(), np.split(order, firsts[1:]), strict=True)
+        }
+        self._places: dict[str, Places] = {}
+        self._refused: dict[tuple[str, ...], Bools] = {}
+
+    def __len__(self) -> int:
+        return len(self.ordinals)
+
+    def of(self, ordinals: Int64s) -> "Rows":
+        """Other samples of the same shards; nothing is read for it."""
+        return Rows(ordinals, self._tables, max_pixels=self._max_pixels)
+
+    def places(self, component: str) -> Places:
+        """Where one component of each lies.
+
+        Args:
+            component: Its name, or alternatives: ``"jpg;jpeg"``, the first that a sample has.
+        """
+        if component not in self._places:
+            columns = np.empty((len(self), 5), np.int64)
+            for part in self._parts.values():
+                columns[part.where] = part.table.column(component)[part.rows]
+            self._places[component] = Places(*np.ascontiguousarray(columns.T))
+        return self._places[component]
+
+    def refused(self, components: Sequence[str]) -> Bools:
+        """Which samples must not be decoded, by what the shard index says of these components: bool [N]."""
+        if tuple(components) not in self._refused:
+            refused = np.zeros(len(self), np.bool_)
+            for places in map(self.places, components):
+                is_bad = is_undecodable(places.format, places.height)
+                refused |= (is_bad | (places.height * places.width > self._max_pixels)) & (places.offset >= 0)
+            self._refused[tuple(components)] = refused
+        return self._refused[tuple(components)]
+
+    def problem(self, position: int, components: Sequence[str]) -> tuple[str, str]:
+        """The component for which a sample is refused, and why."""
+        for component in components:
+            places = self.places(component)
+            photo = (int(column[position]) for column in (places.height, places.width, places.format))
+            if places.offset[position] >= 0 and (text := photo_problem(*photo, max_pixels=self._max_pixels)):
+                return component, text
+        raise AssertionError("asked for a sample that is not refused")
+
+    @cached_property
+    def labels(self) -> Int64s:
+        """The class id of each: int64 [N]."""
+        labels = np.empty(len(self), np.int64)
+        for part in self._parts.values():
+            labels[part.where] = part.table.labels(part.rows)
+        return labels
+
+    def key(self, position: int) -> str:
+        """The key of one sample."""
+        part = self._parts[int(self.shard[position])]
+        return part.table.keys[int(part.rows[np.searchsorted(part.where, position)])]
+
+    def shard_name(self, position: int) -> str:
+        """The shard of one sample."""
+        return self._parts[int(self.shard[position])].table.name
+
+
+class Batch:
+    """One batch's rows, from ``start`` to ``stop``. All arrays are [B], in the order of the batch."""
+
+    def __init__(
+        self,
+        rows: Rows,
+        start: int,
+        stop: int,
+        occurrences: Int64s,
+        *,
+        num_valid: int,
+        stream: Callable[[str], Stream],
+        substituted: tuple[int, ...] = (),
+    ) -> None:
+        self.rows = rows
+        self._start, self._stop = start, stop
+        self.ordinals = rows.ordinals[start:stop]
+        """int64 [B]: which samples."""
+        self.occurrences = occurrences
+        """int64 [B]: how often the epoch had each before."""
+        self.num_valid = num_valid
+        self.substituted = substituted
+        """Positions at which another sample stands in for a bad one."""
+        self._stream = stream
+
+    def __len__(self) -> int:
+        return self._stop - self._start
+
+    def replaced(
+        self, ordinals: Int64s, occurrences: Int64s, *, substituted: tuple[int, ...], rows: Rows | None = None
+    ) -> "Batch":
+        """The batch with other samples in it: of its own shards, or of those that ``rows`` has."""
+        return Batch(
+            (rows or self.rows).of(ordinals),
+            0,
+            len(ordinals),
+            occurrences,
+            num_valid=self.num_valid,
+            stream=self._stream,
+            substituted=substituted,
+        )
+
+    def places(self, component: str) -> Places:
+        """Where one component of each lies; see `Rows.places`."""
+        return self.rows.places(component).part(slice(self._start, self._stop))
+
+    def refused(self, components: Sequence[str]) -> dict[int, tuple[str, str]]:
+        """The samples that must not be decoded: position -> component and reason; see `Rows.refused`."""
+        bad = np.flatnonzero(self.rows.refused(components)[self._start : self._stop]).tolist()
+        return {position: self.rows.problem(self._start + position, components) for position in bad}
+
+    @property
+    def labels(self) -> Int64s:
+        """The class ids: int64 [B]."""
+        return self.rows.labels[self._start : self._stop]
+
+    def size(self, component: str) -> tuple[Int32s, Int32s]:
+        """Heights and widths of a component's photos as stored: int32 [B] each."""
+        places = self.places(component)
+        return places.height.astype(np.int32), places.width.astype(np.int32)
+
+    @cached_property
+    def keys(self) -> list[str]:
+        """The samples' keys."""
+        return [self.rows.key(position) for position in range(self._start, self._stop)]
+
+    def name(self, position: int) -> tuple[str, str]:
+        """Shard and key of one of its samples."""
+        return self.rows.shard_name(self._start + position), self.rows.key(self._start + position)
+
+    def uniforms(self, stream: str, num: int) -> npt.NDArray[np.float64]:
+        """``num`` numbers in [0, 1) for each sample, its own in this epoch: float64 [B, num]."""
+        return self._stream(stream).uniforms(self.ordinals, num, occurrence=self.occurrences)

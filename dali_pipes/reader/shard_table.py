@@ -1,0 +1,143 @@
+"""Look up a shard's samples: where each component lies, how large its photos are, labels and keys.
+
+A `ShardTable` is a checked shard index with one table for each component that was asked for.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from dali_pipes.errors import DataError
+from dali_pipes.formats.names import LABEL_COMPONENT
+from dali_pipes.formats.photo_header import MAX_PIXELS, PHOTO_FORMATS
+from dali_pipes.formats.sample_columns import NO_LABEL
+from dali_pipes.formats.shard_index import ShardIndex
+from dali_pipes.options import Labels, Missing
+
+__all__ = ["NO_PHOTO", "UNDECODABLE", "SampleRules", "ShardTable", "is_undecodable", "photo_problem"]
+
+# Columns of a component's table.
+OFFSET, SIZE, HEIGHT, WIDTH, FORMAT = range(5)
+NO_PHOTO = -1
+"""The format of a component that is not a photo by its name."""
+UNDECODABLE = ("unknown", "GIF")
+_UNDECODABLE_CODES = [PHOTO_FORMATS.index(kind) for kind in UNDECODABLE]
+
+Int64s = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleRules:
+    """How samples are read; see `dali_pipes.options`."""
+
+    labels: Labels = "raw"
+    missing: Missing = "error"
+    max_pixels: int = MAX_PIXELS
+
+
+class ShardTable:
+    """One shard's samples.
+
+    Args:
+        shard: Its number.
+        name: Its name.
+        first: The ordinal of its first sample.
+        index: Its index.
+        rules: How its samples are read.
+        class_ids: int64, sorted: all ids of the manifest's class table.
+    """
+
+    def __init__(
+        self, shard: int, *, name: str, first: int, index: ShardIndex, rules: SampleRules, class_ids: Int64s
+    ) -> None:
+        self.shard, self.name, self.first, self.keys = shard, name, first, index.keys
+        self._index, self._rules, self._class_ids = index, rules, class_ids
+        self._columns: dict[str, Int64s] = {}
+
+    def __len__(self) -> int:
+        return self._index.num_samples
+
+    def column(self, component: str) -> Int64s:
+        """The table of a component, or of the first of alternatives that each sample has: int64 [N, 5], see `OFFSET`.
+
+        Where a sample lacks it, the offset is -1 and the size 0.
+        """
+        if component in self._columns:
+            return self._columns[component]
+        index = self._index
+        found = np.zeros((index.num_samples, 5), np.int64)
+        found[:, OFFSET] = -1
+        found[:, FORMAT] = NO_PHOTO
+        for name in component.split(";"):
+            if name not in index.offsets:
+                continue
+            rows = np.flatnonzero((found[:, OFFSET] < 0) & (index.offsets[name] >= 0))
+            found[rows, OFFSET], found[rows, SIZE] = index.offsets[name][rows], index.sizes[name][rows]
+            if (photo := index.photos.get(name)) is not None:
+                found[rows, HEIGHT], found[rows, WIDTH] = photo.height[rows], photo.width[rows]
+                found[rows, FORMAT] = photo.format[rows]
+        if self._rules.missing != "error":  # 1 x 1 pixel, so that windows can be drawn and sizes divided by
+            lacking = found[:, OFFSET] < 0
+            found[lacking, HEIGHT] = found[lacking, WIDTH] = 1
+        self._columns[component] = found
+        return found
+
+    def components_of(self, row: int) -> list[str]:
+        """The components that one sample has."""
+        return [name for name, offsets in self._index.offsets.items() if offsets[row] >= 0]
+
+    def name_of(self, row: int) -> str:
+        """Shard and key of one sample, as errors give them."""
+        return f"shard '{self.name}', key '{self.keys[row]}'"
+
+    def labels(self, rows: Int64s) -> Int64s:
+        """The class ids of some rows: int64 [N].
+
+        Raises:
+            DataError: If a sample has none, or one that is not in the class table.
+        """
+        if self._rules.missing == "empty":
+            is_there = self.column(LABEL_COMPONENT)[rows, OFFSET] >= 0
+            labels = np.full(len(rows), NO_LABEL, np.int64)
+            if is_there.any():
+                labels[is_there] = self._known_labels(rows[is_there])
+            return labels
+        return self._known_labels(rows)
+
+    def _known_labels(self, rows: Int64s) -> Int64s:
+        if self._index.labels is None:
+            raise DataError(f"{self.name_of(int(rows[0]))}: no component '{LABEL_COMPONENT}'")
+        raw = self._index.labels[rows]
+        if self._rules.labels == "raw":
+            return raw
+        class_ids = self._class_ids
+        contiguous = np.searchsorted(class_ids, raw)
+        is_known = class_ids[np.minimum(contiguous, len(class_ids) - 1)] == raw
+        if not is_known.all():
+            at = int(np.argmin(is_known))
+            raise DataError(
+                f"{self.name_of(int(rows[at]))}: class id {raw[at]} is not in the class table ({len(class_ids)} "
+                f"classes, {class_ids[0]} to {class_ids[-1]}); add it to the table and index the shards anew: "
+                "dali-pipes prep index URL"
+            )
+        return contiguous.astype(np.int64)
+
+
+def is_undecodable(formats: Int64s, heights: Int64s) -> Bools:
+    """Which photos DALI cannot decode, by format and size: bool [N]."""
+    bad: Bools = np.isin(formats, _UNDECODABLE_CODES) | ((formats >= 0) & (heights == 0))
+    return bad
+
+
+def photo_problem(height: int, width: int, format_: int, *, max_pixels: int) -> str | None:
+    """Why a photo cannot be decoded, by its index columns; ``None`` if they show no reason."""
+    expected = "expected JPEG, PNG or another format that DALI decodes"
+    if format_ == PHOTO_FORMATS.index("GIF"):
+        return f"holds a GIF, {expected}"
+    if format_ >= 0 and (format_ == PHOTO_FORMATS.index("unknown") or not height):
+        return f"holds an image whose header cannot be read, {expected}"
+    if height * width > max_pixels:
+        return f"holds a photo of {height} x {width} pixels, expected at most max_pixels={max_pixels}"
+    return None

@@ -1,0 +1,198 @@
+"""Check a data set against a graph before anything is staged, by the manifest's sums and the store's shard indexes."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import numpy.typing as npt
+
+from dali_pipes.errors import DataError
+from dali_pipes.formats.manifest import Manifest
+from dali_pipes.formats.names import LABEL_COMPONENT, classes_name
+from dali_pipes.order.randomness import Stream
+from dali_pipes.reader.batch import Batch
+from dali_pipes.reader.samples import Samples
+from dali_pipes.reader.shard_table import (
+    FORMAT,
+    HEIGHT,
+    NO_PHOTO,
+    OFFSET,
+    UNDECODABLE,
+    WIDTH,
+    SampleRules,
+    ShardTable,
+    is_undecodable,
+    photo_problem,
+)
+from dali_pipes.store.shard_names import shared_prefix
+
+__all__ = ["StoredSamples"]
+
+# Shard indexes read at a time in search of a fault; the wait is the store's latency.
+NUM_READERS = 16
+
+Int64s = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+
+class StoredSamples(Samples):
+    """Samples whose indexes are read from the store each time; nothing is kept.
+
+    Args:
+        manifest: The loader's shards.
+        read_index: See `Samples`.
+        rules: How samples are read.
+        whole: The manifest that ``manifest`` is a part of, whose sums its header has; ``None``: ``manifest``.
+        excluded: int64, sorted: ordinals that no plan names. They are not checked.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        read_index: Callable[[int], bytes],
+        *,
+        rules: SampleRules | None = None,
+        whole: Manifest | None = None,
+        excluded: Int64s | None = None,
+    ) -> None:
+        super().__init__(manifest, read_index, rules=rules)
+        self._whole = whole or manifest
+        self.excluded = np.empty(0, np.int64) if excluded is None else excluded
+        # A graph is built again after an iteration was cut short: what was found then needs no second look.
+        self._found: set[str] = set()
+
+    def without(self, excluded: Int64s) -> "StoredSamples":
+        """The same data set with these ordinals excluded instead."""
+        return StoredSamples(self.manifest, self._read_index, rules=self.rules, whole=self._whole, excluded=excluded)
+
+    def example(self) -> Batch:
+        """A batch of the first sample that is not excluded, from which the kinds of a graph's arrays are learnt."""
+        is_left = self.excluded != np.arange(len(self.excluded))
+        first = np.array([np.argmax(is_left) if is_left.any() else len(self.excluded)], np.int64)
+        once = np.zeros(1, np.int64)
+        return Batch(self.rows(first), 0, 1, once, num_valid=1, stream=lambda name: Stream(0, 0, name))
+
+    def neighbours(self, ordinal: int) -> Iterator[Int64s]:
+        """The other samples that are not excluded, one shard at a time.
+
+        Of the sample's own shard the samples before it come first, then those after it, each way the nearest first;
+        then the following shards, and the first ones, in their order.
+        """
+        own = int(self.shard_of(np.array([ordinal]))[0])
+        for number in range(own, own + self.manifest.num_shards):
+            shard = number % self.manifest.num_shards
+            others = np.arange(self._starts[shard], self._stops[shard], dtype=np.int64)
+            if number == own:
+                others = np.concatenate([others[others < ordinal][::-1], others[others > ordinal]])
+            others = others[~np.isin(others, self.excluded)]
+            if len(others):
+                yield others
+
+    def check_component(self, component: str) -> None:
+        """Refuse a component that a sample lacks, by the manifest's sums if they are enough.
+
+        Args:
+            component: Its name, or alternatives as DALI's reader takes them: ``"jpg;jpeg;png"``, the first that a
+                sample has.
+
+        Raises:
+            DataError: If a sample has none of them; names the first.
+        """
+        if component in self._found:
+            return
+        whole, names = self._whole, component.split(";")
+        most = max(whole.components.get(name, 0) for name in names)
+        if self.rules.missing != "error" and not most:
+            there = ", ".join(f"'{name}'" for name in whole.components)
+            raise DataError(f"no sample has component '{component}'; the data set has {there or 'none'}")
+        is_in_doubt = self.rules.missing == "error" and most < whole.num_samples
+        if is_in_doubt and (found := self._first(lambda table: table.column(component)[:, OFFSET] < 0)) is not None:
+            table, row = found
+            lacking = whole.num_samples - most
+            more = f"; {lacking} of {whole.num_samples} samples lack it" if len(names) == 1 and lacking > 1 else ""
+            there = ", ".join(table.components_of(row)) or "none"
+            raise DataError(
+                f"{table.name_of(row)}: no component '{component}' (found: {there}){more}; name a "
+                "component that is there in the graph, such as photo='jpg'"
+            )
+        self._found.add(component)
+
+    def check_sized(self, component: str) -> None:
+        """Refuse a component whose height and width are asked for, but which is not a photo by its name.
+
+        Raises:
+            DataError: Names the first.
+        """
+        if all(name in self._whole.photos for name in component.split(";")):
+            return
+
+        def is_unsized(table: ShardTable) -> Bools:
+            columns = table.column(component)
+            unsized: Bools = (columns[:, FORMAT] == NO_PHOTO) & (columns[:, OFFSET] >= 0)
+            return unsized
+
+        if (found := self._first(is_unsized)) is not None:
+            table, row = found
+            raise DataError(
+                f"{table.name_of(row)}: component '{component}' has no height and width in the index, because its name "
+                "is not a photo's; name it .jpg, .png or the like when packing"
+            )
+
+    def check_photos(self, component: str) -> None:
+        """Refuse photos that DALI cannot decode, by the headers that were read when the shards were indexed.
+
+        Args:
+            component: As in `check_component`.
+
+        Raises:
+            DataError: If a photo is a GIF, or its header is of no known kind; names the first.
+        """
+        formats = [self._whole.photos[name] for name in component.split(";") if name in self._whole.photos]
+        num_bad = sum(found.get(kind, 0) for found in formats for kind in (*UNDECODABLE, "unsized"))
+        if not num_bad:
+            return
+
+        def is_bad(table: ShardTable) -> Bools:
+            columns = table.column(component)
+            return is_undecodable(columns[:, FORMAT], columns[:, HEIGHT]) & (columns[:, OFFSET] >= 0)
+
+        if (found := self._first(is_bad)) is not None:
+            table, row = found
+            photo = table.column(component)[row, [HEIGHT, WIDTH, FORMAT]].tolist()
+            problem = photo_problem(*photo, max_pixels=self.rules.max_pixels)
+            # With exclusions it is not known how many of the bad samples are among those that are left.
+            more = f"; so do {num_bad - 1} more samples" if num_bad > 1 and not len(self.excluded) else ""
+            raise DataError(
+                f"{table.name_of(row)}: component '{component}' {problem}{more}; pass "
+                "bad_samples=BadSamples(on_error='substitute'), leave it out (select=Select(exclude=...)), or pack "
+                "without it: dali-pipes prep pack --on-bad skip"
+            )
+
+    def check_labels(self) -> None:
+        """Refuse to give labels that are not there.
+
+        Raises:
+            DataError: If a sample has no ``cls``, or contiguous ids are asked for and there is no class table.
+        """
+        self.check_component(LABEL_COMPONENT)
+        if self.rules.labels == "contiguous" and not len(self._class_ids):
+            table = classes_name(shared_prefix(self.manifest.names))
+            raise DataError(
+                f"labels='contiguous' needs a class table, and the manifest has none; write '{table}' beside the "
+                'shards, {"1": "name", ...}, and index them anew: dali-pipes prep index URL'
+            )
+
+    def _table(self, shard: int) -> ShardTable:
+        return self._load(shard)
+
+    def _first(self, is_found: Callable[[ShardTable], Bools]) -> tuple[ShardTable, int] | None:
+        """The first sample for which ``is_found`` and that is not excluded: its shard's table and its row."""
+        with ThreadPoolExecutor(NUM_READERS) as readers:
+            for first in range(0, self.manifest.num_shards, 16 * NUM_READERS):
+                shards = range(first, min(first + 16 * NUM_READERS, self.manifest.num_shards))
+                for table in readers.map(self._load, shards):
+                    rows = np.flatnonzero(is_found(table))
+                    rows = rows[~np.isin(rows + table.first, self.excluded)]
+                    if len(rows):
+                        return table, int(rows[0])
+        return None

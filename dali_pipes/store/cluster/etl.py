@@ -1,0 +1,123 @@
+"""Check that an ETL of a cluster runs, and turn what a cluster answers about ETLs into errors with a way out."""
+
+import contextlib
+import json
+import logging
+from collections.abc import Iterator
+from typing import cast
+
+from dali_pipes.errors import StoreError, shown
+from dali_pipes.store.base import Bucket
+from dali_pipes.store.messages import error_text
+
+__all__ = [
+    "NoEtlError",
+    "asking_etl",
+    "check_running",
+    "how_to_start",
+    "is_unknown_etl",
+    "no_etl",
+]
+
+
+_log = logging.getLogger(__name__)
+
+# The stage of an ETL that can be read through, and all stages that a cluster knows.
+_RUNNING = "Running"
+_STAGES = (_RUNNING, "Initializing", "Aborted", "Unknown")
+
+
+class NoEtlError(StoreError):
+    """The cluster cannot run any ETL."""
+
+
+def check_running(store: Bucket, name: str) -> None:
+    """Refuse an ETL that is missing, or does not run, before anything is read through it.
+
+    If a cluster lists its ETLs to administrators only, nothing is refused: the first read will fail.
+
+    Args:
+        store: Any bucket of the cluster.
+        name: The name of the ETL.
+
+    Raises:
+        NoEtlError: If the cluster cannot have ETLs.
+        StoreError: If it does not run; names those that do.
+        ValueError: If the name is not valid.
+    """
+    from aistore.sdk.errors import AISError
+
+    store.client.etl(name)  # raises ValueError
+    with asking_etl(store, name):
+        try:
+            stages = {etl.id: etl.stage for etl in store.client.cluster().list_etls(stages=_STAGES)}
+        except AISError as exc:
+            if exc.status_code in (401, 403):
+                _log.debug("ETL '%s': not known before it is used, %s does not list them", name, store.endpoint)
+                return
+            raise
+    if stages.get(name) == _RUNNING:
+        return
+    others = sorted(other for other, stage in stages.items() if stage == _RUNNING)
+    found = f"found: {shown(others)}" if others else "none runs"
+    if name in stages:
+        raise StoreError(
+            f"ETL '{name}' at {store.endpoint} does not run, its stage is {stages[name]} ({found}); stop it and "
+            f"{how_to_start(name)}"
+        )
+    raise StoreError(f"no ETL '{name}' at {store.endpoint} ({found}); {how_to_start(name)}")
+
+
+def how_to_start(name: str) -> str:
+    """For the end of a message."""
+    return f"start it: dali-pipes prep etl start {name} --function ..."
+
+
+@contextlib.contextmanager
+def asking_etl(store: Bucket, name: str, *, shard: str | None = None) -> Iterator[None]:
+    """As `Bucket.asking`; the errors of a missing ETL, and of a cluster without ETLs, also say what to do."""
+    from aistore.sdk.errors import AISError
+
+    where = store.locate(shard) if shard else f"ETL {name}"
+    with store.asking(where):
+        try:
+            yield
+        except AISError as exc:
+            text = error_text(exc)
+            if (none := no_etl(store.endpoint, exc.status_code, text)) is not None:
+                raise none from exc
+            is_about_it = shard is None and exc.status_code == 404 and name in text
+            if is_about_it or is_unknown_etl(exc.status_code, text, name=name):
+                raise StoreError(f"no ETL '{name}' at {store.endpoint} ({text}); {how_to_start(name)}") from exc
+            if exc.status_code == 422:
+                raise StoreError(
+                    f"'{where}' at {store.endpoint}: ETL '{name}' failed: {reason_of(exc.message)}"
+                ) from exc
+            raise
+
+
+def is_unknown_etl(status: int, text: str, *, name: str) -> bool:
+    """Whether the answer to a read through an ETL says that there is none of that name, or that it does not run."""
+    # More than the name: a shard that is missing may have it in its own.
+    return status == 404 and f"{name} does not exist - try" in text
+
+
+def no_etl(endpoint: str, status: int, text: str) -> NoEtlError | None:
+    """The error of a cluster that cannot have ETLs, if that is what an answer's status and text say."""
+    if status == 400 and "kubernetes" in text.lower():  # AIS 4.9, in two ways
+        cause = "it does not run on Kubernetes, whose pods run transforms"
+    elif status == 501:  # AIS 5.0 that is built without the tag; or the embedded node
+        cause = "an AIStore on Kubernetes, built with the tag etl, has it"
+    else:
+        return None
+    return NoEtlError(
+        f"no ETL at {endpoint}: {text}; {cause} (deploy/etl/README.md). The same from here, with no ETL: "
+        "dali-pipes prep transform URL OUT --function ..."
+    )
+
+
+def reason_of(text: str) -> str:
+    """The message in AIStore's JSON."""
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        return cast("str", json.loads(text)["message"])
+    return " ".join(str(text).split()) or "no reason given"

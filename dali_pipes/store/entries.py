@@ -1,0 +1,18 @@
+"""The schemes of URLs that name a bucket, and the rows of a listing."""
+
+from dataclasses import dataclass
+
+__all__ = ["PROVIDERS", "ObjectEntry"]
+
+PROVIDERS = {"ais": "ais", "s3": "aws", "gs": "gcp", "az": "azure"}
+"""URL scheme to AIS provider. A bucket of a cloud is read through the cluster that has it as a backend."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectEntry:
+    """One row of a listing."""
+
+    name: str
+    size: int
+    checksum: str | None
+    """``xxhash2`` in hexadecimal where the store knows it, else ``None``."""

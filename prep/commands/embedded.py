@@ -1,0 +1,36 @@
+"""``dali-pipes prep embedded``."""
+
+import contextlib
+from pathlib import Path
+
+import click
+
+from dali_pipes.commands.options import json_option
+from prep.commands.output import print_result
+
+__all__ = ["embedded"]
+
+
+@click.command()
+@click.option(
+    "--dir",
+    "directory",
+    required=True,
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where the node stores; made if it is not there. The node keeps nothing outside it.",
+)
+@click.option("--port", type=click.IntRange(0, 65535), default=0, show_default=True, help="0: any free port.")
+@click.option("--allow-etl", is_flag=True, help="Let anyone who reaches the port run transforms as you: see prep etl.")
+@json_option
+def embedded(directory: Path, port: int, *, allow_etl: bool, as_json: bool) -> None:
+    """Run the embedded AIStore-compatible node on loopback, in the foreground, and print its endpoint.
+
+    It is for first runs, tests and laptops; for more than one machine, run a real cluster. Ctrl-C ends it.
+    """
+    from prep.embedded.server import serve_forever
+
+    def announce(endpoint: str) -> None:
+        print_result(endpoint, {"endpoint": endpoint, "dir": str(directory)}, as_json=as_json)
+
+    with contextlib.suppress(KeyboardInterrupt):
+        serve_forever(directory, port=port, allow_etl=allow_etl or None, announce=announce)

@@ -1,0 +1,58 @@
+"""What commands of ``dali-pipes prep`` print: one line for people, or one JSON document."""
+
+import dataclasses
+import json
+import os
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+__all__ = ["counted", "fields_of", "print_colored", "print_result", "print_some", "shard_span", "there_already"]
+
+# Lines of a list that a terminal shows; --json has all of them.
+_SHOWN = 20
+
+
+def print_result(line: str, document: dict[str, Any], *, as_json: bool) -> None:
+    """Print the result of a command to stdout."""
+    click.echo(json.dumps(document) if as_json else line)
+
+
+def fields_of(report: Any) -> dict[str, Any]:
+    """The fields of a report, a dataclass, as part of a JSON document."""
+    return {field.name: getattr(report, field.name) for field in dataclasses.fields(report)}
+
+
+def print_some(what: str, lines: Sequence[str]) -> None:
+    """Print the first lines of a list to stderr, each after ``what``."""
+    for line in lines[:_SHOWN]:
+        click.echo(f"{what}: {line}", err=True)
+    if len(lines) > _SHOWN:
+        click.echo(f"{what}: {len(lines) - _SHOWN} more, --json names all", err=True)
+
+
+def print_colored(text: str, **style: Any) -> None:
+    """Print to stdout, in color if that is a terminal and ``NO_COLOR`` is not set."""
+    click.secho(text, color=False if os.environ.get("NO_COLOR") else None, **style)
+
+
+def counted(number: int, what: str) -> str:
+    """``1 shard``, ``2 shards``."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def there_already(number: int, what: str) -> list[str]:
+    """A note on the outputs that an earlier run had written."""
+    return [f"{number} of the {what} were there already"] if number else []
+
+
+def shard_span(url: str, shards: Sequence[str]) -> str:
+    """The URL of a set of shards.
+
+    >>> shard_span("ais://pets/samples-", ["samples-000000.tar", "samples-000003.tar"])
+    'ais://pets/samples-{000000..000003}.tar'
+    """
+    numbers = [re.findall(r"[0-9]+", shard)[-1] for shard in (shards[0], shards[-1])]
+    return f"{url}{numbers[0]}.tar" if len(shards) == 1 else f"{url}{{{numbers[0]}..{numbers[1]}}}.tar"

@@ -1,0 +1,291 @@
+"""``dali-pipes prep pack``: a command for each kind of source."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dali_pipes.commands.options import (
+    Command,
+    cluster_options,
+    endpoint_for,
+    format_bytes,
+    join_options,
+    json_option,
+    size,
+)
+from prep.commands.options import jobs_option, overwrite_option, pairs_option
+from prep.commands.output import counted, fields_of, print_result, print_some, shard_span, there_already
+
+if TYPE_CHECKING:
+    from prep.pack.pack import PackReport
+    from prep.sources.record import Source
+
+__all__ = ["pack"]
+
+_pack_options = join_options(
+    click.option("--max-count", type=click.IntRange(min=1), default=10_000, show_default=True, help="Samples a shard."),
+    click.option("--max-bytes", type=size, default="256MiB", show_default=True, help="Bytes a shard."),
+    click.option(
+        "--on-bad",
+        type=click.Choice(["fail", "skip", "keep"]),
+        default="fail",
+        show_default=True,
+        help="What happens to a bad record: one with a photo in a format that DALI does not decode, with a file that "
+        "is empty, missing or unreadable, or with a mask that is no 8-bit grey PNG, is damaged, or has another size "
+        "than its photo. fail: stop before anything is written. skip: leave the record out. keep: pack the record as "
+        "it is, without the files that cannot be read. (A PNG named .jpg is packed, and noted.)",
+    ),
+    overwrite_option("other shards under the output's names"),
+    click.option("--dry-run", is_flag=True, help="Check and plan, write nothing."),
+    click.option(
+        "--copy",
+        type=click.Path(file_okay=False, path_type=Path),
+        help="Keep a second copy of the shards and the class table in this directory; it is written while they are "
+        "sent.  [default: none]",
+    ),
+    jobs_option("Shards in flight, each written by a process of its own"),
+    cluster_options,
+    json_option,
+)
+
+
+def _field_options(kind: str, *, component: str, value: str, label: str, key: str) -> Callable[[Command], Command]:
+    """The options that name the columns of a table, or the features of records: see ``kind``."""
+    name = kind.upper()
+    return join_options(
+        pairs_option("--component", "components", metavar=f"NAME={name}", help=component),
+        pairs_option(
+            "--value",
+            "values",
+            metavar=f"NAME={name}",
+            help=f"A {kind} whose values are written themselves: {value}; may be repeated.  [default: none]",
+        ),
+        click.option("--label", metavar=name, help=f"Class ids, or names of classes{label}"),
+        click.option("--unlabelled", is_flag=True, help="Pack no cls."),
+        click.option("--key", metavar=name, help=f"Keys of samples{key}"),
+    )
+
+
+@click.group()
+def pack() -> None:
+    """Pack photos, masks and labels into WebDataset shards; files keep their bytes.
+
+    URL is the output: ais://BUCKET[/PREFIX] or DIRECTORY[/PREFIX]. If its last part ends in "-" or "_", the shards'
+    names start with it; any other is a folder, in which names start with "samples-". A bucket that is not there is
+    made.
+
+    The command writes PREFIX000000.tar, PREFIX000001.tar, ... and PREFIXclasses.json. Run an interrupted pack again to
+    finish it: shards that are there already, byte for byte, are not written again.
+    """
+
+
+@pack.command("pets", short_help="A directory in the layout of Oxford-IIIT Pet.")
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.argument("url")
+@click.option("--download", is_flag=True, help="Download the data set (800 MB) into DIRECTORY first, by torchvision.")
+@_pack_options
+def pack_pets(directory: Path, url: str, *, download: bool, **options: Any) -> None:
+    """Pack DIRECTORY, laid out as the Oxford-IIIT Pet data set, to URL.
+
+    The command reads images/*.jpg, annotations/trimaps/*.png and annotations/list.txt. A sample is image.jpg,
+    trimap.png and cls, the class id as in the list, from 1. A record with a missing part is skipped and named.
+    """
+    from prep.sources.pets import download_pets, pets
+
+    if download:
+        download_pets(directory)
+    _pack(pets(directory), url, **options)
+
+
+@pack.command("imagefolder", short_help="A directory with a folder for each class.")
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.argument("url")
+@_pack_options
+def pack_imagefolder(directory: Path, url: str, **options: Any) -> None:
+    """Pack DIRECTORY, which has one folder of photos for each class, to URL.
+
+    DIRECTORY/cat/001.JPG becomes key "cat/001" with the components jpg and cls; class ids number the sorted folders
+    from 0.
+    """
+    from prep.sources.imagefolder import imagefolder
+
+    _pack(imagefolder(directory, show_progress=not options["as_json"]), url, **options)
+
+
+@pack.command("demo", short_help="Photos from scikit-image; no download.")
+@click.argument("url")
+@click.option("--count", type=click.IntRange(min=8), default=300, show_default=True, help="Photos to cut.")
+@click.option("--seed", type=int, default=0, show_default=True, help="The same seed gives the same bytes.")
+@_pack_options
+def pack_demo(url: str, *, count: int, seed: int, **options: Any) -> None:
+    """Pack photos cut from the photographs inside scikit-image, with masks, to URL; nothing is downloaded.
+
+    A sample is image.jpg, 150 to 1,000 pixels a side, trimap.png with the values 1, 2 and 3, and cls, the number of the
+    photograph, from 1.
+    """
+    from prep.sources.demo_photos import demo_photos
+
+    _pack(demo_photos(count=count, seed=seed, show_progress=not options["as_json"]), url, **options)
+
+
+@pack.command("table", short_help="A CSV, JSON or Parquet list.")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("url")
+@_field_options(
+    "column",
+    component="A column of paths, and the component that the files become: image.jpg=path, or image=path to keep each "
+    "file's extension; may be repeated.  [default: the first column named path, image, image_path, filepath, file, "
+    "file_name, filename or img, each file under its extension]",
+    value="caption.txt=caption",
+    label=", which get ids from 0 in sorted order.  [default: the first column named label, class, cls, class_id, "
+    "class_name, category or target]",
+    key=".  [default: a column named key or __key__, else the path without its extension]",
+)
+@click.option(
+    "--root",
+    type=click.Path(path_type=Path),
+    help="The directory that paths in the list start from.  [default: the directory of FILE]",
+)
+@click.option(
+    "--mask",
+    "masks",
+    metavar="COMPONENT",
+    multiple=True,
+    help="A component that holds a class id for each pixel. It must be an 8-bit grey PNG that can be decoded and has "
+    "its photo's size; may be repeated.  [default: by names, as in prep verify]",
+)
+@click.option("--no-masks", is_flag=True, help="Nothing is a mask; a PNG may have any depth, colour and size.")
+@_pack_options
+def pack_table(
+    file: Path,
+    url: str,
+    *,
+    components: dict[str, str],
+    values: dict[str, str],
+    label: str | None,
+    unlabelled: bool,
+    key: str | None,
+    root: Path | None,
+    masks: tuple[str, ...],
+    no_masks: bool,
+    **options: Any,
+) -> None:
+    """Pack the files that FILE lists to URL, one sample a row, in the list's order.
+
+    FILE is .csv or .tsv, whose first row names the columns, .json (a list of objects), .jsonl, .ndjson or .parquet
+    (which needs pyarrow). With columns named "path" and "label" no option is needed. --on-bad decides what happens to
+    rows whose file is missing.
+    """
+    from prep.sources.tables import table
+
+    if no_masks and masks:
+        raise click.UsageError("--no-masks and --mask exclude each other")
+    source = table(
+        file,
+        components=components,
+        values=values,
+        label=label,
+        has_labels=not unlabelled,
+        key=key,
+        root=root,
+        masks=() if no_masks else masks or None,
+    )
+    _pack(source, url, **options)
+
+
+@pack.command("tars", short_help="Tars, into shards of another size.")
+@click.argument("tars", metavar="TARS...", nargs=-1, required=True)
+@click.argument("url")
+@_pack_options
+def pack_tars(tars: tuple[str, ...], url: str, **options: Any) -> None:
+    """Pack the samples of TARS into shards of another size, to URL.
+
+    TARS is a directory, a glob, a prefix or shards with braces, local or in a bucket. The tars end in .tar, or in .tgz
+    or .tar.gz; those are unpacked on the way. Members keep their bytes, and samples and members keep their order; times
+    and owners are not kept. The class table beside TARS is copied. URL must be another place or prefix.
+    """
+    from dali_pipes.store.urls import resolve_shards
+    from prep.sources.tars import tars as read_tars
+
+    with endpoint_for((*tars, url), options["endpoint"], options["embedded_dir"]) as answering:
+        shards = resolve_shards(tars, endpoint=answering, compressed=True)
+        source = read_tars(shards, jobs=options["jobs"], show_progress=not options["as_json"])
+        _pack(source, url, **{**options, "endpoint": answering})
+
+
+@pack.command("tfrecords", short_help="TFRecord files of tf.train.Example.")
+@click.argument("files", metavar="FILES...", type=click.Path(path_type=Path), nargs=-1, required=True)
+@click.argument("url")
+@_field_options(
+    "feature",
+    component="A feature whose bytes become a component: image.jpg=image/encoded; may be repeated.  [default: the "
+    "first of image/encoded, image, image_raw, jpeg and img, named jpg, png, ... by its bytes]",
+    value="caption.txt=image/caption",
+    label=".  [default: the first of image/class/label, label, image/label and class/label; names from "
+    "image/class/text, class/text or label/text]",
+    key=", such as image/filename.  [default: file's name/record's number]",
+)
+@_pack_options
+def pack_tfrecords(
+    files: tuple[Path, ...],
+    url: str,
+    *,
+    components: dict[str, str],
+    values: dict[str, str],
+    label: str | None,
+    unlabelled: bool,
+    key: str | None,
+    **options: Any,
+) -> None:
+    """Pack the records of FILES, TFRecord files of tf.train.Example, to URL; photos keep their bytes.
+
+    A directory stands for the files in it that have "tfrecord" in their names. Checksums are verified. A damaged record
+    is named by file and byte, and left out with --on-bad skip. TensorFlow is not needed.
+    """
+    from prep.sources.tfrecord_files import find_tfrecords
+    from prep.sources.tfrecords import tfrecords
+
+    source = tfrecords(
+        find_tfrecords(files),
+        components=components,
+        values=values,
+        label=label,
+        has_labels=not unlabelled,
+        key=key,
+        jobs=options["jobs"],
+        show_progress=not options["as_json"],
+    )
+    _pack(source, url, **options)
+
+
+def _pack(
+    source: "Source", url: str, *, endpoint: str | None, embedded_dir: Path | None, as_json: bool, **options: Any
+) -> None:
+    """Pack a source to a URL and print the report."""
+    from prep.pack.pack import open_target
+    from prep.pack.pack import pack as pack_records
+
+    with endpoint_for(url, endpoint, embedded_dir) as answering:
+        store, prefix = open_target(url, endpoint=answering)
+        report = pack_records(source, store=store, prefix=prefix, show_progress=not as_json, **options)
+    print_some("skipped", report.skipped)
+    print_some("kept as it is", report.kept)
+    print_some("noted", report.noted)
+    classes = {str(label): source.classes[label] for label in sorted(source.classes)}
+    print_result(_summary(report), fields_of(report) | {"classes": classes}, as_json=as_json)
+
+
+def _summary(report: "PackReport") -> str:
+    notes = []
+    if not report.dry_run:
+        notes += there_already(len(report.shards) - report.num_written, "shards")
+        notes += [f"copied {report.num_copied} to '{report.copy}'"] if report.copy else []
+    notes += [f"skipped {len(report.skipped)}"] if report.skipped else []
+    notes += [f"kept {len(report.kept)} bad ones"] if report.kept else []
+    return (
+        f"{'would write' if report.dry_run else 'wrote'} {counted(len(report.shards), 'shard')}, "
+        f"{counted(report.num_samples, 'sample')}, {format_bytes(report.num_bytes)} in {report.elapsed_s:.1f} s"
+        f"{' (' + ', '.join(notes) + ')' if notes else ''} -> {shard_span(report.url, report.shards)}"
+    )

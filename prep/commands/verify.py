@@ -1,0 +1,157 @@
+"""``dali-pipes prep verify``."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dali_pipes.commands.options import cluster_options, endpoint_for, format_bytes, json_option
+from prep.commands.options import urls_argument
+from prep.commands.output import counted, fields_of, print_colored, print_result
+
+if TYPE_CHECKING:
+    from prep.inspect.verify import VerifyReport
+
+__all__ = ["verify"]
+
+# Mask values that a terminal shows; --json has all of them.
+_SHOWN_VALUES = 12
+
+
+def _parse_values(context: click.Context, parameter: click.Parameter, text: str | None) -> tuple[int, ...] | None:
+    """``"1,2,3"`` or ``"0-20,255"`` as numbers."""
+    if text is None:
+        return None
+    found: list[int] = []
+    for part in text.split(","):
+        first, dash, last = (piece.strip() for piece in part.partition("-"))
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise click.BadParameter(f"expected numbers such as '1,2,3' or '0-20,255', got '{text}'")
+        last = last if dash else first
+        # Digits are counted first: Python refuses to convert very long ones.
+        if max(len(first.lstrip("0")), len(last.lstrip("0"))) > 3 or max(int(first), int(last)) > 255:
+            raise click.BadParameter(f"a mask's values are 0 to 255, got '{text}'")
+        if int(first) > int(last):
+            raise click.BadParameter(f"a range goes from its least number to its greatest, got '{part.strip()}'")
+        found += range(int(first), int(last) + 1)
+    return tuple(found)
+
+
+@click.command()
+@urls_argument
+@click.option(
+    "--decoder",
+    type=click.Choice(["pillow", "dali"]),
+    default="pillow",
+    show_default=True,
+    help="pillow: describes in words what is wrong, needs no DALI, and applies DALI's rules of how files must end. "
+    "dali: the decoder that loaders use on the CPU.",
+)
+@click.option("--mask", "masks", metavar="COMPONENT", multiple=True, help="A mask's component.  [default: by names]")
+@click.option("--no-masks", is_flag=True, help="Nothing is a mask; a PNG may have any depth and colour.")
+@click.option(
+    "--mask-values", metavar="1,2,3", callback=_parse_values, help="Values that a mask may have.  [default: any]"
+)
+@click.option("--max-pixels", type=click.IntRange(min=1), help="A photo of more pixels is bad.  [default: 89478485]")
+@click.option(
+    "--workers", type=click.IntRange(min=1), help="Processes.  [default: one for each core, fewer for few bytes]"
+)
+@click.option(
+    "--quarantine",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Add the bad samples to FILE, a list for a loader's Select(exclude=...); created if it does not exist.",
+)
+@click.option("--show", default=3, show_default=True, type=click.IntRange(min=0), help="Examples shown of each kind.")
+@cluster_options
+@json_option
+def verify(
+    urls: tuple[str, ...],
+    *,
+    masks: tuple[str, ...],
+    no_masks: bool,
+    mask_values: tuple[int, ...] | None,
+    max_pixels: int | None,
+    quarantine: Path | None,
+    show: int,
+    endpoint: str | None,
+    embedded_dir: Path | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Verify the shards at URL: read all of them, decode all photos and masks, and compare their descriptions.
+
+    URL is ais://BUCKET/PREFIX, DIRECTORY[/PREFIX], a glob of local tars, or shards with braces. The command finds tars
+    that are cut off or hold samples in pieces; photos that cannot be decoded; masks that are not 8-bit gray PNGs, or
+    have another size than their photo, or other values; labels that are not integers or not in the class table; samples
+    without a component that most have; keys that occur twice; and a manifest, shard index or column file that does not
+    fit.
+
+    It writes nothing but --quarantine. Exit code 0: nothing is wrong (notes do not count), 1: something is.
+    """
+    from dali_pipes.formats.photo_header import MAX_PIXELS
+    from dali_pipes.store.urls import resolve_shards
+    from prep.inspect.verify import verify as verify_shards
+
+    if no_masks and (masks or mask_values):
+        raise click.UsageError("--no-masks goes with neither --mask nor --mask-values")
+    with endpoint_for(urls, endpoint, embedded_dir) as answering:
+        report = verify_shards(
+            resolve_shards(urls, endpoint=answering),
+            masks=() if no_masks else masks or None,
+            mask_values=mask_values,
+            max_pixels=max_pixels or MAX_PIXELS,
+            quarantine=quarantine,
+            show_progress=not as_json,
+            **options,
+        )
+    if as_json:
+        print_result("", _document(report, quarantine), as_json=True)
+    else:
+        _print_report(report, quarantine, show=show)
+    click.get_current_context().exit(1 if report.num_problems else 0)
+
+
+def _document(report: "VerifyReport", quarantine: Path | None) -> dict[str, Any]:
+    return fields_of(report) | {
+        "ok": not report.num_problems,
+        "num_problems": report.num_problems,
+        "mask_values": {str(value): number for value, number in report.mask_values.items()},
+        "findings": [finding._asdict() for finding in report.findings],
+        "quarantine": None if quarantine is None else str(quarantine),
+    }
+
+
+def _print_report(report: "VerifyReport", quarantine: Path | None, *, show: int) -> None:
+    from prep.inspect.findings import KINDS
+
+    for kind, what in KINDS.items():
+        number = report.counts[kind]
+        if not number:
+            continue
+        print_colored(f"{number:8}  {what}", fg="yellow" if kind == "note" else "red")
+        examples = [finding for finding in report.findings if finding.kind == kind]
+        for finding in examples[:show]:
+            click.echo(f"          {finding}")
+        if show and number > show:
+            click.echo(f"          and {number - show} more, --json has all")
+    if report.mask_values:
+        values = [f"{value} in {number}" for value, number in report.mask_values.items()]
+        more = f" and {len(values) - _SHOWN_VALUES} more" if len(values) > _SHOWN_VALUES else ""
+        click.echo(f"masks hold {', '.join(values[:_SHOWN_VALUES])}{more}")
+    if quarantine is not None:
+        click.echo(
+            f"{counted(report.num_bad_samples, 'bad sample')} in '{quarantine}': "
+            f"pass select=dali_pipes.Select(exclude='{quarantine}')"
+        )
+    rate = round(report.num_bytes / max(report.elapsed_s, 1e-9))
+    amount = (
+        f"{counted(report.num_shards, 'shard')}, {counted(report.num_samples, 'sample')}, "
+        f"{counted(report.num_decoded, 'photo')} decoded by {report.decoder}, {format_bytes(report.num_bytes)} in "
+        f"{report.elapsed_s:.1f} s ({format_bytes(rate)}/s)"
+    )
+    if report.num_problems:
+        problems = f"{counted(report.num_problems, 'problem')}, {counted(report.num_bad_samples, 'bad sample')}"
+        print_colored(f"{problems} in {amount}", fg="red")
+    else:
+        print_colored(f"nothing is wrong with {amount}", fg="green")

@@ -1,0 +1,58 @@
+"""Read the manifest and the shard indexes of shards, or make them if the shards are not indexed."""
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from dali_pipes.data_set.indexing import find_manifest, index_in_memory
+from dali_pipes.errors import DataError
+from dali_pipes.formats.checksum import checksum
+from dali_pipes.formats.names import index_name, manifest_name
+from dali_pipes.formats.shard_index import ShardIndex
+from dali_pipes.store.shard_set import ShardSet
+from prep.threads import in_threads
+
+if TYPE_CHECKING:
+    from dali_pipes.formats.manifest import Manifest
+
+__all__ = ["NUM_READERS", "IndexedSet"]
+
+NUM_READERS = 16
+"""Objects and ranges that are asked for at a time, to hide the store's latency."""
+
+
+class IndexedSet:
+    """Shards with their manifest and indexes, which are read from beside them or made now.
+
+    Raises:
+        DataError: If the manifest or a shard cannot be read, or the manifest does not list a shard.
+    """
+
+    def __init__(self, shards: ShardSet, *, show_progress: bool = False) -> None:
+        self.shards = shards
+        found = find_manifest(shards)
+        self.is_indexed = found is not None
+        """Whether there is a manifest."""
+        self._made: Mapping[str, bytes] = {}
+        if found is None:
+            made = index_in_memory(shards, show_progress=show_progress)
+            found, self._made = made.manifest, made.indexes
+        self.manifest: Manifest = found.select(shards.names, where=shards.store.locate(manifest_name(shards.prefix)))
+
+    def read(self, row: int) -> ShardIndex:
+        """The index of one shard.
+
+        Raises:
+            DataError: If it is not the one that the manifest was made with.
+        """
+        name = index_name(self.manifest.names[row])
+        data = self._made[name] if name in self._made else self.shards.store.read(name)
+        if len(data) != self.manifest.index_bytes[row] or checksum(data) != self.manifest.index_checksums[row]:
+            raise DataError(
+                f"'{self.shards.store.locate(name)}' is not the index that the manifest was made with; see what is "
+                "wrong: dali-pipes prep verify URL, and index the shards anew: dali-pipes prep index URL"
+            )
+        return ShardIndex.from_bytes(data, where=name)
+
+    def each(self) -> Iterator[tuple[int, ShardIndex]]:
+        """Row and index of all shards, in order, read ahead."""
+        yield from enumerate(in_threads(self.read, range(self.manifest.num_shards), NUM_READERS))

@@ -1,0 +1,258 @@
+"""Check a set of shards as a whole: its manifest and column file, duplicate keys, and missing components.
+
+It takes about 60 bytes of memory for each sample.
+"""
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from dali_pipes.data_set.indexing import find_columns, find_manifest, read_class_table
+from dali_pipes.errors import DataError
+from dali_pipes.formats.names import columns_name, manifest_name
+from dali_pipes.formats.photo_header import is_photo
+from dali_pipes.formats.texts import Texts, pack_texts
+from dali_pipes.store.shard_set import ShardSet
+from prep.inspect.findings import NOTES, SAMPLE_KINDS, ShardFinding, note
+from prep.inspect.verify_shard import ShardReport
+from prep.photos.decoders import DecoderName
+
+if TYPE_CHECKING:
+    from dali_pipes.formats.manifest import Manifest
+    from dali_pipes.formats.quarantine import QuarantineFile
+    from dali_pipes.formats.sample_columns import SampleColumns
+
+__all__ = ["INDEX_ADVICE", "MAX_FINDINGS", "SetChecker", "VerifyReport"]
+
+MAX_FINDINGS = 100_000
+"""Findings that a report holds; further ones are counted, and written to the quarantine."""
+
+INDEX_ADVICE = "index the shards anew: dali-pipes prep index URL"
+
+Int64s = npt.NDArray[np.int64]
+
+
+@dataclass(kw_only=True)
+class VerifyReport:
+    """What `verify` found."""
+
+    url: str
+    num_shards: int
+    decoder: DecoderName
+    num_samples: int = 0
+    num_files: int = 0
+    num_decoded: int = 0
+    num_bytes: int = 0
+    elapsed_s: float = 0
+    components: dict[str, int] = field(default_factory=dict)
+    """component -> samples that have it."""
+    usual: list[str] = field(default_factory=list)
+    """Components that more than half of the samples have; every sample is expected to have them."""
+    mask_values: dict[int, int] = field(default_factory=dict)
+    """Value of a mask's pixels -> the number of masks that have it."""
+    findings: list[ShardFinding] = field(default_factory=list)
+    """The first `MAX_FINDINGS`, in the shards' order; those of the set as a whole come last."""
+    counts: Counter[str] = field(default_factory=Counter)
+    """Kind of finding (a key of `prep.inspect.findings.KINDS`) -> the number of all such findings."""
+    num_bad_samples: int = 0
+    """Samples that can be left out, each counted once."""
+
+    @property
+    def num_problems(self) -> int:
+        """The number of findings that are not notes."""
+        return sum(number for kind, number in self.counts.items() if kind not in NOTES)
+
+
+class SetChecker:
+    """Adds the reports of shards up to the report of the set, and checks what no single shard shows."""
+
+    def __init__(self, shards: ShardSet, report: VerifyReport) -> None:
+        self._shards, self._report = shards, report
+        self.quarantine: QuarantineFile | None = None
+        self.digest = ""
+        """Of the manifest; empty: there is none."""
+        self.listed: Manifest | None = None
+        """The manifest of these shards alone, in their order."""
+        self.classes: Mapping[int, str] = {}
+        self._columns: SampleColumns | None = None
+        self._bad: set[tuple[int, str]] = set()
+        self._keys: list[Texts] = [Texts(*pack_texts([]))] * len(shards.names)
+        self._digests: list[npt.NDArray[np.uint64]] = []
+        self._set_numbers: dict[frozenset[str], int] = {}
+        self._set_of: list[npt.NDArray[np.int32]] = []
+        self._mask_values = np.zeros(256, np.int64)
+        self._numbers = {name: row for row, name in enumerate(shards.names)}
+        self._open()
+
+    def add(self, part: ShardReport) -> None:
+        """Add the next part, in the shards' order."""
+        report = self._report
+        for finding in part.findings:
+            self._find(finding)
+        report.num_decoded += part.num_decoded
+        self._mask_values += part.mask_values
+        if part.part:
+            return
+        report.num_bytes += part.num_bytes
+        report.num_files += part.num_files
+        report.num_samples += len(part.keys)
+        printable = [key.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace") for key in part.keys]
+        self._keys[part.row] = Texts(*pack_texts(printable))
+        self._digests.append(part.digests)
+        numbers = [self._set_numbers.setdefault(names, len(self._set_numbers)) for names in part.component_sets]
+        self._set_of.append(np.array([*numbers, 0], np.int32)[part.set_of])
+        if part.is_whole and self.listed is not None:
+            self._check_manifest(part, self.listed)
+            self._check_columns(part, self.listed)
+
+    def finish(self) -> None:
+        """Check the set, after all parts were added."""
+        self._find_missing()
+        self._find_duplicates()
+        values = np.flatnonzero(self._mask_values)
+        self._report.mask_values = {int(value): int(self._mask_values[value]) for value in values}
+
+    def _find(self, finding: ShardFinding) -> None:
+        report = self._report
+        report.counts[finding.kind] += 1
+        if len(report.findings) < MAX_FINDINGS:
+            report.findings.append(finding)
+        if finding.kind not in SAMPLE_KINDS:
+            return
+        sample = (self._numbers.get(finding.shard, -1), finding.key)
+        report.num_bad_samples += sample not in self._bad
+        self._bad.add(sample)
+        if self.quarantine is not None:
+            # A tab in a name is refused here; it is a finding of its own, and no index takes such a name.
+            with contextlib.suppress(DataError):
+                self.quarantine.add(finding.shard, finding.key, finding.component, finding.text)
+
+    def _open(self) -> None:
+        """Read manifest, column file and class table, as far as they are there and whole."""
+        shards, store = self._shards, self._shards.store
+        where = store.locate(manifest_name(shards.prefix))
+        manifest = None
+        with self._finding("manifest"):
+            manifest = find_manifest(shards)
+            if manifest is None:
+                self._find(note(f"no manifest '{where}': the shards are not indexed"))
+            else:
+                self.digest = manifest.digest
+                self.listed = manifest.select(shards.names, where=where)
+        if manifest is not None and self.listed is not None:
+            with self._finding("columns"):
+                if (columns := find_columns(shards, manifest)) is None:
+                    self._find(note(f"no column file '{store.locate(columns_name(shards.prefix))}'"))
+                else:
+                    rows = manifest.rows_of(shards.names, where=where)
+                    self._columns = columns.of_shards(manifest.samples, rows)
+        with self._finding("manifest"):
+            own = manifest.classes if manifest is not None else {}
+            self.classes = own or read_class_table(store, shards.prefix) or {}
+
+    @contextlib.contextmanager
+    def _finding(self, kind: str) -> Iterator[None]:
+        """Turn a `DataError` into a finding."""
+        try:
+            yield
+        except DataError as exc:
+            self._find(ShardFinding(kind, "", "", "", str(exc)))
+
+    def _check_manifest(self, part: ShardReport, listed: "Manifest") -> None:
+        row = part.row
+        said = tuple(int(column[row]) for column in (listed.shard_bytes, listed.checksums, listed.samples))
+        found = (part.num_bytes, part.checksum, len(part.keys))
+        if said != found:
+            text = (
+                f"has {found[0]} bytes, xxhash2 {found[1]:016x}, {found[2]} samples; the manifest says {said[0]}, "
+                f"{said[1]:016x}, {said[2]}; {INDEX_ADVICE}"
+            )
+            self._find(ShardFinding("manifest", self._shards.names[row], "", "", text))
+
+    def _check_columns(self, part: ShardReport, listed: "Manifest") -> None:
+        num = int(listed.samples[part.row])
+        if self._columns is None or num != len(part.keys):
+            return  # another number of samples is a finding of the manifest
+        first = int(listed.samples[: part.row].sum())
+        if problem := _columns_problem(self._columns, slice(first, first + num), part, self._keys[part.row]):
+            text = f"the column file has {problem}; {INDEX_ADVICE}"
+            self._find(ShardFinding("columns", self._shards.names[part.row], "", "", text))
+
+    def _find_missing(self) -> None:
+        report, sets = self._report, list(self._set_numbers)
+        counts = np.bincount(np.concatenate([np.zeros(0, np.int32), *self._set_of]), minlength=len(sets)).tolist()
+        components: Counter[str] = Counter()
+        for names, number in zip(sets, counts, strict=True):
+            components.update(dict.fromkeys(names, number))
+        report.components = dict(sorted(components.items()))
+        report.usual = [name for name, number in report.components.items() if 2 * number > report.num_samples]
+        lacking: dict[int, list[str]] = {}
+        replaced: Counter[tuple[str, str]] = Counter()
+        for number, names in enumerate(sets):
+            for component in (name for name in report.usual if name not in names):
+                # A photo in another format can be read in its place, if the loader names both: "jpg;png".
+                unusual = sorted(names - {*report.usual})
+                if other := next((name for name in unusual if _stands_in(name, component)), None):
+                    replaced[component, other] += counts[number]
+                else:
+                    lacking.setdefault(number, []).append(component)
+        for (component, other), number in sorted(replaced.items()):
+            self._find(
+                note(f"{number} samples have '{other}' in place of '{component}'; name both: '{component};{other}'")
+            )
+        for row, numbers in enumerate(self._set_of):
+            for at in np.flatnonzero(np.isin(numbers, [*lacking])).tolist():
+                text = f"is not there (found: {', '.join(sorted(sets[int(numbers[at])]))})"
+                for component in lacking[int(numbers[at])]:
+                    self._find(ShardFinding("missing", self._shards.names[row], self._keys[row][at], component, text))
+
+    def _find_duplicates(self) -> None:
+        digests = np.concatenate([np.zeros(0, np.uint64), *self._digests])
+        counts = np.array([len(part) for part in self._digests], np.int64)
+        shard_of = np.repeat(np.arange(len(counts)), counts)
+        firsts = np.cumsum(counts) - counts
+        order = np.argsort(digests, kind="stable")
+        is_twice = digests[order][1:] == digests[order][:-1]
+        for at in np.flatnonzero(is_twice).tolist():
+            earlier, later = int(order[at]), int(order[at + 1])
+            shards = int(shard_of[earlier]), int(shard_of[later])
+            if shards[0] == shards[1]:
+                continue  # found when the shard was read
+            keys = [
+                self._keys[shard][row - int(firsts[shard])] for shard, row in zip(shards, (earlier, later), strict=True)
+            ]
+            if keys[0] == keys[1]:
+                text = f"is in shard '{self._shards.names[shards[0]]}' too"
+                self._find(ShardFinding("duplicate", self._shards.names[shards[1]], keys[1], "", text))
+
+
+def _columns_problem(columns: "SampleColumns", rows: slice, part: ShardReport, keys: Texts) -> str | None:
+    """How the rows of a shard in the column file differ from the shard."""
+    if columns.keys[rows] != keys:
+        return "other keys"
+    labels = columns.labels
+    if labels is not None and (labels[rows] != part.labels).any():
+        at = int(np.argmax(labels[rows] != part.labels))
+        return f"class id {labels[rows][at]} for key '{part.keys[at]}', where the shard has {part.labels[at]}"
+    num = len(part.keys)
+    for component, mask in columns.has.items():
+        offsets = part.places.get(component)
+        is_there = np.zeros(num, np.bool_) if offsets is None else offsets[0] >= 0
+        if ((np.ones(num, np.bool_) if mask is None else mask[rows]) != is_there).any():
+            return f"another set of samples with component '{component}'"
+    return None
+
+
+def _stands_in(component: str, usual: str) -> bool:
+    """Whether two components are the same photo in two formats, by their names.
+
+    >>> _stands_in("image.png", "image.jpg"), _stands_in("trimap.png", "image.jpg")
+    (True, False)
+    """
+    same = component.rpartition(".")[0] == usual.rpartition(".")[0]
+    return same and is_photo(component) and is_photo(usual)

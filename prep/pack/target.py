@@ -1,0 +1,180 @@
+"""Write a set of numbered files to a store. Equal files that it has already are kept; other files stop the job.
+
+With ``overwrite`` the other files are replaced. The shards of a pack and the files of an export are such sets. Sizes
+and contents of all files are known before the first is written, so running an interrupted job again finishes it.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from dali_pipes.errors import StoreError, shown
+from dali_pipes.progress import bar
+from dali_pipes.store.base import Store, StoreAccess
+from prep.pack.tasks import Stored, StreamTask
+from prep.workers import Report, Workers
+
+if TYPE_CHECKING:
+    from dali_pipes.store.entries import ObjectEntry
+
+__all__ = ["PlannedFile", "Target", "check_limits", "run_tasks"]
+
+
+class PlannedFile(Protocol):
+    """A file that a job will write."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def num_bytes(self) -> int: ...
+    @property
+    def num_samples(self) -> int: ...
+
+
+File = TypeVar("File", bound=PlannedFile)
+Task = TypeVar("Task", bound=StreamTask)
+
+
+def check_limits(*, prefix: str, **limits: int | None) -> None:
+    """Refuse a prefix or a limit that cannot be.
+
+    Raises:
+        ValueError: Names the argument.
+    """
+    if not prefix or prefix.endswith("/") or prefix[-1].isdigit():
+        raise ValueError(
+            f"prefix must end in a name's start that is not a digit, such as 'train/samples-', got '{prefix}'"
+        )
+    for name, limit in limits.items():
+        if limit is not None and limit < 1:
+            raise ValueError(f"{name} must be positive, got {limit}")
+
+
+class Target:
+    """A store, and the names under a prefix that a job writes there.
+
+    Args:
+        store: The store; `create` makes one that is not there.
+        prefix: The start of all names.
+        overwrite: Replace files of other content, and delete those beyond the last one.
+        job: ``"pack"`` or ``"export"``, for errors.
+        files: What the job calls its files, for errors.
+        endings: Endings of the numbered files, as a regular expression.
+    """
+
+    def __init__(self, store: Store, prefix: str, *, overwrite: bool, job: str, files: str, endings: str) -> None:
+        self.store, self.prefix = store, prefix
+        self.existing: dict[str, ObjectEntry] = {}
+        """The objects under the prefix, by name, before the job writes."""
+        if store.exists():
+            self.existing = {entry.name: entry for entry in store.list(prefix)}
+        self._overwrite, self._job, self._files = overwrite, job, files
+        self._pattern = re.compile(rf"{re.escape(prefix)}[0-9]+\.({endings})")
+
+    def stale(self, files: Sequence[PlannedFile], *, companions: Iterable[str] = ()) -> list[str]:
+        """The numbered files of another job beyond the planned ones, to be deleted at the end.
+
+        Args:
+            files: The planned files.
+            companions: Names of numbered files that belong to them, such as their indexes.
+
+        Raises:
+            StoreError: If there are such, or files of another size in the place of ours, and they must stay.
+        """
+        sizes = {file.name: file.num_bytes for file in files}
+        known = {*sizes, *companions}
+        stale = [name for name in self.existing if self._pattern.fullmatch(name) and name not in known]
+        others = [name for name, size in sizes.items() if self.size(name) not in (None, size)]
+        if (stale or others) and not self._overwrite:
+            raise StoreError(
+                f"'{self.store.locate(self.prefix)}' holds {self._files} of another {self._job}: "
+                f"{shown(stale + others)}; --overwrite replaces them, or {self._job} under another prefix"
+            )
+        return stale
+
+    def missing(self, files: Sequence[File], compare: Callable[[Sequence[File]], Sequence[bool]]) -> list[File]:
+        """The files that the store does not have, byte for byte.
+
+        Args:
+            files: The planned files.
+            compare: Gets files whose stored objects have the right size; returns which of them are equal.
+
+        Raises:
+            StoreError: If the store has others of the same size, and they must stay.
+        """
+        suspects = [file for file in files if self.size(file.name) == file.num_bytes]
+        same = compare(suspects) if suspects else []
+        there = {file.name for file, is_same in zip(suspects, same, strict=True) if is_same}
+        others = [file.name for file in suspects if file.name not in there]
+        if others and not self._overwrite:
+            more = f", and {len(others) - 1} more are" if len(others) > 1 else ""
+            raise StoreError(
+                f"'{self.store.locate(others[0])}' is there with other content{more}; "
+                f"--overwrite replaces it, or {self._job} under another prefix"
+            )
+        return [file for file in files if file.name not in there]
+
+    def create(self) -> None:
+        """Make the store, if it is not there."""
+        if not self.store.exists():
+            self.store.create()
+
+    @cached_property
+    def access(self) -> StoreAccess:
+        """The store in the form that workers take; the bucket must exist."""
+        return self.store.access()
+
+    def size(self, name: str) -> int | None:
+        """Bytes of an object that was there before the job; ``None`` if there was none."""
+        entry = self.existing.get(name)
+        return None if entry is None else entry.size
+
+    def stored(self, name: str) -> Stored:
+        """An object that was there, to compare with."""
+        entry = self.existing[name]
+        return self.access.known_checksum(entry) or self.access.file(name, size=entry.size)
+
+    def holds(self, name: str, data: bytes) -> bool:
+        """Whether a small object was there with these bytes."""
+        return self.size(name) == len(data) and self.store.read(name) == data
+
+    def delete(self, names: Iterable[str]) -> None:
+        """Delete those of the objects that were there."""
+        for name in names:
+            if self.existing.pop(name, None) is not None:
+                self.store.delete(name)
+
+
+def run_tasks(
+    workers: Workers,
+    function: Callable[[Task, Report], bool],
+    tasks: Iterable[Task],
+    files: Sequence[PlannedFile],
+    *,
+    what: str,
+    min_shared_bytes: int,
+    show_progress: bool,
+    inline: Callable[[Task], bool] = lambda _: False,
+) -> list[bool]:
+    """Write or compare files, several at a time, under a bar that counts samples.
+
+    Args:
+        workers: The processes.
+        function: `prep.pack.tasks.write_file` or `is_stored`.
+        tasks: A task for each file.
+        files: The files.
+        what: The bar's title.
+        min_shared_bytes: Fewer bytes than this are worked on in this process: starting others takes longer.
+        show_progress: Draw the bar.
+        inline: Whether a task is done in this process in any case.
+    """
+    is_small = len(files) == 1 or sum(file.num_bytes for file in files) < min_shared_bytes
+    with bar(what=what, total=sum(file.num_samples for file in files), unit="samples", shown=show_progress) as drawn:
+        return workers.map(
+            function,
+            tasks,
+            inline=lambda task: is_small or inline(task),
+            on_progress=drawn.update,
+            name=lambda task: f"'{task.name}'",
+        )

@@ -1,0 +1,91 @@
+"""Own a folder on local disk in which output shards are put together; one process at a time per output."""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from dali_pipes.errors import StoreError
+from dali_pipes.store.base import Store
+
+__all__ = ["open_spool"]
+
+
+@contextlib.contextmanager
+def open_spool(target: Store, prefix: str, spool_dir: Path | None) -> Iterator[Path]:
+    """A folder for this output alone. What a killed run left in it is removed; at the end the folder is removed too.
+
+    Raises:
+        StoreError: If another process writes the same output, or the folder cannot be made or written.
+    """
+    if spool_dir is None and target.directory is not None:
+        place = target.directory / prefix
+        base, name = place.parent, f".partial-{_digest(place.name.encode())}"
+    else:
+        digest = _digest(target.locate(prefix).encode("utf-8", "surrogateescape"))
+        base, name = spool_dir or Path(tempfile.gettempdir()), f"dali-pipes-shuffle-{os.getuid()}-{digest}"
+    folder = base / name
+    lock = None
+    while lock is None:
+        try:
+            lock = _lock(folder)
+        except BlockingIOError as exc:
+            raise StoreError(
+                f"another process is writing '{target.locate(prefix)}' from '{folder}'; wait for it"
+            ) from exc
+        except OSError as exc:
+            raise StoreError(f"cannot write '{folder}': {exc.strerror or exc}; name another with --spool-dir") from exc
+    try:
+        _empty(folder)
+        try:
+            yield folder
+        except OSError as exc:
+            raise StoreError(
+                f"cannot write '{exc.filename or folder}': {exc.strerror or exc}; shards are put together there: "
+                "name a disk with more free space with --spool-dir"
+            ) from exc
+        finally:
+            _empty(folder)
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+    finally:
+        os.close(lock)
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=6).hexdigest()
+
+
+def _lock(folder: Path) -> int | None:
+    """Make the folder and lock it; the descriptor of the lock, or ``None`` if the folder's owner removed it meanwhile.
+
+    A lock on a removed folder would not keep other processes out of the folder that takes its place.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    try:
+        found = folder.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+            raise StoreError(f"'{folder}' is not a folder of this user; remove it, or name another with --spool-dir")
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(lock), folder.lstat()):
+                return lock
+    except BaseException:
+        os.close(lock)
+        raise
+    os.close(lock)
+    return None
+
+
+def _empty(folder: Path) -> None:
+    for path in folder.iterdir():
+        path.unlink(missing_ok=True)

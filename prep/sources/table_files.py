@@ -1,0 +1,154 @@
+"""Read columns of a CSV, TSV, JSON, JSON lines or Parquet file."""
+
+import contextlib
+import csv
+import json
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dali_pipes.errors import DataError, PipesError
+from prep.sources.record import preview
+
+__all__ = ["TABLE_SUFFIXES", "Table", "column_names", "read_columns"]
+
+_DELIMITERS = {".csv": ",", ".tsv": "\t"}
+_LINES = (".jsonl", ".ndjson")
+TABLE_SUFFIXES = (*_DELIMITERS, ".json", *_LINES, ".parquet")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Columns of equal length."""
+
+    columns: Mapping[str, Sequence[Any]]
+    where: Callable[[int], str]
+    """A row's place in the file, for errors."""
+
+    @property
+    def num_rows(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+
+def column_names(path: Path) -> list[str]:
+    """The names of a table's columns.
+
+    Raises:
+        DataError: If the file cannot be read, or has none.
+        ValueError: If its suffix is not one of `TABLE_SUFFIXES`.
+    """
+    suffix = path.suffix.lower()
+    if suffix not in TABLE_SUFFIXES:
+        raise ValueError(f"'{path}': a table's suffix must be one of {', '.join(TABLE_SUFFIXES)}, got '{suffix}'")
+    if suffix == ".parquet":
+        with _parquet(path) as file:
+            return list(file.schema_arrow.names)
+    with _reading(path):
+        if suffix in _DELIMITERS:
+            with _csv(path) as (names, _):
+                pass
+        else:
+            first = next(_objects(path), None)
+            names = list(first[1]) if first else []
+    if not names:
+        raise DataError(f"'{path}' is empty; expected a row of column names, or objects, such as path and label")
+    return names
+
+
+def read_columns(path: Path, wanted: list[str]) -> Table:
+    """Those columns of a table."""
+    suffix = path.suffix.lower()
+    if suffix == ".parquet":
+        with _parquet(path) as file:
+            read = file.read(columns=wanted)
+            columns = {name: read.column(name).to_pylist() for name in wanted}
+        return Table(columns=columns, where=lambda row: f"'{path}', row {row}")
+    columns = {name: [] for name in wanted}
+    numbers = array("q")
+    unit = "row" if suffix == ".json" else "line"
+    with _reading(path):
+        for number, found in _csv_rows(path) if suffix in _DELIMITERS else _objects(path):
+            for name, column in columns.items():
+                if name not in found:
+                    raise DataError(f"'{path}', {unit} {number}: no '{name}' (found: {', '.join(found)})")
+                column.append(found[name])
+            numbers.append(number)
+    return Table(columns=columns, where=lambda row: f"'{path}', {unit} {numbers[row]}")
+
+
+@contextlib.contextmanager
+def _csv(path: Path) -> Iterator[tuple[list[str], Any]]:
+    """The names in the first line, and a reader of the other lines."""
+    with path.open(encoding="utf-8-sig", newline="") as stream:
+        reader = csv.reader(stream, delimiter=_DELIMITERS[path.suffix.lower()], strict=True)
+        names = next(reader, [])
+        if len(set(names)) != len(names):
+            raise DataError(f"'{path}', line 1: two columns have one name: {', '.join(names)}")
+        yield names, reader
+
+
+def _csv_rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
+    """Rows that are not empty, with the numbers of their lines."""
+    with _csv(path) as (names, reader):
+        for row in filter(None, reader):
+            if len(row) != len(names):
+                raise DataError(
+                    f"'{path}', line {reader.line_num}: {len(row)} fields, the first line names {len(names)} columns"
+                )
+            yield reader.line_num, dict(zip(names, row, strict=True))
+
+
+def _objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Rows of a JSON file, numbered from 0, or with the numbers of their lines."""
+
+    def parsed(text: str, where: str) -> Any:
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError) as exc:
+            raise DataError(f"{where} is not JSON: {exc}") from exc
+
+    def checked(row: Any, where: str) -> dict[str, Any]:
+        if not isinstance(row, dict):
+            raise DataError(f'{where}: expected an object such as {{"path": ..., "label": ...}}, found {preview(row)}')
+        return row
+
+    if path.suffix.lower() in _LINES:
+        with path.open(encoding="utf-8-sig") as stream:
+            for number, line in enumerate(stream, start=1):
+                if line.strip():
+                    where = f"'{path}', line {number}"
+                    yield number, checked(parsed(line, where), where)
+        return
+    rows = parsed(path.read_text("utf-8-sig"), f"'{path}'")
+    if not isinstance(rows, list):
+        raise DataError(f"'{path}': expected a list of objects, found {preview(rows)}")
+    for number, row in enumerate(rows):
+        yield number, checked(row, f"'{path}', row {number}")
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as exc:
+        raise DataError(f"cannot read '{path}': {exc.strerror or exc}") from exc
+    except UnicodeDecodeError as exc:
+        raise DataError(f"'{path}' is no UTF-8 text: byte {exc.object[exc.start]:#04x}; convert it") from exc
+    except csv.Error as exc:
+        raise DataError(f"'{path}' cannot be read as {path.suffix[1:].upper()}: {exc}") from exc
+
+
+@contextlib.contextmanager
+def _parquet(path: Path) -> Iterator[Any]:
+    try:
+        import pyarrow  # type: ignore[import-untyped,unused-ignore]  # an extra, without types
+        import pyarrow.parquet  # type: ignore[import-untyped,unused-ignore]
+    except ImportError as exc:
+        raise PipesError(f"'{path}': Parquet needs pyarrow; install it: pip install 'dali-pipes[parquet]'") from exc
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            yield file
+    except (pyarrow.ArrowException, OSError) as exc:
+        raise DataError(f"'{path}' cannot be read as Parquet: {' '.join(str(exc).split())}") from exc

@@ -1,0 +1,30 @@
+"""Call a function for many items in threads, for work that waits for a store."""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+__all__ = ["in_threads"]
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def in_threads(function: Callable[[Item], Result], items: Iterable[Item], num_threads: int) -> Iterator[Result]:
+    """Yield ``function(item)`` of each item, in order; at most four items a thread are ahead of the one that is taken.
+
+    After an error, also of the caller's, the items that wait are dropped.
+    """
+    ahead: deque[Future[Result]] = deque()
+    with ThreadPoolExecutor(num_threads) as threads:
+        try:
+            for item in items:
+                ahead.append(threads.submit(function, item))
+                if len(ahead) == 4 * num_threads:
+                    yield ahead.popleft().result()
+            while ahead:
+                yield ahead.popleft().result()
+        except BaseException:
+            threads.shutdown(cancel_futures=True)
+            raise

@@ -1,0 +1,263 @@
+"""What the comparison finds, by planting it."""
+
+import io
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from bench.compare.outputs import SAME_PIXELS, OutputError, Reference, Tolerance, assert_images_close, compare_epoch
+from bench.compare.transforms import IMAGENET_MEAN, IMAGENET_STD, SampleDecoder
+from bench.loaders.protocol import BenchBatch, LoaderOptions
+from bench.loaders.registry import ALL_PARTS
+from dali_pipes.errors import DataError
+from dali_pipes.store.shard_set import ShardSet
+from dali_pipes.store.urls import resolve_shards
+
+KEY = "animals/pet_003"
+
+
+@pytest.fixture(scope="module")
+def reference(shards: ShardSet, options: LoaderOptions) -> Iterator[Reference]:
+    with Reference.open(shards, options=options) as opened:
+        yield opened
+
+
+@pytest.fixture
+def epoch(reference: Reference) -> list[BenchBatch]:
+    """A right epoch, in batches of 4; tests spoil it."""
+    keys = sorted(reference.keys)
+    batches: list[BenchBatch] = []
+    for start in range(0, len(keys), 4):
+        rows = [reference.sample(key) for key in keys[start : start + 4]]
+        batches.append(
+            {
+                "image": torch.stack([row["image"] for row in rows]),
+                "trimap": torch.stack([row["trimap"] for row in rows]),
+                "label": torch.tensor([row["label"] for row in rows]),
+                "key": [row["key"] for row in rows],
+            }
+        )
+    return batches
+
+
+def compare(epoch: list[BenchBatch], reference: Reference) -> None:
+    compare_epoch(epoch, reference, loader="dali", tolerance=SAME_PIXELS)
+
+
+def test_compare_right_epoch_passes(epoch: list[BenchBatch], reference: Reference) -> None:
+    """An epoch that is right in every sample is reported as such, with the differences found."""
+    found = compare_epoch(epoch, reference, loader="dali", tolerance=SAME_PIXELS)
+    assert (found.loader, found.num_samples, found.max_photo_difference) == ("dali", 22, 0.0)
+
+
+def test_compare_wrong_label_is_named(epoch: list[BenchBatch], reference: Reference) -> None:
+    """pet_003 has class 4."""
+    epoch[0]["label"][3] += 1
+    with pytest.raises(OutputError, match=f"loader 'dali', key '{KEY}': label differs: expected 4, found 5"):
+        compare(epoch, reference)
+
+
+def test_compare_wrong_mask_pixel_is_named(epoch: list[BenchBatch], reference: Reference) -> None:
+    """One pixel of one mask is enough."""
+    epoch[0]["trimap"][3, 0, 30, 31] = 77
+    with pytest.raises(OutputError, match=rf"key '{KEY}': 1 mask pixels differ, .* at \(0, 30, 31\): .*, found 77"):
+        compare(epoch, reference)
+
+
+def test_compare_photo_off_by_one_level_is_named(epoch: list[BenchBatch], reference: Reference) -> None:
+    """One level of 255 in one pixel: 1 / 255 / 0.225 of the normalised blue channel is 0.0174."""
+    epoch[0]["image"][3, 2, 10, 20] += 1 / 255 / 0.225
+    pattern = rf"key '{KEY}': photo differs .* by up to 0\.0174 .* expected at most 1e-06 .* at \(2, 10, 20\)"
+    with pytest.raises(OutputError, match=pattern):
+        compare(epoch, reference)
+
+
+def test_compare_nan_is_a_difference(epoch: list[BenchBatch], reference: Reference) -> None:
+    """A value that is not a number compares with nothing, and must not pass for that."""
+    epoch[0]["image"][3, 0, 0, 0] = torch.nan
+    with pytest.raises(OutputError, match=f"key '{KEY}': photo differs"):
+        compare(epoch, reference)
+
+
+def test_compare_missing_keys_are_named(epoch: list[BenchBatch], reference: Reference) -> None:
+    """A batch that does not come is found at the end."""
+    with pytest.raises(OutputError, match=r"18 of 22 keys came .* missing: .*, 'animals/pet_002', \.\.\."):
+        compare(epoch[1:], reference)
+
+
+def test_compare_repeated_key_is_named(epoch: list[BenchBatch], reference: Reference) -> None:
+    """The same batch twice."""
+    with pytest.raises(OutputError, match="key 'animals/pet_000': comes twice in one epoch"):
+        compare([*epoch, epoch[0]], reference)
+
+
+def test_compare_unknown_key_is_named(epoch: list[BenchBatch], reference: Reference) -> None:
+    """A sample of another data set."""
+    epoch[0]["key"][0] = "plants/oak"
+    with pytest.raises(OutputError, match="key 'plants/oak': is not in the shards"):
+        compare(epoch, reference)
+
+
+def test_compare_swapped_samples_are_found(epoch: list[BenchBatch], reference: Reference) -> None:
+    """All keys there, all photos there, one pair under each other's key."""
+    epoch[0]["key"][0], epoch[0]["key"][3] = epoch[0]["key"][3], epoch[0]["key"][0]
+    with pytest.raises(OutputError, match=r"key 'animals/pet_00[03]'"):
+        compare(epoch, reference)
+
+
+def test_compare_wrong_dtype_or_length_is_named(epoch: list[BenchBatch], reference: Reference) -> None:
+    """Tensors of another type or size are differences, not errors of torch."""
+    batch = epoch[0]
+    for spoilt, message in (
+        ({**batch, "label": batch["label"].int()}, r"labels must be int64 \[4\], found torch.int32 \[4\]"),
+        ({**batch, "label": batch["label"][:, None]}, r"labels must be int64 \[4\], found torch.int64 \[4, 1\]"),
+        ({**batch, "image": batch["image"].half()}, "photo must be torch.float32"),
+        ({**batch, "image": batch["image"][:3]}, "a batch of 4 keys has {'image': 3} rows"),
+        ({**batch, "trimap": batch["trimap"][..., :-1]}, "mask must be torch.uint8"),
+    ):
+        with pytest.raises(OutputError, match=message):
+            compare([spoilt], reference)  # type: ignore[list-item]
+
+
+def without(epoch: list[BenchBatch], *parts: str) -> Any:
+    return [{name: value for name, value in batch.items() if name not in parts} for batch in epoch]
+
+
+def test_compare_loader_without_masks_is_compared_in_the_rest(epoch: list[BenchBatch], reference: Reference) -> None:
+    """What a peer cannot do is marked; what it can do is still held against the shards."""
+    gives = ALL_PARTS - {"trimap"}
+    partial = without(epoch, "trimap")
+    found = compare_epoch(partial, reference, loader="peer", tolerance=SAME_PIXELS, gives=gives)
+    assert (found.num_samples, found.not_compared, found.max_photo_difference) == (22, ("trimap",), 0.0)
+    partial[0]["image"][3, 0, 0, 0] += 1
+    with pytest.raises(OutputError, match=f"loader 'peer', key '{KEY}': photo differs"):
+        compare_epoch(partial, reference, loader="peer", tolerance=SAME_PIXELS, gives=gives)
+
+
+def test_compare_loader_of_keys_and_labels_alone(epoch: list[BenchBatch], reference: Reference) -> None:
+    """No photo, so no difference of one: that is not the same as a difference of 0."""
+    gives = frozenset({"key", "label"})
+    partial = without(epoch, "image", "trimap")
+    found = compare_epoch(partial, reference, loader="peer", tolerance=SAME_PIXELS, gives=gives)
+    assert (found.max_photo_difference, found.mean_photo_difference) == (None, None)
+    assert found.not_compared == ("image", "normalised", "trimap")
+    partial[0]["label"][3] += 1
+    with pytest.raises(OutputError, match="label differs: expected 4, found 5"):
+        compare_epoch(partial, reference, loader="peer", tolerance=SAME_PIXELS, gives=gives)
+
+
+def test_compare_photos_that_are_not_normalised(epoch: list[BenchBatch], reference: Reference) -> None:
+    """Bytes as they were decoded: normalised here, then compared; one level off is found."""
+    gives = ALL_PARTS - {"normalised"}
+    mean, std = (torch.tensor(values)[:, None, None] for values in (IMAGENET_MEAN, IMAGENET_STD))
+    plain: Any = [{**batch, "image": ((batch["image"] * std + mean) * 255).round().byte()} for batch in epoch]
+    found = compare_epoch(plain, reference, loader="peer", tolerance=SAME_PIXELS, gives=gives)
+    assert found.not_compared == ("normalised",)
+    plain[0]["image"][3, 2, 10, 20] ^= 1
+    with pytest.raises(OutputError, match=r"photo differs .* by up to 0\.0174 .* at \(2, 10, 20\)"):
+        compare_epoch(plain, reference, loader="peer", tolerance=SAME_PIXELS, gives=gives)
+    with pytest.raises(OutputError, match=r"not normalised must be torch\.uint8, found torch\.float32"):
+        compare_epoch(epoch, reference, loader="peer", tolerance=SAME_PIXELS, gives=gives)
+
+
+def test_compare_part_that_is_promised_and_lacking_is_named(epoch: list[BenchBatch], reference: Reference) -> None:
+    """`gives` is no way to have less compared than is said."""
+    with pytest.raises(OutputError, match="a batch must have image, key, label, trimap, found image, key, label"):
+        compare(without(epoch, "trimap"), reference)
+
+
+def test_compare_loader_of_nothing_is_counted(epoch: list[BenchBatch], reference: Reference) -> None:
+    """`synthetic` is timed over as many samples as the others."""
+    other: Any = [{**batch, "key": ["any"] * len(batch["key"])} for batch in epoch]
+    found = compare_epoch(other, reference, loader="synthetic", tolerance=SAME_PIXELS, gives=frozenset())
+    assert (found.num_samples, found.not_compared) == (22, ("image", "key", "label", "normalised", "trimap"))
+    with pytest.raises(OutputError, match="loader 'synthetic': 18 samples came in one epoch, expected 22"):
+        compare_epoch(other[1:], reference, loader="synthetic", tolerance=SAME_PIXELS, gives=frozenset())
+
+
+@pytest.mark.parametrize(
+    ("difference", "tolerance", "close"),
+    [
+        (0.0, (0.0, 0.0), True),
+        (0.5, (0.5, 0.125), True),  # one of four values: the mean is a quarter of it
+        (0.5, (0.49, 0.125), False),  # the largest is too large
+        (0.5, (0.5, 0.12), False),  # the mean is
+    ],
+)
+def test_assert_images_close_bounds(difference: float, tolerance: tuple[float, float], close: bool) -> None:
+    """Both the largest and the mean difference must be within the tolerance, bounds included."""
+    expected = torch.zeros(1, 2, 2)
+    actual = expected.clone()
+    actual[0, 1, 0] = difference
+    allowed = Tolerance(max_abs=tolerance[0], mean_abs=tolerance[1])
+    if close:
+        assert assert_images_close(actual, expected, tolerance=allowed, where="here") == (difference, difference / 4)
+    else:
+        with pytest.raises(AssertionError, match=r"here: photo differs .* at \(0, 1, 0\): expected 0, found 0\.5"):
+            assert_images_close(actual, expected, tolerance=allowed, where="here")
+
+
+def test_reference_key_in_two_shards_is_refused(tmp_path: Path, options: LoaderOptions) -> None:
+    """Outputs are matched by key; two samples of one key cannot be."""
+    for shard in range(2):
+        with tarfile.open(tmp_path / f"pets-{shard}.tar", "w") as archive:
+            archive.addfile(tarfile.TarInfo("same.cls"), io.BytesIO())
+    with (
+        pytest.raises(DataError, match="key 'same' comes twice"),
+        Reference.open(resolve_shards(tmp_path, endpoint=None), options=options),
+    ):
+        pass
+
+
+def test_reference_damaged_shard_is_named(shards: ShardSet, tmp_path: Path, options: LoaderOptions) -> None:
+    """Issue 3: no tar, and one that was cut off, end in an error that names the shard, not in tarfile's."""
+    whole = Path(shards.store.locate(shards.names[0])).read_bytes()
+    for data in (b"no tar" * 500, whole[:5000]):
+        (tmp_path / "pets-0.tar").write_bytes(data)
+        with (
+            pytest.raises(DataError, match=r"shard '.*/pets-0\.tar' is "),
+            Reference.open(resolve_shards(tmp_path, endpoint=None), options=options),
+        ):
+            pass
+
+
+@pytest.mark.parametrize(("row", "mode"), [(3, "RGB"), (4, "L")])
+def test_pil_photo_converts_only_what_is_not_rgb(
+    row: int, mode: str, shards: ShardSet, options: LoaderOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Issue 3: convert() copies an RGB photo, a cost of the baseline that it need not have."""
+    converted = []
+    convert = Image.Image.convert
+
+    def spied(image: Image.Image, *arguments: Any, **keywords: Any) -> Image.Image:
+        converted.append(image.mode)
+        return convert(image, *arguments, **keywords)
+
+    monkeypatch.setattr(Image.Image, "convert", spied)
+    with tarfile.open(shards.store.locate(shards.names[row % 3])) as archive:
+        photo, mask, label = (
+            archive.extractfile(f"animals/pet_{row:03d}.{component}").read()  # type: ignore[union-attr]
+            for component in ("image.jpg", "trimap.png", "cls")
+        )
+    sample = SampleDecoder(options)({"__key__": "a", "image.jpg": photo, "trimap.png": mask, "cls": label})
+    assert list(sample["image"].shape) == [3, 64, 64]
+    assert converted == ([] if mode == "RGB" else [mode])
+
+
+def test_reference_equals_arithmetic_by_hand(reference: Reference, shards: ShardSet) -> None:
+    """The reference itself, against numpy: pet_004 is grey, 65 rows of 67, cut at row 0 and column 2."""
+    archive = tarfile.open(shards.store.locate("pets-000001.tar"))  # noqa: SIM115
+    with archive, Image.open(archive.extractfile("animals/pet_004.image.jpg")) as image:  # type: ignore[arg-type]
+        assert (image.mode, image.size) == ("L", (67, 65))
+        pixels = np.asarray(image.convert("RGB"), np.float32)
+    top, left = (round((side - 64) / 2) for side in pixels.shape[:2])
+    window = pixels[top : top + 64, left : left + 64].transpose(2, 0, 1) / np.float32(255)
+    mean = np.array([0.485, 0.456, 0.406], np.float32)[:, None, None]
+    std = np.array([0.229, 0.224, 0.225], np.float32)[:, None, None]
+    assert np.array_equal(reference.sample("animals/pet_004")["image"].numpy(), (window - mean) / std)

@@ -1,0 +1,605 @@
+"""`bench run` on tiny data: the record's structure, the order of runs, and what it refuses."""
+
+import contextlib
+import errno
+import json
+import multiprocessing
+import signal
+import tarfile
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+from PIL import Image
+
+import bench.loaders
+from bench.cli import bench as bench_command
+from bench.compare.data import DataSets
+from bench.compare.outputs import OutputError
+from bench.compare.ranks import Turn, run_turn
+from bench.compare.run import LoaderScenario
+from bench.compare.settings import TurnSetting
+from bench.compare.turn import Drawn, RankTurn, Spent, TurnJob, time_rank
+from bench.engine.folders import RunFolder
+from bench.engine.run import run_scenario
+from bench.engine.turn_process import meet
+from bench.loaders.opening import open_loader
+from bench.loaders.protocol import BenchBatch, BenchLoader, LoaderOptions
+from bench.loaders.registry import ALL_PARTS
+from bench.loaders.selection import LoaderSpec
+from bench.loaders.workers import worker_context
+from bench.reports.record import check_target, read_run, write_record
+from bench.tools.processes import ProcessTree
+from bench.tools.repeat import repeat_shards
+from dali_pipes.cli import main
+from dali_pipes.errors import PipesError, StoreError
+from dali_pipes.store.shard_set import ShardSet
+from prep.index import index_shards
+from tests.bench.conftest import CROP
+from tests.bench.tools.test_processes import BURNT_S, TICKS_S, burn
+
+FIGURES = (
+    "samples_per_s",
+    "mib_per_s",
+    "cpu_ms_per_sample",
+    "time_to_first_batch_s",
+    "batch_p50_ms",
+    "batch_p99_ms",
+    "batch_max_ms",
+    "wait_share",
+    "peak_memory_mib",
+    "loader_memory_mib",
+    "memory_mib_per_sample",
+    "shared_memory_mib",
+    "first_epoch_s",
+)
+"""What every turn has; the others depend on the setting."""
+
+TINY = ["--batch-size", "5", "--num-threads", "2", "--crop", "64", "--device", "cpu"]
+
+
+def test_run_writes_a_record_for_each_loader(shards: ShardSet, tmp_path: Path) -> None:
+    """The command compares, times, prints a table and writes JSON with every promised field, and a page."""
+    out, page = tmp_path / "run.json", tmp_path / "run.html"
+    arguments = ["run", "--shards", shards.store.url, "--loaders", "dali,webloader:turbo", "--repeats", "2"]
+    arguments += ["--epochs", "3", *TINY, "--json", str(out), "-o", str(page)]
+    done = CliRunner().invoke(bench_command, arguments, catch_exceptions=False)
+
+    assert done.exit_code == 0
+    table = done.stdout.splitlines()
+    assert [line.split("  ")[0] for line in table[:4]] == [
+        "loader",
+        table[1].split("  ")[0],
+        "dali",
+        "webloader (turbo)",
+    ]
+    report = json.loads(out.read_text())
+    assert (report["format"], report["version"]) == ("dali-pipes-bench-run", 1)
+    assert report["baseline"] == "webloader:turbo"
+    assert report["environment"]["versions"]["torch"] == torch.__version__.partition("+")[0]
+    assert report["options"]["repeats"] == 2
+    assert report["options"]["source"] == "local files"
+    assert [data["num_samples"] for data in report["data"]] == [22]
+    assert 0 < report["data"][0]["needed_bytes"] < report["data"][0]["shard_bytes"]
+    assert [(row["loader"], row["decode"]) for row in report["records"]] == [("dali", "dali"), ("webloader", "turbo")]
+    for row in report["records"]:
+        setting = row["setting"]
+        assert (setting["batch_size"], setting["threads"], setting["ranks"], row["device"]) == (5, 2, 1, "cpu")
+        assert row["outputs"]["num_samples"] == 22
+        assert row["outputs"]["max_photo_difference"] <= 1e-6
+        for repeat in row["repeats"]:
+            (rank,) = repeat["ranks"]
+            assert (rank["first"]["num_samples"], rank["steady"]["num_samples"]) == (22, 66)
+            assert rank["steady"]["num_epochs"] == 3
+            assert len(rank["steady"]["waits_us"].split()) >= 3 * 5
+            for figure in FIGURES:
+                assert repeat["figures"][figure] >= 0
+            assert repeat["figures"]["fetched_ratio"] is None, "local files come from no server"
+            assert repeat["figures"]["accelerator_utilisation"] is None, "no step was emulated"
+            assert repeat["figures"]["peak_memory_mib"] >= repeat["start_mib"] > 0
+        assert set(FIGURES) <= set(row["summary"]["figures"])
+    assert page.read_text().startswith("<!doctype html>")
+
+    shown = CliRunner().invoke(bench_command, ["report", str(out)], catch_exceptions=False)
+    assert shown.stdout == done.stdout
+
+
+def test_sweep_in_ranks_from_afar_counts_and_waits(shards: ShardSet, tmp_path: Path) -> None:
+    """Two ranks, cold, a bucket a millisecond away, an emulated step: every figure is there, and each sample once."""
+    out = tmp_path / "sweep.json"
+    arguments = ["sweep", "--shards", shards.store.url, "--loaders", "dali,memory", "--repeats", "1", *TINY]
+    arguments += ["--num-threads", "1", "--over", "ranks=1,2", "--over", "cache=cold", "--latency-ms", "1"]
+    arguments += ["--compute-ms", "2", "--num-shards", "4", "--photo-side", "40", "--json", str(out)]
+    done = CliRunner().invoke(bench_command, arguments, catch_exceptions=False)
+
+    assert done.exit_code == 0
+    assert done.stdout.startswith("ranks  loader")
+    report = json.loads(out.read_text())
+    assert [(row["setting"]["ranks"], row["loader"]) for row in report["records"]] == [
+        (1, "dali"),
+        (1, "memory"),
+        (2, "dali"),
+        (2, "memory"),
+    ]
+    for row in report["records"]:
+        (repeat,) = row["repeats"]
+        assert len(repeat["ranks"]) == row["setting"]["ranks"]
+        assert sum(rank["first"]["num_samples"] for rank in repeat["ranks"]) == 22
+        assert all(rank["steady"] is None for rank in repeat["ranks"]), "a cold turn has its first epoch only"
+        figures = repeat["figures"]
+        assert figures["fetched_ratio"] >= 1, "from a cold cache each byte that is needed is fetched"
+        assert 0 < figures["accelerator_utilisation"] <= 1
+        assert 0 < figures["wait_share"] < 1
+        assert figures["time_to_first_batch_s"] >= 0.002, "two requests from a millisecond away"
+        assert row["outputs"]["num_samples"] == 22
+
+
+def test_run_bad_file_is_refused_first(shards: ShardSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is asked for and cannot be is said before anything is compared or timed."""
+
+    def never(*arguments: object, **keywords: object) -> None:
+        raise AssertionError("started")
+
+    monkeypatch.setattr("bench.compare.run.compare_outputs", never)
+    monkeypatch.setattr("bench.compare.run.fork_server", never)
+    for arguments, message in (
+        (
+            ["run", "--baseline", "memory", "--loaders", "dali"],
+            "baseline must be one of the loaders, dali, got 'memory'",
+        ),
+        (["run", "--loaders", "dali,dali"], "loaders must not repeat"),
+        (["run", "--loaders", "nothing"], "loader must be one of"),
+        (["run", "--ranks", "4"], "each rank needs a shard, got ranks=4 with 3 shards; .*--num-shards 4"),
+        (["run", "--ranks", "65", "--num-shards", "70"], "ranks must be at most 64, got 65"),
+        (["run", "--direct", "--latency-ms", "1"], "--direct and a latency exclude each other"),
+        (["run", "--samples", "5", "--num-shards", "6"], "6 shards need as many samples, got --samples 5"),
+        (["run", "--work", str(tmp_path / "none")], "--work '.*none': no such directory"),
+        (["run", "--work", "/proc/self"], "--work '/proc/self': cannot be written: .*; name another directory"),
+        (
+            ["run", "--samples", "1000000000000", "--work", str(tmp_path)],
+            r"what this run packs, serves and converts of '.*' needs .* TiB, and '.*' has .* free; .*--work DIRECTORY",
+        ),
+        (["run", "--endpoint", "http://127.0.0.1:1"], "--endpoint says where buckets are, and --shards '.*' is local"),
+        (["run", "--embedded-dir", str(tmp_path)], "--embedded-dir says where buckets are"),
+        (["sweep", "--endpoint", "http://a", "--over", "latency-ms=1"], "--endpoint says where buckets are"),
+        (["sweep", "--over", "threads"], "--over expects NAME=VALUE,VALUE,..., got 'threads'"),
+        (["sweep", "--over", "speed=1"], "--over: NAME must be one of threads, ranks, .*, got 'speed'"),
+        (["sweep", "--over", "threads=1,x"], "--over: threads expects whole numbers .*, got '1,x'"),
+        (["sweep", "--over", "threads=1,1"], "--over: the values of threads must not repeat"),
+        (["sweep", "--over", "threads=1", "--over", "num-threads=2"], "--over: threads is named twice"),
+        (["sweep", "--over", "cache=hot"], "cache must be one of warm, cold, got 'hot'"),
+        (["sweep", "--over", "latency-ms=-1"], r"latency_ms must be in \[0, 60000\), got -1"),
+        (["sweep", "--over", "threads=0"], "threads must be at least 1, got 0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            CliRunner().invoke(bench_command, [*arguments, "--shards", shards.store.url], catch_exceptions=False)
+
+
+def test_endpoint_of_the_environment_is_none_of_local_shards(shards: ShardSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """AIS_ENDPOINT is set once for everything; only what is said for these shards can be a mistake."""
+    monkeypatch.setattr("bench.compare.run.compare_outputs", _started)
+    arguments = ["run", "--shards", shards.store.url, "--loaders", "memory"]
+    with pytest.raises(RuntimeError, match="started"):
+        CliRunner(env={"AIS_ENDPOINT": "http://127.0.0.1:1"}).invoke(bench_command, arguments, catch_exceptions=False)
+
+
+def _started(*arguments: object, **keywords: object) -> None:
+    raise RuntimeError("started")
+
+
+@pytest.mark.parametrize(
+    ("settings", "num_samples", "loaders", "copies"),
+    [
+        ([{}], None, ["dali", "webloader"], 0),  # read where they lie
+        ([{}], 44, [], 2),  # twice the samples, packed
+        ([{"latency_ms": 1.0}], None, [], 1),  # served from a copy
+        ([{"latency_ms": 1.0}], 44, [], 4),  # packed, and served from a copy of that
+        ([{"latency_ms": 1.0}, {"latency_ms": 20.0}], None, [], 1),  # of one data set
+        ([{"shards": 4}, {"shards": 7}], None, [], 2),
+        ([{}], None, ["dali", "imagefolder", "mosaic"], 2),
+        ([{}, {"ranks": 2}], None, ["mosaic"], 2),  # once for each number of ranks
+        ([{"photo_side": 40}], None, ["mosaic"], 0),  # known when they are made
+    ],
+)
+def test_room_is_asked_for_all_copies_of_a_run(
+    shards: ShardSet, settings: list[dict[str, Any]], num_samples: int | None, loaders: list[str], copies: int
+) -> None:
+    """As many times the shards' bytes as will lie there in the end."""
+    size = sum(Path(shards.store.locate(name)).stat().st_size for name in shards.names)
+    with (
+        RunFolder() as folder,
+        DataSets(shards, photo="image.jpg", mask="trimap.png", folder=folder, num_samples=num_samples) as data,
+    ):
+        assert data._copied_bytes([TurnSetting(**one) for one in settings], loaders) == copies * size
+
+
+def test_repeat_shards_that_do_not_fit_are_refused_before_a_byte_is_written(shards: ShardSet, tmp_path: Path) -> None:
+    """Photos of another size, and shards without a manifest, are known when their samples have been read."""
+    with pytest.raises(ValueError, match=r"packing 1000000000000 samples of '.*' needs .* TiB, and '.*' has"):
+        repeat_shards(shards, directory=tmp_path, num_samples=10**12, photo_side=40)
+    assert not list(tmp_path.iterdir())
+
+
+def test_run_json_that_cannot_be_written_is_refused_first(
+    shards: ShardSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Issue 3: a directory, a directory that is not there, a read-only one: refused before anything is timed."""
+
+    def never(*arguments: object, **keywords: object) -> None:
+        raise AssertionError("timed")
+
+    monkeypatch.setattr("bench.engine.run.run_scenario", never)
+    for option, path, message in (
+        ("--json", tmp_path, "expected a file, found a directory"),
+        ("--json", tmp_path / "none" / "run.json", "no such directory"),
+        ("--json", Path("/proc/self/run.json"), "cannot be written"),  # read-only for root too
+        ("-o", tmp_path, "expected a file, found a directory"),
+    ):
+        arguments = ["run", "--shards", shards.store.url, option, str(path)]
+        with pytest.raises(ValueError, match=f"{option} '{path}': {message}"):
+            CliRunner().invoke(bench_command, arguments, catch_exceptions=False)
+
+
+def test_run_prints_the_table_even_if_the_disk_fills_up(
+    shards: ShardSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Issue 3: minutes of timing are on the terminal, and an earlier record is still there, whole."""
+    out = tmp_path / "run.json"
+    out.write_text("earlier")
+
+    rename = Path.rename
+
+    def full(path: Path, target: Path) -> Path:
+        if Path(target).name == out.name:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", full)
+    arguments = ["run", "--shards", shards.store.url, "--loaders", "memory", "--repeats", "1"]
+    arguments += ["--crop", "8", "--device", "cpu", "--json", str(out)]
+    done = CliRunner().invoke(bench_command, arguments)
+    assert done.stdout.splitlines()[2].startswith("memory")
+    assert isinstance(done.exception, StoreError)
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+    assert out.read_text() == "earlier"
+
+
+def test_record_replaces_a_links_target_and_writes_to_a_pipe(tmp_path: Path) -> None:
+    """A link stays a link; /dev/null stays a device."""
+    (tmp_path / "link.json").symlink_to(tmp_path / "run.json")
+    for path in (tmp_path / "link.json", Path("/dev/null")):
+        check_target(path)
+        write_record({"records": []}, path)
+    assert (tmp_path / "link.json").is_symlink()
+    assert json.loads((tmp_path / "run.json").read_text()) == {"records": []}
+    assert Path("/dev/null").is_char_device()
+
+
+def made_up_turn(jobs: list[TurnJob]) -> Turn:
+    """What a turn of 22 samples would give."""
+    drawn = [
+        Drawn(num_samples=num_samples, num_epochs=1, elapsed_s=1, waits_s=(0.5,), ends_s=0)
+        for num_samples in ([22] if len(jobs) == 1 else [21, 1])
+    ]
+    spent = Spent(cpu_s=1.0, traffic=None)
+    ranks = [
+        RankTurn(
+            first=one,
+            steady=one,
+            first_spent=spent,
+            steady_spent=spent,
+            num_workers=0,
+            decode="dali",
+            device="cpu",
+            gives=tuple(ALL_PARTS),
+        )
+        for one in drawn
+    ]
+    return Turn(ranks=tuple(ranks), start_mib=1, peak_mib=2, shared_memory_mib=0)
+
+
+def test_run_interleaves_repeats_one_loader_at_a_time(
+    shards: ShardSet, options: LoaderOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a comparison of each, every round has all loaders and settings once, and ranks share the shards."""
+    turns: list[tuple[str, int]] = []
+    urls: list[str] = []
+
+    def spied(jobs: list[TurnJob], **keywords: object) -> Turn:
+        assert keywords["timeout_s"] == 9.0
+        turns.append((jobs[0].spec.name, len(jobs)))
+        if len(jobs) == 2:
+            urls.extend(url for job in jobs for url in job.urls)
+        return made_up_turn(jobs)
+
+    monkeypatch.setattr("bench.compare.run.run_turn", spied)
+    monkeypatch.setattr("bench.compare.run.fork_server", lambda: None)
+    specs = [LoaderSpec(name="memory"), LoaderSpec(name="dali")]
+    settings = [TurnSetting(batch_size=5, crop=CROP, threads=1, ranks=ranks) for ranks in (1, 2)]
+    found = run_scenario(
+        LoaderScenario(shards=shards, loaders=specs, options=options, settings=settings, repeats=2, timeout_s=9.0)
+    )
+    once = [("dali", 1), ("dali", 2), ("memory", 1), ("memory", 2)]
+    assert sorted(turns[:4]) == sorted(turns[4:]) == once
+    assert sorted(urls[:3]) == sorted(shards.store.locate(name) for name in shards.names), "each shard in one rank"
+    assert (found["complete"], found["num_rounds"], found["stopped"]) == (True, 2, None)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (KeyboardInterrupt(), 130),  # Ctrl-C
+        (SystemExit(143), 143),  # what `dali-pipes` makes of SIGTERM
+        (PipesError("rank 0 of loader 'dali' ended"), 1),
+    ],
+)
+def test_run_that_is_stopped_keeps_its_whole_rounds(
+    shards: ShardSet,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    error: BaseException,
+    code: int,
+) -> None:
+    """In the third round, whose first turn is through: two are written, said to be two, shown and compared."""
+    made = 0
+
+    def stopped(jobs: list[TurnJob], **keywords: object) -> Turn:
+        nonlocal made
+        made += 1
+        if made == 6:
+            raise error
+        return made_up_turn(jobs)
+
+    monkeypatch.setattr("bench.compare.run.run_turn", stopped)
+    monkeypatch.setattr("bench.compare.run.fork_server", lambda: None)
+    out, page = tmp_path / "run.json", tmp_path / "run.html"
+    arguments = ["bench", "run", "--shards", shards.store.url, "--loaders", "memory,dali", "--repeats", "3", *TINY]
+    with contextlib.suppress(SystemExit):
+        assert main([*arguments, "--json", str(out), "-o", str(page)]) == code
+    told = capfd.readouterr()
+    assert f"kept: 2 whole rounds, in '{out}' and '{page}'" in told.err
+    assert "stopped in round 3 of 3, loader '" in told.err
+    assert "Stopped after 2 of 3 rounds, in round 3 of 3, loader '" in told.out
+    found = read_run(out)
+    assert (found["complete"], found["num_rounds"]) == (False, 2)
+    assert [len(row["repeats"]) for row in found["records"]] == [2, 2]
+    assert "Stopped after 2 of 3 rounds" in page.read_text()
+    assert main(["bench", "compare", str(out), str(out)]) == 0
+    assert "after: stopped after 2 of 3 rounds" in capfd.readouterr().out
+
+
+def test_run_that_fails_in_its_first_round_leaves_the_earlier_record(
+    shards: ShardSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is nothing to keep."""
+    out = tmp_path / "run.json"
+    out.write_text("earlier")
+
+    def failing(jobs: list[TurnJob], **keywords: object) -> Turn:
+        raise PipesError("gone")
+
+    monkeypatch.setattr("bench.compare.run.run_turn", failing)
+    monkeypatch.setattr("bench.compare.run.fork_server", lambda: None)
+    arguments = ["run", "--shards", shards.store.url, "--loaders", "memory", *TINY, "--json", str(out)]
+    with pytest.raises(PipesError, match="gone"):
+        CliRunner().invoke(bench_command, arguments, catch_exceptions=False)
+    assert out.read_text() == "earlier"
+
+
+def test_run_wrong_loader_is_found_before_anything_is_timed(
+    shards: ShardSet, options: LoaderOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loader with one wrong label stops the run; no clock was started."""
+
+    class _Wrong:
+        num_workers, decode, device, gives = 0, "pil", "cpu", ALL_PARTS
+
+        def __init__(self, loader: BenchLoader) -> None:
+            self._loader = loader
+
+        def epoch(self) -> Iterator[BenchBatch]:
+            for batch in self._loader.epoch():
+                if "animals/pet_007" in batch["key"]:
+                    batch["label"][batch["key"].index("animals/pet_007")] = 99
+                yield batch
+
+    @contextlib.contextmanager
+    def wrong(name: str, shards: ShardSet, *, options: LoaderOptions, prepared: object) -> Iterator[BenchLoader]:
+        with open_loader("memory", shards, options=options) as loader:
+            yield _Wrong(loader)
+
+    def never(*arguments: object, **keywords: object) -> None:
+        raise AssertionError("timed")
+
+    monkeypatch.setattr("bench.compare.check_loaders.open_loader", wrong)
+    monkeypatch.setattr("bench.compare.run.run_turn", never)
+    monkeypatch.setattr("bench.compare.run.fork_server", lambda: None)
+    with pytest.raises(OutputError, match=r"loader 'webloader', key 'animals/pet_007': label differs: .* found 99"):
+        run_scenario(LoaderScenario(shards=shards, loaders=[LoaderSpec(name="webloader")], options=options))
+
+
+def test_run_loader_that_hangs_in_the_comparison_is_ended(
+    shards: ShardSet, options: LoaderOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a broken loader hangs first: before any turn, in the command's own process."""
+
+    class _Hanging:
+        num_workers, decode, device, gives = 0, "pil", "cpu", ALL_PARTS
+
+        def epoch(self) -> Iterator[BenchBatch]:
+            assert signal.getitimer(signal.ITIMER_REAL)[0] <= 0.2, "pytest's own would end it later"
+            threading.Event().wait()
+            yield {}
+
+    @contextlib.contextmanager
+    def hanging(name: str, shards: ShardSet, **keywords: object) -> Iterator[BenchLoader]:
+        yield _Hanging()
+
+    monkeypatch.setattr("bench.compare.check_loaders.open_loader", hanging)
+    monkeypatch.setattr("bench.compare.run.fork_server", lambda: None)
+    handler = signal.getsignal(signal.SIGALRM)
+    expected = (
+        r"loader 'spdl' \(threads .*, batch 5, .*\) hangs, or needs longer: its outputs were not compared in 0.2 s"
+    )
+    with pytest.raises(PipesError, match=expected):
+        run_scenario(LoaderScenario(shards=shards, loaders=[LoaderSpec(name="spdl")], options=options, timeout_s=0.2))
+    assert signal.getsignal(signal.SIGALRM) == handler, "it is pytest's again"
+
+
+def test_turn_counts_workers_that_live_for_one_epoch(
+    shards: ShardSet, options: LoaderOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loader whose workers start and end within the epoch pays for them."""
+
+    class _Burning:
+        num_workers, decode, device, gives = 1, "pil", "cpu", ALL_PARTS
+
+        def epoch(self) -> Iterator[BenchBatch]:
+            context = worker_context()
+            done, done_end = context.Pipe(duplex=False)
+            stay_end, stay = context.Pipe(duplex=False)
+            process = context.Process(target=burn, args=(done_end, stay_end))
+            process.start()
+            done.recv()
+            stay.send(None)
+            process.join()
+            image, mask = torch.zeros(1, 3, 8, 8), torch.zeros(1, 1, 8, 8, dtype=torch.uint8)
+            yield {"image": image, "trimap": mask, "label": torch.zeros(1, dtype=torch.int64), "key": ["a"]}
+
+    @contextlib.contextmanager
+    def burning(name: str, shards: ShardSet, *, options: LoaderOptions, prepared: object) -> Iterator[BenchLoader]:
+        yield _Burning()
+
+    monkeypatch.setattr("bench.compare.turn.open_loader", burning)
+    places: list[str] = []
+    timed = time_rank(job(shards, options, "webloader"), meet=places.append, tree=ProcessTree())
+    assert timed.first_spent is not None
+    assert timed.steady_spent is not None
+    assert timed.steady is not None
+    assert timed.first_spent.cpu_s >= BURNT_S - TICKS_S
+    assert timed.steady_spent.cpu_s >= BURNT_S - TICKS_S
+    assert (timed.steady.num_samples, len(timed.steady.waits_s)) == (1, 1)
+    assert places == ["open", "drawn", "steady", "end", "close"]
+
+
+def job(shards: ShardSet, options: LoaderOptions, name: str, **setting: Any) -> TurnJob:
+    return TurnJob(
+        spec=LoaderSpec(name=name),
+        urls=tuple(shards.store.locate(shard) for shard in shards.names),
+        endpoint=None,
+        options=options,
+        setting=TurnSetting(batch_size=5, crop=CROP, threads=1, **setting),
+        epochs=1,
+    )
+
+
+def test_turn_says_what_went_wrong_in_a_rank(shards: ShardSet, options: LoaderOptions) -> None:
+    """A rank's own error comes as itself, here of a shard that is not there; no process is left."""
+    missing = replace(job(shards, options, "dali"), urls=(shards.store.locate("none-000000.tar"),))
+    with pytest.raises(PipesError, match=r"none-000000\.tar"):
+        run_turn([missing])
+    assert not [child for child in multiprocessing.active_children() if child.name == "bench-turn"]
+
+
+def test_turn_whose_rank_is_killed_says_so(
+    shards: ShardSet, options: LoaderOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the kernel, for want of memory say: which rank of which loader, and its exit status."""
+
+    def killed(ranks: list[Any], place: str, *, timeout_s: float) -> bool:
+        ranks[1].process.kill()
+        return meet(ranks, place, timeout_s=timeout_s)
+
+    monkeypatch.setattr("bench.compare.ranks.meet", killed)
+    with pytest.raises(PipesError, match=r"rank 1 of loader 'memory' \(.*ranks 2.*\) ended with exit status -9"):
+        run_turn([job(shards, options, "memory", ranks=2)] * 2)
+
+
+def test_turn_that_takes_too_long_is_ended(shards: ShardSet, options: LoaderOptions) -> None:
+    """A loader that hangs does not hang what times it."""
+    run_turn([job(shards, options, "memory")])  # the fork server has its libraries by now
+    slow = job(shards, options, "memory", compute_ms=59_000.0, cache="cold")
+    expected = (
+        r"rank 0 of loader 'memory' \(threads 1, .*cache cold, compute ms 59000\) hangs, or needs longer: 3 s after "
+        r"the turn began it had not come to 'drawn', the end of its first epoch; give turns more with --timeout-s"
+    )
+    with pytest.raises(PipesError, match=expected):
+        run_turn([slow], timeout_s=3.0)
+
+
+@pytest.mark.parametrize(
+    ("specs", "repeats", "message"),
+    [
+        ([], 1, "loaders must name at least one loader"),
+        (["webloader", "webloader"], 1, "loaders must not repeat, got webloader, webloader"),
+        (["webloader"], 0, "repeats must be at least 1, got 0"),
+    ],
+)
+def test_run_bad_arguments_are_refused(
+    shards: ShardSet, options: LoaderOptions, specs: list[str], repeats: int, message: str
+) -> None:
+    """Arguments are checked before any work."""
+    with pytest.raises(ValueError, match=message):
+        LoaderScenario(
+            shards=shards, loaders=[LoaderSpec.parse(text) for text in specs], options=options, repeats=repeats
+        )
+
+
+@pytest.mark.parametrize("num_samples", [50, 7])
+def test_repeat_shards_gives_unique_keys_and_the_same_bytes(shards: ShardSet, tmp_path: Path, num_samples: int) -> None:
+    """50 samples of 22: two whole rounds and six more, in as many shards; 7 of 22: a part of the first round."""
+    repeated = repeat_shards(shards, num_samples=num_samples, directory=tmp_path)
+    assert len(repeated.names) == len(shards.names)
+    manifest = index_shards(repeated)
+    assert manifest.num_samples == num_samples
+    options = LoaderOptions(batch_size=8, num_threads=1, crop=8, device="cpu")
+    with open_loader("webloader", repeated, options=options) as loader:
+        labels = {
+            key: label
+            for batch in loader.epoch()
+            for key, label in zip(batch["key"], batch["label"].tolist(), strict=True)
+        }
+    assert len(labels) == num_samples
+    assert all(label == int(key[-3:]) % 5 + 1 for key, label in labels.items())
+    assert {key.partition("/")[0] for key in labels} == {f"r{number}" for number in range(-(-num_samples // 22))}
+
+
+def test_repeat_shards_packs_as_many_and_makes_photos_as_large_as_asked(shards: ShardSet, tmp_path: Path) -> None:
+    """Seven shards of three or four samples; the longer side is 40, masks have their photo's size and no new values."""
+    repeated = repeat_shards(shards, directory=tmp_path, num_shards=7, photo_side=40)
+    assert repeated.names == tuple(f"repeated-{shard:06d}.tar" for shard in range(7))
+    assert index_shards(repeated).samples.tolist() == [3, 3, 3, 3, 3, 3, 4]
+    for name in repeated.names:
+        with tarfile.open(tmp_path / name) as archive:
+            found = {member.name: archive.extractfile(member) for member in archive.getmembers()}
+            sizes = {}
+            for member, stream in found.items():
+                assert stream is not None
+                if not member.endswith("cls"):
+                    image = Image.open(stream)
+                    sizes[member] = image.size
+                    assert max(image.size) == 40
+                    if member.endswith("png"):
+                        assert set(image.tobytes()) <= {1, 2, 3}
+        for member, size in sizes.items():
+            if member.endswith("jpg"):
+                assert sizes[member.replace("image.jpg", "trimap.png")] == size
+
+
+def test_repeat_shards_needs_a_sample_a_shard(shards: ShardSet, tmp_path: Path) -> None:
+    """And says how to have more."""
+    with pytest.raises(ValueError, match="50 shards need as many samples, got 22; repeat them: --samples 50"):
+        repeat_shards(shards, directory=tmp_path, num_shards=50)
+
+
+def test_registry_modules_are_imported_late() -> None:
+    """The registry names modules; opening one is what imports it."""
+    assert all(entry.module.startswith("bench.loaders.") for entry in bench.loaders.registry.LOADERS.values())
+    with pytest.raises(ValueError, match=r"loader must be one of .*, got 'nothing'"):
+        open_loader("nothing", None, options=LoaderOptions())  # type: ignore[arg-type]

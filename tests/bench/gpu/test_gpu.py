@@ -1,0 +1,416 @@
+"""``bench gpu``: on the CPU as far as it goes, which is all but what only a GPU has."""
+
+import dataclasses
+import functools
+import io
+import json
+import re
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner, Result
+from PIL import Image
+
+import dali_pipes as dp
+from bench.commands.gpu import gpu as gpu_command
+from bench.engine.run import run_scenario
+from bench.gpu.cases import CASES, Case
+from bench.gpu.checks import DecodeWay, GpuOutputError, describe, differences
+from bench.gpu.devices import Nvml, Utilisation, copied_bytes, count_jpeg_engines, sampling
+from bench.gpu.photos import draw_shards, photo_header, read_photos, reencode
+from bench.gpu.sweep import SCENARIOS, GpuScenario, default_sweeps, gpu_scenario
+from bench.gpu.tables import format_markdown, format_scenario
+from bench.gpu.workload import GpuSetting, Workload
+from dali_pipes.errors import DataError
+from dali_pipes.store.shard_set import ShardSet
+from dali_pipes.store.urls import resolve_shards
+from tests.conftest import Sample, make_samples, photo_bytes, write_shards
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ON_CPU = GpuSetting(device="cpu", num_threads=1, batch_size=4)
+OPTIONS: dict[str, Any] = {"device": "cpu", "num_threads": 1, "batch_size": 4, "seconds": 0.001, "repeats": 1}
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> ShardSet:
+    """Ten drawn samples."""
+    return draw_shards(tmp_path_factory.mktemp("drawn"), num=10, num_shards=2)
+
+
+@pytest.fixture
+def workload(shards: ShardSet, tmp_path: Path) -> Workload:
+    """Photos and masks of the drawn shards."""
+    return Workload(shards, photo="image.jpg", mask="trimap.png", num_photos=10, directory=tmp_path, is_drawn=True)
+
+
+def planned(name: str, workload: Workload, **change: Any) -> GpuScenario:
+    return gpu_scenario(name, workload, **{**OPTIONS, **change})
+
+
+def run(name: str, workload: Workload, **change: Any) -> dict[str, Any]:
+    return run_scenario(planned(name, workload, **change))
+
+
+def bench_gpu(*arguments: str) -> Result:
+    return CliRunner().invoke(gpu_command, arguments)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.scenario}-{case.variant}")
+def test_every_case_decodes_batches_on_the_cpu(case: Case, workload: Workload) -> None:
+    """Also the one that only a GPU gains by: its code runs, in ordinary memory. A reader wraps round at its end."""
+    with case.open(workload, ON_CPU) as running:
+        drawn = [running.step() for _ in range(4)]
+    assert len(drawn) == 4
+    # The loader's epoch of ten ends with a short batch, and the next one begins.
+    assert drawn == ([4, 4, 2, 4] if case.scenario == "segmentation" else [4, 4, 4, 4])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, on which all of it runs")
+@pytest.mark.parametrize(
+    "case",
+    [case for case in CASES if case.scenario != "segmentation"],  # its graph is the loader's own
+    ids=lambda case: f"{case.scenario}-{case.variant}",
+)
+def test_every_case_s_graph_for_a_gpu_is_defined_without_one(
+    case: Case, workload: Workload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Operators, devices and arguments are checked by DALI before it looks for the driver, which is all that lacks."""
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    setting = dataclasses.replace(ON_CPU, device="gpu", size_hint=600)
+    with pytest.raises(RuntimeError, match="trying to create a GPU DALI pipeline"), case.open(workload, setting):
+        pass
+
+
+def test_masks_as_blocks_cross_with_fewer_bytes(workload: Workload) -> None:
+    """What is to be weighed against the work of inflating them."""
+    crossing = {}
+    for case in (case for case in CASES if case.scenario == "masks"):
+        with case.open(workload, ON_CPU) as running:
+            crossing[case.variant] = running.host_bytes or 0
+    assert crossing["png"] == crossing["raw"] == workload.stored.pixels
+    assert 0 < crossing["lz4"] < crossing["raw"] / 4
+
+
+def test_two_ways_to_a_window_give_the_same_pixels(workload: Workload) -> None:
+    """Or the comparison of their speed would be of two things."""
+    from nvidia.dali import fn
+
+    from bench.gpu.cases import _whole_then_window, _window_only, pipeline_of
+
+    given = []
+    for define in (_whole_then_window, _window_only):
+        pipeline = pipeline_of(ON_CPU)
+        with pipeline:
+            encoded, _ = fn.readers.file(file_root=str(workload.files(ON_CPU)))
+            pipeline.set_outputs(define(encoded, ON_CPU))
+        pipeline.build()
+        given.append([np.asarray(outputs.as_tensor()) for _ in range(2) for outputs in pipeline.run()])
+    assert all(one.shape == (4, 224, 224, 3) for one in given[0])
+    # Linear filters, whose window the one rounds after and the other before the pixels are made.
+    assert max(int(np.abs(a.astype(int) - b).max()) for a, b in zip(*given, strict=True)) <= 1
+
+
+def test_reencode_gives_the_size_and_the_share_of_progressive(workload: Workload) -> None:
+    """Spread over the photos, so that each batch has its share."""
+    made = reencode(workload.stored, side=100, progressive_share=0.5)
+    headers = [photo_header(photo) for photo in made.photos]
+    assert all(max(height, width) == 100 for _, height, width in headers)
+    assert [is_progressive for is_progressive, _, _ in headers] == [False, True] * 5
+    assert made.progressive_share == 0.5
+    assert reencode(workload.stored, side=None, progressive_share=0.0).pixels == workload.stored.pixels
+    assert reencode(workload.stored, side=None, progressive_share=None) is workload.stored
+
+
+def test_read_photos_takes_jpegs_only(tmp_path: Path) -> None:
+    """A PNG under a .jpg name is no matter for the JPEG engines; masks count where all have one."""
+    stream = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(stream, "PNG")
+    samples = make_samples([(40, 30)] * 3)
+    samples[1] = Sample("s00001", {**samples[1].components, "image.jpg": stream.getvalue()})
+    samples.append(Sample("s00003", {"cls": b"1", "image.jpg": photo_bytes(9, 20, 20)}))
+    found = resolve_shards(write_shards(tmp_path, samples, per_shard=2, index=False), endpoint=None)
+    first_two = read_photos(found, photo="image.jpg", mask="trimap.png", num=2)
+    assert first_two.photos == tuple(samples[at].components["image.jpg"] for at in (0, 2))
+    assert first_two.masks == tuple(samples[at].components["trimap.png"] for at in (0, 2))
+    assert read_photos(found, photo="image.jpg", mask="trimap.png", num=9).masks == ()
+    with pytest.raises(DataError, match="holds no JPEG named 'jpg'; name the component: --photo"):
+        read_photos(found, photo="jpg", mask="trimap.png", num=1)
+
+
+def test_differences_of_one_way_with_itself_are_none(workload: Workload) -> None:
+    """And all pixels are counted."""
+    photos = workload.stored.photos
+    counts, largest = differences(photos, DecodeWay(device="cpu"), DecodeWay(device="cpu"))
+    assert counts[0] == counts.sum() == 3 * workload.stored.pixels * len(photos)
+    assert largest == [0] * len(photos)
+
+
+def test_differences_of_two_transforms_are_seen(workload: Workload) -> None:
+    """The CPU's fast inverse transform is some grey levels off the exact one."""
+    photos = workload.stored.photos
+    found = describe(*differences(photos, DecodeWay(device="cpu"), DecodeWay(device="cpu", fast_idct=True)))
+    assert 0 < found["max"] < 32
+    assert found["photo_max"]["max"] == found["max"]
+    assert sum(found["counts"]) == found["num_values"]
+    assert found["quantiles"]["0.5"] <= found["quantiles"]["0.9999"] <= found["max"]
+
+
+def test_ways_that_disagree_on_the_size_are_an_error(workload: Workload) -> None:
+    """Pixels of different places are not compared."""
+    with pytest.raises(GpuOutputError, match=r"photo 0: .* gives \[375, 500, 3\], .* gives \[187, 250, 3\]"):
+        differences(workload.stored.photos, DecodeWay(device="cpu"), DecodeWay(device="cpu", window=True))
+
+
+def test_plan_changes_one_thing_at_a_time(workload: Workload) -> None:
+    """From the base; the published recipe is a point of its own on a GPU, and what needs one is left out without."""
+    on_gpu: dict[str, Any] = {"device": "gpu", "batch_size": 64}
+    scenario = planned("rn50", workload, **on_gpu, sweeps={"batch_size": (32, 64)})
+    points = scenario.points()
+    assert [point.label for point in points] == ["base", "as published", "batch_size=32"]
+    assert points[0].setting == scenario.base_setting
+    assert points[2].setting == dataclasses.replace(scenario.base_setting, batch_size=32)
+    assert (points[1].setting.batch_size, points[1].setting.hw_decoder_load) == (408, 0.12)
+    assert [point.case.variant for point in planned("halves", workload, **on_gpu).points()] == [
+        "one pipeline", "two, shared", "two, copied", "two, pinned",
+    ]  # fmt: skip
+    assert "two, pinned" not in [point.case.variant for point in planned("halves", workload).points()]
+    assert "hw_decoder_load" in default_sweeps("gpu")
+    assert "hw_decoder_load" not in default_sweeps("cpu")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seconds": 0.0}, "seconds must be positive, got 0.0"),
+        ({"repeats": 0}, "repeats must be at least 1, got 0"),
+        ({"sweeps": {"crop": (3,)}}, "sweeps must be of settings' fields, got crop"),
+    ],
+)
+def test_settings_out_of_range_are_refused(workload: Workload, change: dict[str, Any], message: str) -> None:
+    """Before anything is timed; and a scenario that is none."""
+    with pytest.raises(ValueError, match=message):
+        planned("decode", workload, **change)
+    with pytest.raises(ValueError, match=r"scenarios must be of path, parity, .*, got 'sharpen'"):
+        planned("sharpen", workload)
+
+
+def test_a_point_that_fails_is_recorded_and_the_others_go_on(shards: ShardSet, tmp_path: Path) -> None:
+    """Nobody watches a session; out of memory at one setting must not cost the rest."""
+    without = Workload(shards, photo="image.jpg", mask="mask.png", num_photos=10, directory=tmp_path, is_drawn=True)
+    report = run("masks", without)
+    assert [record["variant"] for record in report["records"]] == ["png", "lz4", "raw"]
+    assert all("not all samples have a mask 'mask.png'" in record["error"] for record in report["records"])
+    assert "failed: lz4, base: ValueError: not all samples" in format_scenario(report)
+
+
+def test_what_is_late_is_left_out_and_named(workload: Workload) -> None:
+    """A record says what it lacks."""
+    report = run("roi", workload, deadline=time.monotonic() - 1)
+    assert report["records"] == []
+    assert [point["variant"] for point in report["left_out"]] == ["whole, then window", "window only"]
+    assert "left out, the time was over: whole, then window (base)" in format_scenario(report)
+
+
+def test_parity_without_a_gpu_says_so(workload: Workload) -> None:
+    """It claims nothing, and shows that comparing works."""
+    report = run("parity", workload)
+    assert report["check"]["measured"] is False
+    assert report["check"]["cpu_fast_idct"]["max"] > 0
+    graphs = report["check"]["cpu_graph_twice"]
+    assert graphs["segmentation.trimap"] == {"equal_share": 1.0, "mean": 0.0, "max": 0.0}
+    assert set(graphs) == {
+        "classification_eval.image", "classification_eval.label",
+        "segmentation.image", "segmentation.trimap", "segmentation.label",
+    }  # fmt: skip
+    assert format_scenario(report).startswith("parity: not measured: parity of 'mixed' with 'cpu' needs a CUDA device")
+
+
+def test_graphs_on_two_devices_are_compared_value_by_value(workload: Workload) -> None:
+    """What differs is counted: here, for want of a second device, with pixels that one of them was given wrong."""
+    from bench.gpu import checks
+
+    opened = checks._loader
+
+    def loader(workload: Workload, graph: Any, device: str) -> Any:
+        if device == "other":
+            graph = functools.partial(_brighter, graph)
+        return opened(workload, graph, "cpu")
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(checks, "_loader", loader)
+        found = checks.graph_differences(workload, "cpu", "other")
+    assert found["segmentation.image"]["max"] == pytest.approx(0.5)
+    assert found["segmentation.image"]["equal_share"] == 0
+    assert found["segmentation.trimap"]["equal_share"] == 1
+
+
+def _brighter(graph: Any, components: dp.Components, random: dp.Random) -> dict[str, Any]:
+    outputs = graph(components, random)
+    return {**outputs, "image": outputs["image"] + 0.5}
+
+
+def test_loaders_read_the_first_shards_only(shards: ShardSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session must not wait for a data set to be staged; one shard it reads, however large."""
+    monkeypatch.setattr("bench.gpu.workload.LOADER_BYTES", 1)
+    workload = Workload(shards, photo="image.jpg", mask="trimap.png", num_photos=10, directory=tmp_path, is_drawn=True)
+    assert len(workload.stored.photos) == 10
+    check = run("path", workload)["check"]
+    assert check["segmentation"]["num_samples"] == 5
+
+
+def test_path_that_fails_is_told_as_failed(shards: ShardSet, tmp_path: Path) -> None:
+    """Not as an internal error of the session."""
+    workload = Workload(shards, photo="image.jpg", mask="trimap.png", num_photos=10, directory=tmp_path, is_drawn=True)
+    workload.photo = "photo.jpg"
+    report = run("path", workload)
+    assert "'photo.jpg'" in report["check"]["error"]
+    assert format_scenario(report).startswith("path: FAILED on cpu: DataError")
+
+
+def test_all_writes_a_record_each_and_a_report(shards: ShardSet, tmp_path: Path) -> None:
+    """The command that a person with a GPU runs, on the CPU."""
+    done = bench_gpu("--all", "-o", str(tmp_path / "out"), "--shards", str(tmp_path.parent / "none"), "--device", "cpu")
+    assert done.exit_code != 0, "shards that are not there are no reason to draw others"
+    url = shards.store.locate("")
+    done = bench_gpu(
+        "--all", "-o", str(tmp_path / "out"), "--shards", url, "--device", "cpu", "--no-sweep", "--num-photos", "10",
+        "--batch-size", "4", "--num-threads", "1", "--seconds", "0.01", "--repeats", "1",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    written = {path.name: path for path in (tmp_path / "out").iterdir()}
+    records = [json.loads(path.read_text()) for name, path in written.items() if name.endswith(".json")]
+    assert {record["scenario"] for record in records} == set(SCENARIOS)
+    timed = [record for report in records for record in report.get("records", ())]
+    assert all("error" not in record and record["samples_per_s"] > 0 for record in timed)
+    assert all(report["gpu"] is None and report["options"]["device"] == "cpu" for report in records)
+    text = written["report.md"].read_text()
+    assert "Decoded on the CPU: nothing here says anything about a GPU." in text
+    assert [line[3:] for line in text.splitlines() if line.startswith("## ")] == list(SCENARIOS)
+
+
+def test_one_scenario_prints_a_table_and_writes_its_record(tmp_path: Path) -> None:
+    """Photos are drawn where no shards are named, and the record says that they are none."""
+    done = bench_gpu(
+        "--scenarios", "decode", "--device", "cpu", "--num-photos", "8", "--batch-size", "4", "--num-threads", "1",
+        "--sweep", "photo-side=32", "--seconds", "0.01", "--repeats", "2", "--json", str(tmp_path / "decode.json"),
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    report = json.loads((tmp_path / "decode.json").read_text())
+    assert [record["label"] for record in report["records"]] == ["base", "photo_side=32"]
+    assert [len(record["repeats"]) for record in report["records"]] == [2, 2]
+    assert report["options"]["photos"]["drawn"] is True
+    assert report["records"][1]["photos"]["pixels_mean"] <= 32 * 32
+    assert "photo_side=32" in done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--all"], "--all needs -o DIR"),
+        (["--all", "-o", "x", "--scenarios", "decode"], "goes with neither --scenarios nor --json"),
+        (["-o", "x"], "-o goes with --all"),
+        (["--scenarios", "decode,sharpen"], "--scenarios must be of path, parity, .*, got sharpen"),
+        (["--scenarios", "decode,roi", "--json", "x.json"], "--json takes one scenario, got 2"),
+        (["--sweep", "crop=3"], "expected one of hw_decoder_load, num_threads, .*, got 'crop=3'"),
+        (["--sweep", "num_threads=two"], "expected numbers after 'num_threads=', got 'two'"),
+        (["--sweep", "batch_size=0"], "expected numbers of at least 1 after 'batch_size=', got '0'"),
+        (["--sweep", "hw_decoder_load=0,2"], "expected numbers between 0 and 1 after 'hw_decoder_load=', got '0,2'"),
+        (["--hw-decoder-load", "1.5"], "1.5 is not in the range"),
+    ],
+)
+def test_arguments_that_do_not_go_together_are_refused(arguments: list[str], text: str, tmp_path: Path) -> None:
+    """Before anything is read or drawn."""
+    done = bench_gpu(*arguments)
+    assert done.exit_code != 0
+    assert re.search(text, done.output + str(done.exception)), done.output
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
+def test_a_gpu_that_is_not_there_is_an_error() -> None:
+    """Whoever asks for one is not given the CPU's figures; and its libraries say what they lack."""
+    done = bench_gpu("--device", "gpu")
+    assert isinstance(done.exception, ValueError)
+    assert "--device gpu, and torch finds no CUDA device; --device cpu runs what the CPU can do" in str(done.exception)
+    with pytest.raises(OSError, match=r"nvidia-ml|NVML"):
+        Nvml("GPU-00000000-0000-0000-0000-000000000000")
+    with pytest.raises(OSError, match=r"nvJPEG|nvjpeg|cuda"):
+        count_jpeg_engines()
+
+
+def test_sampling_asks_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And its means are of those samples that have the figure."""
+    monkeypatch.setattr("bench.gpu.devices.SAMPLE_S", 0.001)
+    figures: Iterator[dict[str, float]] = iter([{"gpu": 10.0}, {"gpu": 30.0, "jpeg": 4.0}, *[{}] * 10_000])
+    with sampling(lambda: next(figures)) as samples:
+        while len(samples) < 3:
+            time.sleep(0.001)
+    taken = len(samples)
+    assert Utilisation.of(samples).means == {"gpu": 20.0, "jpeg": 4.0}
+    assert len(samples) == taken
+    with sampling(None) as nothing:
+        pass
+    assert nothing == []
+    with sampling(lambda: {"gpu": 1.0}, after_s=60) as unsettled:
+        time.sleep(0.05)
+    assert unsettled == []
+
+
+def test_copied_bytes_tells_pinned_from_pageable() -> None:
+    """Of a trace as torch.profiler exports it; copies on the device and back are not counted."""
+    events = [
+        {"ph": "X", "cat": "gpu_memcpy", "name": "Memcpy HtoD (Pageable -> Device)", "args": {"bytes": 1000}},
+        {"ph": "X", "cat": "gpu_memcpy", "name": "Memcpy HtoD (Pinned -> Device)", "args": {"bytes": 64}},
+        {"ph": "X", "cat": "gpu_memcpy", "name": "Memcpy HtoD (Pinned -> Device)", "args": {"bytes": 36}},
+        {"ph": "X", "cat": "gpu_memcpy", "name": "Memcpy DtoH (Device -> Pinned)", "args": {"bytes": 5}},
+        {"ph": "X", "cat": "gpu_memcpy", "name": "Memcpy DtoD (Device -> Device)", "args": {"bytes": 7}},
+        {"ph": "M", "name": "process_name"},
+    ]
+    assert copied_bytes({"traceEvents": events}) == {"pageable": 1000, "pinned": 100}
+    assert copied_bytes({}) == {}
+
+
+def test_report_of_a_gpu_shows_its_engines_and_what_crossed(workload: Workload) -> None:
+    """A record as a GPU machine would write it: made here of the CPU's, since there is none."""
+    report: dict[str, Any] = run("decode", workload)
+    report["gpu"] = {"name": "NVIDIA H100", "driver": "580.1", "jpeg_engines_nvjpeg": 7, "jpeg_engines_nvml": None}
+    (record,) = report["records"]
+    record["setting"]["device"] = "gpu"
+    record["utilisation"] = {"num_samples": 9, "means": {"gpu": 61.2, "jpeg": 97.0}, "maxima": {}}
+    encoded_kib = workload.stored.encoded_bytes / 1024
+    assert f"| 61% | 97% | {encoded_kib:.1f} at least |" in cells(format_markdown([report]))
+    record["copied_bytes_per_sample"] = {"pinned": 2048.0, "pageable": 1024.0}
+    text = format_markdown([report])
+    assert "NVIDIA H100, driver 580.1, 7 JPEG engines." in text
+    assert "| 61% | 97% | 3.0 measured |" in cells(text)
+    assert "libnvcuvid" not in text
+    report["gpu"]["video_library"] = False
+    assert "the JPEG engines were not used (driver capability `video`)" in format_markdown([report])
+
+
+def cells(text: str) -> str:
+    """Without the spaces that line up a table's columns."""
+    return re.sub(" +", " ", text)
+
+
+@pytest.mark.gpu
+def test_everything_runs_on_a_gpu(gpu: None, shards: ShardSet, tmp_path: Path) -> None:
+    """Every scenario, each point: none fails, parity is measured, NVML answers."""
+    done = bench_gpu(
+        "--all", "-o", str(tmp_path / "out"), "--shards", shards.store.locate(""), "--device", "gpu", "--num-photos",
+        "10", "--batch-size", "8", "--seconds", "0.05", "--repeats", "1", "--sweep", "hw_decoder_load=0,1",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    records = [json.loads(path.read_text()) for path in (tmp_path / "out").glob("*.json")]
+    timed = [record for report in records for record in report.get("records", ())]
+    assert [record["error"] for record in timed if "error" in record] == []
+    checks = {report["scenario"]: report["check"] for report in records if "check" in report}
+    assert checks["parity"].get("measured") is True
+    assert "error" not in checks["path"]
+    assert all(report["gpu"]["nvml"] == "read" for report in records)
+    assert any(record["copied_bytes_per_sample"] for record in timed)

@@ -1,0 +1,207 @@
+"""What is known of loaders before one is opened: what is missing, what a group stands for, what is made for them."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.loaders.opening import open_loader, prepare_loader
+from bench.loaders.protocol import LoaderOptions, Prepared, num_rows
+from bench.loaders.registry import GROUPS, LOADERS, LoaderEntry
+from bench.loaders.selection import LoaderSpec, available_loaders, select_loaders
+from dali_pipes.errors import PipesError
+from dali_pipes.store.shard_set import ShardSet
+
+HERE = ("dali", "memory", "webloader", "webloader-tutorial", "dali-s3", "dali-external", "imagefolder", "synthetic")
+"""What the extra ``bench`` is enough for."""
+
+
+def test_registry_loaders_of_the_bench_extra_are_all_here(bucket: ShardSet) -> None:
+    """A bucket's shards can be read by all of them."""
+    reasons = available_loaders(bucket)
+    assert [name for name in HERE if reasons[name] is not None] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "package", "extra"),
+    [
+        ("aistore", "alive_progress", "aistore-pytorch"),
+        ("spdl", "spdl.pipeline", "spdl"),
+        ("litdata", "litdata", "litdata"),
+        ("mosaic", "streaming", "mosaic"),
+    ],
+)
+def test_registry_missing_package_is_named_with_its_extra(
+    name: str,
+    package: str,
+    extra: str,
+    shards: ShardSet,
+    options: LoaderOptions,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """Whether or not it is installed here, and before the loader's module is imported."""
+    # Python's own way to say that there is no such package.
+    monkeypatch.setitem(sys.modules, package.partition(".")[0], None)
+    monkeypatch.setitem(sys.modules, package, None)
+    pattern = (
+        rf"loader '{name}' needs the package '{package}', which is not installed; pip install 'dali-pipes\[{extra}\]'"
+    )
+    with pytest.raises(PipesError, match=pattern):
+        open_loader(name, shards, options=options)
+    with pytest.raises(PipesError, match=pattern):
+        prepare_loader(name, shards, directory=tmp_path)
+    with pytest.raises(PipesError, match=pattern):
+        select_loaders([name])
+
+
+def test_registry_decoders_that_are_not_dali_take_the_whole_photo() -> None:
+    """What a report says beside the figures: who decodes no more of a photo than is looked at."""
+    windowed = {name for name, entry in LOADERS.items() if entry.decodes_window}
+    assert windowed == set(filter(GROUPS["dali-decode"], LOADERS)) == {"dali", "memory", "dali-s3", "dali-external"}
+
+
+def test_registry_package_that_is_nowhere_is_missing(monkeypatch: pytest.MonkeyPatch, shards: ShardSet) -> None:
+    """Named alone that is an error; in a group a line, and the others come."""
+    entry = LoaderEntry(module="bench.loaders.none", extra="peers", requires=("no_such_package.of_that_name",))
+    monkeypatch.setitem(LOADERS, "absent", entry)
+    missing = (
+        "loader 'absent' needs the package 'no_such_package.of_that_name', which is not installed; "
+        "pip install 'dali-pipes[peers]'"
+    )
+    assert available_loaders()["absent"] == missing
+    with pytest.raises(PipesError, match="needs the package 'no_such_package"):
+        select_loaders(["dali", "absent"])
+    selected = select_loaders(["all"], shards=shards)
+    assert f"skipped: {missing}" in selected.skipped
+    assert "skipped: loader 'dali-s3' reads shards in a bucket, got" in "\n".join(selected.skipped)
+    assert {"absent", "dali-s3"}.isdisjoint(spec.name for spec in selected.specs)
+
+
+def test_select_loaders_group_has_each_decoder_and_nothing_twice(bucket: ShardSet) -> None:
+    """What was named first comes first, and is not repeated by a group after it."""
+    chosen = select_loaders(["webloader:turbo", "python-decode"], shards=bucket).specs
+    assert chosen[0] == LoaderSpec(name="webloader", decode="turbo")
+    assert len(set(chosen)) == len(chosen)
+    assert {str(spec) for spec in chosen} >= {"webloader:pil", "webloader-tutorial:pil", "imagefolder:turbo"}
+    assert "dali" not in {spec.name for spec in chosen}
+
+
+@pytest.mark.parametrize(
+    ("group", "within", "without"),
+    [
+        ("all", {"dali", "synthetic", "webloader:pil"}, set[str]()),
+        ("peers", {"dali-s3", "imagefolder:pil"}, {"dali", "memory", "synthetic"}),
+        ("dali-decode", {"dali", "memory", "dali-s3", "dali-external"}, {"synthetic", "webloader:pil"}),
+        ("python-decode", {"webloader:turbo"}, {"dali", "synthetic"}),
+    ],
+)
+def test_select_loaders_groups(bucket: ShardSet, group: str, within: set[str], without: set[str]) -> None:
+    """A group is what its name says."""
+    chosen = {str(spec) for spec in select_loaders([group], shards=bucket).specs}
+    assert within <= chosen
+    assert without.isdisjoint(chosen)
+    assert group in GROUPS
+
+
+def test_select_loaders_twice_is_refused() -> None:
+    """As a table would have two rows of one name."""
+    with pytest.raises(ValueError, match="loaders must not repeat, got 'dali' twice"):
+        select_loaders(["dali", "memory", "dali"])
+
+
+@pytest.mark.parametrize("texts", [("webloader", "webloader:pil"), ("webloader:pil", "webloader")])
+def test_select_loaders_one_loader_under_two_names_is_refused(texts: tuple[str, str]) -> None:
+    """One thing would be timed twice, and have two rows of one label."""
+    found = f"loaders must not repeat, got '{texts[1]}' and '{texts[0]}', which are one loader"
+    with pytest.raises(ValueError, match=f"^{found}$"):
+        select_loaders(texts)
+
+
+def test_select_loaders_group_leaves_out_what_was_named_without_its_decoder(bucket: ShardSet) -> None:
+    """webloader is webloader:pil; the group brings the other one."""
+    chosen = [str(spec) for spec in select_loaders(["webloader", "python-decode"], shards=bucket).specs]
+    assert [text for text in chosen if text.startswith("webloader")] == [
+        "webloader",
+        "webloader:turbo",
+        "webloader-tutorial:pil",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"gives": frozenset({"key", "boxes"})}, "gives must be of image, key, label, normalised, trimap, got boxes"),
+        ({"gives": frozenset({"image"})}, "gives must hold 'key', by which outputs are compared, got image"),
+        ({"decodes": ("opencv",)}, "decodes must be of pil, turbo, got opencv"),
+    ],
+)
+def test_loader_entry_of_unknown_parts_is_refused(arguments: dict[str, object], message: str) -> None:
+    """A typing error in the registry is found when it is imported."""
+    with pytest.raises(ValueError, match=message):
+        LoaderEntry(module="bench.loaders.none", **arguments)  # type: ignore[arg-type]
+
+
+def test_open_loader_of_a_bucket_refuses_a_directory(shards: ShardSet, options: LoaderOptions) -> None:
+    """DALI's S3 client reads no files."""
+    with pytest.raises(PipesError, match=rf"loader 'dali-s3' reads shards in a bucket, got '{shards.url}'"):
+        open_loader("dali-s3", shards, options=options)
+
+
+def test_prepare_loader_that_reads_shards_makes_nothing(shards: ShardSet, tmp_path: Path) -> None:
+    """Most do."""
+    assert prepare_loader("webloader", shards, directory=tmp_path) is None
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["dali", "memory"])
+def test_prepare_loader_indexes_once_more_elsewhere(
+    name: str, shards: ShardSet, bucket: ShardSet, tmp_path: Path
+) -> None:
+    """What `prep index` takes is shown as conversions are: the same files are made, and none beside the shards."""
+    for place, found in (("local", shards), ("bucket", bucket)):
+        directory = tmp_path / place
+        directory.mkdir()
+        beside = {entry.name: found.store.read(entry.name) for entry in found.store.list("")}
+        prepared = prepare_loader(name, found, directory=directory)
+        assert prepared is not None
+        made = {path.name: path.read_bytes() for path in directory.iterdir()}
+        assert made == {file: data for file, data in beside.items() if not file.endswith(".tar")}
+        assert len(made) == len(found.names) + 2
+        assert prepared.num_bytes == sum(map(len, made.values()))
+        assert {entry.name: found.store.read(entry.name) for entry in found.store.list("")} == beside
+
+
+@pytest.mark.parametrize("name", ["dali", "memory"])
+def test_open_loader_that_reads_the_index_beside_makes_none(
+    name: str, shards: ShardSet, options: LoaderOptions, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Nobody waits for an index that nobody reads; and what `prepare_loader` gave may be handed over, as of others."""
+
+    def refuse(shards: ShardSet, *, directory: Path) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(f"bench.loaders.{name}.prepare", refuse)
+    gone = Prepared(url=str(tmp_path / "gone"), wall_s=1.0, num_bytes=1)
+    for prepared in (None, gone):
+        with open_loader(name, shards, options=options, prepared=prepared) as loader:
+            assert sum(num_rows(batch) for batch in loader.epoch()) == 22
+
+
+def test_open_loader_reads_what_was_prepared(shards: ShardSet, options: LoaderOptions, tmp_path: Path) -> None:
+    """And leaves it there: a conversion is paid once, not for each opening."""
+    prepared = prepare_loader("imagefolder", shards, directory=tmp_path)
+    assert prepared is not None
+    (tmp_path / "image.jpg" / "4" / "animals" / "pet_003.jpg").unlink()
+    for _ in range(2):
+        with open_loader("imagefolder", shards, options=options, prepared=prepared) as loader:
+            assert sum(num_rows(batch) for batch in loader.epoch()) == 21
+    assert (tmp_path / "trimap.png" / "4" / "animals" / "pet_003.png").exists()
+
+
+def test_prepared_of_counts_all_files(tmp_path: Path) -> None:
+    """Bytes at every depth."""
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "one").write_bytes(b"123")
+    (tmp_path / "a" / "b" / "two").write_bytes(b"4567")
+    assert Prepared.of(tmp_path, wall_s=5) == Prepared(url=str(tmp_path), wall_s=5, num_bytes=7)

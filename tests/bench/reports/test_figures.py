@@ -1,0 +1,150 @@
+"""Figures come from what was measured as they are said to: waits, shares, utilisation, bytes, of all ranks together."""
+
+import pytest
+
+from bench.compare.data import DataFacts
+from bench.compare.ranks import Turn
+from bench.compare.settings import TurnSetting, sweep
+from bench.compare.turn import Drawn, RankTurn, Spent
+from bench.loaders.protocol import LoaderOptions
+from bench.reports.figures import FIGURES, figures_of, percentile
+from bench.tools.gateway import Traffic
+from bench.tools.step import open_step
+
+FACTS = DataFacts(num_samples=30, num_shards=2, shard_bytes=3 << 20, needed_bytes=2000, digest="d")
+FIRST = Spent(cpu_s=9.0, traffic=Traffic(num_bytes=2200, num_requests=4, num_connections=1))
+STEADY = Spent(cpu_s=3.0, traffic=Traffic(num_bytes=1000, num_requests=2, num_connections=0))
+
+
+def drawn(
+    num_samples: int, *, waits: tuple[float, ...], elapsed_s: float, epochs: int = 2, ends_s: float = 0.5
+) -> Drawn:
+    return Drawn(num_samples=num_samples, num_epochs=epochs, elapsed_s=elapsed_s, waits_s=waits, ends_s=ends_s)
+
+
+def rank(first: Drawn, steady: Drawn | None, *, measures: bool) -> RankTurn:
+    return RankTurn(
+        first=first,
+        steady=steady,
+        first_spent=FIRST if measures else None,
+        steady_spent=STEADY if measures and steady is not None else None,
+        num_workers=0,
+        decode="dali",
+        device="cpu",
+        gives=(),
+    )
+
+
+def test_figures_of_two_ranks_over_two_epochs() -> None:
+    """Sixty samples: forty of one rank in ten seconds, twenty of the other in eight."""
+    turn = Turn(
+        ranks=(
+            rank(
+                drawn(20, waits=(2.0, 1.0), elapsed_s=4, epochs=1),
+                drawn(40, waits=(1.0, 0.5, 0.5, 0.5), elapsed_s=10),
+                measures=True,
+            ),
+            rank(
+                drawn(10, waits=(3.0,), elapsed_s=5, epochs=1), drawn(20, waits=(2.0, 0.0), elapsed_s=8), measures=False
+            ),
+        ),
+        start_mib=100,
+        peak_mib=340,
+        shared_memory_mib=7,
+    )
+    setting = TurnSetting(batch_size=10, ranks=2, threads=1, compute_ms=1500.0)
+    found = figures_of(turn, setting=setting, facts=FACTS)
+    assert found == pytest.approx(
+        {
+            "samples_per_s": 60 / 10,  # the slower rank ends the epoch
+            "mib_per_s": 2 * 3 / 10,
+            "cpu_ms_per_sample": 1000 * 3 / 60,
+            "time_to_first_batch_s": 3.0,  # of the slower rank
+            "batch_p50_ms": 500,  # of 0, 0.5, 0.5, 0.5, 1, 2
+            "batch_p99_ms": 2000,
+            "batch_max_ms": 2000,
+            "wait_share": (2.5 + 0.5 + 2.0 + 0.5) / 18,
+            # MLPerf Storage: 4 steps of 1.5 s in 10 s less the first wait; 2 steps in 8 s less theirs.
+            "accelerator_utilisation": ((4 * 1.5) / (10 - 1) + (2 * 1.5) / (8 - 2)) / 2,
+            "peak_memory_mib": 340,
+            "loader_memory_mib": 240,
+            "memory_mib_per_sample": 240 / 20,
+            "shared_memory_mib": 7,
+            "fetched_ratio": 1000 / 2 / 2000,
+            "first_fetched_ratio": 2200 / 2000,
+            "first_epoch_s": 5,
+        }
+    )
+    assert list(found) == sorted(found, key=list(found).index)
+    assert set(found) == set(FIGURES)
+
+
+def test_cold_turn_is_its_first_epoch() -> None:
+    """Opening included; without a step there is no accelerator to be used."""
+    turn = Turn(
+        ranks=(rank(drawn(30, waits=(2.0, 1.0, 1.0), elapsed_s=5, epochs=1), None, measures=True),),
+        start_mib=1,
+        peak_mib=1,
+        shared_memory_mib=0,
+    )
+    found = figures_of(turn, setting=TurnSetting(batch_size=10, threads=1, cache="cold"), facts=FACTS)
+    assert found["samples_per_s"] == 6
+    assert found["cpu_ms_per_sample"] == 300
+    assert found["fetched_ratio"] == found["first_fetched_ratio"] == 1.1
+    assert found["wait_share"] == pytest.approx(4.5 / 5)
+    assert found["accelerator_utilisation"] is None
+
+
+def test_all_hidden_behind_the_step_is_full_utilisation() -> None:
+    """The rules: if all input is hidden by compute time, the total running time is the compute time."""
+    turn = Turn(
+        ranks=(
+            rank(
+                drawn(30, waits=(1.0,), elapsed_s=2, epochs=1),
+                drawn(30, waits=(0.2, 0.0, 0.0), elapsed_s=3.2, ends_s=0.0, epochs=1),
+                measures=True,
+            ),
+        ),
+        start_mib=1,
+        peak_mib=1,
+        shared_memory_mib=0,
+    )
+    found = figures_of(turn, setting=TurnSetting(batch_size=10, threads=1, compute_ms=1000.0), facts=FACTS)
+    assert found["accelerator_utilisation"] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("values", "percent", "expected"),
+    [
+        ([5.0], 50, 5.0),
+        ([1.0, 2.0, 3.0, 4.0], 50, 2.0),  # half of them do not exceed it
+        ([float(value) for value in range(1, 101)], 99, 99.0),
+        ([float(value) for value in range(1, 51)], 99, 50.0),  # of fewer than a hundred the longest
+    ],
+)
+def test_percentile_is_one_of_the_values(values: list[float], percent: float, expected: float) -> None:
+    """The smallest that so many do not exceed."""
+    assert percentile(values, percent) == expected
+
+
+def test_sweep_makes_every_combination() -> None:
+    """The last axis changes fastest; all else is the base's; threads are shared out among ranks."""
+    base = TurnSetting(batch_size=16, crop=40, threads=3)
+    found = sweep(base, ["ranks=1,2", "cache=cold,warm"])
+    assert [(setting.ranks, setting.cache) for setting in found] == [(1, "cold"), (1, "warm"), (2, "cold"), (2, "warm")]
+    assert {(setting.batch_size, setting.crop, setting.threads) for setting in found} == {(16, 40, 3)}
+    options = found[0].apply(LoaderOptions(batch_size=1, crop=1, num_threads=1))
+    assert (options.batch_size, options.crop, options.num_threads) == (16, 40, 3)
+    assert TurnSetting(ranks=64).num_threads == 1
+    assert len(sweep(base, [])) == 1
+    with pytest.raises(ValueError, match="more than 1000 combinations"):
+        sweep(base, [f"crop={','.join(map(str, range(1, 102)))}", "threads=1,2,3,4,5,6,7,8,9,10"])
+
+
+def test_step_on_a_cpu_sleeps_for_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It leaves the cores to those who decode; half a batch is half a step; none is none."""
+    slept: list[float] = []
+    monkeypatch.setattr("bench.tools.step.time.sleep", slept.append)
+    open_step(0.02, device="cpu")(0.5)
+    open_step(0.0, device="cpu")(1.0)
+    assert slept == [0.01]

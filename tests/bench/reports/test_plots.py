@@ -1,0 +1,164 @@
+"""Plots are well-formed SVG with every figure in its place: axes named, intervals around medians, nothing outside."""
+
+import re
+import sys
+import xml.etree.ElementTree as ET
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.patches import Rectangle
+
+from bench.reports.intervals import median_interval
+from bench.reports.page import html_page, markdown_page
+from bench.reports.plots import Mark, draw_lines, draw_rows, svg_of
+from bench.reports.summary import label_of, measured
+from dali_pipes.errors import PipesError
+
+from .records import record, report
+
+RUN = report(
+    record("dali", 900, 2.5, decode="dali"),
+    record("webloader", 300, 7.5),
+    record("synthetic", 1e6, 0.1, decode="none", gives=[]),
+)
+SWEEP = report(
+    *(
+        record(loader, speed, 5, setting={"latency_ms": latency, "cache": cache})
+        for cache in ("warm", "cold")
+        for latency in (0.0, 20.0, 100.0)
+        for loader, speed in (("dali", 600), ("webloader", 300))
+    )
+)
+
+
+def marks_of(name: str, run: dict[str, Any], axis: str | None = None) -> list[Mark]:
+    """A mark for each record that has the figure."""
+    colours = {label: row for row, label in enumerate(dict.fromkeys(map(label_of, run["records"])))}
+    return [
+        Mark(label=label, colour=colours[label], measured=one, x=0.0 if axis is None else row["setting"][axis])
+        for row in run["records"]
+        if (one := measured(run, row, name)) is not None
+        for label in [label_of(row)]
+    ]
+
+
+def texts_of(svg: str) -> set[str]:
+    """What can be read in a picture: text is text, and no path of letters."""
+    return {"".join(node.itertext()).strip() for node in ET.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")}
+
+
+def test_rows_lie_in_their_places() -> None:
+    """All repeats are there, the median is between the interval's ends, and both axes begin at zero, from above."""
+    run = report(record("a & b", 1.5, 1), record("c", 4, 1, turns=(1.0,)))
+    marks = marks_of("samples_per_s", run)
+    drawing = draw_rows(marks)
+    (axes,) = drawing.axes
+    assert axes.get_xlim()[0] == 0
+    assert axes.get_ylim() == (1.5, -0.5)
+    for place, (mark, dots) in enumerate(zip(marks, axes.collections, strict=True)):
+        found = np.asarray(dots.get_offsets())
+        assert found[:, 0].tolist() == pytest.approx(mark.measured.values)
+        assert set(found[:, 1]) == {place}
+    (band,) = axes.patches  # of one repeat there is no interval
+    assert isinstance(band, Rectangle)
+    medians = [float(np.asarray(line.get_xdata())[0]) for line in axes.lines]
+    assert band.get_x() < medians[0] < band.get_x() + band.get_width()
+    assert medians == pytest.approx([1.5, 4])
+    svg = svg_of(drawing, label="speed")
+    assert {"samples/s", "a & b (pil)", "c (pil)", "samples/s (more is better)", "0", "4"} <= texts_of(svg)
+
+
+@pytest.mark.parametrize(
+    ("values", "scale"),
+    [
+        ([0.0, 20.0, 100.0], "linear"),
+        ([10.0, 100.0, 1000.0], "log"),  # far apart
+        ([10.0, 20.0, 40.0], "linear"),
+        (["cold", "warm"], "words"),  # in their order
+        ([5.0], "linear"),
+    ],
+)
+def test_lines_lie_in_their_places(values: list[float | str], scale: str) -> None:
+    """Each value of the axis is at its place and named, with a whisker; the axis of the figure begins at zero."""
+    run = report(*(record("dali", 500, 1, setting={"latency_ms": value}) for value in values))
+    drawing = draw_lines(marks_of("samples_per_s", run, "latency_ms"), x_title="latency ms", where="cache warm")
+    (axes,) = drawing.axes
+    (bars,) = axes.containers
+    expected = list(range(len(values))) if scale == "words" else values
+    line, _, (whiskers,) = bars
+    assert np.asarray(line.get_xdata()).tolist() == expected
+    assert np.asarray(line.get_ydata()).tolist() == pytest.approx([500] * len(values))
+    interval = median_interval(marks_of("samples_per_s", run)[0].measured.values)
+    expected_ends = pytest.approx([interval.low, interval.high])
+    assert [segment[:, 1].tolist() for segment in whiskers.get_segments()] == [expected_ends] * len(values)
+    assert axes.get_xscale() == ("log" if scale == "log" else "linear")
+    assert axes.get_ylim()[0] == 0
+    left, right = axes.get_xlim()
+    assert all(left <= value <= right for value in map(float, expected))
+    assert axes.get_ylim()[1] >= (interval.high or 0)
+    names = {f"{value:,.0f}" if isinstance(value, float) else value for value in values}
+    found = texts_of(svg_of(drawing, label="speed"))
+    assert names | {"samples/s, cache warm", "dali (pil)", "latency ms", "samples/s (more is better)"} <= found
+
+
+def test_svg_is_the_same_each_time_and_has_the_colour_of_the_page() -> None:
+    """A report of the same records is the same file; on dark paper axes and text are light."""
+    first, second = (svg_of(draw_rows(marks_of("samples_per_s", RUN)), label="speed <1>") for _ in range(2))
+    assert first == second
+    assert first.startswith('<svg role="img" aria-label="speed &lt;1&gt;"')
+    assert "currentColor" in first
+    assert "#010203" not in first
+    assert svg_of(draw_rows(marks_of("samples_per_s", RUN)), label="other").count("<g") == first.count("<g")
+
+
+def test_plots_without_matplotlib_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables need it not."""
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(PipesError, match=r"plots need matplotlib; install: pip install 'dali-pipes\[bench\]'"):
+        html_page([("a run", RUN)])
+    assert "900 [825-921]" in markdown_page([("a run", RUN)])
+
+
+def test_page_needs_nothing_else_and_holds_everything() -> None:
+    """No address of another file; tables, a plot of each figure and setting, what figures are, where they come from."""
+    page = html_page([("a <run>", RUN), ("a sweep", SWEEP)], [("windows", "cache  <1>")])
+    assert not re.search(r"(?:src|href)=\"(?!#)|@import|url\((?!#)", page)
+    for svg in re.findall(r"<svg.*?</svg>", page, re.DOTALL):
+        ET.fromstring(svg)
+    assert "a &lt;run&gt;" in page
+    assert "cache  &lt;1&gt;" in page
+    assert "prefers-color-scheme: dark" in page
+    # 4 figures of a run; of the sweep those in a plot for each of the two caches.
+    assert page.count("<svg") == 4 + 4 * 2
+    identifiers = re.findall(r' id="([mp][0-9a-f]{10})"', page)
+    assert len(set(identifiers)) == len(identifiers), "of one plot's shapes another must not take"
+    for text in (
+        "900 [825-921]",
+        "0123456789abcdef, with changes",
+        "AMD EPYC",
+        "Samples of all ranks",
+    ):
+        assert text in page
+    plots = "".join(re.findall(r"<svg.*?</svg>", page, re.DOTALL))
+    assert "synthetic" not in plots, "what comes from no shard is off any scale"
+    assert "Not plotted, but in the tables: synthetic *, which reads no shard and is off any scale." in page
+    assert "Not plotted" not in html_page([("a sweep", SWEEP)])
+
+
+def test_page_plots_shared_memory_and_records_of_before_there_were_parts() -> None:
+    """Version 0 does not say what a loader gives: it gives all."""
+    old = record("dali", 900, 2.5, gives=None)
+    for repeat in old["repeats"]:
+        repeat["figures"]["shared_memory_mib"] = 116.0
+    page = html_page([("a run", report(old))])
+    assert page.count("<svg") == 5
+    assert 'aria-label="/dev/shm, MiB"' in page
+    assert "Not plotted" not in page
+
+
+def test_markdown_holds_the_same_tables() -> None:
+    """Every median and interval, notes and conditions, and what figures are."""
+    page = markdown_page([("a run", RUN)], [("windows", "cache")])
+    for text in ("| dali ", "900 [825-921]", "* commit: 0123456789abcdef, with changes", "## windows", "**samples/s**"):
+        assert text in page

@@ -1,0 +1,284 @@
+"""A run's record to tables: medians, intervals, paired ratios, and what a reader is told beside them."""
+
+from typing import Any
+
+import pytest
+
+from bench.engine.summary import summarised
+from bench.reports.figures import FIGURES
+from bench.reports.notes import conditions_of, conversions_of, notes_of
+from bench.reports.summary import baseline_of, format_interval, label_of, restricted, setting_names, summarise
+from bench.reports.tables import format_table, table_rows
+
+from .records import SEVEN, record, report
+
+WINDOW = "dali: decode only the window of a photo that the crop keeps."
+RECORDS = [record("dali", 900, 2.5, decode="dali"), record("webloader", 300, 7.5), record("tutorial", 303, 7.5)]
+
+
+@pytest.mark.parametrize(
+    ("values", "median", "low", "high"),
+    [
+        ([4.0], 4.0, 4.0, 4.0),  # one repeat: no spread
+        ([3.0, 1.0, 2.0], 2.0, 1.0, 3.0),  # the order of repeats does not count
+        ([1.0, 2.0, 4.0, 100.0], 3.0, 1.0, 100.0),  # an even number: the mean of the middle two; no outlier moves it
+    ],
+)
+def test_spread_of_repeats(values: list[float], median: float, low: float, high: float) -> None:
+    """The figure is the median; smallest and largest stand beside it."""
+    assert summarised({"wall_s": values}) == {"wall_s": median, "spread": {"wall_s": [low, high]}}
+
+
+def test_rows_hold_medians_intervals_and_paired_ratios() -> None:
+    """One row a loader; what meets all loaders of a turn alike widens the figures' intervals and no ratio's."""
+    (header, dali, webloader, tutorial), num_names = table_rows(report(*RECORDS), intervals=False)
+    assert num_names == 1
+    assert header == [
+        "loader",
+        "samples/s",
+        "x webloader (pil)",
+        "CPU-ms/sample",
+        "x webloader (pil)",
+        "first batch s",
+        "waiting %",
+    ]
+    assert dali == ["dali", "900 [825-921]", "3.00 [3.00-3.00]", "2.50 [2.44-2.75]", "0.33 [0.33-0.33]", "0.50", "25.0"]
+    assert (webloader[2], webloader[4]) == ("1.00", "1.00")
+    assert tutorial[4] == "1.00 [1.00-1.00] equal"
+
+
+def test_equal_is_said_where_one_is_within_the_interval() -> None:
+    """A loader that is faster in half of the turns, and slower in the others; and one that is always 1 % faster."""
+    turns = (0.9, 1.1, 0.95, 1.05, 1.0, 1.12, 0.88)
+    even = report(record("webloader", 300, 7, turns=(1.0,) * 7), record("a", 300, 7, turns=turns), record("b", 303, 7))
+    cells = [row[2] for row in table_rows(even)[0]]
+    assert cells[2] == "1.00 [0.90-1.12] ?", "too wide to be called equal"
+    ahead = report(record("webloader", 300, 7), record("b", 303, 7))
+    assert table_rows(ahead)[0][2][2] == "1.01 [1.01-1.01]"
+
+
+def test_few_repeats_have_their_spread_and_say_so() -> None:
+    """Five turns: smallest to largest, in round brackets, and no word about equality."""
+    few = report(record("webloader", 300, 7, turns=SEVEN[:5]), record("dali", 300, 7, turns=SEVEN[:5]))
+    assert table_rows(few)[0][1][1:3] == ["300 (291-309)", "1.00"]
+    assert notes_of(few) == [
+        "Medians of 5 interleaved repeats (smallest to largest); too few for a 95 % interval, which needs 6.",
+        WINDOW,
+    ]
+
+
+def test_ratios_are_to_the_baseline_of_the_same_setting() -> None:
+    """In a sweep each setting has its own baseline; what is swept has a column."""
+    records = [
+        record(loader, speed, 5, setting={"latency_ms": latency})
+        for latency, factor in ((0.0, 1), (20.0, 3))
+        for loader, speed in (("dali", 600), ("webloader", 300 / factor))
+    ]
+    rows, num_names = table_rows(report(*records))
+    assert num_names == 2
+    assert setting_names(records) == ["latency_ms"]
+    assert [row[:2] for row in rows] == [
+        ["latency ms", "loader"],
+        ["0", "dali (pil)"],
+        ["0", "webloader (pil)"],
+        ["20", "dali (pil)"],
+        ["20", "webloader (pil)"],
+    ]
+    assert [row[3] for row in rows[1:]] == ["2.00 [2.00-2.00]", "1.00", "6.00 [6.00-6.00]", "1.00"]
+
+
+@pytest.mark.parametrize(
+    ("baseline", "expected"),
+    [
+        ("webloader", "webloader"),
+        ("tutorial:pil", "tutorial"),  # with its decoder
+        ("none", "dali"),  # not among them: the first
+        (None, "dali"),
+    ],
+)
+def test_baseline_is_the_one_that_was_named_else_the_first(baseline: str | None, expected: str) -> None:
+    """By name, or by name and decoder."""
+    assert baseline_of(report(*RECORDS, baseline=baseline), RECORDS[0])["loader"] == expected
+
+
+def test_label_names_the_decoder_where_there_is_a_choice() -> None:
+    """Two records of one loader are told apart; a star marks one that does not give all."""
+    assert [label_of(row) for row in RECORDS[:2]] == ["dali", "webloader (pil)"]
+    partial = record("litdata", 400, 5, decode="turbo", gives=["image", "key", "label", "normalised"])
+    assert label_of(partial) == "litdata (turbo) *"
+    assert notes_of(report(*RECORDS, partial))[1:] == [
+        "* litdata gives no masks: what it does not give is neither compared nor timed.",
+        "litdata: read local copies, converted from the shards before, on a disk of this machine.",
+        WINDOW,
+    ]
+    nothing = record("synthetic", 400, 5, decode="none", gives=[])
+    assert notes_of(report(nothing))[1:] == [
+        "* synthetic gives nothing from the shards: what it does not give is neither compared nor timed."
+    ]
+
+
+def test_summary_is_in_the_record_by_name() -> None:
+    """Medians and ends, for whoever reads the JSON; what was not measured is not there."""
+    dali = summarise(report(*RECORDS))[0]
+    assert set(dali["figures"]) == {"samples_per_s", "cpu_ms_per_sample", "time_to_first_batch_s", "wait_share"}
+    assert dali["figures"]["samples_per_s"]["median"] == pytest.approx(900)
+    assert dali["ratios"]["samples_per_s"]["low"] == pytest.approx(3)
+
+
+def test_conversion_is_shown_once_a_loader() -> None:
+    """Seconds and bytes of what was made before anything was timed."""
+    made = {"wall_s": 1.25, "num_bytes": 3 << 20}
+    rows = conversions_of(
+        report(*RECORDS, record("litdata", 1, 1, prepared=made), record("litdata", 1, 1, prepared=made))
+    )
+    assert rows == [["loader", "made in s", "MiB"], ["litdata", "1.2", "3.0"]]
+    assert conversions_of(report(*RECORDS)) == []
+
+
+def test_what_was_made_first_is_said_with_its_scope() -> None:
+    """Ours, an index, as others' copies; who starts processes for it says so."""
+    made = {"wall_s": 0.84, "num_bytes": 1 << 19}
+    notes = notes_of(report(record("dali", 9, 1, prepared=made), record("litdata", 9, 1, prepared=made)))
+    assert notes[-1] == (
+        "Preparation (not included in the figures): dali (an index, by one process): 0.8 s, 0.5 MiB; litdata (chunks, "
+        "by a process on each core; the time includes starting them): 0.8 s, 0.5 MiB."
+    )
+
+
+def test_what_was_made_for_several_settings_is_said_once() -> None:
+    """In a sweep over data sets, with the least and the most of it."""
+    few, many = ({"wall_s": wall_s, "num_bytes": 1 << 19} for wall_s in (0.84, 12.3))
+    records = [record("dali", 9, 1, prepared=few), record("dali", 9, 1, prepared=many) | {"data": 1}]
+    notes = notes_of(report(*records))
+    expected = "Preparation (not included in the figures): dali (an index, by one process): 0.8 to 12.3 s, 0.5 MiB."
+    assert notes[-1] == expected
+
+
+def test_note_says_of_how_many_batches_a_percentile_is() -> None:
+    """19 and 20 batches of all ranks: the 99th percentile is the longest; of 100 it is not, and no note is needed."""
+
+    def timed(loader: str, num_batches: int) -> dict[str, Any]:
+        found = record(loader, 900, 2.5)
+        for repeat in found["repeats"]:
+            repeat["figures"]["batch_p99_ms"] = 80.0
+            half = {"waits_us": " ".join(["1000"] * (num_batches // 2))}
+            rest = {"waits_us": " ".join(["1000"] * (num_batches - num_batches // 2))}
+            repeat["ranks"] = [{"first": rest, "steady": half}, {"first": rest, "steady": None}]
+        return found
+
+    few = report(timed("dali", 19), timed("webloader", 20))
+    assert notes_of(few)[-1] == "batch p99: a turn has 19 to 20 batches, so it is the longest of them."
+    assert notes_of(few, figures=["samples_per_s"])[1:] == [WINDOW], "it is not in the table"
+    assert len(notes_of(report(timed("dali", 100)))) == 1
+
+
+def test_note_says_who_decodes_a_part_of_each_photo() -> None:
+    """Where others decode all of it; not where all do alike, and what decodes nothing is none of the others."""
+    nothing = record("synthetic", 9, 1, decode="none", gives=[])
+    assert notes_of(report(*RECORDS))[-1] == WINDOW
+    assert WINDOW not in notes_of(report(record("dali", 9, 1), record("memory", 9, 1), nothing))
+
+
+def test_note_says_who_fetches_in_warm_turns() -> None:
+    """As it was counted, whoever keeps shards now; converted loaders have a note of their own, cold turns need none."""
+    fetched = {"dali": 0.0, "webloader": 0.001, "memory": 0.0, "aistore": 1.03, "mosaic": 0.0}
+
+    def taken(cache: str) -> list[str]:
+        rows = [record(loader, 9, 1, setting={"cache": cache}) for loader in fetched]
+        for row in rows:
+            for repeat in row["repeats"]:
+                repeat["figures"]["fetched_ratio"] = fetched[row["loader"]]
+        return notes_of(report(*rows))
+
+    expected = (
+        "In a warm turn dali, webloader, memory read what the first epoch left on this machine; aistore fetch in each "
+        "epoch."
+    )
+    assert expected in taken("warm")
+    assert not [note for note in taken("cold") if note.startswith("In a warm turn")]
+
+
+def test_note_of_converted_loaders_says_that_they_are_local() -> None:
+    """And, where requests are counted or delayed, that theirs are not."""
+    local = [record("mosaic", 9, 1), record("webloader", 9, 1)]
+    assert notes_of(report(*local))[-1].endswith("on a disk of this machine.")
+    for row in local:
+        for repeat in row["repeats"]:
+            repeat["figures"]["fetched_ratio"] = 1.0
+    assert notes_of(report(*local))[-1].endswith("machine; they make no request that is delayed or counted.")
+
+
+def test_stopped_run_says_after_how_many_rounds() -> None:
+    """And in which turn; the conditions have it too."""
+    stopped = report(
+        record("dali", 900, 2.5, turns=SEVEN[:2]),
+        complete=False,
+        num_rounds=2,
+        stopped="round 3 of 7, loader 'dali' (threads 2)",
+    )
+    assert notes_of(stopped)[0] == "Stopped after 2 of 7 rounds, in round 3 of 7, loader 'dali' (threads 2)."
+    assert dict(conditions_of(stopped))["repeats"] == "2 of 7 rounds interleaved, 1 timed epoch each"
+    assert not notes_of(report(*RECORDS, complete=True, num_rounds=7))[0].startswith("Stopped")
+
+
+def test_one_record_shows_ratios_to_any_of_its_loaders() -> None:
+    """Two tables of one run: the peers' against webloader, and that against dali; one of some loaders only."""
+    run = report(*RECORDS, record("webloader", 350, 6, decode="turbo"))
+    rows = table_rows(restricted(run, baseline="dali"), figures=["samples_per_s"])[0]
+    assert rows[0][2] == "x dali"
+    assert [row[2].split(" ")[0] for row in rows[1:]] == ["1.00", "0.33", "0.34", "0.39"]
+    some = restricted(run, baseline="webloader:turbo", loaders=["dali", "webloader"])
+    rows = table_rows(some, figures=["samples_per_s"])[0]
+    assert [row[0] for row in rows[1:]] == ["dali", "webloader (pil)", "webloader (turbo)"]
+    assert rows[0][2] == "x webloader (turbo)"
+    assert [row[0] for row in table_rows(restricted(run, loaders=["webloader:turbo"]))[0][1:]] == ["webloader (turbo)"]
+    with pytest.raises(ValueError, match=r"--baseline must be of dali, webloader:pil, got 'tutorial'"):
+        restricted(run, baseline="tutorial", loaders=["dali", "webloader:pil"])
+    with pytest.raises(ValueError, match=r"--loaders must be of dali, webloader:pil, tutorial:pil, .*, got 'spdl'"):
+        restricted(run, loaders=["dali", "spdl"])
+
+
+def test_conditions_say_where_figures_come_from() -> None:
+    """Command, commit and its changes, machine, data, setting."""
+    found = dict(conditions_of(report(*RECORDS)))
+    assert found["command"] == "dali-pipes bench run --shards .../pets"
+    assert found["commit"] == "0123456789abcdef, with changes"
+    assert found["machine"] == "AMD EPYC, 2 cores, 23.5 GiB; load at the end 1.5"
+    assert found["data"] == "22 samples in 3 shards, 1 MiB"
+    assert found["setting"] == "threads 2, ranks 1, batch 64, cache warm, compute ms 40"
+    assert found["GPUs"] == "none"
+
+
+@pytest.mark.parametrize("markdown", [False, True])
+def test_table_lines_up(markdown: bool) -> None:
+    """Every line of text that is not cut at its end has the rule's length; Markdown has a cell a column."""
+    lines = format_table(report(*RECORDS), markdown=markdown).splitlines()
+    assert len(lines) == 2 + len(RECORDS)
+    if markdown:
+        assert {line.count("|") for line in lines} == {8}
+        assert lines[1].count(":") == 6
+    else:
+        assert {len(line) for line in lines[:2]} == {len(lines[1])}
+
+
+def test_figures_can_be_chosen() -> None:
+    """In the order that they are named; one that was not measured is left out."""
+    chosen: dict[str, Any] = {"figures": ("time_to_first_batch_s", "accelerator_utilisation", "samples_per_s")}
+    header = table_rows(report(*RECORDS), **chosen)[0][0]
+    assert header == ["loader", "first batch s", "samples/s", "x webloader (pil)"]
+
+
+def test_waiting_is_shown_only_where_there_is_something_else_to_do() -> None:
+    """Without a step all of the time is waited; the record holds it all the same."""
+    idle = report(record("dali", 900, 2.5, setting={"compute_ms": 0.0}))
+    assert "waiting %" not in table_rows(idle)[0][0]
+    assert "wait_share" in summarise(idle)[0]["figures"]
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(0.0123, "0.01"), (1.236, "1.24"), (12.36, "12.4"), (99.96, "100"), (1234.5, "1234")],
+)
+def test_numbers_have_as_many_digits_as_tell_something(value: float, shown: str) -> None:
+    """Two after the point for small ones, none for large ones."""
+    assert format_interval(FIGURES["cpu_ms_per_sample"], [value]) == shown

@@ -1,0 +1,187 @@
+"""`bench fetch` on tiny objects: the record, what is left behind, and what it finds wrong."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+import xxhash
+from click.testing import CliRunner
+
+from bench.cli import bench as bench_command
+from bench.engine.run import run_scenario
+from bench.engine.turn_process import call_apart
+from bench.scenarios.fetch import PREFIX, FetchScenario, format_fetch
+from bench.scenarios.fetch_client import CLIENTS, ClientTask, find_curl
+from bench.tools.memory import touch_memory
+from bench.tools.object_server import ObjectServer
+from dali_pipes.errors import DataError, PipesError
+from dali_pipes.store.cluster.ais import AisStore
+
+OBJECT_BYTES = 300_000  # no whole number of pages
+needs_curl = pytest.mark.skipif(find_curl() is None, reason="no curl in PATH")
+CLIENT_PARAMS = ["ours", "sdk", pytest.param("curl", marks=needs_curl), "drain"]
+FIGURES = ("mib_per_s", "cpu_s_per_gib")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectServer]:
+    with ObjectServer(tmp_path_factory.mktemp("server")) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def stored(server: ObjectServer) -> list[bytes]:
+    """Five objects in the bucket ``b``."""
+    store = AisStore(server.endpoint, "b")
+    store.create()
+    objects = [bytes([number]) * OBJECT_BYTES for number in range(5)]
+    for number, data in enumerate(objects):
+        store.write(f"o {number}", data)  # a name that must be quoted in a URL
+    return objects
+
+
+@pytest.fixture
+def task(server: ObjectServer, stored: list[bytes], tmp_path: Path) -> ClientTask:
+    return ClientTask(
+        client="ours",
+        endpoint=server.endpoint,
+        bucket="b",
+        names=[f"o {number}" for number in range(len(stored))],
+        object_bytes=OBJECT_BYTES,
+        checksums=[xxhash.xxh64_intdigest(data) for data in stored],
+        connections=3,
+        directory=str(tmp_path),
+        checked=3,
+    )
+
+
+@needs_curl
+def test_fetch_writes_a_record_for_each_client(tmp_path: Path) -> None:
+    """The command times all three in turns, shows the server beside, and leaves nothing in the cache."""
+    out, cache = tmp_path / "fetch.json", tmp_path / "cache"
+    cache.mkdir()
+    arguments = ["fetch", "--object-bytes", "300kB", "--num-objects", "5", "--connections", "3", "--repeats", "2"]
+    arguments += ["--cache", str(cache), "--json", str(out)]
+    done = CliRunner().invoke(bench_command, arguments, catch_exceptions=False)
+    assert done.exit_code == 0
+    assert [line.split("  ")[0] for line in done.stdout.splitlines()[2:6]] == ["ours", "sdk", "curl", "(server alone)"]
+    assert "of the CPU of the SDK's read_all()" in done.stdout
+    assert "of curl's MiB/s" in done.stdout
+    report = json.loads(out.read_text())
+    assert [record["client"] for record in report["records"]] == ["ours", "sdk", "curl"]
+    for record in [*report["records"], report["server"]]:
+        assert len(record["repeats"]) == 2
+        for figure in FIGURES:
+            low, high = record["spread"][figure]
+            assert 0 < low <= record[figure] <= high
+        assert record["server_cpu_s_per_gib"] >= 0
+    assert (report["connections"], report["object_bytes"], report["num_objects"], report["repeats"]) == (
+        3,
+        300_000,
+        5,
+        2,
+    )
+    assert report["source"] == "own server"
+    assert report["environment"]["versions"]["aistore"]
+    assert list(cache.iterdir()) == []
+
+
+def test_fetch_from_a_cluster_makes_and_destroys_its_bucket(server: ObjectServer, tmp_path: Path) -> None:
+    """With an endpoint there is no server of ours to measure, and no bucket left."""
+    report = run_scenario(
+        FetchScenario(
+            object_bytes=1000, num_objects=2, repeats=1, clients=["sdk"], work=tmp_path, endpoint=server.endpoint
+        )
+    )
+    assert report["server"] is None
+    assert report["source"] == "AIStore"
+    assert "server_busy_cores" not in report["records"][0]
+    assert "sdk" in format_fetch(report)
+    assert not AisStore(server.endpoint, PREFIX).exists()
+
+
+def test_fetch_does_not_touch_a_bucket_that_is_there(server: ObjectServer, tmp_path: Path) -> None:
+    """Somebody else's bucket of that name is neither written nor destroyed."""
+    store = AisStore(server.endpoint, PREFIX)
+    store.create()
+    try:
+        scenario = FetchScenario(object_bytes=1000, clients=["sdk"], work=tmp_path, endpoint=server.endpoint)
+        with pytest.raises(ValueError, match=f"bucket 'ais://{PREFIX}' is there already at {server.endpoint}"):
+            run_scenario(scenario)
+        assert store.exists()
+        assert store.list("") == []
+    finally:
+        store.client.bucket(PREFIX).delete()
+
+
+@pytest.mark.parametrize("client", CLIENT_PARAMS)
+def test_client_reads_all_and_leaves_nothing(task: ClientTask, client: str) -> None:
+    """Each client gets every byte; what it stored is gone."""
+    cost = CLIENTS[client](replace(task, client=client))
+    assert cost.cpu_s > 0
+    assert list(Path(task.directory).iterdir()) == []
+
+
+@pytest.mark.parametrize("client", [client for client in CLIENT_PARAMS if client != "drain"])
+def test_client_that_got_other_bytes_is_found(task: ClientTask, client: str) -> None:
+    """The checksum of one object a turn is held against what was stored there."""
+    wrong = [checksum ^ 1 for checksum in task.checksums]
+    with pytest.raises(DataError, match="xxhash2"):
+        CLIENTS[client](replace(task, client=client, checksums=wrong))
+
+
+@pytest.mark.parametrize("client", ["sdk", pytest.param("curl", marks=needs_curl), "drain"])
+def test_client_that_got_another_size_is_found(task: ClientTask, client: str) -> None:
+    """The size of every object is."""
+    with pytest.raises(DataError, match=rf"5 objects of another size than 1234, such as \[\('o 0', {OBJECT_BYTES}\)\]"):
+        CLIENTS[client](replace(task, client=client, object_bytes=1234))
+
+
+def test_client_that_fails_is_named(task: ClientTask) -> None:
+    """The error names the client: here, of an object that is not there."""
+    missing = replace(task, client="sdk", names=["none"], checksums=[0], checked=0)
+    with pytest.raises(PipesError, match=r"client 'sdk' failed: ErrObjNotFound: .*ais://b/none does not exist"):
+        call_apart(CLIENTS["sdk"], missing, name="client 'sdk'")
+
+
+def test_fetch_without_curl_leaves_it_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By default it is left out, and said so; asked for, it is an error."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    arguments = ["fetch", "--object-bytes", "1000", "--num-objects", "1", "--repeats", "1", "--cache", str(tmp_path)]
+    done = CliRunner().invoke(bench_command, arguments, catch_exceptions=False)
+    assert "no program 'curl' in PATH: left out" in done.stderr
+    assert [line.split()[0] for line in done.stdout.splitlines()[2:4]] == ["ours", "sdk"]
+    with pytest.raises(ValueError, match=r"'curl': no such program in PATH; install it, or pass --clients ours"):
+        CliRunner().invoke(bench_command, [*arguments, "--clients", "ours,curl"], catch_exceptions=False)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"clients": ["ours", "wget"]}, "clients must be some of ours, sdk, curl, got 'wget'"),
+        ({"clients": []}, "clients must name each client once, got ''"),
+        ({"clients": ["sdk", "sdk"]}, "clients must name each client once, got 'sdk,sdk'"),
+        ({"connections": 0}, "connections must be at least 1, got 0"),
+        ({"work": Path("/nowhere")}, "--cache '/nowhere': no such directory"),
+        (
+            {"object_bytes": 1 << 60},
+            "fetching needs .* --cache DIRECTORY, or take fewer or smaller objects",
+        ),
+    ],
+)
+def test_fetch_bad_options_are_refused(tmp_path: Path, options: dict[str, object], message: str) -> None:
+    """Before anything is started."""
+    with pytest.raises(ValueError, match=message):
+        FetchScenario(**{"clients": ["sdk"], "work": tmp_path, **options})  # type: ignore[arg-type]
+
+
+def test_touch_memory_leaves_half_of_what_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is asked for, but never more than half: a benchmark must not be what the machine runs out of memory by."""
+    assert touch_memory(3 << 20) == 3 << 20
+    assert touch_memory(0) == 0
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=2 << 20))
+    assert touch_memory(1 << 40) == 1 << 20

@@ -1,0 +1,178 @@
+"""`bench tfrecord` on a few samples: the record, what is left behind, and what is refused."""
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from click.testing import CliRunner
+
+from bench.cli import bench as bench_command
+from bench.compare.outputs import OutputError, Reference, compare_epoch, tolerance_of
+from bench.engine.run import run_scenario
+from bench.loaders.peers.dali_readers import (
+    ReaderFiles,
+    open_loader,
+    open_reader,
+    webdataset_index,
+    write_webdataset_indexes,
+)
+from bench.loaders.protocol import BenchBatch, BenchLoader, LoaderOptions
+from bench.scenarios.tfrecord import READER_NAMES, WRITER_NAMES, TfrecordScenario, format_tfrecord
+from dali_pipes.errors import DataError
+from dali_pipes.store.local import LocalStore
+from dali_pipes.store.shard_set import ShardSet
+from dali_pipes.store.urls import resolve_shards
+from prep.export.export import export_tfrecords
+from prep.index import index_shards
+from prep.inspect.indexed_set import IndexedSet
+from tests.bench.conftest import CROP, NUM_SAMPLES
+from tests.conftest import Sample, photo_bytes, write_tar
+
+
+@pytest.fixture(scope="module", params=["webdataset", "tfrecord"])
+def files(request: pytest.FixtureRequest, shards: ShardSet, tmp_path_factory: pytest.TempPathFactory) -> ReaderFiles:
+    """What DALI's own reader of each kind is pointed at."""
+    folder = tmp_path_factory.mktemp(request.param)
+    if request.param == "webdataset":
+        paths = [Path(shards.store.locate(name)) for name in shards.names]
+        indexes = write_webdataset_indexes(IndexedSet(shards), folder)
+        return ReaderFiles(kind="webdataset", paths=paths, index_paths=indexes)
+    report = export_tfrecords(shards, store=LocalStore(folder), prefix="samples-")
+    paths = [folder / name for name in report.files]
+    return ReaderFiles(kind="tfrecord", paths=paths, index_paths=[path.with_suffix(".idx") for path in paths])
+
+
+@pytest.mark.parametrize("batch_size", [1, 5, 64])
+def test_plain_reader_gives_what_pillow_and_torchvision_make(
+    files: ReaderFiles, shards: ShardSet, batch_size: int
+) -> None:
+    """Each sample once in each epoch, whatever is left over at the end: keys, labels and masks equal, photos too."""
+    options = LoaderOptions(batch_size=batch_size, num_threads=2, crop=CROP, device="cpu")
+    with Reference.open(shards, options=options) as reference, open_loader(files, options=options) as loader:
+        assert (loader.decode, loader.device, loader.num_workers) == ("dali", "cpu", 0)
+        for _ in range(3):
+            found = compare_epoch(
+                loader.epoch(), reference, loader=files.kind, tolerance=tolerance_of(decode="dali", device="cpu")
+            )
+            assert found.num_samples == NUM_SAMPLES
+
+
+def test_open_reader_reads_an_epoch_at_a_time(files: ReaderFiles, options: LoaderOptions) -> None:
+    with open_reader(files, options=options) as epoch:
+        assert [epoch(), epoch()] == [NUM_SAMPLES, NUM_SAMPLES]
+
+
+def test_webdataset_index_refuses_names_with_white_space(tmp_path: Path) -> None:
+    write_tar(tmp_path / "s-000000.tar", [Sample("a b", {"jpg": photo_bytes(0, 8, 8)})])
+    found = resolve_shards(tmp_path, endpoint=None)
+    index_shards(found)
+    with pytest.raises(DataError, match=r"key 'a b': DALI's index holds no name with white space"):
+        webdataset_index(IndexedSet(found).read(0))
+
+
+@pytest.mark.parametrize("source", ["shards", "bucket"])
+def test_tfrecord_writes_a_record_for_each_reader_and_writer(
+    source: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    found: ShardSet = request.getfixturevalue(source)
+    out, cache = tmp_path / "tfrecord.json", tmp_path / "cache"
+    cache.mkdir()
+    arguments = ["tfrecord", "--shards", found.url, "--repeats", "1", "--epochs", "1", "--batch-size", "5"]
+    arguments += ["--num-threads", "2", "--crop", str(CROP), "--device", "cpu", "--cache", str(cache)]
+    arguments += ["--json", str(out)]
+    if source == "bucket":
+        arguments += ["--endpoint", found.store.endpoint]  # type: ignore[attr-defined]
+    done = CliRunner().invoke(bench_command, arguments, catch_exceptions=False)
+    assert done.exit_code == 0
+    report = json.loads(out.read_text())
+    assert [record["reader"] for record in report["records"]] == list(READER_NAMES)
+    assert [record["writer"] for record in report["writers"]] == list(WRITER_NAMES)
+    for record in report["records"]:
+        assert record["outputs"]["num_samples"] == NUM_SAMPLES
+        assert len(record["repeats"]["read"]) == len(record["repeats"]["decoded"]) == 1
+        assert all(turn["num_samples"] == NUM_SAMPLES for turn in record["repeats"]["decoded"])
+        assert all(turn["num_samples"] % NUM_SAMPLES == 0 for turn in record["repeats"]["read"])
+        assert min(record["data_bytes"], record["index_bytes"]) > 0
+    for record in [*report["records"], *report["writers"]]:
+        for figure, (low, high) in record["spread"].items():
+            assert 0 <= low <= record[figure] <= high
+    assert report["num_samples"] == NUM_SAMPLES
+    assert report["source"] == ("AIStore" if source == "bucket" else "local files")
+    shown = done.stdout.splitlines()
+    assert [line.split("  ")[0] for line in shown[2:5]] == list(READER_NAMES)
+    assert f"{NUM_SAMPLES} samples of each reader are those of the shards" in done.stdout
+    assert format_tfrecord(report) in done.stdout
+    assert list(cache.iterdir()) == []
+
+
+def test_tfrecord_reader_that_differs_is_named_and_nothing_is_timed(
+    shards: ShardSet, options: LoaderOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A label off by one in one reader; what was written is gone."""
+
+    class Wrong:
+        num_workers, decode, device = 0, "dali", "cpu"
+
+        def __init__(self, loader: BenchLoader) -> None:
+            self._loader = loader
+
+        def epoch(self) -> Iterator[BenchBatch]:
+            for batch in self._loader.epoch():
+                yield {**batch, "label": batch["label"] + 1}
+
+    @contextlib.contextmanager
+    def wrong(files: ReaderFiles, *, options: LoaderOptions) -> Iterator[Wrong]:
+        with open_loader(files, options=options) as loader:
+            yield Wrong(loader)
+
+    monkeypatch.setattr("bench.scenarios.tfrecord.open_loader", wrong)
+    monkeypatch.setattr("bench.engine.run.call_apart", lambda *_, **__: pytest.fail("timed"))
+    with pytest.raises(OutputError, match=r"loader 'tar, readers.webdataset'.*label"):
+        run_scenario(TfrecordScenario(shards=shards, batch_size=5, crop=CROP, device="cpu", repeats=1, work=tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"photo": "jpg"}, r"feature 'image/encoded': no component 'jpg' in '.*' \(found: cls, image.jpg, trimap.png"),
+        ({"mask": "seg.png"}, r"no sample has the mask 'seg.png', and no record a feature 'seg.png' \(found: image/cl"),
+    ],
+)
+def test_tfrecord_unknown_component_is_refused(
+    shards: ShardSet, tmp_path: Path, changed: dict[str, str], message: str
+) -> None:
+    scenario = TfrecordScenario(shards=shards, crop=CROP, device="cpu", work=tmp_path, **changed)  # type: ignore[arg-type]
+    with pytest.raises(DataError, match=message):
+        run_scenario(scenario)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_tfrecord_of_shards_that_are_not_indexed_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    write_tar(tmp_path / "in" / "s-000000.tar", [Sample("a", {"image.jpg": photo_bytes(0, 8, 8), "cls": b"1"})])
+    found = resolve_shards(tmp_path / "in", endpoint=None)
+    with pytest.raises(DataError, match=r"no manifest '.*manifest.safetensors': the shards are not indexed"):
+        run_scenario(TfrecordScenario(shards=found, repeats=1, work=tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"repeats": 0}, "repeats must be at least 1, got 0"),
+        ({"epochs": 0}, "epochs must be at least 1, got 0"),
+        ({"work": Path("/nowhere")}, "--cache '/nowhere': no such directory; name one with room"),
+    ],
+)
+def test_tfrecord_bad_options_are_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        TfrecordScenario(**options)  # type: ignore[arg-type]
+
+
+def test_tfrecord_without_room_is_refused(shards: ShardSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1))
+    with pytest.raises(ValueError, match=r"writing both formats needs .* has 1 B free; .* --cache DIRECTORY"):
+        run_scenario(TfrecordScenario(shards=shards, work=tmp_path))

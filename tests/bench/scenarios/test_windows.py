@@ -1,0 +1,125 @@
+"""`bench windows` on few samples: the record, the cache's bound, and the arithmetic of windows that fit."""
+
+import dataclasses
+import itertools
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from bench.cli import bench as bench_command
+from bench.scenarios.scale import simulated_manifest
+from bench.scenarios.windows import CacheWatch, WindowsScenario, fitting_window
+from dali_pipes.cache.extents import extent_starts
+from dali_pipes.order.plan import cut_windows
+
+
+@pytest.fixture
+def memory_dir() -> Iterator[Path]:
+    """A directory in /dev/shm: ext4 counts blocks of its own among a file's."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
+        yield Path(directory)
+
+
+def test_windows_writes_a_record_for_each_pair(small_shards: Path, tmp_path: Path, memory_dir: Path) -> None:
+    """The command loads 48 samples in 12 shards near and far, whole and half cached, within the bound; all is gone."""
+    out, cache = tmp_path / "windows.json", memory_dir
+    arguments = ["windows", "--shards", str(small_shards), "--samples", "48", "--num-shards", "12", "--repeats", "2"]
+    arguments += ["--batch-size", "5", "--crop", "32", "--device", "cpu", "--num-threads", "1", "--epochs", "2"]
+    arguments += ["--fractions", "1.0,0.5", "--latencies-ms", "0,1", "--cache", str(cache), "--json", str(out)]
+    done = CliRunner().invoke(bench_command, arguments, catch_exceptions=False)
+    assert done.exit_code == 0
+    assert "48 samples in 12 shards" in done.stdout
+    assert "EXCEEDED" not in done.stdout
+    report = json.loads(out.read_text())
+    pairs = [(record["cache_fraction"], record["latency_ms"]) for record in report["records"]]
+    assert pairs == [(1.0, 0), (1.0, 1), (0.5, 0), (0.5, 1)]
+    for record in report["records"]:
+        assert record["samples_per_s"] > 0
+        assert 0 <= record["data_wait"] <= 1
+        assert 0 <= record["server_cpu_share"] <= 1
+        assert 0 < record["peak_cache_bytes"] <= record["cache_bytes"]
+        assert record["is_within_cache"]
+        assert record["cold"]["samples_per_s"] > 0
+        assert len(record["repeats"]) == 2
+    assert report["records"][0]["cache_bytes"] == report["extent_bytes"]
+    assert report["records"][2]["cache_bytes"] == report["extent_bytes"] // 2
+    assert 2 * report["shuffle_window"] < report["records"][2]["cache_bytes"]
+    assert report["shuffle_window"] < report["shard_bytes"] / 2
+    assert list(cache.iterdir()) == []
+
+
+@pytest.mark.parametrize(("num_shards", "fraction"), [(12, 0.5), (40, 0.2), (1000, 0.1)])
+def test_fitting_window_two_of_any_windows_fit(num_shards: int, fraction: float) -> None:
+    """Whatever order the shards come in, two windows that follow each other take no more than the cache."""
+    manifest = simulated_manifest(num_shards)
+    # Small shards, of which index and pages are much.
+    shard_bytes = manifest.shard_bytes // 5000
+    manifest = dataclasses.replace(manifest, shard_bytes=shard_bytes, index_bytes=manifest.index_bytes // 20)
+    extents = np.diff(extent_starts(manifest.shard_bytes, manifest.index_bytes))
+    cache_bytes = int(extents.sum() * fraction)
+    window_bytes = fitting_window(manifest, cache_bytes=cache_bytes, batch_size=64)
+    for seed in range(20):
+        order = np.random.default_rng(seed).permutation(num_shards)
+        cuts = list(cut_windows(shard_bytes[order], shuffle_window=window_bytes, ramp_up=False))
+        sizes = [int(extents[order[start:stop]].sum()) for start, stop in cuts]
+        assert max(first + second for first, second in itertools.pairwise(sizes)) <= cache_bytes
+        assert len(cuts) < num_shards / 1.2, "a window is more than a shard"
+
+
+def test_fitting_window_without_room_is_refused() -> None:
+    """Two windows of one shard each are the least."""
+    manifest = simulated_manifest(10)
+    with pytest.raises(
+        ValueError,
+        match=r"a cache of 200000000 bytes does not hold two windows of one shard, .* take more --num-shards",
+    ):
+        fitting_window(manifest, cache_bytes=200_000_000, batch_size=64)
+
+
+def test_cache_watch_counts_blocks_of_images(tmp_path: Path) -> None:
+    """A sparse file counts what is allocated; the peak stays when a hole is punched; other files do not count."""
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "a.table").write_bytes(bytes(1 << 16))
+    with (tmp_path / "below" / "a.image").open("wb") as image:
+        image.truncate(1 << 30)
+        os.posix_fallocate(image.fileno(), 1 << 20, 1 << 16)
+        with CacheWatch(tmp_path) as watch:
+            while watch.num_looks < 2:
+                os.sched_yield()
+            assert watch.look() == watch.peak_bytes == 1 << 16
+            image.truncate(0)
+            assert watch.look() == 0
+        assert watch.peak_bytes == 1 << 16
+        assert watch.longest_look_s > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"fractions": [1.0, 0.0]}, r"fractions must be in \(0, 1\], got 1,0"),
+        ({"fractions": [1.5]}, r"fractions must be in \(0, 1\], got 1.5"),
+        ({"fractions": [float("nan")]}, r"fractions must be in \(0, 1\], got nan"),
+        ({"fractions": []}, r"fractions must be in \(0, 1\], got none"),
+        ({"fractions": [0.5, 0.5]}, "fractions must not repeat, got 0.5,0.5"),
+        ({"latencies_ms": [-1]}, r"latencies_ms must be in \[0, 60000\), got -1"),
+        ({"latencies_ms": [0, 0]}, "latencies_ms must not repeat, got 0,0"),
+        ({"repeats": 0}, "repeats must be at least 1, got 0"),
+        ({"work": Path("/nowhere")}, "--cache '/nowhere': no such directory"),
+    ],
+)
+def test_windows_bad_options_are_refused(tmp_path: Path, options: dict[str, object], message: str) -> None:
+    """Before anything is made."""
+    with pytest.raises(ValueError, match=message):
+        WindowsScenario(**{"work": tmp_path, **options})  # type: ignore[arg-type]
+
+
+def test_windows_fractions_that_are_no_numbers_are_refused() -> None:
+    """By the option's name."""
+    with pytest.raises(ValueError, match="--fractions must be numbers with commas between them, got 'half'"):
+        CliRunner().invoke(bench_command, ["windows", "--fractions", "half"], catch_exceptions=False)

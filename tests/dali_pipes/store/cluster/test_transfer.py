@@ -1,0 +1,272 @@
+"""Streams to a bucket and back: who is sent the body, what is tried again, what is told."""
+
+import os
+import threading
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import xxhash
+
+from dali_pipes.errors import DataError, StoreError
+from dali_pipes.store.cluster.ais import AisStore
+from dali_pipes.store.cluster.transfer import BucketAccess, RemoteFile
+from dali_pipes.store.urls import resolve_shards
+from prep.embedded.server import NodeServer, _Handler
+from prep.embedded.storage import Storage
+from prep.pack.pack import pack
+from prep.sources.tars import tars
+from prep.workers import Workers
+from tests.sources import make_source
+
+DATA = bytes(range(256)) * 40_000  # 10 MB: no socket's buffer holds it
+
+
+class _Seen:
+    """What a server met, and how it is to behave."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, int, bool]] = []
+        """Of each PUT: "proxy" or "target", the announced length, whether the body was held back."""
+        self.fail_first = 0
+        """So many target PUTs are cut off in the middle."""
+        self.refuse_first = 0
+        """So many are answered 503."""
+        self.wrong_checksum = False
+        self.is_flat = False
+        """No redirect: the proxy stores itself."""
+
+
+@pytest.fixture
+def seen() -> _Seen:
+    return _Seen()
+
+
+@pytest.fixture
+def access(seen: _Seen, tmp_path: Path) -> Iterator[BucketAccess]:
+    """A bucket of a real node in this process, which can be made to misbehave."""
+
+    class Handler(_Handler):
+        def _redirect(self) -> None:
+            if self.command == "PUT":
+                seen.asked.append(("proxy", self.body.left, self.body.expects_continue))
+                if seen.is_flat:
+                    super()._put("b", "x.tar")
+                    return
+            super()._redirect()
+
+        def _put(self, bucket: str, name: str) -> None:
+            seen.asked.append(("target", self.body.left, self.body.expects_continue))
+            if seen.fail_first:
+                seen.fail_first -= 1
+                next(iter(self.body.chunks()))
+                raise ConnectionResetError
+            if seen.refuse_first:
+                seen.refuse_first -= 1
+                for _ in self.body.chunks():
+                    pass
+                self.answer(503, b'{"message": "busy"}')
+                return
+            super()._put(bucket, name)
+
+        def send_header(self, keyword: str, value: str) -> None:
+            is_wrong = seen.wrong_checksum and self.command == "PUT" and keyword == "Ais-Checksum-Value"
+            super().send_header(keyword, "0" * 16 if is_wrong else value)
+
+    with Storage(tmp_path / "node") as storage, NodeServer(storage, port=0) as server:
+        server.RequestHandlerClass = Handler
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        store = AisStore(server.endpoint, "b")
+        store.create()
+        yield store.access()
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dali_pipes.store.cluster.transfer.PAUSE_S", 0.01)
+    monkeypatch.setattr("dali_pipes.store.cluster.transfer.HEAD_TIMEOUT_S", 0.3)
+
+
+def _chunks() -> Iterator[memoryview]:
+    view = memoryview(DATA)
+    for start in range(0, len(DATA), 1 << 20):
+        yield view[start : start + (1 << 20)]
+
+
+def _read(access: BucketAccess, name: str) -> bytes:
+    return AisStore(access.endpoint, access.bucket).read(name)
+
+
+def test_write_stream_asks_the_proxy_first_and_sends_it_no_body(access: BucketAccess, seen: _Seen) -> None:
+    """With the true length, of which AuthN makes a signature."""
+    for name in ("x.tar", "a/y z+ü.tar"):
+        access.write_stream(name, _chunks, num_bytes=len(DATA))
+        assert _read(access, name) == DATA
+    assert seen.asked == [("proxy", len(DATA), True), ("target", len(DATA), False)] * 2
+
+
+def test_write_stream_to_what_does_not_redirect_stores_there(access: BucketAccess, seen: _Seen) -> None:
+    """It waits for the body that was held back, and gets it with the next request; never an empty object."""
+    seen.is_flat = True
+    with pytest.raises(StoreError, match="no object"):
+        _read(access, "x.tar")
+    access.write_stream("x.tar", _chunks, num_bytes=len(DATA))
+    assert seen.asked[-1] == ("proxy", len(DATA), False)
+    seen.is_flat = False
+    assert _read(access, "x.tar") == DATA
+
+
+@pytest.mark.parametrize("fault", ["fail_first", "refuse_first"])
+def test_write_stream_that_broke_is_sent_again_whole(access: BucketAccess, seen: _Seen, fault: str) -> None:
+    setattr(seen, fault, 2)
+    access.write_stream("x.tar", _chunks, num_bytes=len(DATA))
+    assert [who for who, _, _ in seen.asked] == ["proxy", "target"] * 3
+    assert _read(access, "x.tar") == DATA
+
+
+@pytest.mark.parametrize(
+    ("fault", "value", "message"),
+    [
+        ("refuse_first", 99, "given up after 4 attempts in .* s, the last one: 503 busy; is the cluster well"),
+        ("fail_first", 99, r"given up after 4 attempts in .*, the last one: the transfer broke \("),
+        (
+            "wrong_checksum",
+            True,
+            "given up .*: the target stored bytes with the xxhash2 0{16}, but [0-9a-f]{16} was sent",
+        ),
+    ],
+)
+def test_write_stream_that_keeps_failing_says_what_and_where(
+    access: BucketAccess, seen: _Seen, fault: str, value: object, message: str
+) -> None:
+    setattr(seen, fault, value)
+    with pytest.raises(StoreError, match=rf"'ais://b/x.tar' at {access.endpoint}: {message}"):
+        access.write_stream("x.tar", _chunks, num_bytes=len(DATA))
+    with pytest.raises(StoreError, match="no object"):
+        _read(access, "x.tar")
+
+
+def test_write_stream_whose_source_fails_stores_nothing(access: BucketAccess) -> None:
+    """The error comes through as it is, and the next object follows on a connection of its own."""
+
+    def broken() -> Iterator[memoryview]:
+        yield memoryview(DATA)[: 1 << 20]
+        raise DataError("a source changed")
+
+    with pytest.raises(DataError, match="a source changed"):
+        access.write_stream("x.tar", broken, num_bytes=len(DATA))
+    with pytest.raises(StoreError, match="no object"):
+        _read(access, "x.tar")
+    access.write_stream("y.tar", _chunks, num_bytes=len(DATA))
+    assert _read(access, "y.tar") == DATA
+
+
+def test_write_stream_into_a_missing_bucket_says_so_at_once(access: BucketAccess, seen: _Seen) -> None:
+    AisStore(access.endpoint, "b").client.bucket("b").delete()
+    with pytest.raises(
+        StoreError, match=rf"'ais://b/x.tar' at {access.endpoint}: 404 bucket \"ais://b\" does not exist"
+    ):
+        access.write_stream("x.tar", _chunks, num_bytes=len(DATA))
+    assert seen.asked == []  # no target was named, and no body sent
+
+
+def test_access_carries_type_token_and_tls_and_hides_the_token(
+    node: str, monkeypatch: pytest.MonkeyPatch, bucket: AisStore
+) -> None:
+    bucket.create()
+    assert bucket.access().checksum_type == "xxhash2"
+    bucket._bulk.client.token = "secret-token"
+    access = bucket.access()
+    assert access.token == "secret-token"
+    assert "secret" not in repr(access)
+    assert (access.verify, access.uses_environment) == (True, False)
+    access.write_stream("x", lambda: iter([memoryview(b"12")]), num_bytes=2)
+    assert bucket.read("x") == b"12"
+
+
+@pytest.fixture(params=["embedded", pytest.param("cluster", marks=pytest.mark.aistore)])
+def anywhere(request: pytest.FixtureRequest) -> Iterator[AisStore]:
+    """A bucket of the embedded node, and of the cluster that AIS_ENDPOINT names; destroyed afterwards."""
+    is_cluster = request.param == "cluster"
+    endpoint = os.environ.get("AIS_ENDPOINT", "") if is_cluster else request.getfixturevalue("node")
+    if not endpoint:
+        pytest.skip("AIS_ENDPOINT names no cluster")
+    store = AisStore(endpoint, f"transfer-{uuid.uuid4().hex[:12]}")
+    store.create()
+    yield store
+    store.client.bucket(store.bucket).delete(missing_ok=True)
+
+
+def test_stream_and_upload_are_read_back_and_listed_with_their_checksum(anywhere: AisStore, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(DATA)
+    anywhere.access().write_stream("a/x y+ü.tar", _chunks, num_bytes=len(DATA))
+    anywhere.upload("b.tar", tmp_path / "file")
+    (tmp_path / "empty").touch()
+    anywhere.upload("empty", tmp_path / "empty")
+    checksum = xxhash.xxh64_hexdigest(DATA)
+    assert [(entry.name, entry.size, entry.checksum) for entry in anywhere.list("")][:2] == [
+        ("a/x y+ü.tar", len(DATA), checksum),
+        ("b.tar", len(DATA), checksum),
+    ]
+    assert anywhere.read("a/x y+ü.tar") == DATA
+    assert anywhere.read("empty") == b""
+    file = RemoteFile(anywhere.access(), "a/x y+ü.tar", len(DATA))
+    view = memoryview(bytearray(9))
+    assert file.read_into(view, offset=1000) == 9
+    assert bytes(view) == DATA[1000:1009]
+    file.close()
+
+
+def test_pack_into_a_bucket_and_reshard_there(anywhere: AisStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By processes; the second run finds all there."""
+    monkeypatch.setattr("prep.pack.pack.MIN_SHARED_BYTES", 0)
+    assert pack(make_source(40), store=anywhere, max_count=10, jobs=2).num_written == 4
+    assert pack(make_source(40), store=anywhere, max_count=10, jobs=2).num_written == 0
+    source = tars(resolve_shards(f"{anywhere.url}/samples-", endpoint=anywhere.endpoint), jobs=2)
+    assert pack(source, store=anywhere, prefix="small-", max_count=3, jobs=2).num_written == 14
+    assert pack(source, store=anywhere, prefix="small-", max_count=3, jobs=2).num_written == 0
+
+
+def test_upload_into_a_missing_bucket_says_how_to_make_one(node: str, tmp_path: Path) -> None:
+    store = AisStore(node, "not-there")
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match=f"no bucket 'ais://not-there' at {node}; `dali-pipes prep pack` makes one"):
+        store.upload("x", tmp_path / "file")
+    with pytest.raises(StoreError, match=rf"cannot read '{tmp_path}/gone': No such file"):
+        store.upload("x", tmp_path / "gone")
+
+
+def test_remote_file_reads_forward_over_gaps_and_back(access: BucketAccess) -> None:
+    access.write_stream("x.tar", _chunks, num_bytes=len(DATA))
+    file = RemoteFile(access, "x.tar", len(DATA))
+    for offset in (0, 100, 5_000, 2_000_000, 7, len(DATA) - 3):
+        view = memoryview(bytearray(50))
+        num = file.read_into(view, offset=offset)
+        assert 0 < num <= 50
+        assert bytes(view[:num]) == DATA[offset : offset + num]
+    assert file.read_into(memoryview(bytearray(5)), offset=len(DATA)) == 0
+    file.close()
+    file.close()
+    missing = RemoteFile(access, "nope.tar", 10)
+    with pytest.raises(StoreError, match=rf"'ais://b/nope.tar' at {access.endpoint}: 404 .*does not exist"):
+        missing.read_into(memoryview(bytearray(5)), offset=0)
+
+
+def test_remote_file_and_access_travel_to_a_worker(access: BucketAccess) -> None:
+    access.write_stream("x.tar", _chunks, num_bytes=len(DATA))
+    file = RemoteFile(access, "x.tar", len(DATA))
+    file.read_into(memoryview(bytearray(5)), offset=0)
+    with Workers(2) as workers:
+        assert workers.map(first_bytes, [file]) == [DATA[:5]]
+    file.close()
+
+
+def first_bytes(file: RemoteFile, report: object) -> bytes:
+    view = memoryview(bytearray(5))
+    assert file.read_into(view, offset=0) == 5
+    file.close()
+    return bytes(view)

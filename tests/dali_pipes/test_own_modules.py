@@ -1,0 +1,162 @@
+"""A training script runs beside modules of the user's own that are called as this project's packages."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dali_pipes.store.cluster.ais import AisStore
+from dali_pipes.store.urls import resolve_shards
+from prep.index import index_shards
+
+ROOT = Path(__file__).resolve().parents[2]
+# Some raise when they are imported, the others define something else.
+OWN_MODULES = {
+    "prep": "raise RuntimeError('the own prep.py was imported')",
+    "bench": "raise RuntimeError('the own bench.py was imported')",
+    "tests": "index_shards = 3",
+    "examples": "raise RuntimeError('the own examples.py was imported')",
+    "utils": "loader = 'another thing'",
+    "conftest": "raise RuntimeError('the own conftest.py was imported')",
+}
+
+READ = """
+import sys
+import dali_pipes as dp
+
+with dp.loader(sys.argv[1], dp.segmentation(crop=16), batch_size=5, device="cpu") as loader:
+    print("read", sum(len(batch["label"]) for (batch,) in loader))
+"""
+
+SPAWNED = """
+import sys
+import torch
+import dali_pipes as dp
+
+
+class Photos(torch.utils.data.Dataset):
+    def __init__(self, shards):
+        self.shards = shards
+
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, at):
+        return next(dp.loader(self.shards, dp.segmentation(crop=16), batch_size=5, device="cpu"))
+
+
+if __name__ == "__main__":
+    workers = torch.utils.data.DataLoader(
+        Photos(sys.argv[1]), num_workers=1, batch_size=None, multiprocessing_context="spawn"
+    )
+    try:
+        next(iter(workers))
+    except dp.WorkerProcessError as exc:
+        print("refused", "cannot be made in a DataLoader worker process" in str(exc))
+"""
+
+LIGHTNING = """
+import sys
+import torch
+from lightning import pytorch as pl
+import dali_pipes as dp
+from dali_pipes.lightning import DataModule
+
+
+class Model(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.num_read = torch.nn.Linear(768, 6), 0
+
+    def training_step(self, batch, batch_idx):
+        self.num_read += len(batch["label"])
+        return self.layer(batch["image"].flatten(1)).sum()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+data = DataModule(
+    train={"shards": sys.argv[1], "graph": dp.classification_train(crop=16, photo="image.jpg")},
+    batch_size=5,
+    decode=dp.Decode(threads=1),
+)
+model = Model()
+quiet = {"logger": False, "enable_checkpointing": False, "enable_model_summary": False, "enable_progress_bar": False}
+pl.Trainer(accelerator="cpu", max_epochs=1, limit_train_batches=3, **quiet).fit(model, datamodule=data)
+print("read", model.num_read)
+"""
+
+RANKS = """
+import sys
+import torch
+import torch.distributed as dist
+import dali_pipes as dp
+
+dist.init_process_group("gloo")
+with dp.loader(sys.argv[1], dp.segmentation(crop=16), batch_size=4, device="cpu") as loader:
+    num_read = torch.tensor(0)
+    for (batch,) in loader:
+        num_read += loader.num_valid
+    dist.all_reduce(num_read)
+    if dist.get_rank() == 0:
+        print("read", int(num_read), "on", dist.get_world_size())
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture(params=["installed", "PYTHONPATH"])
+def environment(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, str]:
+    """As a user's shell has it: the package is installed, or its folder is named."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    if request.param == "PYTHONPATH":
+        return environment | {"PYTHONPATH": str(ROOT)}
+    where = [sys.executable, "-c", "import dali_pipes; print(dali_pipes.__path__[0])"]
+    found = subprocess.run(where, cwd=tmp_path, env=environment, capture_output=True, text=True).stdout.strip()
+    if found != str(ROOT / "dali_pipes"):
+        pytest.skip(f"this checkout is not the one that is installed: {found or 'none is'}")
+    return environment
+
+
+def run(folder: Path, program: str, shards: object, environment: dict[str, str], *launcher: str) -> list[str]:
+    """The last line that ``train.py`` printed in a folder that has `OWN_MODULES`, too."""
+    for name, text in OWN_MODULES.items():
+        (folder / f"{name}.py").write_text(text + "\n")
+    (folder / "train.py").write_text(program)
+    command = [sys.executable, *launcher, "train.py", str(shards)]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()[-1].split()
+
+
+def test_loader_over_a_directory(small_shards: Path, tmp_path: Path, environment: dict[str, str]) -> None:
+    assert run(tmp_path, READ, small_shards, environment) == ["read", "23"]
+
+
+def test_loader_over_a_bucket(
+    small_shards: Path, bucket: AisStore, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    bucket.create()
+    for path in small_shards.glob("*.tar"):
+        bucket.upload(path.name, path)
+    index_shards(resolve_shards(f"{bucket.url}/s-", endpoint=bucket.endpoint))
+    environment = environment | {"AIS_ENDPOINT": bucket.endpoint}
+    assert run(tmp_path, READ, f"{bucket.url}/s-", environment) == ["read", "23"]
+
+
+def test_loader_in_a_spawned_worker_is_refused(small_shards: Path, tmp_path: Path, environment: dict[str, str]) -> None:
+    assert run(tmp_path, SPAWNED, small_shards, environment) == ["refused", "True"]
+
+
+def test_lightnings_trainer_fits(small_shards: Path, tmp_path: Path, environment: dict[str, str]) -> None:
+    pytest.importorskip("lightning")
+    assert run(tmp_path, LIGHTNING, small_shards, environment) == ["read", "15"]
+
+
+def test_ranks_of_torchrun_read_each_sample_once(
+    small_shards: Path, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    assert run(tmp_path, RANKS, small_shards, environment, *launcher) == ["read", "23", "on", "2"]

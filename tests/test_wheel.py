@@ -1,0 +1,92 @@
+"""The wheel, as a user installs it: built, unpacked into a folder of its own, and run from an empty folder."""
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import make_samples, write_shards
+
+REPOSITORY = Path(__file__).parents[1]
+PACKAGES = ("dali_pipes", "prep", "bench")
+
+TRAIN = """
+import sys
+from pathlib import Path
+
+import dali_pipes as dp
+
+site = Path(sys.argv[1])
+assert Path(dp.__file__).parent == site / "dali_pipes", dp.__file__
+with dp.loader("shards", dp.segmentation(crop=64), batch_size=4, device="cpu") as loader:
+    print(sum(loader.num_valid for _ in loader))
+assert not [name for name in sys.modules if name.partition(".")[0] in ("prep", "bench", "tests")]
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from a copy, so that nothing of an earlier build gets in."""
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
+    for package in PACKAGES:
+        shutil.copytree(REPOSITORY / package, source / package, ignore=shutil.ignore_patterns("__pycache__", "results"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(REPOSITORY / name, source)
+    _pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(source))
+    (built,) = folder.glob("dali_pipes-*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the wheel's packages alone; what they depend on is this environment's."""
+    folder = tmp_path_factory.mktemp("site")
+    _pip("install", "--no-deps", "--no-compile", "--target", str(folder), str(wheel))
+    return folder
+
+
+def test_wheel_holds_the_packages_and_nothing_else(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name.partition("/")[0] for name in names if ".dist-info/" not in name} == set(PACKAGES)
+    for package in PACKAGES:
+        assert f"{package}/py.typed" in names
+    modules = {
+        str(path.relative_to(REPOSITORY)) for package in PACKAGES for path in (REPOSITORY / package).rglob("*.py")
+    }
+    assert {name for name in names if name.endswith(".py")} == modules
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["prep", "--help"], ["bench", "--help"]], ids=lambda a: a[0])
+def test_installed_commands_run_in_an_empty_folder(site: Path, tmp_path: Path, arguments: list[str]) -> None:
+    run = _run(site, tmp_path, "-m", "dali_pipes", *arguments)
+    assert run.returncode == 0, run.stderr
+
+
+def test_installed_loader_trains_in_an_empty_folder(site: Path, tmp_path: Path) -> None:
+    """Index by the command line, batches by the library."""
+    write_shards(tmp_path / "shards", make_samples([(80, 72)] * 10), per_shard=4, index=False)
+    indexed = _run(site, tmp_path, "-m", "dali_pipes", "prep", "index", "shards")
+    assert indexed.stdout.startswith("indexed 3 shards, 10 samples"), indexed.stderr
+    (tmp_path / "train.py").write_text(TRAIN)
+    trained = _run(site, tmp_path, "train.py", str(site))
+    assert (trained.returncode, trained.stdout) == (0, "10\n"), trained.stderr
+
+
+def _run(site: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(site)}
+    command = [sys.executable, *arguments]
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def _pip(*arguments: str) -> None:
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
