@@ -4,8 +4,6 @@ import click
 
 from dali_pipes.commands.lazy import LazyGroup
 
-__all__ = ["bench"]
-
 _COMMANDS = {
     "compare": "Tell whether a run is slower than an earlier one; exit 1 if it is.",
     "fetch": "Our transport, the SDK and curl, on the same objects.",

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from dali_pipes.store.cluster.ais import AisStore
     from dali_pipes.store.shard_set import ShardSet
 
-__all__ = ["demo"]
 
 BUCKET = "dali-pipes-demo"
 PACKED_PREFIX, SHUFFLED_PREFIX = "samples-", "shuffled-"

@@ -9,8 +9,6 @@ import click
 
 from dali_pipes.commands.lazy import LazyGroup
 
-__all__ = ["main"]
-
 _COMMANDS = {
     "bench": ("bench.cli:bench", "Time loaders on the same shards, after comparing what they give."),
     "cache": ("dali_pipes.commands.cache:cache", "List, fill and empty the cache files of this node's loaders."),

@@ -28,8 +28,6 @@ from dali_pipes.reader.batching import Batching
 from dali_pipes.reader.feed import Feed
 from dali_pipes.reader.samples import Samples
 
-__all__ = ["Epoch", "Feeds", "LoaderParts", "PlanInputs"]
-
 _log = logging.getLogger(__name__)
 
 

@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 
-__all__ = ["CacheError", "DataError", "DecodeError", "PipesError", "StoreError", "WorkerProcessError", "shown"]
-
 # Names of a long list that an error shows, so that it stays short.
 _NUM_SHOWN = 3
 

@@ -8,8 +8,6 @@ the fork.
 import os
 import weakref
 
-__all__ = ["keep_in_children"]
-
 _alive: "weakref.WeakSet[object]" = weakref.WeakSet()
 _inherited: list[object] = []
 

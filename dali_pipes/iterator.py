@@ -34,8 +34,6 @@ from dali_pipes.order.state import LoaderState
 from dali_pipes.ranks import refuse_disagreement
 from dali_pipes.reader.batch import Batch
 
-__all__ = ["Loader"]
-
 _log = logging.getLogger(__name__)
 
 # Loaders of this process, counted by rank and world size: the first of one rank is compared with the first of the

@@ -57,8 +57,6 @@ from dali_pipes.reader.stored_samples import StoredSamples
 from dali_pipes.store.urls import ShardUrls
 from dali_pipes.tuning import Settings, choose_settings
 
-__all__ = ["loader"]
-
 _log = logging.getLogger(__name__)
 
 

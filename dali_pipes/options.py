@@ -18,18 +18,6 @@ if TYPE_CHECKING:
     from dali_pipes.formats.sample_columns import Where
     from dali_pipes.store.urls import ShardUrls
 
-__all__ = [
-    "BadSamples",
-    "Cache",
-    "Decode",
-    "Outputs",
-    "Select",
-    "Shards",
-    "Shuffle",
-    "as_integer",
-    "names_new_form",
-    "refuse_old_arguments",
-]
 
 Missing = Literal["error", "skip", "empty"]
 OnError = Literal["raise", "substitute"]

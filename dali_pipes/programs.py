@@ -3,8 +3,6 @@
 import sys
 from pathlib import Path
 
-__all__ = ["own_program"]
-
 _ROOT = Path(__file__).parents[1]
 """The folder that holds our packages, installed or not."""
 

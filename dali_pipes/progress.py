@@ -5,8 +5,6 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-__all__ = ["bar", "progress"]
-
 
 def progress(
     items: Iterable[T], *, what: str, total: int | None = None, unit: str = "it", shown: bool = True

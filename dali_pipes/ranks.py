@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-__all__ = ["Rank", "cores_of_rank", "find_rank", "rank_from_environment", "refuse_disagreement"]
-
 
 class _Launcher(NamedTuple):
     """A launcher and the names of its variables."""

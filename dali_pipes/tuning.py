@@ -20,8 +20,6 @@ from dali_pipes.errors import DataError
 from dali_pipes.ranks import cores_of_rank
 from dali_pipes.store.local import LocalStore
 
-__all__ = ["TUNING_VARIABLE", "Machine", "Settings", "Tuning", "choose_settings"]
-
 _log = logging.getLogger(__name__)
 
 TUNING_VARIABLE = "DALI_PIPES_TUNING"

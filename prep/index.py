@@ -11,8 +11,6 @@ from dali_pipes.formats.manifest import Manifest
 from dali_pipes.formats.names import columns_name, manifest_name
 from dali_pipes.store.shard_set import ShardSet
 
-__all__ = ["index_shards"]
-
 
 def index_shards(
     shards: ShardSet, *, classes: Mapping[int, str] | None = None, show_progress: bool = False

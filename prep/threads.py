@@ -5,8 +5,6 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
-__all__ = ["in_threads"]
-
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 

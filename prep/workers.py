@@ -25,8 +25,6 @@ from typing import Any, Self, TypeVar
 from dali_pipes.errors import PipesError
 from dali_pipes.programs import own_program
 
-__all__ = ["MAX_JOBS", "Report", "Workers", "default_jobs"]
-
 MAX_JOBS = 16
 """The most processes by default. More readers rarely find a disk or a network that keeps up."""
 

@@ -6,8 +6,6 @@ import click
 
 from bench.commands.options import words
 
-__all__ = ["compare"]
-
 
 @click.command()
 @click.argument("before", type=click.Path(path_type=Path))

@@ -9,8 +9,6 @@ from bench.commands.options import at_least, cache_option, json_option, repeats_
 from bench.commands.running import needs_extras, run_and_tell
 from dali_pipes.commands.options import size
 
-__all__ = ["fetch"]
-
 
 @click.command()
 @click.option("--object-bytes", default="64MiB", show_default=True, type=size, help="Bytes an object.")

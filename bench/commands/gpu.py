@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from bench.gpu.workload import Workload
 
-__all__ = ["gpu"]
 
 _SWEEPABLE: dict[str, type] = {
     "hw_decoder_load": float,

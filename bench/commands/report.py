@@ -6,8 +6,6 @@ import click
 
 from bench.commands.options import target_option, words
 
-__all__ = ["report"]
-
 
 @click.command()
 @click.argument("records", metavar="[RECORD]...", nargs=-1, type=click.Path(path_type=Path))

@@ -7,8 +7,6 @@ import click
 from bench.commands.options import at_least, scenario_options
 from bench.commands.running import needs_extras, run_on_shards
 
-__all__ = ["resume"]
-
 
 @click.command()
 @scenario_options(

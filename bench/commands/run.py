@@ -21,8 +21,6 @@ from bench.commands.options import (
 )
 from bench.commands.running import needs_extras, run_and_tell
 
-__all__ = ["run", "time_loaders", "timing_options"]
-
 _TIMEOUT_S = 1800.0
 """`bench.compare.ranks.TIMEOUT_S`, which ``--help`` shows without loading it."""
 _MILLISECONDS = click.FloatRange(min=0, max=60_000, max_open=True)

@@ -14,7 +14,6 @@ from bench.commands.options import opened_shards
 if TYPE_CHECKING:
     from bench.engine.scenario import Scenario
 
-__all__ = ["needs_extras", "run_and_tell", "run_on_shards"]
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

@@ -7,8 +7,6 @@ import click
 from bench.commands.options import json_option, numbers, repeats_option
 from bench.commands.running import needs_extras, run_and_tell
 
-__all__ = ["scale"]
-
 
 @click.command()
 @click.option("--num-shards", default="100,10000,1000000", show_default=True, help="Sizes of the simulated data set.")

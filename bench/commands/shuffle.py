@@ -8,8 +8,6 @@ import click
 from bench.commands.options import at_least, json_option
 from bench.commands.running import needs_extras, run_and_tell
 
-__all__ = ["shuffle"]
-
 
 @click.command()
 @click.option("--samples", "num_samples", default=20_000, show_default=True, type=at_least(2), help="Samples to order.")

@@ -5,8 +5,6 @@ import click
 from bench.commands.options import words
 from bench.commands.running import needs_extras
 
-__all__ = ["smoke"]
-
 
 @click.command()
 @click.option("--loaders", default=None, help="Comma separated names, and groups as of bench run.  [default: all]")

@@ -7,8 +7,6 @@ import click
 from bench.commands.run import time_loaders, timing_options
 from bench.commands.running import needs_extras
 
-__all__ = ["sweep"]
-
 
 @click.command()
 @click.option(

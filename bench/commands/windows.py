@@ -7,8 +7,6 @@ import click
 from bench.commands.options import at_least, numbers, scenario_options
 from bench.commands.running import needs_extras, run_on_shards
 
-__all__ = ["windows"]
-
 
 @click.command()
 @scenario_options(

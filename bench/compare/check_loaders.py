@@ -18,8 +18,6 @@ from dali_pipes.errors import PipesError
 if TYPE_CHECKING:
     from dali_pipes.store.shard_set import ShardSet
 
-__all__ = ["compare_outputs"]
-
 
 def compare_outputs(
     data: DataSets,

@@ -25,7 +25,6 @@ from prep.inspect.indexed_set import IndexedSet
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-__all__ = ["DataFacts", "DataSets", "OpenedData"]
 
 BUCKET = "dali-pipes-bench"
 

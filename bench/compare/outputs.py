@@ -31,16 +31,6 @@ if TYPE_CHECKING:
 
     from dali_pipes.store.shard_set import ShardSet
 
-__all__ = [
-    "Comparison",
-    "OutputError",
-    "Reference",
-    "Tolerance",
-    "assert_images_close",
-    "compare_epoch",
-    "tolerance_of",
-]
-
 
 _TENSORS: tuple[Literal["image", "trimap", "label"], ...] = ("image", "trimap", "label")
 

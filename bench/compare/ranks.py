@@ -20,7 +20,6 @@ from dali_pipes.errors import PipesError
 if TYPE_CHECKING:
     from bench.compare.turn import RankTurn, TurnJob
 
-__all__ = ["TIMEOUT_S", "Turn", "run_turn"]
 
 TIMEOUT_S = 1800.0
 """Of a turn, by default: a hundred times what one takes on the few thousand samples that most runs read."""

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from bench.compare.turn import Drawn, Spent
     from dali_pipes.store.shard_set import ShardSet
 
-__all__ = ["Contender", "LoaderScenario", "check_counts", "check_specs", "turn_jobs"]
 
 DEFAULT_BASELINE = "webloader"
 """The loader that ratios are to, where it was timed; else the first."""

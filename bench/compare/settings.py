@@ -7,8 +7,6 @@ from typing import Any, Literal, get_args
 
 from bench.loaders.protocol import LoaderOptions, available_cores
 
-__all__ = ["AXES", "SETTING_TITLES", "Cache", "TurnSetting", "format_setting", "parse_axis", "setting_text", "sweep"]
-
 Cache = Literal["warm", "cold"]
 
 MAX_RANKS = 64

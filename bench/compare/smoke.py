@@ -33,8 +33,6 @@ from dali_pipes.store.local import LocalStore
 from dali_pipes.store.shard_set import ShardSet
 from prep.index import index_shards
 
-__all__ = ["MODES", "Trial", "format_trials", "make_shards", "named_loaders", "run_smoke"]
-
 NUM_SAMPLES, NUM_SHARDS = 22, 4
 CROP = 48
 # Below, at and above the crop, odd and even, so that padding, cutting and rounding all happen.

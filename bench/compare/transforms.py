@@ -21,16 +21,6 @@ from torchvision.io import ImageReadMode, decode_image
 from bench.loaders.encoded import components_of
 from bench.loaders.protocol import BenchBatch, LoaderOptions
 
-__all__ = [
-    "IMAGENET_MEAN",
-    "IMAGENET_STD",
-    "BatchDecoder",
-    "SampleDecoder",
-    "TensorSample",
-    "mask_transform",
-    "photo_transform",
-]
-
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 

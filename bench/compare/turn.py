@@ -21,8 +21,6 @@ from bench.tools.processes import ProcessTree
 from bench.tools.step import Step, open_step
 from dali_pipes.store.urls import resolve_shards
 
-__all__ = ["Drawn", "RankTurn", "Spent", "TurnJob", "delivered", "draw_epoch", "time_rank"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class TurnJob:

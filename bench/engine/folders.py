@@ -13,8 +13,6 @@ from pathlib import Path
 from dali_pipes.cache.locks import LockFile
 from dali_pipes.commands.options import format_bytes
 
-__all__ = ["RunFolder", "check_room", "check_writable", "remove_leftovers"]
-
 PREFIX = "dali-pipes-bench-"
 LOCK = ".owner"
 BYTE = 0

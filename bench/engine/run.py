@@ -19,8 +19,6 @@ from bench.reports.record import stamped
 from bench.tools.environment import describe_environment
 from dali_pipes.progress import bar
 
-__all__ = ["run_scenario"]
-
 Made = TypeVar("Made")
 Subject = TypeVar("Subject", bound=Hashable)
 Row = TypeVar("Row")

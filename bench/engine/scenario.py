@@ -11,8 +11,6 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 from bench.engine.folders import RunFolder, check_writable
 from bench.reports.figures import Figure
 
-__all__ = ["MEMORY", "Rounds", "Scenario"]
-
 MEMORY = Path("/dev/shm")  # noqa: S108 (a directory of our own is made there)
 TURN_S = 7200.0
 MAX_ERROR_CHARS = 600

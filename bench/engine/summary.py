@@ -6,8 +6,6 @@ from typing import Any
 
 from bench.reports.figures import Figure
 
-__all__ = ["spread_cell", "summarised"]
-
 
 def summarised(figures: Mapping[str, Sequence[float]]) -> dict[str, Any]:
     """Medians by the figures' names, and under ``spread`` their smallest and largest values.

@@ -22,8 +22,6 @@ from bench.loaders.selection import available_loaders
 from bench.tools.processes import end_with_main
 from dali_pipes.errors import PipesError
 
-__all__ = ["PRELOAD", "Meet", "TimeLimit", "TurnProcess", "call_apart", "fork_server", "meet", "move_on"]
-
 PRELOAD = (
     "torch",
     "torchvision",

@@ -24,8 +24,6 @@ from bench.gpu.workload import GpuSetting, Workload
 from dali_pipes.errors import PipesError
 from dali_pipes.reader.segments import Segment
 
-__all__ = ["CASES", "Case", "Running", "pipeline_of"]
-
 # Of the recipe; torchvision's constants.
 _MEAN, _STD = [0.485 * 255, 0.456 * 255, 0.406 * 255], [0.229 * 255, 0.224 * 255, 0.225 * 255]
 _SIDE = 224

@@ -19,16 +19,6 @@ import dali_pipes as dp
 from bench.gpu.workload import Device, Workload
 from dali_pipes.errors import PipesError
 
-__all__ = [
-    "DecodeWay",
-    "GpuOutputError",
-    "check_path",
-    "describe",
-    "differences",
-    "graph_differences",
-    "measure_parity",
-]
-
 UInt8s = npt.NDArray[np.uint8]
 Int64s = npt.NDArray[np.int64]
 # The shares of all values for which the largest difference is reported.

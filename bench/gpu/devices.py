@@ -17,17 +17,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-__all__ = [
-    "SETTLED_S",
-    "Nvml",
-    "Utilisation",
-    "copied_bytes",
-    "count_jpeg_engines",
-    "has_video_library",
-    "measure_copies",
-    "sampling",
-]
-
 # Seconds between samples. The GPU's own figures are means over a sixth of a second to a second.
 SAMPLE_S = 0.1
 SETTLED_S = 1.0

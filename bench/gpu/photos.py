@@ -26,7 +26,6 @@ from prep.index import index_shards
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["Photos", "draw_shards", "photo_header", "read_photos", "reencode", "write_files", "write_lines"]
 
 QUALITY = 90
 # 1,024 photos of 2,048 pixels would take a minute of all cores; a session often has an hour only.

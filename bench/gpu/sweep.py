@@ -35,8 +35,6 @@ from bench.loaders.protocol import available_cores
 from bench.reports.figures import Figure
 from bench.tools.processes import ProcessTree
 
-__all__ = ["SCENARIOS", "GpuCheck", "GpuScenario", "Point", "Session", "default_sweeps", "gpu_scenario"]
-
 CHECKS = ("path", "parity")
 SCENARIOS = (*CHECKS, *dict.fromkeys(case.scenario for case in CASES))
 """In order of importance: what must hold before figures mean anything, then what others publish, then the rest."""

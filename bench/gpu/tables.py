@@ -8,8 +8,6 @@ from bench.reports.figures import FIGURES as RUN_FIGURES
 from bench.reports.figures import Figure
 from bench.reports.tables import format_rows
 
-__all__ = ["FIGURES", "format_markdown", "format_scenario"]
-
 FIGURES: Mapping[str, Figure] = {
     "samples_per_s": RUN_FIGURES["samples_per_s"],
     "cpu_ms_per_sample": RUN_FIGURES["cpu_ms_per_sample"],

@@ -14,8 +14,6 @@ from dali_pipes.graph.graph import Graph
 from dali_pipes.reader.segments import MAX_LINES, index_text
 from dali_pipes.store.shard_set import ShardSet
 
-__all__ = ["Device", "GpuSetting", "Workload"]
-
 Device = Literal["gpu", "cpu"]
 
 LOADER_BYTES = 512 << 20

@@ -20,8 +20,6 @@ from dali_pipes.store.local import LocalStore
 if TYPE_CHECKING:
     from dali_pipes.store.shard_set import ShardSet
 
-__all__ = ["open_loader", "prepare"]
-
 
 def prepare(shards: "ShardSet", *, directory: Path) -> None:
     """Write shard indexes, column file and manifest to ``directory``, as ``prep index`` does beside the shards.

@@ -15,20 +15,6 @@ if TYPE_CHECKING:
     from bench.loaders.protocol import LoaderOptions
     from dali_pipes.store.shard_set import ShardSet
 
-__all__ = [
-    "KEY",
-    "EncodedSample",
-    "checked_fields",
-    "components_of",
-    "encoded_samples",
-    "endpoint_of",
-    "label_of",
-    "open_object",
-    "open_stream",
-    "samples_of",
-    "shard_urls",
-    "shuffled",
-]
 
 KEY = "__key__"
 STREAM_BUFFER_BYTES = 1 << 20  # one read of the connection; tarfile asks for 10 KiB at a time

@@ -16,8 +16,6 @@ from dali_pipes.errors import PipesError
 if TYPE_CHECKING:
     from dali_pipes.store.shard_set import ShardSet
 
-__all__ = ["delivery_device", "open_loader", "prepare_loader"]
-
 
 def open_loader(
     name: str, shards: "ShardSet", *, options: LoaderOptions, prepared: Prepared | None = None

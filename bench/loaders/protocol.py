@@ -11,7 +11,6 @@ from bench.loaders.registry import DECODES
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["BenchBatch", "BenchLoader", "Device", "LoaderOptions", "Prepared", "available_cores", "num_rows"]
 
 Device = Literal["auto", "cpu", "gpu"]
 

@@ -18,8 +18,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["ALL_PARTS", "DECODES", "GROUPS", "LOADERS", "LoaderEntry", "Source"]
-
 DECODES = ("pil", "turbo")
 """What decodes for loaders without DALI: Pillow, or libjpeg-turbo and libpng through ``torchvision.io``."""
 

@@ -12,8 +12,6 @@ from dali_pipes.errors import PipesError
 if TYPE_CHECKING:
     from dali_pipes.store.shard_set import ShardSet
 
-__all__ = ["LoaderSpec", "SelectedLoaders", "available_loaders", "reason_against", "select_loaders"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderSpec:

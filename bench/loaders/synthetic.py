@@ -17,8 +17,6 @@ from prep.inspect.indexed_set import IndexedSet
 if TYPE_CHECKING:
     from dali_pipes.store.shard_set import ShardSet
 
-__all__ = ["open_loader"]
-
 
 def open_loader(shards: "ShardSet", *, options: LoaderOptions) -> contextlib.AbstractContextManager[BenchLoader]:
     """As many samples in an epoch as the shards hold; nothing else is read from them."""

@@ -22,15 +22,6 @@ if TYPE_CHECKING:
     from bench.loaders.protocol import BenchBatch, LoaderOptions
     from dali_pipes.store.shard_set import ShardSet
 
-__all__ = [
-    "WorkerEpochs",
-    "check_shared_memory",
-    "fitting_batch_size",
-    "num_shard_workers",
-    "opener_for_workers",
-    "worker_context",
-    "worker_settings",
-]
 
 PREFETCH_FACTOR = 2  # batches ready in each worker, torch's default; 94 MB each at 64 x 3 x 350 x 350
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (where torch puts tensors that processes share)

@@ -14,8 +14,6 @@ from bench.reports.summary import Report, restricted
 from bench.reports.tables import format_table
 from dali_pipes.errors import DataError
 
-__all__ = ["START", "STOP", "Updated", "page_parts", "terminal_text", "update_document"]
-
 START = "<!-- bench report RECORD [--baseline LOADER] [--loaders LOADER,...] [FIGURE]... -->"
 STOP = "<!-- end of bench report -->"
 _START = re.compile(r"^[ \t]*<!-- bench report (?P<words>[^\n]+?) -->[ \t]*$", re.MULTILINE)

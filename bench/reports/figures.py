@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from bench.compare.settings import TurnSetting
     from bench.compare.turn import Drawn, Spent
 
-__all__ = ["FIGURES", "Figure", "figures_of", "percentile"]
 
 MIB = 1 << 20
 

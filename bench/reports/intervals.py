@@ -19,8 +19,6 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["CONFIDENCE", "MIN_REPEATS", "Interval", "median_interval", "paired_ratio", "unpaired_ratio"]
-
 CONFIDENCE = 0.95
 
 MIN_REPEATS = 6

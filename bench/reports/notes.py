@@ -9,8 +9,6 @@ from bench.loaders.registry import ALL_PARTS, LOADERS
 from bench.reports.intervals import MIN_REPEATS
 from bench.reports.summary import BRIEF, EQUAL_WITHIN, Record, Report, rounds_of, setting_names, values_of
 
-__all__ = ["conditions_of", "conversions_of", "notes_of"]
-
 FETCHES = 0.05
 """Share of the needed bytes; a loader that fetches less only asks whether a shard is still the same."""
 P99_BATCHES = 100

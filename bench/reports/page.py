@@ -10,8 +10,6 @@ from bench.reports.plots import Mark, draw_lines, draw_rows, svg_of
 from bench.reports.summary import BRIEF, Record, Report, is_telling, label_of, measured, setting_names
 from bench.reports.tables import format_rows, format_table, table_rows
 
-__all__ = ["html_page", "markdown_page"]
-
 TITLE = "Loaders, measured"
 CONVERSIONS = "Preparation, before anything was timed"
 DEFINITIONS = "What the figures are"

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Drawing
 
-__all__ = ["Mark", "draw_lines", "draw_rows", "svg_of"]
 
 COLOURS = ("#3d7fc4", "#d2651f", "#2b9a6b", "#a75bbf", "#a9880f", "#d04a65", "#2790a0", "#7d828a")
 """They contrast with black and with white. Markers differ too, for eyes and printers that see colours alike."""

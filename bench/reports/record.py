@@ -17,19 +17,6 @@ from typing import Any
 from dali_pipes.errors import DataError
 from dali_pipes.store.local import LocalStore
 
-__all__ = [
-    "FORMAT",
-    "RUN_FORMAT",
-    "VERSION",
-    "check_target",
-    "read_record",
-    "read_run",
-    "shown_command",
-    "stamped",
-    "write_record",
-    "write_text",
-]
-
 PROGRAM = "dali-pipes"
 FORMAT = f"{PROGRAM}-bench"
 RUN_FORMAT = f"{FORMAT}-run"

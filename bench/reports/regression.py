@@ -31,8 +31,6 @@ from bench.reports.summary import (
 )
 from bench.reports.tables import format_rows
 
-__all__ = ["JUDGED", "Change", "Verdict", "compare_runs", "differences_of", "format_verdict"]
-
 JUDGED = (
     "samples_per_s",
     "cpu_ms_per_sample",

@@ -9,26 +9,6 @@ from bench.loaders.registry import ALL_PARTS
 from bench.reports.figures import FIGURES, Figure
 from bench.reports.intervals import Interval, median_interval, paired_ratio
 
-__all__ = [
-    "BRIEF",
-    "EQUAL_WITHIN",
-    "Measured",
-    "Record",
-    "Report",
-    "baseline_of",
-    "format_interval",
-    "format_ratio",
-    "is_telling",
-    "label_of",
-    "measured",
-    "named",
-    "restricted",
-    "rounds_of",
-    "setting_names",
-    "summarise",
-    "values_of",
-]
-
 Record = Mapping[str, Any]
 """One loader under one setting."""
 Report = Mapping[str, Any]

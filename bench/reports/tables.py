@@ -6,8 +6,6 @@ from bench.compare.settings import SETTING_TITLES, format_setting
 from bench.reports.figures import FIGURES
 from bench.reports.summary import BRIEF, Report, baseline_of, is_telling, label_of, measured, setting_names
 
-__all__ = ["format_rows", "format_table", "table_rows"]
-
 RATIOS = ("samples_per_s", "cpu_ms_per_sample")
 """The figures that have a column for the ratio to the baseline."""
 UNITS = ("%", "ms", "s", "MiB")

@@ -25,8 +25,6 @@ from dali_pipes.cache.free_space import file_system
 from dali_pipes.formats.checksum import checksum
 from dali_pipes.progress import bar
 
-__all__ = ["FetchScenario", "format_fetch"]
-
 MIB = 1 << 20
 GIB = 1 << 30
 PREFIX = "dali-pipes-bench-fetch"

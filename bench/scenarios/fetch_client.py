@@ -30,8 +30,6 @@ from dali_pipes.fetch.fetcher import Wanted
 from dali_pipes.fetch.objects import ObjectFetcher
 from dali_pipes.store.cluster.ais import ais_client
 
-__all__ = ["CLIENTS", "ClientTask", "Cost", "find_curl"]
-
 READ_BYTES = 1 << 20
 # Runs of `curl --version`, whose median is taken off: loading curl's libraries is no transfer.
 NUM_STARTS = 5

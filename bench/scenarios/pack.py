@@ -35,8 +35,6 @@ from prep.pack.plan import ShardPlan, plan_shards, tar_bytes
 from prep.sources.pets import MASK, PHOTO, pets
 from prep.workers import default_jobs
 
-__all__ = ["PackScenario", "format_pack"]
-
 MIB = 1 << 20
 GIB = 1 << 30
 PREFIX = "dali-pipes-bench-pack"

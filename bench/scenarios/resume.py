@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from dali_pipes.formats.manifest import Manifest
     from dali_pipes.store.shard_set import ShardSet
 
-__all__ = ["HeldBack", "ResumeScenario", "format_resume", "named_shards"]
 
 BUCKET = "dali-pipes-bench-resume"
 # What was decoded ahead is done by then, on any machine that decodes two batches in less.

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from dali_pipes.cache.share import CacheShare
     from dali_pipes.order.plan import OrderInputs
 
-__all__ = ["ScaleScenario", "format_scale", "measure", "simulated_manifest"]
 
 SHARD_SAMPLES = 1000
 # Photos of 90 to 130 KB: shards of some 110 MB, as AIStore and WebDataset recommend.

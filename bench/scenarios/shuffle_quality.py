@@ -27,8 +27,6 @@ from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
 
-__all__ = ["ShuffleScenario", "format_shuffle", "total_variation"]
-
 # As WebDataset's documentation and DALI's default have them.
 WEBDATASET_BUFFER = 1000
 DALI_INITIAL_FILL = 1024

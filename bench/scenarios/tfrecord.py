@@ -44,7 +44,6 @@ from prep.sources.tars import tars
 if TYPE_CHECKING:
     from prep.export.export import ExportReport
 
-__all__ = ["READER_NAMES", "TfrecordScenario", "format_tfrecord"]
 
 MIB = 1 << 20
 OURS, WEBDATASET, TFRECORD = READER_NAMES = ("tar, dali_pipes", "tar, readers.webdataset", "tfrecord, readers.tfrecord")

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from dali_pipes.formats.manifest import Manifest
     from dali_pipes.store.shard_set import ShardSet
 
-__all__ = ["CacheWatch", "WindowsScenario", "fitting_window", "format_windows"]
 
 BUCKET = "dali-pipes-bench-windows"
 MIB = 1 << 20

@@ -12,8 +12,6 @@ from typing import Any
 from bench.loaders.protocol import available_cores
 from dali_pipes.errors import PipesError
 
-__all__ = ["check_extras", "describe_environment"]
-
 PACKAGES = (
     "dali-pipes",
     "nvidia-dali-cuda120",

@@ -28,8 +28,6 @@ from urllib.parse import urlsplit, urlunsplit
 
 from bench.tools.server_process import ServerProcess, announce, server_arguments
 
-__all__ = ["Gateway", "Traffic", "check_upstream", "read_traffic"]
-
 _COUNTERS = struct.Struct("<QQQ")
 _BUFFER_BYTES = 1 << 18
 _CONNECT_S = 10.0

@@ -3,8 +3,6 @@
 import numpy as np
 import psutil
 
-__all__ = ["touch_memory"]
-
 PAGE = 4096
 BLOCK_BYTES = 256 << 20
 

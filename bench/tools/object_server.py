@@ -21,8 +21,6 @@ from dali_pipes.store.shard_set import ShardSet
 from prep.embedded.server import NodeServer
 from prep.embedded.storage import Storage
 
-__all__ = ["ObjectServer", "new_bucket", "upload_shards"]
-
 
 class ObjectServer(ServerProcess):
     """A running server.

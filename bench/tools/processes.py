@@ -10,8 +10,6 @@ from pathlib import Path
 
 import psutil
 
-__all__ = ["ProcessTree", "child_pids", "cpu_s_of", "end_with_main", "shared_memory_bytes"]
-
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (looked at, not written to)
 POLL_S = 1.0
 """Between two looks at a process, where the kernel has no pidfd."""

@@ -14,8 +14,6 @@ from dali_pipes.progress import progress
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.shard_set import ShardSet
 
-__all__ = ["repeat_shards", "write_shard"]
-
 JPEG_QUALITY = 90
 """Of photos that were made smaller or larger; what they are most often stored with."""
 

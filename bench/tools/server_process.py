@@ -12,8 +12,6 @@ from typing import Self
 from dali_pipes.errors import StoreError
 from dali_pipes.store.cluster.embedded_node import EmbeddedNode, end_with_owner
 
-__all__ = ["ServerProcess", "announce", "module_command", "module_environment", "server_arguments"]
-
 
 class ServerProcess:
     """A running server; a context manager. When this process dies, in whatever way, the server ends too.

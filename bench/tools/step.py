@@ -10,8 +10,6 @@ spinning kernel of one thread a device that only looks busy.
 import time
 from collections.abc import Callable
 
-__all__ = ["Step", "open_step"]
-
 Step = Callable[[float], None]
 """Takes the share of a whole batch that came, 1.0 for all of it; returns when the step is over."""
 

@@ -18,7 +18,6 @@ from dali_pipes.reader.batch import Batch
 if TYPE_CHECKING:
     from dali_pipes.bad_samples.quarantine import Quarantine
 
-__all__ = ["BadSample", "BadSamplesSeen"]
 
 _log = logging.getLogger(__name__)
 

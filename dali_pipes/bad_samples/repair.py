@@ -30,8 +30,6 @@ from dali_pipes.graph.decode import BatchInputs, DecodePipeline
 from dali_pipes.reader.batch import Batch
 from dali_pipes.reader.stored_samples import StoredSamples
 
-__all__ = ["Repair"]
-
 # If this many samples fail besides those of the first batch, and none succeeds, the graph is at fault.
 NUM_PROOFS = 8
 

@@ -8,8 +8,6 @@ from pathlib import Path
 
 from dali_pipes.errors import CacheError
 
-__all__ = ["OTHER_DIRECTORY", "can_punch", "punch", "read_ahead", "reserve"]
-
 OTHER_DIRECTORY = "pass another cache=dali_pipes.Cache(directory=...) (--cache)"
 """What to do, in the errors of a directory that cannot hold a cache."""
 

@@ -33,8 +33,6 @@ from dali_pipes.cache.locks import shielded
 from dali_pipes.cache.table import NUM_SLOTS, State
 from dali_pipes.errors import CacheError
 
-__all__ = ["CacheFileStatus", "NodeCache", "Take"]
-
 # Values of ``waiting`` beside `GOES_ON`. Note [waiting].
 _NO_SPACE, _WAITS = 1, 2
 

@@ -11,8 +11,6 @@ from dali_pipes.cache.files import FIRST_SLOT_BYTE, CacheFiles, OpenCacheFile
 from dali_pipes.cache.table import State, StateTable
 from dali_pipes.errors import CacheError
 
-__all__ = ["GOES_ON", "EvictingCache", "Victims", "is_unfinished"]
-
 GOES_ON = 0
 """Value of a slot's ``waiting``: its loader does not wait. Note [waiting] in `dali_pipes.cache.cache`."""
 

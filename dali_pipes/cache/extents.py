@@ -12,8 +12,6 @@ import xxhash
 from dali_pipes.cache.blocks import OTHER_DIRECTORY
 from dali_pipes.errors import CacheError
 
-__all__ = ["EXTENT_ALIGNMENT", "Extent", "extent_starts"]
-
 EXTENT_ALIGNMENT = 4096
 """Page and block size: an extent's blocks can be reserved and freed without touching its neighbours."""
 

@@ -31,8 +31,6 @@ from dali_pipes.cache.locks import LockFile, Mutex, shielded
 from dali_pipes.cache.table import NUM_SLOTS, StateTable, boot_id
 from dali_pipes.errors import CacheError
 
-__all__ = ["FIRST_SLOT_BYTE", "CacheFiles", "OpenCacheFile", "cache_root"]
-
 _SLOT = np.dtype(
     [
         ("used", "u1"),

@@ -11,8 +11,6 @@ from dali_pipes.cache.blocks import can_punch
 from dali_pipes.cache.extents import EXTENT_ALIGNMENT
 from dali_pipes.errors import CacheError
 
-__all__ = ["SHARED_MEMORY", "FreeSpace", "available_memory", "check_directory", "memory_limit", "parse_cgroup"]
-
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (the cache's own directory there is its user's, mode 0700)
 
 # Fractions of the free space that a cache takes by default: half of the memory is left to the program that reads from

@@ -24,8 +24,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
-__all__ = ["LockFile", "Mutex", "in_mutex", "shielded"]
-
 Result = TypeVar("Result")
 
 # struct flock of 64-bit Linux: type, whence, start, length, pid; the pid must be 0.

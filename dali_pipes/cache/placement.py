@@ -15,8 +15,6 @@ from dali_pipes.cache.files import cache_root
 from dali_pipes.cache.free_space import SHARED_MEMORY, FreeSpace, check_directory
 from dali_pipes.errors import CacheError
 
-__all__ = ["Placement", "default_directories", "extent_alignment", "place"]
-
 _log = logging.getLogger(__name__)
 
 # Size of /dev/shm by default in container runtimes.

@@ -19,8 +19,6 @@ from dali_pipes.cache.free_space import FreeSpace
 from dali_pipes.errors import CacheError
 from dali_pipes.formats.manifest import Manifest
 
-__all__ = ["CacheShare", "cache_file_key"]
-
 Int64s = npt.NDArray[np.int64]
 
 

@@ -23,8 +23,6 @@ import numpy.typing as npt
 from dali_pipes.cache.blocks import punch
 from dali_pipes.errors import CacheError
 
-__all__ = ["NUM_SLOTS", "State", "StateTable", "boot_id"]
-
 NUM_SLOTS = 256
 """Loaders that can use one cache directory at a time: each has a slot, and a row of holds in its cache file's table."""
 

@@ -4,8 +4,6 @@ from dataclasses import dataclass, replace
 
 from dali_pipes.commands.epoch_profile import EpochProfile
 
-__all__ = ["Diagnosis", "find_bottleneck"]
-
 # A loader keeps up if the step waits for less than this share of the time.
 KEEPS_UP = 0.05
 # Threads that are busy for this share of the time count as all busy: the rest is a batch's last samples.

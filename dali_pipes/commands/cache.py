@@ -10,8 +10,6 @@ import click
 
 from dali_pipes.commands.options import cluster_options, format_bytes, json_option, size
 
-__all__ = ["cache"]
-
 _directory = click.Path(file_okay=False, path_type=Path)
 cache_option = click.option(
     "--cache",

@@ -14,7 +14,6 @@ from dali_pipes.commands.options import json_option
 if TYPE_CHECKING:
     from dali_pipes.commands.checks.findings import Finding, Findings
 
-__all__ = ["completion", "doctor", "examine"]
 
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 _PROGRAM, _VARIABLE = "dali-pipes", "_DALI_PIPES_COMPLETE"

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from dali_pipes.iterator import Loader
     from dali_pipes.profiling import Kind, Recorder, Seconds, Stage
 
-__all__ = ["EpochProfile", "StageTimes", "profile_loader"]
 
 # Batches by which the share of decoding is measured, and how often: it differs little from batch to batch.
 NUM_SHARE_BATCHES = 4

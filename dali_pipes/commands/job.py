@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from dali_pipes.iterator import Loader
     from dali_pipes.options import Cache
 
-__all__ = ["GRAPHS", "Job", "find_graph", "job_options"]
 
 GRAPHS = ("segmentation", "classification_train", "classification_eval")
 

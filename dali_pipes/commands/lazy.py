@@ -9,8 +9,6 @@ from typing import Any
 
 import click
 
-__all__ = ["LazyGroup"]
-
 _ROOT = Path(__file__).parents[2]
 """The folder that holds our packages, installed or not."""
 # A package -> the packages of ours that it imports, itself among them.

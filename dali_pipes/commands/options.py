@@ -8,8 +8,6 @@ from typing import Any, TypeVar
 
 import click
 
-__all__ = ["cluster_options", "endpoint_for", "format_bytes", "join_options", "json_option", "parse_bytes", "size"]
-
 Command = TypeVar("Command", bound=Callable[..., Any])
 UNITS = {"": 0, "B": 0, "KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40}
 DECIMAL_UNITS = {"kB": 3, "KB": 3, "MB": 6, "GB": 9, "TB": 12}

@@ -11,8 +11,6 @@ from dali_pipes.commands.epoch_profile import EpochProfile, profile_loader
 from dali_pipes.commands.job import Job, job_options
 from dali_pipes.commands.options import json_option
 
-__all__ = ["profile"]
-
 
 @click.command(short_help="Where a loader's time goes, stage by stage, and what to turn.")
 @job_options

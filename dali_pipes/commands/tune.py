@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from dali_pipes.graph.decode import BatchInputs, DecodePipeline
     from dali_pipes.tuning import Settings, Tuning
 
-__all__ = ["HW_DECODER_LOADS", "search", "tune"]
 
 # 0.12 is what DALI's own benchmark uses on a Hopper machine with 70 threads; 0.65 is DALI's default.
 HW_DECODER_LOADS = (0.0, 0.12, 0.25, 0.4, 0.5, 0.65, 0.8, 0.9, 1.0)

@@ -27,7 +27,6 @@ from dali_pipes.store.shard_set import ShardSet
 if TYPE_CHECKING:
     from dali_pipes.fetch.through_etl import WholeShards
 
-__all__ = ["DataSet"]
 
 _log = logging.getLogger(__name__)
 

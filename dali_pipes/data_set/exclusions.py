@@ -24,8 +24,6 @@ from dali_pipes.formats.sample_columns import Columns, Where
 from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.formats.texts import Texts
 
-__all__ = ["Chosen", "excluded_ordinals"]
-
 _log = logging.getLogger(__name__)
 
 # Shard indexes read at a time, to hide the store's latency.

@@ -14,8 +14,6 @@ from dali_pipes.store.cluster.transformed import through_etl
 from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import ShardUrls, is_remote, resolve_shards
 
-__all__ = ["NamedSets", "find_shards"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class NamedSets:

@@ -27,18 +27,6 @@ from dali_pipes.progress import bar
 from dali_pipes.store.base import Store
 from dali_pipes.store.shard_set import ShardSet
 
-__all__ = [
-    "IndexedShards",
-    "find_columns",
-    "find_manifest",
-    "index_in_memory",
-    "index_reader",
-    "index_shard",
-    "parse_label",
-    "read_class_table",
-]
-
-
 # Shards read at a time. Parsing holds the GIL, so more gain nothing.
 NUM_READERS = 4
 _INTEGER = re.compile(rb"[+-]?[0-9]+")

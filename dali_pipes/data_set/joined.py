@@ -15,8 +15,6 @@ from dali_pipes.formats.manifest import Manifest
 from dali_pipes.formats.texts import Texts, pack_texts
 from dali_pipes.store.base import Store
 
-__all__ = ["MixtureFetcher", "check_class_tables", "join_manifests", "split_set"]
-
 _UNKNOWN = "unknown"  # photos of this format have no size either
 
 

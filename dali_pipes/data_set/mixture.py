@@ -7,8 +7,6 @@ from pathlib import Path
 
 from dali_pipes.store.urls import ShardUrls
 
-__all__ = ["Mixture"]
-
 
 @dataclass(frozen=True)
 class Mixture:

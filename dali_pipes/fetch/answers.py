@@ -20,8 +20,6 @@ from dali_pipes.store.cluster.http_rules import is_passing, redirect_target
 from dali_pipes.store.entries import PROVIDERS
 from dali_pipes.store.messages import answer_text
 
-__all__ = ["ObjectSource", "StoredObjects", "broken", "cause_of", "other_checksum", "redirected_url", "refusal_text"]
-
 _log = logging.getLogger(__name__)
 
 _WANTS_CERTIFICATE = "if it wants a client's certificate, set AIS_CRT and AIS_CRT_KEY"

@@ -14,8 +14,6 @@ from dali_pipes.fetch.http1 import Answer, HttpConnection, dial
 from dali_pipes.store.cluster.http_rules import object_url, without_token
 from dali_pipes.store.messages import is_loopback
 
-__all__ = ["ClusterAccess", "ConnectionPool", "host_of", "is_token_for"]
-
 MAX_IDLE_CONNECTIONS = 32
 """Connections that one fetcher keeps open, to proxy and targets together."""
 

@@ -7,8 +7,6 @@ from collections.abc import Collection, Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Demand"]
-
 
 class Demand:
     """The shards that a loader needs, wants ahead, and holds.

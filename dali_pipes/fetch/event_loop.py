@@ -9,8 +9,6 @@ import time
 from collections.abc import Callable, Generator
 from typing import Final, NamedTuple, TypeAlias, TypeVar
 
-__all__ = ["NOW", "EventLoop", "Task", "Wait"]
-
 STOP_CHECK_S = 0.1
 
 Result = TypeVar("Result")

@@ -5,8 +5,6 @@ from typing import NamedTuple, Protocol
 
 from dali_pipes.cache.extents import Extent
 
-__all__ = ["NUM_FETCHERS", "Fetcher", "Wanted"]
-
 # Shards in flight. Enough to hide a store's latency; each costs one connection and one thread that mostly waits.
 NUM_FETCHERS = 8
 

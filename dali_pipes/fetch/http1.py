@@ -34,8 +34,6 @@ from typing import NamedTuple, TypeVar
 
 from dali_pipes.fetch.event_loop import Task, Wait
 
-__all__ = ["Answer", "AnswerBody", "HttpConnection", "Pipe", "ProtocolError", "dial"]
-
 PIPE_BYTES = 1 << 20  # the most that a process without privileges may ask for
 MAX_HEAD_BYTES = 64 << 10
 # Of the body of an error this much is read, to quote it and to keep the connection.

@@ -9,8 +9,6 @@ from dali_pipes.fetch.http1 import AnswerBody, Pipe
 from dali_pipes.fetch.parts import ObjectPart
 from dali_pipes.store.checksums import Checksum
 
-__all__ = ["BodyWriter", "hash_extent"]
-
 BLOCK_BYTES = 256 << 10  # hashed while it is still in the processor's cache
 
 

@@ -10,8 +10,6 @@ from dali_pipes.errors import CacheError, DataError, StoreError
 from dali_pipes.fetch.fetcher import Fetcher, Wanted
 from dali_pipes.formats.checksum import checksum as checksum_of
 
-__all__ = ["LocalFetcher", "WithIndexes"]
-
 # Errors of copy_file_range for a pair of files that it cannot copy; reading and writing can.
 _NO_COPY = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF, errno.EPERM}
 # Bytes to copy in one call, which cannot be interrupted.

@@ -24,8 +24,6 @@ from dali_pipes.fetch.landing import BodyWriter, hash_extent
 from dali_pipes.fetch.parts import FaultError, FetchedObject, NoRangesError, ObjectPart
 from dali_pipes.store.cluster.http_rules import REDIRECTS
 
-__all__ = ["RANGE_BYTES", "ObjectFetcher", "RetryPolicy"]
-
 _log = logging.getLogger(__name__)
 
 RANGE_BYTES = 16 << 20

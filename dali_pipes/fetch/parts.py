@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 from dali_pipes.cache.extents import Extent
 from dali_pipes.store.checksums import CHECKSUM_TYPES, DEFAULT_CHECKSUM_TYPE, NO_CHECKSUM_TYPE, Checksum, new_checksum
 
-__all__ = ["XXH64_TYPES", "FaultError", "FetchedObject", "NoRangesError", "ObjectPart"]
-
 XXH64_TYPES = (DEFAULT_CHECKSUM_TYPE, "xxhash")  # AIStore has two implementations of it, and a name for each
 
 

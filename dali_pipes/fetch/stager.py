@@ -27,8 +27,6 @@ from dali_pipes.fetch.fetcher import NUM_FETCHERS, Fetcher, Wanted
 from dali_pipes.formats.manifest import Manifest
 from dali_pipes.formats.names import index_name
 
-__all__ = ["Stager", "in_fetcher"]
-
 _log = logging.getLogger(__name__)
 
 # How often to ask the cache again for shards that another process fills, or for space that another must free first.

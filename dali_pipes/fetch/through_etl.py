@@ -21,8 +21,6 @@ from dali_pipes.fetch.parts import FaultError, FetchedObject, ObjectPart
 from dali_pipes.store.base import Bucket
 from dali_pipes.store.cluster.etl import how_to_start, is_unknown_etl, no_etl
 
-__all__ = ["TransformedFetcher", "TransformedShards", "WholeShards"]
-
 SILENCE_S = 300.0
 """No byte comes before the transform is done. AIStore ends one that takes longer than the ETL's ``obj_timeout``."""
 

@@ -4,8 +4,6 @@ from typing import cast
 
 import xxhash
 
-__all__ = ["checksum"]
-
 
 def checksum(data: bytes | memoryview) -> int:
     """XXH64 with seed 0. AIStore calls it ``xxhash2``, so a listing can be compared with the manifest."""

@@ -20,8 +20,6 @@ from dali_pipes.errors import DataError
 from dali_pipes.formats.photo_header import PHOTO_FORMATS
 from dali_pipes.formats.texts import Texts
 
-__all__ = ["UNSIZED", "ColumnFile", "save_columns"]
-
 UNSIZED = "unsized"
 """Beside the formats in `Manifest.photos`: photos whose header gives no height and width."""
 

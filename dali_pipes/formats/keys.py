@@ -1,7 +1,5 @@
 """Split the name of an archive member into key and component. All code splits names by this function."""
 
-__all__ = ["split_key"]
-
 
 def split_key(name: str) -> tuple[str, str] | None:
     """Key and component of an archive member, split as in WebDataset.

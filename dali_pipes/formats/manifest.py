@@ -39,8 +39,6 @@ from dali_pipes.errors import DataError
 from dali_pipes.formats.column_file import ColumnFile, save_columns
 from dali_pipes.formats.texts import Texts, object_name_problem, pack_texts
 
-__all__ = ["Manifest"]
-
 MANIFEST_VERSION = 2
 MANIFEST_KIND = "dali-pipes manifest"
 # AIStore's rule. It matters here that a name has no dot.

@@ -1,14 +1,5 @@
 """Names of the files beside shards: index, manifest, column file and class table."""
 
-__all__ = [
-    "LABEL_COMPONENT",
-    "classes_name",
-    "columns_name",
-    "index_name",
-    "manifest_name",
-    "transformed_name",
-]
-
 LABEL_COMPONENT = "cls"
 """The component that holds a class id in ASCII digits; the name is WebDataset's."""
 

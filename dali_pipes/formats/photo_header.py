@@ -5,8 +5,6 @@ import struct
 from collections.abc import Callable
 from typing import NamedTuple
 
-__all__ = ["MAX_PIXELS", "PHOTO_EXTENSIONS", "PHOTO_FORMATS", "PhotoHeader", "is_photo", "read_photo_header"]
-
 MAX_PIXELS = 89_478_485
 """Photos of more pixels are bad. It is Pillow's ``MAX_IMAGE_PIXELS``: a quarter of a GiB of 8-bit RGB."""
 

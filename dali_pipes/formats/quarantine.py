@@ -20,8 +20,6 @@ from typing import NamedTuple, Self
 
 from dali_pipes.errors import DataError, StoreError
 
-__all__ = ["Exclusion", "QuarantineFile", "read_exclusions"]
-
 _KIND = "dali-pipes quarantine"
 _VERSION = 1
 _HEADER = re.compile(rf"# {_KIND}, version ([0-9]+), manifest ([0-9a-f]*)")

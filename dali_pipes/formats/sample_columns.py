@@ -37,8 +37,6 @@ from dali_pipes.formats.names import LABEL_COMPONENT
 from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.formats.texts import Texts, pack_texts
 
-__all__ = ["MAX_COMPONENTS", "NO_LABEL", "Columns", "ColumnsBuilder", "SampleColumns", "Where", "join_columns"]
-
 COLUMNS_VERSION = 1
 COLUMNS_KIND = "dali-pipes column file"
 

@@ -31,8 +31,6 @@ from dali_pipes.formats.photo_header import PHOTO_FORMATS
 from dali_pipes.formats.tar_reader import BLOCK
 from dali_pipes.formats.texts import pack_texts
 
-__all__ = ["PhotoColumns", "ShardIndex"]
-
 INDEX_VERSION = 1
 INDEX_KIND = "dali-pipes shard index"
 Int32s = npt.NDArray[np.int32]

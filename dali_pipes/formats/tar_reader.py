@@ -14,8 +14,6 @@ import xxhash
 from dali_pipes.errors import DataError
 from dali_pipes.formats.keys import split_key
 
-__all__ = ["ArchiveReader", "Member"]
-
 BLOCK = 512
 READ_BYTES = 1 << 20
 # The limit for a member's name or its set of PAX records. A path of Linux has at most 4 KiB.

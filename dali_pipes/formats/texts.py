@@ -13,8 +13,6 @@ import numpy.typing as npt
 
 from dali_pipes.errors import DataError
 
-__all__ = ["Texts", "object_name_problem", "pack_texts"]
-
 Int64s = npt.NDArray[np.int64]
 UInt8s = npt.NDArray[np.uint8]
 

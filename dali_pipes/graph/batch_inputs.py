@@ -14,8 +14,6 @@ from dali_pipes.graph.inputs import ArrayKind, GraphInputs
 from dali_pipes.graph.parse import Problems, parse_batch, stack
 from dali_pipes.reader.batch import Batch
 
-__all__ = ["BatchInputs", "complete_batch"]
-
 
 class BatchInputs(NamedTuple):
     """What the decode pipeline is fed for one batch."""

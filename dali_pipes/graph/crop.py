@@ -5,8 +5,6 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["CROP_TRIES", "center_crop_start", "crop_position", "resized_crop", "resized_shape"]
-
 Int32s = npt.NDArray[np.int32]
 Float32s = npt.NDArray[np.float32]
 Float64s = npt.NDArray[np.float64]

@@ -6,8 +6,6 @@ from typing import Any, Protocol
 from dali_pipes.graph.inputs import Components
 from dali_pipes.graph.random import Random
 
-__all__ = ["Graph"]
-
 
 class Graph(Protocol):
     """What the decode pipeline runs: see the functions in `dali_pipes.graph.pipelines` for three to copy."""

@@ -19,8 +19,6 @@ from dali_pipes.graph import parse
 from dali_pipes.graph.parse import Parser
 from dali_pipes.reader.batch import Batch
 
-__all__ = ["ArrayFunction", "Components", "GraphInputs", "ListOutput", "make_source", "once_a_batch"]
-
 Int32s = npt.NDArray[np.int32]
 T = TypeVar("T")
 ArrayFunction = Callable[[Batch], npt.NDArray[Any]]

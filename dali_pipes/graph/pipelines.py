@@ -17,8 +17,6 @@ from dali_pipes.graph.inputs import Components, once_a_batch
 from dali_pipes.graph.random import Random
 from dali_pipes.reader.batch import Batch
 
-__all__ = ["IMAGENET_MEAN", "IMAGENET_STD", "classification_eval", "classification_train", "segmentation"]
-
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 """Red, green, blue, of pixels in 0..1: the constants that torchvision's pretrained models were trained with."""
 IMAGENET_STD = (0.229, 0.224, 0.225)

@@ -9,8 +9,6 @@ from dali_pipes.graph.crop import CROP_TRIES, Int32s, resized_crop
 from dali_pipes.graph.inputs import Components, once_a_batch
 from dali_pipes.reader.batch import Batch
 
-__all__ = ["Random"]
-
 
 class Random:
     """Random numbers that belong to the sample; the second argument of a graph.

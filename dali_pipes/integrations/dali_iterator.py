@@ -10,7 +10,6 @@ from dali_pipes.graph.dali_internals import set_auto_reset
 if TYPE_CHECKING:
     from dali_pipes.integrations.torch_dataset import LoaderLike
 
-__all__ = ["LABEL_OUTPUT", "DaliIterator"]
 
 LABEL_OUTPUT = "label"
 """What the graphs of `dali_pipes.graph.pipelines` call the class id."""

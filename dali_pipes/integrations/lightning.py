@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from dali_pipes.iterator import Loader
 
-__all__ = ["DataModule"]
 
 # Arguments of a loader that the trainer gives.
 _OF_THE_TRAINER = ("rank", "world_size", "state")

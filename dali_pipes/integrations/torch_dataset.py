@@ -9,8 +9,6 @@ from typing import Any, Protocol
 
 from torch.utils.data import IterableDataset
 
-__all__ = ["DictBatches", "LoaderDataset", "LoaderLike"]
-
 
 class LoaderLike(Protocol):
     """What the faces in this folder use of a `dali_pipes.iterator.Loader`."""

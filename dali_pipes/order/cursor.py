@@ -7,8 +7,6 @@ import numpy.typing as npt
 
 from dali_pipes.order.passes import Span
 
-__all__ = ["Cursor", "Taken"]
-
 Int64s = npt.NDArray[np.int64]
 Taken: TypeAlias = tuple[Int64s, Int64s]
 """Ordinals, and the occurrence of each in the epoch."""

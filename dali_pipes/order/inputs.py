@@ -4,8 +4,6 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["OrderInputs"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class OrderInputs:

@@ -14,8 +14,6 @@ import numpy.typing as npt
 
 from dali_pipes.order.randomness import Stream
 
-__all__ = ["BLOCK_POSITIONS", "Mix", "mixed_length", "split_by_weight"]
-
 # Enough that a rare data set can come anywhere in a block, few enough to permute a block in a millisecond.
 BLOCK_POSITIONS = 4096
 

@@ -22,8 +22,6 @@ from dali_pipes.order.inputs import OrderInputs
 from dali_pipes.order.randomness import Stream
 from dali_pipes.order.selection import Copies, Part, Selection
 
-__all__ = ["Pass", "Passes", "Piece", "Span", "cut_windows", "set_ranges", "sum_by_shard", "window_bytes"]
-
 # Shards of a window that is read in order: enough to keep the fetch threads busy.
 SEQUENTIAL_SHARDS = 8
 # An epoch that needs more than one pass takes further ones from here on. No job has so many epochs as to reach them.

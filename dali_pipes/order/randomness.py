@@ -10,8 +10,6 @@ import hashlib
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Stream", "philox4x32"]
-
 UInt64s = npt.NDArray[np.uint64]
 UInt32s = npt.NDArray[np.uint32]
 

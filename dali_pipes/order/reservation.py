@@ -13,8 +13,6 @@ from dali_pipes.order.inputs import OrderInputs
 from dali_pipes.order.passes import set_ranges, sum_by_shard, window_bytes
 from dali_pipes.order.selection import Selection
 
-__all__ = ["num_slices_read", "reserved_bytes"]
-
 Int64s = npt.NDArray[np.int64]
 
 

@@ -15,8 +15,6 @@ import numpy.typing as npt
 
 from dali_pipes.order.randomness import Stream, UInt64s
 
-__all__ = ["NO_SELECTION_DIGEST", "Copies", "Part", "Selection"]
-
 NO_SELECTION_DIGEST = hashlib.sha256().hexdigest()
 """The digest of a selection of every sample once."""
 

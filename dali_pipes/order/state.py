@@ -12,8 +12,6 @@ from typing import Any
 from dali_pipes.errors import PipesError
 from dali_pipes.order.inputs import OrderInputs
 
-__all__ = ["LoaderState", "StateError"]
-
 VERSION = 2
 _KIND = "dali-pipes loader state"
 

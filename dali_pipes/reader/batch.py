@@ -13,8 +13,6 @@ import numpy.typing as npt
 from dali_pipes.order.randomness import Stream
 from dali_pipes.reader.shard_table import ShardTable, is_undecodable, photo_problem
 
-__all__ = ["Batch", "Places", "Rows"]
-
 Int64s = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
 Bools = npt.NDArray[np.bool_]

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from dali_pipes.order.plan import LastBatchPolicyName, Plan, Step, num_steps
 from dali_pipes.ranks import Rank
 
-__all__ = ["Batching"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Batching:

@@ -30,8 +30,6 @@ from dali_pipes.reader.batching import Batching
 from dali_pipes.reader.samples import Samples
 from dali_pipes.reader.segments import MAX_LINES, Segment, index_text
 
-__all__ = ["Feed"]
-
 _log = logging.getLogger(__name__)
 
 # If shards must still be staged, the first segment is one batch, so that it waits for its own shards only; each further

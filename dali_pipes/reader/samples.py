@@ -16,8 +16,6 @@ from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.reader.batch import Rows
 from dali_pipes.reader.shard_table import SampleRules, ShardTable
 
-__all__ = ["Samples"]
-
 Int64s = npt.NDArray[np.int64]
 
 

@@ -16,8 +16,6 @@ from nvidia.dali.pipeline import Pipeline
 
 from dali_pipes.forks import keep_in_children
 
-__all__ = ["MAX_LINES", "Segment", "index_text"]
-
 MAX_LINES = 8192
 
 Int64s = npt.NDArray[np.int64]

@@ -15,8 +15,6 @@ from dali_pipes.formats.sample_columns import NO_LABEL
 from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.options import Labels, Missing
 
-__all__ = ["NO_PHOTO", "UNDECODABLE", "SampleRules", "ShardTable", "is_undecodable", "photo_problem"]
-
 # Columns of a component's table.
 OFFSET, SIZE, HEIGHT, WIDTH, FORMAT = range(5)
 NO_PHOTO = -1

@@ -26,8 +26,6 @@ from dali_pipes.reader.shard_table import (
 )
 from dali_pipes.store.shard_names import shared_prefix
 
-__all__ = ["StoredSamples"]
-
 # Shard indexes read at a time in search of a fault; the wait is the store's latency.
 NUM_READERS = 16
 

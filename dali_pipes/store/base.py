@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from dali_pipes.fetch.fetcher import Fetcher
     from dali_pipes.store.cluster.transfer import RemoteFile
 
-__all__ = ["Bucket", "Store", "StoreAccess"]
-
 
 class StoreAccess(Protocol):
     """How a worker process reads and writes the objects of a store. It pickles, and does not import the SDK."""

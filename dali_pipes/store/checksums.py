@@ -7,8 +7,6 @@ from typing import Protocol
 import google_crc32c
 import xxhash
 
-__all__ = ["CHECKSUM_TYPES", "DEFAULT_CHECKSUM_TYPE", "NO_CHECKSUM_TYPE", "Checksum", "new_checksum"]
-
 DEFAULT_CHECKSUM_TYPE = "xxhash2"
 NO_CHECKSUM_TYPE = "none"
 

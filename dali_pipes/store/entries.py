@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-__all__ = ["PROVIDERS", "ObjectEntry"]
-
 PROVIDERS = {"ais": "ais", "s3": "aws", "gs": "gcp", "az": "azure"}
 """URL scheme to AIS provider. A bucket of a cloud is read through the cluster that has it as a backend."""
 

@@ -15,8 +15,6 @@ from dali_pipes.store.entries import ObjectEntry
 if TYPE_CHECKING:
     from dali_pipes.fetch.local import LocalFetcher
 
-__all__ = ["LocalStore"]
-
 
 class LocalStore(Store):
     """A directory of files. Writes go to a temporary name and are renamed. It is its own `access`."""

@@ -11,9 +11,6 @@ if TYPE_CHECKING:
     from aistore.sdk.errors import AISError
 
 
-__all__ = ["answer_text", "cause_of", "error_text", "first_line", "is_loopback", "no_answer"]
-
-
 # The limit for the text of an answer: some servers report an error with a whole page.
 MAX_TEXT = 500
 

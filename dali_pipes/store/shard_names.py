@@ -4,17 +4,6 @@ import os
 import re
 from collections.abc import Sequence
 
-__all__ = [
-    "EXTENSIONS",
-    "check_object_name",
-    "ending_of",
-    "extension_of",
-    "is_object_name",
-    "shared_prefix",
-    "stem_of",
-    "without_nul",
-]
-
 EXTENSIONS = (".tar", ".tgz", ".tar.gz")
 """Of shards. Compressed ones save space; only ``.tar`` can be indexed and trained from."""
 

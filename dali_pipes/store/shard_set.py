@@ -7,8 +7,6 @@ from dali_pipes.store.base import Store
 from dali_pipes.store.entries import ObjectEntry
 from dali_pipes.store.shard_names import shared_prefix
 
-__all__ = ["ShardSet", "missing_shards"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class ShardSet:

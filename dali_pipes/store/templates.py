@@ -8,8 +8,6 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-__all__ = ["MAX_EXPANDED", "Template", "expand_braces", "template_of"]
-
 MAX_EXPANDED = 1_000_000
 """Names that the braces of one URL may stand for. More is a typing error, or a data set too large for such a list."""
 

@@ -24,8 +24,6 @@ from dali_pipes.store.shard_names import (
 from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.templates import expand_braces
 
-__all__ = ["ShardUrls", "is_remote", "open_store", "resolve_shards"]
-
 _SCHEMES = ", ".join(PROVIDERS)
 
 # AIStore's rule; those of clouds are narrower.

@@ -8,8 +8,6 @@ import click
 from dali_pipes.commands.options import json_option
 from prep.commands.output import print_result
 
-__all__ = ["embedded"]
-
 
 @click.command()
 @click.option(

@@ -15,8 +15,6 @@ from prep.commands.transform import FUNCTION_HELP, inputs_and_output, print_repo
 if TYPE_CHECKING:
     from dali_pipes.store.base import Bucket
 
-__all__ = ["etl"]
-
 
 _image_option = click.option(
     "--image",

@@ -9,8 +9,6 @@ from dali_pipes.commands.options import cluster_options, endpoint_for, format_by
 from prep.commands.options import jobs_option, overwrite_option, pairs_option
 from prep.commands.output import counted, fields_of, print_result, there_already
 
-__all__ = ["export"]
-
 
 @click.group()
 def export() -> None:

@@ -4,8 +4,6 @@ import click
 
 from dali_pipes.commands.lazy import LazyGroup
 
-__all__ = ["prep"]
-
 _COMMANDS = {
     "embedded": "Run an AIStore-compatible node here.",
     "etl": "Transforms inside the cluster.",

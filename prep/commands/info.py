@@ -13,7 +13,6 @@ from prep.commands.output import counted, print_colored, print_result
 if TYPE_CHECKING:
     from prep.inspect.info import Distribution, PhotoInfo, SetInfo
 
-__all__ = ["info"]
 
 # Characters of the longest bar of a histogram.
 _BAR = 40

@@ -7,8 +7,6 @@ import click
 
 from dali_pipes.commands.options import Command
 
-__all__ = ["jobs_option", "overwrite_option", "pairs_option", "urls_argument"]
-
 urls_argument = click.argument("urls", metavar="URL...", nargs=-1, required=True)
 
 

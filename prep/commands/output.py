@@ -9,8 +9,6 @@ from typing import Any
 
 import click
 
-__all__ = ["counted", "fields_of", "print_colored", "print_result", "print_some", "shard_span", "there_already"]
-
 # Lines of a list that a terminal shows; --json has all of them.
 _SHOWN = 20
 

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from prep.pack.pack import PackReport
     from prep.sources.record import Source
 
-__all__ = ["pack"]
 
 _pack_options = join_options(
     click.option("--max-count", type=click.IntRange(min=1), default=10_000, show_default=True, help="Samples a shard."),

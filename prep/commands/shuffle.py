@@ -15,7 +15,6 @@ from prep.commands.output import counted, fields_of, print_result, shard_span, t
 if TYPE_CHECKING:
     from prep.shuffle.shuffle import ShuffleReport
 
-__all__ = ["shuffle"]
 
 _GIVEN = click.core.ParameterSource.COMMANDLINE
 # What a dSort spec says itself.

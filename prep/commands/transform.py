@@ -12,7 +12,6 @@ from prep.commands.output import counted, fields_of, print_result
 if TYPE_CHECKING:
     from prep.etl.local import TransformReport
 
-__all__ = ["FUNCTION_HELP", "inputs_and_output", "print_report", "replace_option", "transform"]
 
 FUNCTION_HELP = "pets, the tutorial's transform, or MODULE:FUNCTION, of a module in the current directory or installed."
 

@@ -12,7 +12,6 @@ from prep.commands.output import counted, fields_of, print_colored, print_result
 if TYPE_CHECKING:
     from prep.inspect.verify import VerifyReport
 
-__all__ = ["verify"]
 
 # Mask values that a terminal shows; --json has all of them.
 _SHOWN_VALUES = 12

@@ -9,8 +9,6 @@ from dali_pipes.commands.options import cluster_options, endpoint_for, json_opti
 from prep.commands.options import urls_argument
 from prep.commands.output import counted, print_result
 
-__all__ = ["view"]
-
 
 @click.command()
 @urls_argument

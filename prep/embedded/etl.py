@@ -24,8 +24,6 @@ from prep.embedded import wire
 from prep.embedded.storage import BucketMissingError, ObjectMissingError, Storage
 from prep.embedded.wire import RefusalError
 
-__all__ = ["Etls"]
-
 _COMMAND = ["python", "-m", "prep.etl"]
 _START_TIMEOUT_S = 30.0
 _POLL_S = 0.05

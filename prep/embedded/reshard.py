@@ -24,20 +24,6 @@ from dali_pipes.formats.tar_reader import BLOCK, DIRECTORY, REGULAR, ArchiveRead
 from prep.shuffle.order import Algorithm, arrange, cut
 from prep.tar.writer import CHUNK_BYTES, member_header
 
-__all__ = [
-    "FileHead",
-    "InputShard",
-    "OutputShard",
-    "Sources",
-    "StoredFile",
-    "StoredSample",
-    "arranged",
-    "check_keys",
-    "plan",
-    "scan",
-    "tar_chunks",
-]
-
 _MAX_OPEN = 64  # a shuffled output reads from every input; more open files save little, opening costs 10 us
 
 

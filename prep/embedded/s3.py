@@ -16,8 +16,6 @@ from prep.embedded.exchange import Exchange
 from prep.embedded.storage import BucketMissingError, ObjectMeta, ObjectMissingError, Storage
 from prep.embedded.wire import RefusalError
 
-__all__ = ["answer_s3"]
-
 # S3's names of errors, where AIS has others.
 _NO_SUCH_BUCKET, _NO_SUCH_KEY = "NoSuchBucket", "NoSuchKey"
 # A client may ask for any name; XML 1.0 cannot hold these characters.

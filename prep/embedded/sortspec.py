@@ -16,8 +16,6 @@ from prep.embedded.wire import RefusalError
 from prep.shuffle.dsort_spec import parse_size
 from prep.shuffle.order import KEY_TYPES, KINDS, Algorithm
 
-__all__ = ["SortSpec", "parse_template", "with_extension"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class SortSpec:

@@ -23,15 +23,6 @@ if TYPE_CHECKING:
     from aistore import Client
     from aistore.sdk.types import JobSnap
 
-__all__ = [
-    "IMAGE",
-    "get_transformed",
-    "run_offline",
-    "running_etl",
-    "start_etl",
-    "stop_etl",
-]
-
 
 _log = logging.getLogger(__name__)
 IMAGE = "dali-pipes-etl:latest"

@@ -18,8 +18,6 @@ from dali_pipes.store.urls import is_remote, open_store
 from prep.etl.transforms import ShardTransform, load_transform
 from prep.workers import Report, Workers
 
-__all__ = ["Output", "TransformReport", "check_output", "copy_classes", "open_output", "transform_shards"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Output:

@@ -13,8 +13,6 @@ from aistore.sdk.etl.webserver.http_multi_threaded_server import HTTPMultiThread
 from dali_pipes.errors import DataError
 from prep.etl.transforms import ShardTransform
 
-__all__ = ["PORT", "ShardServer"]
-
 PORT = 8000
 """The port at which AIStore expects a pod's server."""
 

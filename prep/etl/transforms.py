@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-__all__ = ["FunctionTransform", "PetsTransform", "Sample", "ShardTransform", "load_transform"]
 
 # A tar is padded to a multiple of this.
 RECORD = 20 * BLOCK

@@ -8,8 +8,6 @@ from dali_pipes.formats.keys import split_key
 from dali_pipes.formats.tar_reader import BLOCK, LINKS, REGULAR, ArchiveReader, Header, Member
 from prep.inspect.findings import ShardFinding, note
 
-__all__ = ["NotingReader"]
-
 # Names that a note gives as examples.
 _SHOWN = 3
 

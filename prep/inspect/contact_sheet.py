@@ -9,8 +9,6 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFont
 
-__all__ = ["TILE", "Cell", "contact_sheet", "denormalised", "mask_colours", "overlaid"]
-
 Pixels = npt.NDArray[np.uint8]
 
 # One cell is photo and overlay side by side, the label below; lengths in pixels.

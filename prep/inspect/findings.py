@@ -4,8 +4,6 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-__all__ = ["KINDS", "NOTES", "SAMPLE_KINDS", "ShardFinding", "note", "without_shard"]
-
 KINDS: Mapping[str, str] = {
     # Faults of a shard: no loader can read it as it is.
     "archive": "shards that are not complete tars",

@@ -14,7 +14,6 @@ from prep.threads import in_threads
 if TYPE_CHECKING:
     from dali_pipes.formats.manifest import Manifest
 
-__all__ = ["NUM_READERS", "IndexedSet"]
 
 NUM_READERS = 16
 """Objects and ranges that are asked for at a time, to hide the store's latency."""

@@ -24,8 +24,6 @@ from prep.photos.details import HEAD_BYTES, PhotoDetails, photo_details
 from prep.photos.masks import is_mask_name
 from prep.threads import in_threads
 
-__all__ = ["Distribution", "PhotoInfo", "Pixels", "SetInfo", "describe_set"]
-
 MAX_BINS = 16
 
 Int64s = npt.NDArray[np.int64]

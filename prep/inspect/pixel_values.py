@@ -3,8 +3,6 @@
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["count_values"]
-
 _PIXELS_AT_A_TIME = 1 << 20
 
 

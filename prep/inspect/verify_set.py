@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from dali_pipes.formats.quarantine import QuarantineFile
     from dali_pipes.formats.sample_columns import SampleColumns
 
-__all__ = ["INDEX_ADVICE", "MAX_FINDINGS", "SetChecker", "VerifyReport"]
 
 MAX_FINDINGS = 100_000
 """Findings that a report holds; further ones are counted, and written to the quarantine."""

@@ -20,8 +20,6 @@ from prep.inspect.pixel_values import count_values
 from prep.photos.decoders import Decoder, Undecodable, decode
 from prep.photos.masks import is_mask_name
 
-__all__ = ["Checks", "ShardReport", "index_problem", "verify_shard"]
-
 Int64s = npt.NDArray[np.int64]
 
 # Values that a finding names.

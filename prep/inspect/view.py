@@ -20,8 +20,6 @@ from prep.inspect.indexed_set import IndexedSet
 from prep.photos.decoders import Undecodable, decode, open_decoder
 from prep.photos.masks import is_mask_name
 
-__all__ = ["Sheet", "draw_sheet"]
-
 MAX_CELLS = 1000
 """The most samples of one sheet, which is then 53,000 pixels high."""
 

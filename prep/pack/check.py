@@ -19,8 +19,6 @@ from prep.sources.values import encode_value
 from prep.tar.writer import Entry, Part, Range
 from prep.workers import Report, Workers
 
-__all__ = ["MAX_SENT_BYTES", "Checked", "as_entry", "check_records"]
-
 # Enough of a file to know its format, and a PNG's colour type.
 HEAD_BYTES = 64
 # All of most masks.

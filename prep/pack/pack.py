@@ -32,8 +32,6 @@ from prep.pack.tasks import ShardTask, Stored, StreamTarget, is_stored, write_fi
 from prep.sources.record import Source
 from prep.workers import Report, Workers
 
-__all__ = ["DEFAULT_PREFIX", "OnBad", "PackReport", "open_target", "pack"]
-
 OnBad = Literal["fail", "skip", "keep"]
 DEFAULT_PREFIX = "samples-"
 

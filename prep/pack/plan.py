@@ -6,8 +6,6 @@ from typing import NamedTuple
 from dali_pipes.formats.tar_reader import BLOCK
 from prep.tar.writer import header_bytes
 
-__all__ = ["MAX_FILES", "ShardPlan", "plan_shards", "tar_bytes"]
-
 # A tar ends with two empty blocks and is filled up to a multiple of this.
 RECORD = 20 * BLOCK
 MAX_FILES = 10**6

@@ -16,8 +16,6 @@ from typing import BinaryIO
 from dali_pipes.errors import StoreError
 from prep.pack.tasks import StreamTarget
 
-__all__ = ["CopiedTarget"]
-
 # Errors of file systems that have no files without names.
 _NO_UNNAMED = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT)
 

@@ -18,8 +18,6 @@ from prep.workers import Report, Workers
 if TYPE_CHECKING:
     from dali_pipes.store.entries import ObjectEntry
 
-__all__ = ["PlannedFile", "Target", "check_limits", "run_tasks"]
-
 
 class PlannedFile(Protocol):
     """A file that a job will write."""

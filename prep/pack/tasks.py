@@ -15,8 +15,6 @@ from dali_pipes.store.cluster.transfer import RemoteFile
 from prep.tar.writer import CHUNK_BYTES, Entry, stream_tar
 from prep.workers import Report
 
-__all__ = ["ShardTask", "Stored", "StreamTarget", "StreamTask", "is_stored", "write_file"]
-
 Stored = tuple[str, str] | Path | RemoteFile
 """A stored object to compare with: type and value of its checksum, or the file itself."""
 

@@ -12,8 +12,6 @@ from dali_pipes.errors import PipesError
 from dali_pipes.formats.photo_header import PhotoHeader, read_photo_header
 from prep.photos.details import end_problem
 
-__all__ = ["Decoder", "DecoderName", "Output", "Undecodable", "check_decoder", "decode", "open_decoder"]
-
 DecoderName = Literal["pillow", "dali"]
 Output = Literal["rgb", "gray", "nothing"]
 """The form of the decoded pixels; gray is for 8-bit gray photos only."""

@@ -5,8 +5,6 @@ from typing import NamedTuple
 
 from dali_pipes.formats.photo_header import read_photo_header
 
-__all__ = ["HEAD_BYTES", "PhotoDetails", "end_problem", "photo_details"]
-
 HEAD_BYTES = 64 << 10
 """Enough of most files to reach the frame header; colour profiles and thumbnails come before it."""
 

@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator, Set
 
 from dali_pipes.formats.photo_header import MAX_PIXELS, read_photo_header
 
-__all__ = ["HEADER_BYTES", "is_mask_name", "mask_problem", "photo_size"]
-
 HEADER_BYTES = 2048
 """Enough of most photos to know their size."""
 

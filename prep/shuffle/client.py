@@ -32,8 +32,6 @@ from prep.shuffle.contents import NUM_READERS, Contents, open_shard, read_sample
 from prep.shuffle.spool import open_spool
 from prep.threads import in_threads
 
-__all__ = ["PlannedShard", "find_done", "write_outputs"]
-
 _log = logging.getLogger(__name__)
 
 # Share of the free space of the spool's disk: others write there, too.

@@ -13,8 +13,6 @@ from dali_pipes.store.base import Store
 from prep.shuffle.contents import Contents, sorted_rows
 from prep.shuffle.order import key_of
 
-__all__ = ["check_same", "check_unique"]
-
 UInt64s = npt.NDArray[np.uint64]
 
 

@@ -23,19 +23,6 @@ from prep.shuffle.order import key_of
 from prep.tar.writer import header_bytes, member_header
 from prep.threads import in_threads
 
-__all__ = [
-    "NUM_READERS",
-    "Contents",
-    "ShardSample",
-    "indexed_contents",
-    "join_contents",
-    "open_shard",
-    "read_contents",
-    "read_samples",
-    "read_shard",
-    "sorted_rows",
-]
-
 # Shards read at a time. Reading waits for the store; parsing holds the GIL, so more readers gain nothing.
 NUM_READERS = 4
 

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from aistore.sdk.dsort.core import Dsort
     from aistore.sdk.dsort.types import JobInfo
 
-__all__ = ["NoDsortError", "run_job"]
 
 POLL_S = (0.05, 1.0)
 """Seconds between two looks at the job: at first, and at most; the pause doubles."""

@@ -16,8 +16,6 @@ from dali_pipes.store.shard_names import EXTENSIONS, extension_of
 from dali_pipes.store.templates import Template
 from prep.shuffle.order import Algorithm
 
-__all__ = ["BucketName", "DsortSpec", "parse_size", "parse_spec", "read_spec"]
-
 # Fields that do not change the output: they are sent as they are.
 _SETTINGS = (
     "max_mem_usage",

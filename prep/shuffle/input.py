@@ -20,8 +20,6 @@ from prep.shuffle.dsort_spec import DsortSpec
 from prep.shuffle.key_map import KeyMap, parse_key_map
 from prep.shuffle.request import Request
 
-__all__ = ["epoch_prefix", "epoch_seed", "load_key_map", "read_input", "spec_names"]
-
 # A key map of a million keys takes about 30 MB.
 MAX_KEY_MAP_BYTES = 1 << 30
 CONNECT_TIMEOUT_S = 3.0

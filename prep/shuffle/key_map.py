@@ -20,8 +20,6 @@ from dali_pipes.store.shard_names import extension_of
 from dali_pipes.store.templates import Template
 from prep.shuffle.order import cut_mapped, key_of
 
-__all__ = ["BY", "Grouping", "KeyMap", "cut_by_map", "group_by", "parse_key_map", "regexes_of"]
-
 BY = ("class", "balanced", "folder", "split")
 """Rules that make a map: see `group_by`."""
 

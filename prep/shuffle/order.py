@@ -12,19 +12,6 @@ from dataclasses import dataclass
 from dali_pipes.errors import DataError
 from dali_pipes.formats.keys import split_key
 
-__all__ = [
-    "KEY_TYPES",
-    "KINDS",
-    "Algorithm",
-    "arrange",
-    "cut",
-    "cut_mapped",
-    "key_of",
-    "parse_content",
-    "shuffled",
-]
-
-
 _INTEGER = re.compile(rb"([+-]?)0*([0-9]{1,19})")  # 64 bits; for long ones Python raises errors of its own
 KINDS = ("shuffle", "alphanumeric", "content", "none")
 """The algorithms, by AIS's names. (Its ``md5`` orders by name, too, and hashes nothing.)"""

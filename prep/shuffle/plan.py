@@ -28,8 +28,6 @@ from prep.shuffle.key_map import Grouping, KeyMap, cut_by_map, group_by, regexes
 from prep.shuffle.order import arrange, cut, key_of, parse_content
 from prep.shuffle.request import Request, common_prefix, input_extension
 
-__all__ = ["ShufflePlan", "find_existing", "list_outputs", "make_plan", "spec_of"]
-
 _log = logging.getLogger(__name__)
 
 # Digits in the names of output shards, as in those that `pack` writes.

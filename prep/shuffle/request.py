@@ -15,8 +15,6 @@ from dali_pipes.store.templates import Template
 from prep.shuffle.key_map import Grouping, KeyMap
 from prep.shuffle.order import Algorithm
 
-__all__ = ["Engine", "Request", "check_input", "check_prefix", "check_request", "common_prefix", "input_extension"]
-
 Engine = Literal["auto", "dsort", "client"]
 
 

@@ -12,8 +12,6 @@ from pathlib import Path
 from dali_pipes.errors import StoreError
 from dali_pipes.store.base import Store
 
-__all__ = ["open_spool"]
-
 
 @contextlib.contextmanager
 def open_spool(target: Store, prefix: str, spool_dir: Path | None) -> Iterator[Path]:

@@ -19,8 +19,6 @@ from dali_pipes.progress import progress
 from prep.sources.pets import MASK, PHOTO
 from prep.sources.record import Record, Source
 
-__all__ = ["NUM_PHOTOS", "demo_photos"]
-
 NUM_PHOTOS = 300
 
 PHOTOGRAPHS = {

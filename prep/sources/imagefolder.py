@@ -9,8 +9,6 @@ from dali_pipes.formats.photo_header import is_photo
 from dali_pipes.progress import bar
 from prep.sources.record import Record, Source, require_directory
 
-__all__ = ["imagefolder"]
-
 
 def imagefolder(directory: Path, *, show_progress: bool = False) -> Source:
     """The records of a directory with one folder for each class, sorted by class and name.

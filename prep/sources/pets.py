@@ -8,8 +8,6 @@ from pathlib import Path
 from dali_pipes.errors import DataError, PipesError, shown
 from prep.sources.record import Record, Source, require_directory
 
-__all__ = ["MASK", "PHOTO", "download_pets", "pets"]
-
 PHOTO = "image.jpg"
 MASK = "trimap.png"
 # A photo's name is its breed and a number.

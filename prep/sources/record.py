@@ -10,8 +10,6 @@ from pathlib import Path
 
 from dali_pipes.errors import DataError
 
-__all__ = ["Record", "Source", "find_known", "number_classes", "preview", "require_directory"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Record:

@@ -12,8 +12,6 @@ from typing import Any
 from dali_pipes.errors import DataError, PipesError
 from prep.sources.record import preview
 
-__all__ = ["TABLE_SUFFIXES", "Table", "column_names", "read_columns"]
-
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 _LINES = (".jsonl", ".ndjson")
 TABLE_SUFFIXES = (*_DELIMITERS, ".json", *_LINES, ".parquet")

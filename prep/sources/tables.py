@@ -15,8 +15,6 @@ from dali_pipes.formats.photo_header import is_photo
 from prep.sources.record import Record, Source, find_known, number_classes, preview
 from prep.sources.table_files import Table, column_names, read_columns
 
-__all__ = ["KEY_COLUMNS", "LABEL_COLUMNS", "PATH_COLUMNS", "table"]
-
 # Usual names of columns, in whatever case; the first that a table has is taken.
 PATH_COLUMNS = ("path", "image", "image_path", "filepath", "file", "file_name", "filename", "img")
 LABEL_COLUMNS = ("label", "class", "cls", "class_id", "class_name", "category", "target")

@@ -21,8 +21,6 @@ from prep.tar.gzipped import ReadStream, UnpackedFile
 from prep.tar.writer import Range
 from prep.workers import Report, Workers
 
-__all__ = ["tars"]
-
 HEAD_BYTES = 64
 # With fewer tars, starting processes may take longer than reading.
 MIN_SHARED_TARS = 3

@@ -10,8 +10,6 @@ from typing import Any
 
 from dali_pipes.errors import DataError
 
-__all__ = ["FieldRange", "find_features", "list_of", "values_of"]
-
 # Wire types: the form of a field's content.
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 

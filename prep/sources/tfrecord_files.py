@@ -14,16 +14,6 @@ import google_crc32c
 
 from dali_pipes.errors import DataError
 
-__all__ = [
-    "FRAME_BYTES",
-    "LENGTH_BYTES",
-    "MAX_RECORD_BYTES",
-    "file_bytes",
-    "find_tfrecords",
-    "masked_crc32c",
-    "read_frames",
-]
-
 _LENGTH = struct.Struct("<QI")
 _CRC = struct.Struct("<I")
 LENGTH_BYTES = _LENGTH.size

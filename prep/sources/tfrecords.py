@@ -17,8 +17,6 @@ from prep.sources.tfrecord_files import FRAME_BYTES, LENGTH_BYTES, file_bytes, r
 from prep.tar.writer import Range
 from prep.workers import Report, Workers
 
-__all__ = ["IMAGE_FEATURES", "LABEL_FEATURES", "TEXT_FEATURES", "tfrecords"]
-
 # Usual names of features, in whatever case; the first that a record has is taken.
 IMAGE_FEATURES = ("image/encoded", "image", "image_raw", "jpeg", "img")
 LABEL_FEATURES = ("image/class/label", "label", "image/label", "class/label")

@@ -7,8 +7,6 @@ from collections.abc import Callable
 
 from dali_pipes.errors import DataError
 
-__all__ = ["encode_value"]
-
 
 def encode_value(value: object, *, component: str, where: str) -> bytes:
     """The bytes that ``TarWriter`` would write for a value, and that WebDataset's ``decode()`` reads back.

@@ -12,7 +12,6 @@ from dali_pipes.errors import DataError, StoreError
 if TYPE_CHECKING:
     from dali_pipes.store.cluster.transfer import RemoteFile
 
-__all__ = ["ReadStream", "Reads", "UnpackedFile"]
 
 SKIP_BYTES = 1 << 20
 

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from dali_pipes.store.cluster.transfer import RemoteFile
     from prep.tar.gzipped import UnpackedFile
 
-__all__ = ["CHUNK_BYTES", "Entry", "Part", "Range", "header_bytes", "member_header", "stream_tar"]
 
 CHUNK_BYTES = 1 << 20
 """Bytes of a stream in memory. Smaller pieces cost more calls, larger ones do not fit the processor's cache."""

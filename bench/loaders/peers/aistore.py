@@ -31,8 +31,6 @@ from dali_pipes.store.cluster.ais import ais_client
 if TYPE_CHECKING:
     from dali_pipes.store.shard_set import ShardSet
 
-__all__ = ["open_loader"]
-
 
 def open_loader(shards: "ShardSet", *, options: LoaderOptions) -> contextlib.AbstractContextManager[BenchLoader]:
     """The data set in worker processes; every sample comes exactly once an epoch.

@@ -40,7 +40,6 @@ from bench.tools.processes import end_with_main
 if TYPE_CHECKING:
     from dali_pipes.store.shard_set import ShardSet
 
-__all__ = ["ShardBatches", "open_loader"]
 
 SOURCE_PREFETCH = 4
 """Batches that the worker reads ahead."""

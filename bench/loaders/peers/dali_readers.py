@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from dali_pipes.formats.shard_index import ShardIndex
     from prep.inspect.indexed_set import IndexedSet
 
-__all__ = ["ReaderFiles", "open_loader", "open_reader", "webdataset_index"]
 
 READER = "reader"
 

@@ -32,7 +32,6 @@ from dali_pipes.errors import DataError, PipesError, StoreError
 if TYPE_CHECKING:
     from dali_pipes.store.shard_set import ShardSet
 
-__all__ = ["open_loader", "prepare"]
 
 READER_PREFETCH = 4
 """Batches that the reader keeps ready."""

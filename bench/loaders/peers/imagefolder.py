@@ -27,8 +27,6 @@ from dali_pipes.store.shard_names import check_object_name
 if TYPE_CHECKING:
     from dali_pipes.store.shard_set import ShardSet
 
-__all__ = ["PhotosWithMasks", "open_loader", "prepare"]
-
 
 def prepare(shards: "ShardSet", *, directory: Path) -> None:
     """Write each member of each sample as ``COMPONENT/LABEL/KEY.ENDING``: ``image.jpg/3/animals/pet_001.jpg``.

@@ -28,7 +28,6 @@ from dali_pipes.errors import PipesError
 if TYPE_CHECKING:
     from dali_pipes.store.shard_set import ShardSet
 
-__all__ = ["open_loader", "prepare"]
 
 ERROR_LINES = 5
 

@@ -13,8 +13,6 @@ from pathlib import Path
 
 from bench.loaders.encoded import EncodedSample, checked_fields, encoded_samples, open_stream
 
-__all__ = ["main"]
-
 CHUNK_BYTES = "64MB"  # the README's, "What chunk_bytes should I use?"
 
 

@@ -29,8 +29,6 @@ from bench.loaders.workers import WorkerEpochs, worker_settings
 if TYPE_CHECKING:
     from dali_pipes.store.shard_set import ShardSet
 
-__all__ = ["open_loader", "prepare"]
-
 
 def prepare(shards: "ShardSet", *, directory: Path) -> None:
     """Write each sample as a row of MDS: the key, and each component's bytes as they are in the shard.

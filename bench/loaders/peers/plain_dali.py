@@ -17,7 +17,6 @@ from bench.loaders.registry import ALL_PARTS
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["PlainEpochs", "padded_keys", "padded_text", "plain_pipeline", "segmentation_outputs"]
 
 PREFETCH_QUEUE_DEPTH = 2  # DALI's default
 MEAN = (0.485 * 255, 0.456 * 255, 0.406 * 255)  # ImageNet, of levels

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
     from dali_pipes.store.shard_set import ShardSet
 
-__all__ = ["open_loader"]
 
 READERS = 2
 """Shards read at a time; each is in memory until its samples are decoded. The documentation's 16 to 32 are for files of

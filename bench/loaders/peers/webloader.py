@@ -28,8 +28,6 @@ from bench.loaders.workers import WorkerEpochs, num_shard_workers, worker_settin
 if TYPE_CHECKING:
     from dali_pipes.store.shard_set import ShardSet
 
-__all__ = ["open_loader"]
-
 
 @contextlib.contextmanager
 def open_loader(shards: "ShardSet", *, options: LoaderOptions) -> Iterator[BenchLoader]:

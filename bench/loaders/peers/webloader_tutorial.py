@@ -27,7 +27,6 @@ from bench.loaders.workers import (
 if TYPE_CHECKING:
     from dali_pipes.store.shard_set import ShardSet
 
-__all__ = ["open_loader"]
 
 WORKER_BATCH_SIZE = 16
 SHUFFLE_SAMPLES = 1000

@@ -14,8 +14,6 @@ from urllib.parse import urlsplit
 from dali_pipes.commands.checks.findings import Finding, Findings, counted, fail, ok, warn
 from dali_pipes.errors import StoreError
 
-__all__ = ["check_cluster", "check_proxies"]
-
 # With a clock that is off by more, tokens and certificates are refused.
 MAX_SKEW_S = 60.0
 ANSWER_TIMEOUT_S = 5.0

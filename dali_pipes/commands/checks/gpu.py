@@ -9,8 +9,6 @@ from pathlib import Path
 from dali_pipes.commands.checks.findings import Finding, Findings, fail, ok, warn
 from dali_pipes.commands.checks.software import cuda_major, dali_builds, version_of
 
-__all__ = ["check_gpu", "check_jpeg_engines", "gpu_fit", "torch_cuda"]
-
 _CUDA_ERROR_NO_DEVICE = 100
 
 

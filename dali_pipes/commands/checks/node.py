@@ -23,8 +23,6 @@ from dali_pipes.cache.placement import CONTAINER_SHM_BYTES, default_directories
 from dali_pipes.commands.checks.findings import Finding, Findings, fail, format_bytes, ok, warn
 from dali_pipes.errors import CacheError
 
-__all__ = ["check_caches", "check_clock", "check_memory", "check_open_files"]
-
 # A loader has a descriptor for each segment and each connection, and torch has its own; the embedded node has one for
 # each connection. 1,024 is what most systems give.
 MIN_FILES, ENOUGH_FILES = 256, 1024

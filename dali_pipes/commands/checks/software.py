@@ -7,8 +7,6 @@ import platform
 
 from dali_pipes.commands.checks.findings import Findings, counted, fail, ok
 
-__all__ = ["check_dali", "check_packages", "check_python", "cuda_major", "dali_builds", "version_of"]
-
 PACKAGES = ("dali-pipes", "torch", "aistore", "webdataset", "numpy", "pillow", "safetensors")
 DALI_PACKAGE = "nvidia-dali-cuda"
 

@@ -25,12 +25,6 @@ if TYPE_CHECKING:
     from dali_pipes.fetch.objects import ObjectFetcher
     from dali_pipes.store.cluster.transfer import BucketAccess
 
-__all__ = [
-    "AisStore",
-    "ais_client",
-    "check_endpoint",
-]
-
 
 # The time for one attempt to connect, and the number of attempts. An endpoint that does not answer must be reported
 # within ten seconds.

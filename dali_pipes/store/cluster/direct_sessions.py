@@ -7,8 +7,6 @@ level of a module so that it can be pickled.
 from aistore.sdk.session_manager import SessionManager
 from requests import Session
 
-__all__ = ["DirectSessions"]
-
 
 class DirectSessions(SessionManager):  # type: ignore[misc]  # the SDK publishes no types
     """Like the SDK's own, one session for each process, but it connects directly."""

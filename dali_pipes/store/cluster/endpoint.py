@@ -10,8 +10,6 @@ from dali_pipes.errors import StoreError, shown
 from dali_pipes.store.cluster import embedded_node
 from dali_pipes.store.cluster.ais import check_endpoint
 
-__all__ = ["check_embedded_bucket", "cluster", "default_embedded_dir"]
-
 _log = logging.getLogger(__name__)
 
 

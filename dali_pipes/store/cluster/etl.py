@@ -10,16 +10,6 @@ from dali_pipes.errors import StoreError, shown
 from dali_pipes.store.base import Bucket
 from dali_pipes.store.messages import error_text
 
-__all__ = [
-    "NoEtlError",
-    "asking_etl",
-    "check_running",
-    "how_to_start",
-    "is_unknown_etl",
-    "no_etl",
-]
-
-
 _log = logging.getLogger(__name__)
 
 # The stage of an ETL that can be read through, and all stages that a cluster knows.

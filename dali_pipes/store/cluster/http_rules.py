@@ -2,8 +2,6 @@
 
 from urllib.parse import quote, urlencode, urljoin, urlsplit
 
-__all__ = ["REDIRECTS", "is_passing", "object_url", "redirect_target", "without_token"]
-
 REDIRECTS = (301, 302, 303, 307, 308)
 
 _PASSING = (408, 409, 423, 425, 429)  # 409 is AIStore's "the object is being written"

@@ -20,7 +20,6 @@ from dali_pipes.store.messages import answer_text, cause_of
 if TYPE_CHECKING:
     from requests import Response, Session
 
-__all__ = ["BucketAccess", "RemoteFile"]
 
 T = TypeVar("T")
 

@@ -22,7 +22,6 @@ from dali_pipes.store.shard_set import ShardSet
 if TYPE_CHECKING:
     from dali_pipes.fetch.through_etl import TransformedFetcher
 
-__all__ = ["TransformedStore", "through_etl"]
 
 _DESCRIBES = ".safetensors"
 # Class tables: beside the shards, and not named after an ETL.

@@ -18,10 +18,16 @@ import pytest
 
 from dali_pipes.cache.locks import LockFile, Mutex, in_mutex, shielded
 
+IMPORTS = """
+import os, signal, sys, time
+from pathlib import Path
+from dali_pipes.cache.locks import LockFile, Mutex, in_mutex, shielded
+"""
+
 
 def start(program: str, *arguments: object) -> "subprocess.Popen[str]":
     """A Python process; returns when it has printed a line."""
-    text = "import os, signal, sys, time\nfrom pathlib import Path\nfrom dali_pipes.cache.locks import *\n" + program
+    text = IMPORTS + program
     process = subprocess.Popen(
         [sys.executable, "-c", text, *map(str, arguments)], stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True
     )
@@ -84,7 +90,7 @@ if (child := os.fork()) == 0:
 print(child, flush=True)
 time.sleep(60)
 """
-    text = "import os, signal, sys, time\nfrom pathlib import Path\nfrom dali_pipes.cache.locks import *\n" + program
+    text = IMPORTS + program
     process = subprocess.Popen([sys.executable, "-c", text, path_of(file)], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     child = int(process.stdout.readline())
