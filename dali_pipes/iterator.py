@@ -31,7 +31,7 @@ from dali_pipes.integrations.dali_iterator import DaliIterator
 from dali_pipes.integrations.torch_dataset import DictBatches, LoaderDataset
 from dali_pipes.options import as_integer
 from dali_pipes.order.state import LoaderState
-from dali_pipes.ranks import refuse_disagreement
+from dali_pipes.processes.ranks import refuse_disagreement
 from dali_pipes.reader.batch import Batch
 
 _log = logging.getLogger(__name__)

@@ -49,7 +49,7 @@ from dali_pipes.order.plan import (
 )
 from dali_pipes.order.selection import Selection
 from dali_pipes.order.state import LoaderState
-from dali_pipes.ranks import Rank, find_rank
+from dali_pipes.processes.ranks import Rank, find_rank
 from dali_pipes.reader.batching import Batching
 from dali_pipes.reader.samples import Samples
 from dali_pipes.reader.shard_table import SampleRules

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dali_pipes.errors import DataError
-from dali_pipes.ranks import cores_of_rank
+from dali_pipes.processes.ranks import cores_of_rank
 from dali_pipes.store.local import LocalStore
 
 _log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class Machine:
     cpu: str
     """The processor's name."""
     cores: int
-    """Cores that a rank may keep busy, see `dali_pipes.ranks.cores_of_rank`."""
+    """Cores that a rank may keep busy, see `dali_pipes.processes.ranks.cores_of_rank`."""
     gpu: str | None
     """The GPU's name; ``None`` for settings of the CPU."""
 

@@ -23,7 +23,7 @@ from types import FrameType, TracebackType
 from typing import Any, Self, TypeVar
 
 from dali_pipes.errors import PipesError
-from dali_pipes.programs import own_program
+from dali_pipes.processes.programs import own_program
 
 MAX_JOBS = 16
 """The most processes by default. More readers rarely find a disk or a network that keeps up."""

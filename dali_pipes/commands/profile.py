@@ -51,8 +51,8 @@ def profile(
     (DALI_PIPES_ANNOTATE=1 always, 0 never).
     """
     from dali_pipes.options import Decode
+    from dali_pipes.processes.ranks import cores_of_rank
     from dali_pipes.profiling import recording
-    from dali_pipes.ranks import cores_of_rank
     from dali_pipes.tuning import Machine
 
     job = Job(**options)

@@ -207,7 +207,7 @@ def tune(*, output: Path, ranks: int, seconds: float, as_json: bool, **options: 
         raise ValueError(f"-o '{output}': expected a file")
     if not output.resolve().parent.is_dir():
         raise ValueError(f"-o '{output}': no such directory '{output.parent}'")
-    from dali_pipes.ranks import cores_of_rank
+    from dali_pipes.processes.ranks import cores_of_rank
 
     cores = max(1, cores_of_rank() // ranks)
     found = tune_job(Job(**options), cores=cores, budget_s=seconds, show=not as_json)

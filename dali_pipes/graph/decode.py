@@ -12,7 +12,6 @@ from typing import Any
 from nvidia.dali.pipeline import Pipeline
 
 from dali_pipes import profiling
-from dali_pipes.forks import keep_in_children
 from dali_pipes.formats.names import LABEL_COMPONENT
 from dali_pipes.graph.batch_inputs import BatchInputs, complete_batch
 from dali_pipes.graph.dali_internals import (
@@ -30,6 +29,7 @@ from dali_pipes.graph.graph import Graph
 from dali_pipes.graph.inputs import Components, ListOutput, make_source
 from dali_pipes.graph.parse import Problems
 from dali_pipes.graph.random import Random
+from dali_pipes.processes.forks import keep_in_children
 from dali_pipes.reader.batch import Batch
 from dali_pipes.reader.stored_samples import StoredSamples
 

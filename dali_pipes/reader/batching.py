@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dali_pipes.order.plan import LastBatchPolicyName, Plan, Step, num_steps
-from dali_pipes.ranks import Rank
+from dali_pipes.processes.ranks import Rank
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from nvidia.dali import fn
 from nvidia.dali.pipeline import Pipeline
 
-from dali_pipes.forks import keep_in_children
+from dali_pipes.processes.forks import keep_in_children
 
 MAX_LINES = 8192
 

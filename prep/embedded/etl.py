@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
 
-from dali_pipes.programs import own_program
+from dali_pipes.processes.programs import own_program
 from prep.embedded import wire
 from prep.embedded.storage import BucketMissingError, ObjectMissingError, Storage
 from prep.embedded.wire import RefusalError

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Self
 
 from dali_pipes.errors import StoreError
-from dali_pipes.programs import own_program
+from dali_pipes.processes.programs import own_program
 
 ALLOW_ETL = "DALI_PIPES_EMBEDDED_ETL"
 """The environment variable that allows an embedded node to run transforms, if it is ``1``."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import dali_pipes as dp
-from dali_pipes.ranks import Rank, cores_of_rank, find_rank, rank_from_environment
+from dali_pipes.processes.ranks import Rank, cores_of_rank, find_rank, rank_from_environment
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}
 SLURM = {"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_LOCALID": "2"}
@@ -48,7 +48,7 @@ def test_arguments_come_before_the_launcher() -> None:
 def test_process_group_comes_before_the_launcher() -> None:
     """An initialised default group knows best."""
     program = (
-        "import torch.distributed as d; from dali_pipes.ranks import find_rank\n"
+        "import torch.distributed as d; from dali_pipes.processes.ranks import find_rank\n"
         "d.init_process_group('gloo', store=d.HashStore(), rank=0, world_size=1)\n"
         "print(find_rank(rank=None, world_size=None, environment={'RANK': '5', 'WORLD_SIZE': '8'}))\n"
         "d.destroy_process_group()\n"

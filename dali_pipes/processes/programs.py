@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-_ROOT = Path(__file__).parents[1]
+_ROOT = Path(__file__).parents[2]
 """The folder that holds our packages, installed or not."""
 
 # Our packages are imported from their folder first: a user's prep.py cannot take their place. Then the folder goes to
