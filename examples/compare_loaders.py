@@ -38,11 +38,11 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 import dali_pipes as dp
-from bench.compare.transforms import IMAGENET_MEAN as MEAN
-from bench.compare.transforms import IMAGENET_STD as STD
-from bench.compare.transforms import SampleDecoder, mask_transform
 from bench.loaders.encoded import endpoint_of, label_of, shard_urls
 from bench.loaders.protocol import LoaderOptions
+from bench.loaders.transforms import IMAGENET_MEAN as MEAN
+from bench.loaders.transforms import IMAGENET_STD as STD
+from bench.loaders.transforms import SampleDecoder, mask_transform
 from bench.loaders.workers import WorkerEpochs, opener_for_workers, worker_context
 from bench.reports.record import check_target, write_record
 from bench.tools.environment import describe_environment

@@ -184,7 +184,7 @@ def gpu(
 def _device_settings(device: str, settings: dict[str, Any]) -> dict[str, Any]:
     import torch
 
-    from bench.loaders.protocol import available_cores
+    from bench.tools.environment import available_cores
 
     if device == "gpu" and not torch.cuda.is_available():
         raise ValueError("--device gpu, and torch finds no CUDA device; --device cpu runs what the CPU can do")
@@ -202,10 +202,10 @@ def _opened_workload(
     shards: str | None, *, photo: str, mask: str, num_photos: int, endpoint: str | None, embedded_dir: Path | None
 ) -> "Iterator[tuple[Workload, set[int]]]":
     """Photos and shards, and the processes that were started to serve them."""
-    from bench.engine.folders import RunFolder
     from bench.engine.scenario import MEMORY
     from bench.gpu.photos import draw_shards
     from bench.gpu.workload import Workload
+    from bench.tools.folders import RunFolder
 
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(RunFolder(MEMORY if MEMORY.is_dir() else None))

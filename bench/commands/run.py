@@ -137,9 +137,9 @@ def time_loaders(given: dict[str, Any], *, over: Sequence[str]) -> None:
     """
     from bench.compare.run import LoaderScenario, check_specs
     from bench.compare.settings import TurnSetting, sweep
-    from bench.engine.folders import check_writable
     from bench.loaders.protocol import LoaderOptions
     from bench.loaders.selection import LoaderSpec, select_loaders
+    from bench.tools.folders import check_writable
 
     if given["json_path"] is not None and given["json_path"] == given["html_path"]:
         raise ValueError(f"--json and --output name the same file, '{given['json_path']}'")

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 from bench.compare.data import DataSets
 from bench.compare.outputs import Comparison, Reference, compare_epoch, tolerance_of
-from bench.compare.settings import TurnSetting, setting_text
+from bench.compare.settings import TurnSetting
 from bench.loaders.opening import open_loader
 from bench.loaders.protocol import LoaderOptions, Prepared
 from bench.loaders.selection import LoaderSpec
+from bench.reports.summary import setting_text
 from dali_pipes.errors import PipesError
 
 if TYPE_CHECKING:

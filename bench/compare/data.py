@@ -8,10 +8,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from bench.compare.settings import TurnSetting
-from bench.engine.folders import RunFolder, check_room
 from bench.loaders.opening import prepare_loader
 from bench.loaders.protocol import Prepared
 from bench.loaders.registry import LOADERS
+from bench.tools.folders import RunFolder, check_room
 from bench.tools.gateway import Gateway, check_upstream
 from bench.tools.object_server import ObjectServer, upload_shards
 from bench.tools.repeat import repeat_shards

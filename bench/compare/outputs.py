@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from bench.compare.transforms import IMAGENET_MEAN, IMAGENET_STD, SampleDecoder, TensorSample
-from bench.loaders.protocol import BenchBatch, LoaderOptions, available_cores, num_rows
+from bench.loaders.protocol import BenchBatch, LoaderOptions, num_rows
 from bench.loaders.registry import ALL_PARTS
+from bench.loaders.transforms import IMAGENET_MEAN, IMAGENET_STD, SampleDecoder, TensorSample
+from bench.tools.environment import available_cores
 from dali_pipes.errors import DataError, PipesError
 from dali_pipes.formats.tar_reader import ArchiveReader
 from dali_pipes.progress import bar, progress

@@ -11,9 +11,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bench.compare.settings import setting_text
 from bench.engine.turn_process import PRELOAD, Meet, TimeLimit, TurnProcess, meet, move_on
 from bench.loaders.registry import LOADERS
+from bench.reports.summary import setting_text
 from bench.tools.processes import ProcessTree, shared_memory_bytes
 from dali_pipes.errors import PipesError
 

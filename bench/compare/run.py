@@ -15,22 +15,22 @@ from bench.compare.check_loaders import compare_outputs
 from bench.compare.data import DataFacts, DataSets
 from bench.compare.outputs import Comparison, OutputError
 from bench.compare.ranks import TIMEOUT_S, Turn, run_turn
-from bench.compare.settings import TurnSetting, setting_text
+from bench.compare.records import record_of
+from bench.compare.settings import TurnSetting
 from bench.compare.turn import TurnJob
-from bench.engine.folders import RunFolder
 from bench.engine.scenario import Rounds, Scenario
 from bench.engine.turn_process import fork_server
 from bench.loaders.encoded import endpoint_of
 from bench.loaders.protocol import LoaderOptions, Prepared
 from bench.loaders.registry import LOADERS
 from bench.loaders.selection import LoaderSpec
-from bench.reports.figures import FIGURES, Figure, figures_of
+from bench.reports.figures import FIGURES, Figure
 from bench.reports.notes import notes_of
-from bench.reports.summary import summarise
+from bench.reports.summary import setting_text, summarise
 from bench.reports.tables import format_table
+from bench.tools.folders import RunFolder
 
 if TYPE_CHECKING:
-    from bench.compare.turn import Drawn, Spent
     from dali_pipes.store.shard_set import ShardSet
 
 
@@ -166,7 +166,7 @@ class LoaderScenario(Scenario[Inputs, Contender, Turn]):
             "data": [facts.to_json() for facts in data],
             "records": [
                 {
-                    **_record(one, rounds.whole(one), facts=made.facts[one.setting], prepared=made.prepared[one]),
+                    **record_of(*one, rounds.whole(one), facts=made.facts[one.setting], prepared=made.prepared[one]),
                     "data": data.index(made.facts[one.setting]),
                     "outputs": made.comparisons[one].to_json(),
                 }
@@ -253,56 +253,3 @@ def check_counts(spec: LoaderSpec, turn: Turn, facts: DataFacts) -> None:
             found, wanted = sum(one.num_samples for one in drawn), drawn[0].num_epochs * facts.num_samples
             if found != wanted:
                 raise OutputError(f"loader '{spec}': {found} samples came in its {name} epochs, expected {wanted}")
-
-
-def _record(
-    contender: Contender, turns: Sequence[Turn], *, facts: DataFacts, prepared: Sequence[Prepared | None]
-) -> dict[str, Any]:
-    one = turns[-1].ranks[0]
-    made = [part for part in prepared if part is not None]
-    return {
-        "loader": contender.spec.name,
-        "decode": one.decode,
-        "device": one.device,
-        "num_workers": one.num_workers,
-        "gives": list(one.gives),
-        "setting": contender.setting.to_json(),
-        "prepared": {"wall_s": sum(part.wall_s for part in made), "num_bytes": sum(part.num_bytes for part in made)}
-        if made
-        else None,
-        "repeats": [_repeat(turn, contender.setting, facts) for turn in turns],
-    }
-
-
-def _repeat(turn: Turn, setting: TurnSetting, facts: DataFacts) -> dict[str, Any]:
-    return {
-        "figures": figures_of(turn, setting=setting, facts=facts),
-        "start_mib": turn.start_mib,
-        "peak_mib": turn.peak_mib,
-        "shared_memory_mib": turn.shared_memory_mib,
-        "ranks": [
-            {
-                name: None if drawn is None else _drawn(drawn, spent)
-                for name, drawn, spent in (
-                    ("first", rank.first, rank.first_spent),
-                    ("steady", rank.steady, rank.steady_spent),
-                )
-            }
-            for rank in turn.ranks
-        ],
-    }
-
-
-def _drawn(drawn: "Drawn", spent: "Spent | None") -> dict[str, Any]:
-    row: dict[str, Any] = {
-        "num_samples": drawn.num_samples,
-        "num_epochs": drawn.num_epochs,
-        "elapsed_s": drawn.elapsed_s,
-        "ends_s": drawn.ends_s,
-        # A line, not one each: there may be thousands.
-        "waits_us": " ".join(str(round(1e6 * wait)) for wait in drawn.waits_s),
-    }
-    if spent is not None:
-        row["cpu_s"] = spent.cpu_s
-        row["traffic"] = None if spent.traffic is None else asdict(spent.traffic)
-    return row

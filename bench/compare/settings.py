@@ -5,25 +5,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
-from bench.loaders.protocol import LoaderOptions, available_cores
+from bench.loaders.protocol import LoaderOptions
+from bench.tools.environment import available_cores
 
 Cache = Literal["warm", "cold"]
 
 MAX_RANKS = 64
 MAX_SETTINGS = 1000
-
-SETTING_TITLES: Mapping[str, str] = {
-    "threads": "threads",
-    "ranks": "ranks",
-    "batch_size": "batch",
-    "crop": "crop",
-    "cache": "cache",
-    "compute_ms": "compute ms",
-    "latency_ms": "latency ms",
-    "shards": "shards",
-    "photo_side": "photo side",
-}
-"""A setting's fields, as tables and errors call them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,24 +81,6 @@ class TurnSetting:
     def to_json(self) -> dict[str, Any]:
         """The fields by name, the threads as they are."""
         return {field.name: getattr(self, field.name) for field in fields(self)} | {"threads": self.num_threads}
-
-
-def format_setting(value: object) -> str:
-    """A setting's value in a table: ``20`` of 20.0, a dash where there is none."""
-    return "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def setting_text(setting: Mapping[str, Any]) -> str:
-    """A setting of a record in words, without what is ``None``.
-
-    >>> setting_text({"threads": 2, "batch_size": 64, "latency_ms": None})
-    'threads 2, batch 64'
-    """
-    return ", ".join(
-        f"{title} {format_setting(setting[name])}"
-        for name, title in SETTING_TITLES.items()
-        if setting.get(name) is not None
-    )
 
 
 AXES: Mapping[str, type] = {

@@ -18,15 +18,15 @@ from PIL import Image
 from bench.compare.check_loaders import compare_outputs
 from bench.compare.data import DataSets
 from bench.compare.ranks import run_turn
+from bench.compare.records import figures_of
 from bench.compare.run import Contender, check_counts, turn_jobs
 from bench.compare.settings import TurnSetting
-from bench.engine.folders import RunFolder
 from bench.engine.turn_process import fork_server
 from bench.loaders.protocol import LoaderOptions
 from bench.loaders.registry import GROUPS, LOADERS
 from bench.loaders.selection import LoaderSpec, available_loaders
-from bench.reports.figures import figures_of
 from bench.reports.tables import format_rows
+from bench.tools.folders import RunFolder
 from bench.tools.repeat import write_shard
 from dali_pipes.errors import PipesError
 from dali_pipes.store.local import LocalStore

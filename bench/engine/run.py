@@ -12,11 +12,11 @@ from typing import Any, TypeVar
 
 import click
 
-from bench.engine.folders import RunFolder, remove_leftovers
 from bench.engine.scenario import MAX_ERROR_CHARS, Rounds, Scenario
 from bench.engine.turn_process import call_apart, fork_server
 from bench.reports.record import stamped
 from bench.tools.environment import describe_environment
+from bench.tools.folders import RunFolder, remove_leftovers
 from dali_pipes.progress import bar
 
 Made = TypeVar("Made")

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
-from bench.engine.folders import RunFolder, check_writable
 from bench.reports.figures import Figure
+from bench.tools.folders import RunFolder, check_writable
 
 MEMORY = Path("/dev/shm")  # noqa: S108 (a directory of our own is made there)
 TURN_S = 7200.0

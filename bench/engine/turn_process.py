@@ -30,8 +30,7 @@ PRELOAD = (
     "nvidia.dali.fn",
     "dali_pipes.open_loader",
     "dali_pipes.graph.pipelines",
-    "bench.compare.transforms",
-    "bench.compare.turn",
+    "bench.loaders.transforms",
 )
 DONE = "done"
 END_S = 10.0

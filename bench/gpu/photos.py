@@ -16,7 +16,7 @@ import webdataset
 from PIL import Image
 
 from bench.loaders.encoded import samples_of
-from bench.loaders.protocol import available_cores
+from bench.tools.environment import available_cores
 from dali_pipes.errors import DataError
 from dali_pipes.formats.tar_reader import BLOCK
 from dali_pipes.store.local import LocalStore

@@ -15,9 +15,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 import torch
 
-from bench.engine.folders import RunFolder
 from bench.engine.scenario import MAX_ERROR_CHARS, Rounds, Scenario
-from bench.engine.summary import summarised
 from bench.gpu.cases import CASES, Case
 from bench.gpu.checks import check_path, measure_parity
 from bench.gpu.devices import (
@@ -31,8 +29,10 @@ from bench.gpu.devices import (
 )
 from bench.gpu.tables import FIGURES, format_scenario
 from bench.gpu.workload import Device, GpuSetting, Workload
-from bench.loaders.protocol import available_cores
 from bench.reports.figures import Figure
+from bench.reports.tables import summarised
+from bench.tools.environment import available_cores
+from bench.tools.folders import RunFolder
 from bench.tools.processes import ProcessTree
 
 CHECKS = ("path", "parity")

@@ -3,10 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bench.engine.summary import spread_cell
 from bench.reports.figures import FIGURES as RUN_FIGURES
 from bench.reports.figures import Figure
-from bench.reports.tables import format_rows
+from bench.reports.tables import format_rows, spread_cell
 
 FIGURES: Mapping[str, Figure] = {
     "samples_per_s": RUN_FIGURES["samples_per_s"],

@@ -1,23 +1,18 @@
 """Define what every loader of `bench` takes, and what it gives."""
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, TypedDict, cast, get_args
 
 from bench.loaders.registry import DECODES
+from bench.tools.environment import available_cores
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 Device = Literal["auto", "cpu", "gpu"]
-
-
-def available_cores() -> int:
-    """The cores that this process may use. Under ``taskset`` or Slurm the machine has more."""
-    return len(os.sched_getaffinity(0))
 
 
 class BenchBatch(TypedDict, total=False):

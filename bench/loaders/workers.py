@@ -35,7 +35,7 @@ def worker_context() -> ForkServerContext:
     workers. Each worker holds the pipe that the server waits on, so workers must end by themselves (`end_with_main`).
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torchvision", "webdataset", "aistore", "bench.compare.transforms"])
+    context.set_forkserver_preload(["torch", "torchvision", "webdataset", "aistore", "bench.loaders.transforms"])
     return context
 
 

@@ -1,19 +1,8 @@
-"""Define the figures of a run: what each is, in which unit, which way is better, and how a turn gives it."""
+"""Define the figures of a run: what each is, in which unit, and which way is better."""
 
-import math
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
-
-if TYPE_CHECKING:
-    from bench.compare.data import DataFacts
-    from bench.compare.ranks import Turn
-    from bench.compare.settings import TurnSetting
-    from bench.compare.turn import Drawn, Spent
-
-
-MIB = 1 << 20
+from typing import Literal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,66 +119,3 @@ FIGURES: Mapping[str, Figure] = {
     "first_epoch_s": _time("first epoch", "s", 2, "From before the loader is made to the end of its first epoch."),
 }
 """In the order of a report."""
-
-
-def figures_of(turn: "Turn", *, setting: "TurnSetting", facts: "DataFacts") -> dict[str, float | None]:
-    """Compute the figures of one turn, by the names of `FIGURES`; ``None`` for those that were not measured."""
-    firsts = [rank.first for rank in turn.ranks]
-    timed = [rank.steady if rank.steady is not None else rank.first for rank in turn.ranks]
-    measured = turn.ranks[0]
-    spent = measured.steady_spent if measured.steady is not None else measured.first_spent
-    assert spent is not None, "the first rank measures"
-    assert measured.first_spent is not None, "the first rank measures"
-    epochs = timed[0].num_epochs
-    num_samples = sum(drawn.num_samples for drawn in timed)
-    elapsed_s = max(drawn.elapsed_s for drawn in timed)
-    waits_s = [wait for drawn in timed for wait in drawn.waits_s]
-    growth = turn.peak_mib - turn.start_mib
-    return {
-        "samples_per_s": num_samples / elapsed_s,
-        "mib_per_s": epochs * facts.shard_bytes / MIB / elapsed_s,
-        "cpu_ms_per_sample": 1000 * spent.cpu_s / num_samples,
-        "time_to_first_batch_s": max(drawn.waits_s[0] for drawn in firsts),
-        "batch_p50_ms": 1000 * percentile(waits_s, 50),
-        "batch_p99_ms": 1000 * percentile(waits_s, 99),
-        "batch_max_ms": 1000 * max(waits_s),
-        "wait_share": sum(sum(drawn.waits_s) + drawn.ends_s for drawn in timed)
-        / sum(drawn.elapsed_s for drawn in timed),
-        "accelerator_utilisation": _utilisation(timed, setting),
-        "peak_memory_mib": turn.peak_mib,
-        "loader_memory_mib": growth,
-        "memory_mib_per_sample": growth / (setting.batch_size * setting.ranks),
-        "shared_memory_mib": turn.shared_memory_mib,
-        "fetched_ratio": _fetched(spent, facts, epochs=epochs),
-        "first_fetched_ratio": _fetched(measured.first_spent, facts, epochs=1),
-        "first_epoch_s": max(drawn.elapsed_s for drawn in firsts),
-    }
-
-
-def percentile(values: Sequence[float], percent: float) -> float:
-    """Return the smallest value that at least ``percent`` of the values do not exceed.
-
-    >>> percentile([3.0, 1.0, 2.0], 99)
-    3.0
-    """
-    ordered = sorted(values)
-    return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
-
-
-def _utilisation(timed: "Sequence[Drawn]", setting: "TurnSetting") -> float | None:
-    """Average the utilisation over the ranks.
-
-    The rules (mlcommons/storage, Submission_guidelines.md, "Performance Metrics", v2.0) divide the total compute time
-    by the total running time. The compute time is the emulated sleep: samples of an accelerator / batch size x its
-    nominal length. The running time leaves out the wait for the first step's input.
-    """
-    if setting.compute_ms <= 0:
-        return None
-    return statistics.fmean(
-        drawn.num_samples / setting.batch_size * setting.compute_ms / 1000 / (drawn.elapsed_s - drawn.waits_s[0])
-        for drawn in timed
-    )
-
-
-def _fetched(spent: "Spent", facts: "DataFacts", *, epochs: int) -> float | None:
-    return None if spent.traffic is None else spent.traffic.num_bytes / epochs / facts.needed_bytes

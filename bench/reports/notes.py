@@ -4,10 +4,19 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bench.compare.settings import SETTING_TITLES, format_setting
 from bench.loaders.registry import ALL_PARTS, LOADERS
 from bench.reports.intervals import MIN_REPEATS
-from bench.reports.summary import BRIEF, EQUAL_WITHIN, Record, Report, rounds_of, setting_names, values_of
+from bench.reports.summary import (
+    BRIEF,
+    EQUAL_WITHIN,
+    SETTING_TITLES,
+    Record,
+    Report,
+    format_setting,
+    rounds_of,
+    setting_names,
+    values_of,
+)
 
 FETCHES = 0.05
 """Share of the needed bytes; a loader that fetches less only asks whether a shard is still the same."""

@@ -3,11 +3,20 @@
 from collections.abc import Sequence
 from html import escape
 
-from bench.compare.settings import SETTING_TITLES, format_setting
 from bench.reports.figures import FIGURES
 from bench.reports.notes import conditions_of, conversions_of, notes_of
 from bench.reports.plots import Mark, draw_lines, draw_rows, svg_of
-from bench.reports.summary import BRIEF, Record, Report, is_telling, label_of, measured, setting_names
+from bench.reports.summary import (
+    BRIEF,
+    SETTING_TITLES,
+    Record,
+    Report,
+    format_setting,
+    is_telling,
+    label_of,
+    measured,
+    setting_names,
+)
 from bench.reports.tables import format_rows, format_table, table_rows
 
 TITLE = "Loaders, measured"

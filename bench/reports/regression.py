@@ -15,18 +15,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from bench.compare.settings import SETTING_TITLES, format_setting, setting_text
 from bench.reports.figures import FIGURES, Figure
 from bench.reports.intervals import Interval, unpaired_ratio
 from bench.reports.summary import (
+    SETTING_TITLES,
     Record,
     Report,
     format_interval,
     format_ratio,
+    format_setting,
     label_of,
     named,
     rounds_of,
     setting_names,
+    setting_text,
     values_of,
 )
 from bench.reports.tables import format_rows

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from bench.compare.settings import SETTING_TITLES
 from bench.loaders.registry import ALL_PARTS
 from bench.reports.figures import FIGURES, Figure
 from bench.reports.intervals import Interval, median_interval, paired_ratio
@@ -13,6 +12,19 @@ Record = Mapping[str, Any]
 """One loader under one setting."""
 Report = Mapping[str, Any]
 """The record of a run, in its present form."""
+
+SETTING_TITLES: Mapping[str, str] = {
+    "threads": "threads",
+    "ranks": "ranks",
+    "batch_size": "batch",
+    "crop": "crop",
+    "cache": "cache",
+    "compute_ms": "compute ms",
+    "latency_ms": "latency ms",
+    "shards": "shards",
+    "photo_side": "photo side",
+}
+"""A setting's fields, as tables and errors call them."""
 
 BRIEF = (
     "samples_per_s",
@@ -171,6 +183,24 @@ def rounds_of(report: Report) -> str | None:
 def setting_names(records: Sequence[Record]) -> list[str]:
     """The fields in which the records' settings differ."""
     return [name for name in SETTING_TITLES if len({record["setting"].get(name) for record in records}) > 1]
+
+
+def format_setting(value: object) -> str:
+    """A setting's value in a table: ``20`` of 20.0, a dash where there is none."""
+    return "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def setting_text(setting: Mapping[str, Any]) -> str:
+    """A setting of a record in words, without what is ``None``.
+
+    >>> setting_text({"threads": 2, "batch_size": 64, "latency_ms": None})
+    'threads 2, batch 64'
+    """
+    return ", ".join(
+        f"{title} {format_setting(setting[name])}"
+        for name, title in SETTING_TITLES.items()
+        if setting.get(name) is not None
+    )
 
 
 def format_interval(figure: Figure, values: Sequence[float], *, with_interval: bool = True) -> str:

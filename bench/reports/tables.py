@@ -1,10 +1,21 @@
 """Write tables, as text or Markdown: any rows of cells, and the rows of a run."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any
 
-from bench.compare.settings import SETTING_TITLES, format_setting
-from bench.reports.figures import FIGURES
-from bench.reports.summary import BRIEF, Report, baseline_of, is_telling, label_of, measured, setting_names
+from bench.reports.figures import FIGURES, Figure
+from bench.reports.summary import (
+    BRIEF,
+    SETTING_TITLES,
+    Report,
+    baseline_of,
+    format_setting,
+    is_telling,
+    label_of,
+    measured,
+    setting_names,
+)
 
 RATIOS = ("samples_per_s", "cpu_ms_per_sample")
 """The figures that have a column for the ratio to the baseline."""
@@ -78,3 +89,22 @@ def format_table(
     """A row for each loader and setting: medians, 95 % intervals over the repeats, paired ratios to the baseline."""
     rows, num_names = table_rows(report, figures=figures, intervals=intervals)
     return format_rows(rows, markdown=markdown, left=num_names)
+
+
+def summarised(figures: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    """Medians by the figures' names, and under ``spread`` their smallest and largest values.
+
+    >>> summarised({"wall_s": [3.0, 1.0, 2.0]})
+    {'wall_s': 2.0, 'spread': {'wall_s': [1.0, 3.0]}}
+    """
+    return {
+        **{name: median(values) for name, values in figures.items()},
+        "spread": {name: [min(values), max(values)] for name, values in figures.items()},
+    }
+
+
+def spread_cell(record: Mapping[str, Any], name: str, figures: Mapping[str, Figure]) -> str:
+    """A figure of a record, as `summarised` made it, as a cell of a table: ``2.0 (1.0-3.0)``."""
+    scale, digits = figures[name].scale, figures[name].digits
+    low, high = record["spread"][name]
+    return f"{scale * record[name]:.{digits}f} ({scale * low:.{digits}f}-{scale * high:.{digits}f})"

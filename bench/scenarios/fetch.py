@@ -13,12 +13,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from bench.engine.folders import RunFolder, check_room
 from bench.engine.scenario import MEMORY, Rounds, Scenario
-from bench.engine.summary import spread_cell, summarised
 from bench.reports.figures import Figure
-from bench.reports.tables import format_rows
+from bench.reports.tables import format_rows, spread_cell, summarised
 from bench.scenarios.fetch_client import CLIENTS, ClientTask, Cost, find_curl
+from bench.tools.folders import RunFolder, check_room
 from bench.tools.object_server import ObjectServer, new_bucket
 from bench.tools.processes import cpu_s_of
 from dali_pipes.cache.free_space import file_system

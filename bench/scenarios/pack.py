@@ -18,11 +18,10 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, ClassVar, Literal
 
-from bench.engine.folders import RunFolder, check_room
 from bench.engine.scenario import MEMORY, Rounds, Scenario
-from bench.engine.summary import spread_cell, summarised
 from bench.reports.figures import Figure
-from bench.reports.tables import format_rows
+from bench.reports.tables import format_rows, spread_cell, summarised
+from bench.tools.folders import RunFolder, check_room
 from bench.tools.memory import touch_memory
 from bench.tools.object_server import ObjectServer, new_bucket
 from bench.tools.server_process import module_command, module_environment

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from bench.engine.folders import RunFolder
 from bench.engine.scenario import Rounds, Scenario
 from bench.reports.tables import format_rows
+from bench.tools.folders import RunFolder
 from dali_pipes.formats.manifest import Manifest
 
 if TYPE_CHECKING:

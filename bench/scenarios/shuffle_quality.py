@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from bench.engine.folders import RunFolder
 from bench.engine.scenario import Rounds, Scenario
 from bench.reports.tables import format_rows
+from bench.tools.folders import RunFolder
 from bench.tools.repeat import write_shard
 from dali_pipes.formats.manifest import Manifest
 from dali_pipes.store.shard_set import ShardSet

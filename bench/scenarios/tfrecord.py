@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import bench.loaders.dali
 from bench.compare.outputs import Comparison, Reference, compare_epoch, tolerance_of
 from bench.compare.turn import delivered
-from bench.engine.folders import RunFolder, check_room
 from bench.engine.scenario import MEMORY, Rounds, Scenario
-from bench.engine.summary import spread_cell, summarised
 from bench.loaders.encoded import endpoint_of, shard_urls
 from bench.loaders.peers.dali_readers import ReaderFiles, open_loader, open_reader, write_webdataset_indexes
-from bench.loaders.protocol import BenchLoader, Device, LoaderOptions, available_cores
+from bench.loaders.protocol import BenchLoader, Device, LoaderOptions
 from bench.reports.figures import Figure
-from bench.reports.tables import format_rows
+from bench.reports.tables import format_rows, spread_cell, summarised
+from bench.tools.environment import available_cores
+from bench.tools.folders import RunFolder, check_room
 from bench.tools.memory import touch_memory
 from bench.tools.processes import ProcessTree
 from dali_pipes.cache.free_space import file_system

@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
-from bench.engine.folders import RunFolder
 from bench.engine.scenario import MEMORY, Rounds, Scenario
-from bench.engine.summary import spread_cell, summarised
-from bench.loaders.protocol import Device, available_cores
+from bench.loaders.protocol import Device
 from bench.reports.figures import Figure
-from bench.reports.tables import format_rows
+from bench.reports.tables import format_rows, spread_cell, summarised
+from bench.tools.environment import available_cores
+from bench.tools.folders import RunFolder
 from bench.tools.object_server import ObjectServer, upload_shards
 from bench.tools.processes import ProcessTree, cpu_s_of
 from bench.tools.repeat import repeat_shards

@@ -9,7 +9,6 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from bench.loaders.protocol import available_cores
 from dali_pipes.errors import PipesError
 
 PACKAGES = (
@@ -30,6 +29,11 @@ PACKAGES = (
 """What a figure may depend on, where it is installed."""
 
 EXTRAS = ("matplotlib", "psutil", "torchvision")
+
+
+def available_cores() -> int:
+    """The cores that this process may use. Under ``taskset`` or Slurm the machine has more."""
+    return len(os.sched_getaffinity(0))
 
 
 def check_extras() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from bench.engine.folders import check_room
+from bench.tools.folders import check_room
 from dali_pipes.errors import DataError
 from dali_pipes.formats.tar_reader import ArchiveReader
 from dali_pipes.progress import progress

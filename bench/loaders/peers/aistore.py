@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 from aistore.pytorch import AISIterDataset
 from torch.utils.data import DataLoader, IterableDataset
 
-from bench.compare.transforms import BatchDecoder
 from bench.loaders.encoded import EncodedSample, encoded_samples, shuffled
 from bench.loaders.protocol import BenchLoader, LoaderOptions
+from bench.loaders.transforms import BatchDecoder
 from bench.loaders.workers import WorkerEpochs, num_shard_workers, worker_settings
 from dali_pipes.store.base import Bucket
 from dali_pipes.store.cluster.ais import ais_client

@@ -17,9 +17,9 @@ import torch
 from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
 
-from bench.compare.transforms import BatchDecoder
 from bench.loaders.encoded import KEY, EncodedSample, label_of, samples_of
 from bench.loaders.protocol import BenchLoader, LoaderOptions, Prepared
+from bench.loaders.transforms import BatchDecoder
 from bench.loaders.workers import WorkerEpochs, worker_settings
 from dali_pipes.errors import DataError
 from dali_pipes.store.shard_names import check_object_name

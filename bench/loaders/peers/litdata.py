@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 from litdata import StreamingDataLoader, StreamingDataset
 
-from bench.compare.transforms import BatchDecoder
 from bench.loaders.encoded import endpoint_of, shard_urls
-from bench.loaders.protocol import BenchLoader, LoaderOptions, Prepared, available_cores
+from bench.loaders.protocol import BenchLoader, LoaderOptions, Prepared
+from bench.loaders.transforms import BatchDecoder
 from bench.loaders.workers import WorkerEpochs, worker_settings
+from bench.tools.environment import available_cores
 from dali_pipes.errors import PipesError
 
 if TYPE_CHECKING:

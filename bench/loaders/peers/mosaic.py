@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 from streaming import MDSWriter, StreamingDataLoader, StreamingDataset
 from streaming.base.constant import BARRIER_FILELOCK, CACHE_FILELOCK, SHM_TO_CLEAN
 
-from bench.compare.transforms import BatchDecoder
 from bench.loaders.encoded import KEY, checked_fields, samples_of
 from bench.loaders.protocol import BenchLoader, LoaderOptions, Prepared
+from bench.loaders.transforms import BatchDecoder
 from bench.loaders.workers import WorkerEpochs, worker_settings
 
 if TYPE_CHECKING:

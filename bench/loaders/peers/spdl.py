@@ -23,11 +23,11 @@ import torch
 from spdl.io import iter_tarfile
 from spdl.pipeline import PipelineBuilder, PipelineFailure
 
-from bench.compare.transforms import BatchDecoder
 from bench.loaders.encoded import KEY, EncodedSample, endpoint_of, open_stream, shard_urls, shuffled
 from bench.loaders.opening import delivery_device
 from bench.loaders.protocol import BenchBatch, BenchLoader, LoaderOptions
 from bench.loaders.registry import ALL_PARTS
+from bench.loaders.transforms import BatchDecoder
 from dali_pipes.formats.keys import split_key
 
 if TYPE_CHECKING:

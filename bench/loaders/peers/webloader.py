@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING
 
 import webdataset
 
-from bench.compare.transforms import BatchDecoder
-from bench.engine.folders import RunFolder
 from bench.loaders.encoded import endpoint_of, shard_urls
 from bench.loaders.protocol import BenchLoader, LoaderOptions
+from bench.loaders.transforms import BatchDecoder
 from bench.loaders.workers import WorkerEpochs, num_shard_workers, worker_settings
+from bench.tools.folders import RunFolder
 
 if TYPE_CHECKING:
     from dali_pipes.store.shard_set import ShardSet

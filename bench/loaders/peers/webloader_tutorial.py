@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 import webdataset
 
-from bench.compare.transforms import mask_transform, photo_transform
 from bench.loaders.encoded import shard_urls
 from bench.loaders.protocol import BenchBatch, BenchLoader, LoaderOptions
+from bench.loaders.transforms import mask_transform, photo_transform
 from bench.loaders.workers import (
     WorkerEpochs,
     check_shared_memory,

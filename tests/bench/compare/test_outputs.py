@@ -12,9 +12,9 @@ import torch
 from PIL import Image
 
 from bench.compare.outputs import SAME_PIXELS, OutputError, Reference, Tolerance, assert_images_close, compare_epoch
-from bench.compare.transforms import IMAGENET_MEAN, IMAGENET_STD, SampleDecoder
 from bench.loaders.protocol import BenchBatch, LoaderOptions
 from bench.loaders.registry import ALL_PARTS
+from bench.loaders.transforms import IMAGENET_MEAN, IMAGENET_STD, SampleDecoder
 from dali_pipes.errors import DataError
 from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import resolve_shards

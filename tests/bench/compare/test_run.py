@@ -25,7 +25,6 @@ from bench.compare.ranks import Turn, run_turn
 from bench.compare.run import LoaderScenario
 from bench.compare.settings import TurnSetting
 from bench.compare.turn import Drawn, RankTurn, Spent, TurnJob, time_rank
-from bench.engine.folders import RunFolder
 from bench.engine.run import run_scenario
 from bench.engine.turn_process import meet
 from bench.loaders.opening import open_loader
@@ -34,6 +33,7 @@ from bench.loaders.registry import ALL_PARTS
 from bench.loaders.selection import LoaderSpec
 from bench.loaders.workers import worker_context
 from bench.reports.record import check_target, read_run, write_record
+from bench.tools.folders import RunFolder
 from bench.tools.processes import ProcessTree
 from bench.tools.repeat import repeat_shards
 from dali_pipes.cli import main

@@ -10,10 +10,10 @@ from typing import Any, ClassVar, Literal
 
 import pytest
 
-from bench.engine.folders import RunFolder
 from bench.engine.run import run_scenario
 from bench.engine.scenario import Rounds, Scenario
 from bench.engine.turn_process import call_apart
+from bench.tools.folders import RunFolder
 from dali_pipes.errors import PipesError
 
 

@@ -9,8 +9,8 @@ import torch
 from torch.utils.data import DataLoader, default_collate
 
 from bench.compare.outputs import SAME_PIXELS, assert_images_close
-from bench.compare.transforms import BatchDecoder, SampleDecoder
 from bench.loaders.protocol import LoaderOptions
+from bench.loaders.transforms import BatchDecoder, SampleDecoder
 from bench.loaders.workers import worker_context
 from dali_pipes.errors import DataError
 from tests.bench.conftest import NUM_SAMPLES, samples
@@ -26,7 +26,7 @@ def test_batch_decoder_makes_what_the_reference_makes(
     decode: str, options: LoaderOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Masks, labels and keys the same, photos but for rounding; padding too, in memory that was used before."""
-    monkeypatch.setattr("bench.compare.transforms._new_tensor", lambda shape, dtype: torch.full(shape, 7, dtype=dtype))
+    monkeypatch.setattr("bench.loaders.transforms._new_tensor", lambda shape, dtype: torch.full(shape, 7, dtype=dtype))
     batch = BatchDecoder(replace(options, decode=decode))(encoded())
     expected = default_collate([SampleDecoder(options)(sample) for sample in encoded()])
     assert batch["key"] == expected["key"]

@@ -4,11 +4,10 @@ from typing import Any
 
 import pytest
 
-from bench.engine.summary import summarised
 from bench.reports.figures import FIGURES
 from bench.reports.notes import conditions_of, conversions_of, notes_of
 from bench.reports.summary import baseline_of, format_interval, label_of, restricted, setting_names, summarise
-from bench.reports.tables import format_table, table_rows
+from bench.reports.tables import format_table, summarised, table_rows
 
 from .records import SEVEN, record, report
 

@@ -229,7 +229,7 @@ def test_arguments_of_a_request_are_refused() -> None:
 @pytest.mark.parametrize("mode", ["RGB", "L"])
 def test_pets_is_torchvisions_transform(size: tuple[int, int], mode: str) -> None:
     """Crop, padding and normalisation of the tutorial: no pixel differs by more than float32's last bits."""
-    from bench.compare.transforms import mask_transform, photo_transform
+    from bench.loaders.transforms import mask_transform, photo_transform
 
     photo, mask = encode_photo(size=size, mode=mode), encode_mask(size=size)
     shard = make_shard({"a": {"image.jpg": photo, "cls": b"3", "trimap.png": mask}})

@@ -4,10 +4,11 @@ import pytest
 
 from bench.compare.data import DataFacts
 from bench.compare.ranks import Turn
+from bench.compare.records import figures_of, percentile
 from bench.compare.settings import TurnSetting, sweep
 from bench.compare.turn import Drawn, RankTurn, Spent
 from bench.loaders.protocol import LoaderOptions
-from bench.reports.figures import FIGURES, figures_of, percentile
+from bench.reports.figures import FIGURES
 from bench.tools.gateway import Traffic
 from bench.tools.step import open_step
 

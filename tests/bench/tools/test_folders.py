@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from bench.engine.folders import RunFolder, check_room, remove_leftovers
+from bench.tools.folders import RunFolder, check_room, remove_leftovers
 
 OWNER = """
 import sys
 from pathlib import Path
-from bench.engine.folders import RunFolder
+from bench.tools.folders import RunFolder
 folder = RunFolder(Path(sys.argv[1]))
 (folder.new() / "shard.tar").write_bytes(bytes(1000))
 print("there", flush=True)
