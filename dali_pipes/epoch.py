@@ -21,7 +21,9 @@ from dali_pipes.fetch.stager import Stager
 from dali_pipes.formats.manifest import Manifest
 from dali_pipes.graph.decode import DecodePipeline
 from dali_pipes.options import Outputs
-from dali_pipes.order.plan import OrderInputs, Plan, num_slices_read, reserved_bytes
+from dali_pipes.order.inputs import OrderInputs
+from dali_pipes.order.plan import Plan
+from dali_pipes.order.reservation import reserved_bytes, slices_read
 from dali_pipes.order.selection import Selection
 from dali_pipes.order.state import LoaderState
 from dali_pipes.reader.batching import Batching
@@ -61,8 +63,10 @@ class PlanInputs:
             self.manifest.samples,
             order=self.order,
             global_batch_size=batching.global_batch_size,
-            num_slices_read=num_slices_read(
-                self.order, batch_size=batching.batch_size, rank=process.rank, world_size=process.world_size
+            num_slices_read=len(
+                slices_read(
+                    self.order, batch_size=batching.batch_size, rank=process.rank, world_size=process.world_size
+                )
             ),
             set_shards=self.set_shards,
             selection=self.selection,

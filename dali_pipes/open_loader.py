@@ -40,13 +40,9 @@ from dali_pipes.options import (
     as_integer,
     names_new_form,
 )
-from dali_pipes.order.plan import (
-    BYTES_PER_SAMPLE,
-    LAST_BATCH_POLICIES,
-    LastBatchPolicyName,
-    OrderInputs,
-    window_bytes,
-)
+from dali_pipes.order.inputs import OrderInputs
+from dali_pipes.order.passes import window_bytes
+from dali_pipes.order.plan import BYTES_PER_SAMPLE, LAST_BATCH_POLICIES, LastBatchPolicyName
 from dali_pipes.order.selection import Selection
 from dali_pipes.order.state import LoaderState
 from dali_pipes.processes.ranks import Rank, find_rank

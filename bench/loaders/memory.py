@@ -78,7 +78,8 @@ class _MemoryEpochs:
     def epoch(self) -> Iterator[BenchBatch]:
         from torch.utils.dlpack import from_dlpack
 
-        from dali_pipes.order.plan import OrderInputs, Plan, num_steps
+        from dali_pipes.order.inputs import OrderInputs
+        from dali_pipes.order.plan import Plan, num_steps
 
         if self._epochs:
             self._decode.drain()

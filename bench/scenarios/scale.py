@@ -26,7 +26,7 @@ from dali_pipes.formats.manifest import Manifest
 
 if TYPE_CHECKING:
     from dali_pipes.cache.share import CacheShare
-    from dali_pipes.order.plan import OrderInputs
+    from dali_pipes.order.inputs import OrderInputs
 
 
 SHARD_SAMPLES = 1000
@@ -123,7 +123,8 @@ def measure(path: Path, *, window_shards: int) -> dict[str, Any]:
     from dali_pipes.cache.free_space import FreeSpace
     from dali_pipes.cache.placement import default_directories
     from dali_pipes.cache.share import CacheShare
-    from dali_pipes.order.plan import OrderInputs, reserved_bytes
+    from dali_pipes.order.inputs import OrderInputs
+    from dali_pipes.order.reservation import reserved_bytes
 
     start_rss = _status_bytes("VmRSS")
     stages: dict[str, float] = {}

@@ -209,7 +209,8 @@ def _read(made: ShuffleInputs, order: Order, *, seed: int) -> Int64s:
 
 
 def _ours(manifest: Manifest, seed: int, window: int | str) -> Int64s:
-    from dali_pipes.order.plan import OrderInputs, Plan
+    from dali_pipes.order.inputs import OrderInputs
+    from dali_pipes.order.plan import Plan
 
     order = OrderInputs(seed=seed, shuffle_window=window)  # type: ignore[arg-type]
     plan = Plan(shard_bytes=manifest.shard_bytes, shard_samples=manifest.samples, order=order)

@@ -36,7 +36,8 @@ from dali_pipes.cache.extents import EXTENT_ALIGNMENT, extent_starts
 from dali_pipes.cache.free_space import file_system
 from dali_pipes.cache.placement import extent_alignment
 from dali_pipes.errors import DataError
-from dali_pipes.order.plan import OrderInputs, reserved_bytes
+from dali_pipes.order.inputs import OrderInputs
+from dali_pipes.order.reservation import reserved_bytes
 
 if TYPE_CHECKING:
     from dali_pipes import Loader

@@ -3,23 +3,16 @@
 from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from dali_pipes.order.passes import Span
+from dali_pipes.order.randomness import Int64s
 
-Int64s = npt.NDArray[np.int64]
 Taken: TypeAlias = tuple[Int64s, Int64s]
 """Ordinals, and the occurrence of each in the epoch."""
 
 
 class Cursor:
-    """Reads one lane's order from a position on; skips windows without permuting them.
-
-    Args:
-        span: The data set's part in the epoch.
-        slice_: The slice.
-        position: Of the slice's positions in the epoch.
-    """
+    """Reads one lane from a position of the epoch on; skips the windows before it without permuting them."""
 
     def __init__(self, span: Span, slice_: int, position: int) -> None:
         self._pieces = span.pieces(slice_, start=position)
@@ -44,7 +37,6 @@ class Cursor:
         return (self._repeat + 1) * self._max_copies
 
     def take(self, num: int) -> Taken:
-        """The next samples, with their occurrences."""
         ordinals: list[Int64s] = []
         occurrences: list[Int64s] = []
         while num:

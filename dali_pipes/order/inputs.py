@@ -1,4 +1,4 @@
-"""The inputs of an order beside the manifest and the selection: a seed, an epoch and a few options, checked."""
+"""The checked inputs of an order beside the manifest and the selection: seed, epoch and a few options."""
 
 import math
 from dataclasses import dataclass
@@ -12,20 +12,20 @@ class OrderInputs:
     seed: int = 0
     epoch: int = 0
     shuffle: bool = True
-    """``False``: the manifest's order, in which seed and windows change nothing."""
+    """``False``: the manifest's order, which depends neither on the seed nor on the windows."""
     shuffle_window: int | Literal["all"] = "all"
-    """Bytes of shards that are shuffled together; ``"all"``: the whole slice, an exact global shuffle. Each of several
-    data sets has windows of its own."""
+    """Bytes of shards that are shuffled together; ``"all"``: the whole slice, an exact global shuffle. Each data set
+    has its own windows."""
     ramp_up: bool = False
     """Begin with windows of 1, 2, 4, ... shards, so that the first batch waits for one shard only."""
     num_slices: int = 1
     """Parts of the shard list; each node stages one or more. Each step takes the same number of samples from every
     slice."""
     epoch_samples: int | None = None
-    """Samples of an epoch, over all ranks; the next epoch continues where this one stopped, pass after pass. ``None``:
+    """Samples of an epoch, over all ranks. The next epoch continues where this one stopped, pass after pass. ``None``:
     an epoch is a pass."""
     weights: tuple[float, ...] | None = None
-    """Proportions of several data sets in an epoch; ``None``: by their numbers of samples."""
+    """Proportions of several data sets in an epoch; ``None``: in proportion to their numbers of samples."""
 
     def __post_init__(self) -> None:
         if self.epoch < 0:

@@ -1,8 +1,8 @@
 """Mix data sets: compute from which data set each position of an epoch takes its sample.
 
-The epoch is cut into blocks of about `BLOCK_POSITIONS` positions. Each block has every data set's proportion, to within
-one sample, in an order of its own. So the mixture is right in every part of the epoch, and to find a position costs no
-more than to permute its block.
+The epoch is cut into blocks of about `BLOCK_POSITIONS` positions. Each block holds every data set in its proportion, to
+within one sample, in an order of its own. So the mixture is right in every part of the epoch, and finding a position
+costs no more than permuting its block.
 """
 
 import math
@@ -10,20 +10,17 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 import numpy as np
-import numpy.typing as npt
 
-from dali_pipes.order.randomness import Stream
+from dali_pipes.order.randomness import Int64s, Stream
 
 # Enough that a rare data set can come anywhere in a block, few enough to permute a block in a millisecond.
 BLOCK_POSITIONS = 4096
 
-Int64s = npt.NDArray[np.int64]
-
 
 def split_by_weight(num: int, weights: Sequence[float]) -> list[int]:
-    """Split ``num`` samples in proportion to weights, by largest remainder; of equal remainders the first one wins.
+    """Split ``num`` samples in proportion to weights, by largest remainder; among equal remainders the first one wins.
 
-    Weights count as the decimal numbers that they are written as, so that 0.3 is three tenths.
+    A weight counts as the decimal number that it is written as: 0.3 is exactly three tenths.
 
     >>> split_by_weight(10, [0.7, 0.2, 0.1]), split_by_weight(10, [1, 1, 1]), split_by_weight(2, [1, 1, 1])
     ([7, 2, 1], [4, 3, 3], [1, 1, 0])
@@ -37,7 +34,7 @@ def split_by_weight(num: int, weights: Sequence[float]) -> list[int]:
 
 
 def mixed_length(lengths: Sequence[int], weights: Sequence[float]) -> int:
-    """Number of positions of the shortest epoch that has these weights and every sample of every data set.
+    """Compute the length of the shortest epoch that has these weights and every sample of every data set.
 
     >>> mixed_length([30, 10], [0.5, 0.5]), mixed_length([30, 10], [0.3, 0.7])
     (60, 100)
@@ -47,7 +44,7 @@ def mixed_length(lengths: Sequence[int], weights: Sequence[float]) -> int:
 
 
 class Mix:
-    """The data set of each position of an epoch: random with ``shuffle``, else evenly in turn.
+    """The data set of each position of an epoch: in random order with ``shuffle``, else evenly in turn.
 
     Ten positions, six of data set 0 and four of data set 1, without ``shuffle``:
 
@@ -56,11 +53,7 @@ class Mix:
     data set  0  1  0  1  0  0  1  0  1  0
     ========  =  =  =  =  =  =  =  =  =  =
 
-    Args:
-        lengths: Positions of each data set.
-        seed: Of the order.
-        epoch: Of the order.
-        shuffle: Of the order.
+    ``lengths`` are the positions of each data set; the other arguments are the order's.
     """
 
     def __init__(self, lengths: Sequence[int], *, seed: int, epoch: int, shuffle: bool) -> None:
@@ -73,7 +66,7 @@ class Mix:
         self._number, self._first, self._block = -1, 0, np.empty(0, np.int64)
 
     def before(self, position: int) -> list[int]:
-        """How many positions of each data set come before ``position``."""
+        """Count the positions of each data set before ``position``."""
         if position >= self.length:
             return list(self._lengths)
         self._open_block_of(position)
@@ -90,9 +83,9 @@ class Mix:
         return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, np.int64), *parts])
 
     def most_of(self, number: int, num: int) -> int:
-        """The most positions of a data set among any ``num`` in a row; the first ones follow the last ones."""
+        """An upper bound of the data set's positions in any ``num`` consecutive positions, counted cyclically."""
         smallest = max(1, sum(length // self._num_blocks for length in self._lengths))
-        # Two blocks that are cut at the ends, and one more where the end of the epoch lies in between.
+        # Two blocks that are cut at the ends, and one more if the end of the epoch lies in between.
         num_blocks = (num - 1) // smallest + 3
         return min(num, num_blocks * -(-self._lengths[number] // self._num_blocks))
 
@@ -103,7 +96,7 @@ class Mix:
     def _open_block_of(self, position: int) -> None:
         if self._first <= position < self._first + len(self._block):
             return
-        # The block begins there or a little earlier, since each data set's part of it is rounded down.
+        # The position lies in this block or in a later one, since each data set's part of a block is rounded down.
         block = position * self._num_blocks // self.length
         while sum(self._before_block(block + 1)) <= position:
             block += 1
@@ -114,7 +107,7 @@ class Mix:
         if self._shuffle:
             order = np.argsort(self._stream.words(first + places), kind="stable")
         else:
-            # The j-th of n stands at (j + 1/2) / n of the block; where several stand, the first data set comes first.
+            # The j-th of n stands at (j + 1/2) / n of the block; at equal places the first data set comes first.
             within = places - np.repeat(np.cumsum(counts) - counts, counts)
             order = np.argsort((2 * within + 1) / (2 * counts[sets]), kind="stable")
         self._number, self._first, self._block = block, first, sets[order]

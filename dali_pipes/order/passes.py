@@ -7,8 +7,8 @@ A *pass* is one reading of one data set. It has three levels, each a permutation
 * each slice, cut into windows: runs of shards that are resident together;
 * the samples of each window.
 
-Cost and memory grow with the window, not with the data set. Exceptions are the permutation of the shard list, and class
-factors, which draw the copies of a pass for all samples at once.
+Cost and memory grow with the window, not with the data set. There are two exceptions: the permutation of the shard
+list, and class factors, which draw the copies of a pass for all samples at once.
 """
 
 import itertools
@@ -16,24 +16,21 @@ from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from dali_pipes.order.inputs import OrderInputs
-from dali_pipes.order.randomness import Stream
-from dali_pipes.order.selection import Copies, Part, Selection
+from dali_pipes.order.randomness import Int64s, Stream
+from dali_pipes.order.selection import Copies, Selection
 
 # Shards of a window that is read in order: enough to keep the fetch threads busy.
 SEQUENTIAL_SHARDS = 8
-# An epoch that needs more than one pass takes further ones from here on. No job has so many epochs as to reach them.
+# An epoch that needs more than one pass takes the further ones from this number on. No job has so many epochs.
 FURTHER_PASSES = 1 << 32
 # Passes of one data set to keep: one that ends, the next one, and one for shards that are staged further ahead.
 NUM_PASSES_KEPT = 3
 
-Int64s = npt.NDArray[np.int64]
-
 
 def window_bytes(order: OrderInputs, shard_bytes: Int64s) -> int | Literal["all"]:
-    """The size of windows. Without a shuffle they do not change the order, and need not be large."""
+    """Compute the size of windows. Without a shuffle they do not change the order, so they need not be large."""
     if order.shuffle or order.shuffle_window != "all":
         return order.shuffle_window
     return SEQUENTIAL_SHARDS * max(1, int(shard_bytes.max(initial=0)))
@@ -77,7 +74,7 @@ class Passes:
         order: The inputs of the order.
 
     Raises:
-        ValueError: If no sample is left, or there are fewer shards than slices.
+        ValueError: If no sample is left, or if there are fewer shards than slices.
     """
 
     def __init__(
@@ -96,7 +93,7 @@ class Passes:
         self.excluded = selection.excluded
         ordinals = int(shard_starts[shards[0]]), int(shard_starts[shards[1]])
         self.first_ordinal = ordinals[0]
-        self.part: Part = selection.part(*ordinals)
+        self.part = selection.part(*ordinals)
         if not self.part.num_per_pass:
             raise ValueError(
                 f"nothing to read: {ordinals[1] - ordinals[0]} samples, {self.part.num_excluded} excluded, in shards "
@@ -106,14 +103,13 @@ class Passes:
         self._kept = shard_kept[slice(*shards)]
         self._check_slices()
         self._passes: dict[int, Pass] = {}
-        # A single slice has all samples. Several are as long as the longest, which differs from pass to pass.
+        # A single slice has all samples. Several slices are as long as the longest one, which differs between passes.
         self.constant_length = self.part.num_per_pass if order.num_slices == 1 else None
         """Positions of a slice, if every pass has the same number."""
         if self.constant_length is None and not order.shuffle and self.part.min_copies is None:
             self.constant_length = self.pass_(0).length
 
     def pass_(self, number: int) -> "Pass":
-        """The pass of this number."""
         if number not in self._passes:
             while len(self._passes) >= NUM_PASSES_KEPT:
                 del self._passes[min(self._passes)]
@@ -125,11 +121,11 @@ class Passes:
         num_shards = int(np.count_nonzero(self._kept))
         which = "" if num_shards == len(self._kept) else " with anything left to read"
         if self.part.min_copies is not None and self.order.num_slices > 1:
-            # A pass reads every shard that has a fixed copy, and as many shards as it takes to hold all its samples.
+            # A pass reads every shard that has a fixed copy, and at least the shards that it takes to hold its samples.
             fullest = np.sort(self.kept(self.part.max_copies_of_each))[::-1]
             at_least = int(np.searchsorted(np.cumsum(fullest), self.part.num_per_pass)) + 1
             num_shards = max(at_least, int(np.count_nonzero(self.kept(self.part.min_copies))))
-            which = " of which every pass has something"
+            which = " that every pass reads"
         if self.order.num_slices > num_shards:
             raise ValueError(
                 f"slices must not exceed the number of shards{which}, {num_shards}, got {self.order.num_slices}"
@@ -146,14 +142,14 @@ class Passes:
         return int(values[self.first_shard : self._stop_shard][self._kept > 0].sum())
 
     def ordinals(self, shards: Int64s) -> Int64s:
-        """The samples of these shards that are not excluded, shard by shard."""
+        """List the samples of these shards that are not excluded, shard by shard."""
         starts = self.shard_starts[shards]
         counts = self.shard_starts[shards + 1] - starts
         # First ordinal of each shard, minus the start of its run in the concatenation, plus the position there.
         offsets = np.repeat(starts - (np.cumsum(counts) - counts), counts)
         ordinals = offsets + np.arange(len(offsets), dtype=np.int64)
         if len(self.excluded):
-            # Both are sorted, so this costs as much as the window, whatever the number of excluded samples.
+            # Both are sorted, so the cost depends on the window, not on the number of excluded samples.
             places = np.minimum(np.searchsorted(self.excluded, ordinals), len(self.excluded) - 1)
             ordinals = ordinals[self.excluded[places] != ordinals]
         return ordinals
@@ -172,7 +168,7 @@ class Pass:
         if order.shuffle:
             shards = shards[self._ranked("shards", shards)]
         self.slices = np.array_split(shards, order.num_slices)
-        """The shards of each slice, in the order in which they are read."""
+        """The shards of each slice, in reading order."""
         self.slice_samples = [int(self._kept[shards - passes.first_shard].sum()) for shards in self.slices]
         self.length = max(self.slice_samples)
         """Positions of each slice; those that have fewer samples wrap."""
@@ -181,7 +177,7 @@ class Pass:
         self._windows: dict[int, tuple[Int64s, Int64s]] = {}
 
     def windows(self, slice_: int) -> tuple[Int64s, Int64s]:
-        """Cuts of a slice's list of shards, int64 [windows + 1], and number of samples of each window, int64 [windows].
+        """Where a slice's list of shards is cut, int64 [windows + 1], and each window's samples, int64 [windows].
 
         The cost does not depend on the number of samples.
         """
@@ -194,10 +190,7 @@ class Pass:
         return self._windows[slice_]
 
     def samples(self, shards: Int64s) -> tuple[Int64s, Int64s | None]:
-        """The samples of a window in the order in which they are read, and the number of each one's copy.
-
-        Copies are ``None`` where the pass has none.
-        """
+        """The samples of a window in reading order, and the number of each one's copy (``None``: no sample has any)."""
         passes = self._passes
         ordinals, copies = passes.ordinals(shards), None
         if self._copies is not None:
@@ -222,8 +215,8 @@ class Piece(NamedTuple):
     number: int
     """Number of windows of this slice before it in the epoch."""
     repeat: int
-    """Number of the reading: of the pass, and within it of the turn of a slice that wraps. It differs between any two
-    readings of one epoch that have a sample in common, in whichever slices."""
+    """Number of the reading: it counts passes, and within a pass the turns of a slice that wraps. Two readings of one
+    epoch that have a sample in common have different numbers, in whichever slices."""
     pass_: Pass
     shards: Int64s
     begin: int
@@ -235,21 +228,16 @@ class Piece(NamedTuple):
 class Span:
     """The part of a data set that one epoch takes: ``length`` positions of every slice, of one pass or several.
 
-    An epoch without a fixed length begins with a pass of its own, the one of the epoch's number. An epoch with a fixed
-    length continues where the epoch before it stopped, also within a pass. A data set of 10 samples, of which an epoch
-    takes 6:
+    An epoch without a fixed length begins with a new pass, whose number is the epoch's. An epoch with a fixed length
+    continues where the epoch before it stopped, also within a pass. For 10 samples, of which an epoch takes 6:
 
-    ==========  ======================  ================================
-    epoch       fixed length            no fixed length
-    ==========  ======================  ================================
+    ==========  =======================  ================================
+    epoch       fixed length             no fixed length
+    ==========  =======================  ================================
     0           pass 0, samples 0 to 5   pass 0, samples 0 to 9: all of it
     1           6 to 9, pass 1, 0 and 1  pass 1
     2           pass 1, 2 to 7           pass 2
-    ==========  ======================  ================================
-
-    Args:
-        passes: The data set.
-        length: Positions of a slice.
+    ==========  =======================  ================================
     """
 
     def __init__(self, passes: Passes, *, length: int) -> None:
@@ -262,7 +250,6 @@ class Span:
 
     @property
     def first_pass(self) -> Pass:
-        """The pass with which the epoch begins."""
         return self.passes.pass_(self._first_pass)
 
     @property
@@ -271,7 +258,7 @@ class Span:
         return self._offset + self.length <= self.first_pass.length
 
     def pieces(self, slice_: int, *, start: int = 0) -> Iterator[Piece]:
-        """The pieces of a slice, in order, from position ``start`` of the epoch on.
+        """Yield the pieces of a slice, in order, from position ``start`` of the epoch on.
 
         The cost does not depend on the number of samples. The last piece may have more samples than the epoch takes.
         """
@@ -308,7 +295,7 @@ class Span:
             pass_start, pass_number, repeat = pass_stop, pass_number + self._next_pass, repeat + pass_.num_turns
 
     def _find(self, position: int) -> tuple[int, int]:
-        """The pass of a position in the endless row of passes, and the position within it."""
+        """Find the pass of a position in the endless sequence of passes, and the position within it."""
         if self.passes.constant_length is not None:
             return divmod(position, self.passes.constant_length)
         number = 0
@@ -318,12 +305,7 @@ class Span:
 
 
 def sum_by_shard(copies: Copies, shard_starts: Int64s) -> Int64s:
-    """int64 [shards]: samples of each, copies counted.
-
-    Args:
-        copies: Of each sample of these shards.
-        shard_starts: int64 [shards + 1], the first ordinal of each, and the one after the last.
-    """
+    """Sum the copies of each shard's samples: int64 [shards]; ``shard_starts``: first ordinals, and the end."""
     kept = np.zeros(len(shard_starts) - 1, np.int64)
     # Shards without samples are left out: reduceat would give them the next shard's first value.
     full = np.flatnonzero(np.diff(shard_starts))
@@ -332,10 +314,7 @@ def sum_by_shard(copies: Copies, shard_starts: Int64s) -> Int64s:
 
 
 def set_ranges(set_shards: Sequence[int] | None, num_shards: int) -> list[tuple[int, int]]:
-    """The first shard of each data set, and the one after its last.
-
-    Raises:
-        ValueError: If a data set has no shard, or the numbers do not add up.
+    """Find the first shard of each data set, and the one after its last; ``None``: all shards are one data set.
 
     >>> set_ranges([2, 3], 5)
     [(0, 2), (2, 5)]

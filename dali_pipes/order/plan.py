@@ -4,48 +4,34 @@ This is pure arithmetic on integers. The order depends on `OrderInputs`, the man
 time, threads, world size, batch size or cache. A sample is named by its ordinal, its position in the manifest's order;
 several data sets are several manifests in a row.
 
-A *lane* is one data set in one slice. A plan reads its lanes in turn. Each has its own windows, in the order of its
-passes (`dali_pipes.order.passes`). `dali_pipes.order.mixing` says which data set each position takes its sample from,
-the same for every slice.
+A *lane* is one data set in one slice. A plan reads its lanes in turn. Each lane has its own windows, in the order of
+its passes (`dali_pipes.order.passes`). `dali_pipes.order.mixing` chooses the data set of each position, the same for
+every slice.
 """
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple, get_args
 
 import numpy as np
-import numpy.typing as npt
 
 from dali_pipes.order.cursor import Cursor, Taken
 from dali_pipes.order.inputs import OrderInputs
 from dali_pipes.order.mixing import Mix, mixed_length, split_by_weight
-from dali_pipes.order.passes import Passes, Span, cut_windows, set_ranges, window_bytes
-from dali_pipes.order.reservation import num_slices_read, reserved_bytes
+from dali_pipes.order.passes import Passes, Span, set_ranges
+from dali_pipes.order.randomness import Int64s
+from dali_pipes.order.reservation import slices_read
 from dali_pipes.order.selection import Selection
-
-__all__ = [
-    "LAST_BATCH_POLICIES",
-    "LastBatchPolicyName",
-    "OrderInputs",
-    "Plan",
-    "Step",
-    "Window",
-    "cut_windows",
-    "num_slices_read",
-    "num_steps",
-    "reserved_bytes",
-    "window_bytes",
-]
 
 # Memory while the samples of a window are permuted: ordinals, random words and the sort. Measured with 2e7 samples.
 BYTES_PER_SAMPLE = 120
 
-Int64s = npt.NDArray[np.int64]
 LastBatchPolicyName = Literal["FILL", "DROP", "PARTIAL"]
 LAST_BATCH_POLICIES: tuple[str, ...] = get_args(LastBatchPolicyName)
 
 
 class Window(NamedTuple):
-    """Shards that are resident together, and their samples in the order in which they are read."""
+    """Shards that are resident together, and their samples in reading order."""
 
     shards: Int64s
     ordinals: Int64s
@@ -57,7 +43,7 @@ class Step(NamedTuple):
     ordinals: Int64s
     """int64 [batch]: the samples, in order."""
     occurrences: Int64s
-    """int64 [batch]: a different number each time that the epoch has the same sample; 0 where no sample is repeated.
+    """int64 [batch]: a different number each time that the epoch has the same sample; 0 if no sample is repeated.
     Without class factors it is the number of the pass, 0, 1, 2, ..., in which the sample comes."""
     num_valid: int
     """Number of samples, from the front, that count: less than ``len(ordinals)`` only in a last batch in which the rank
@@ -68,7 +54,7 @@ class Step(NamedTuple):
 
 
 def num_steps(num_samples: int, *, global_batch_size: int, last_batch_policy: LastBatchPolicyName) -> int:
-    """Steps of one epoch, the same on every rank.
+    """Count the steps of one epoch, the same on every rank.
 
     >>> [num_steps(7, global_batch_size=2, last_batch_policy=policy) for policy in ("FILL", "DROP", "PARTIAL")]
     [4, 3, 4]
@@ -76,20 +62,6 @@ def num_steps(num_samples: int, *, global_batch_size: int, last_batch_policy: La
     if last_batch_policy == "DROP":
         return num_samples // global_batch_size
     return -(-num_samples // global_batch_size)
-
-
-class StepIterator(Iterator[Step]):
-    """The steps of a plan: an iterator with a length."""
-
-    def __init__(self, steps: Iterator[Step], num_steps: int) -> None:
-        self._steps, self._num_steps = steps, num_steps
-
-    def __len__(self) -> int:
-        """Number of all steps, also of those that were taken."""
-        return self._num_steps
-
-    def __next__(self) -> Step:
-        return next(self._steps)
 
 
 class Plan:
@@ -101,7 +73,7 @@ class Plan:
     ``epoch_samples``    ``weights``    samples  of each data set
     ===================  =============  =======  ==================================================================
     ``None``             ``None``       40       30 and 10: each sample once
-    ``None``             (0.5, 0.5)     60       30 and 30: the shortest that has all; three passes of the second
+    ``None``             (0.5, 0.5)     60       30 and 30: the shortest with every sample; three passes of the second
     ``None``             (0.9, 0.1)     100      90 and 10: three passes of the first
     20                   ``None``       20       15 and 5: the next epoch has the others
     20                   (0.5, 0.5)     20       10 and 10: a third of a pass of the first, a pass of the second
@@ -111,7 +83,6 @@ class Plan:
         shard_bytes: int64 [shards], from the manifest.
         shard_samples: int64 [shards], samples in each.
         order: The inputs of the order.
-        excluded: Ordinals that are left out, in any order; instead of a selection that does only this.
         set_shards: Numbers of shards of consecutive data sets, in the manifest's order; ``None``: one data set.
         selection: How often each sample comes in a pass; ``None``: once.
 
@@ -126,7 +97,6 @@ class Plan:
         shard_bytes: Int64s,
         shard_samples: Int64s,
         order: OrderInputs,
-        excluded: Sequence[int] | Int64s = (),
         set_shards: Sequence[int] | None = None,
         selection: Selection | None = None,
     ) -> None:
@@ -143,9 +113,7 @@ class Plan:
         starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(shard_samples, dtype=np.int64)])
         self._shard_stops = starts[1:]
         if selection is None:
-            selection = Selection(int(starts[-1]), excluded=excluded)
-        elif len(excluded):
-            raise ValueError(f"excluded must be given to the selection, got {len(excluded)} ordinals beside one")
+            selection = Selection(int(starts[-1]))
         if selection.num_samples != starts[-1]:
             raise ValueError(f"the selection is of {selection.num_samples} samples, the shards have {starts[-1]}")
         kept = shard_samples
@@ -166,7 +134,7 @@ class Plan:
         self._spans = [Span(passes, length=length) for passes, length in zip(sets, lengths, strict=True)]
         self._mix = Mix(lengths, seed=order.seed, epoch=order.epoch, shuffle=order.shuffle)
         self.num_samples = self._mix.length * order.num_slices
-        """Samples of one epoch over all ranks, with those that repeat where slices wrap to the longest one's length."""
+        """Samples of one epoch over all ranks; includes repeated ones of slices shorter than the longest."""
         self.set_samples = tuple(length * order.num_slices for length in lengths)
         """Samples of each data set among them."""
 
@@ -175,22 +143,18 @@ class Plan:
         return np.searchsorted(self._shard_stops, ordinals, side="right").astype(np.int64)
 
     def windows(self, lane: int = 0) -> Iterator[Window]:
-        """The windows of a lane's first pass in the epoch, in the order in which they are read."""
-        span, _ = self._lane(lane)
-        for shards in self.window_shards(lane):
-            yield Window(shards, span.first_pass.samples(shards)[0])
-
-    def window_shards(self, lane: int = 0) -> Iterator[Int64s]:
-        """The shards of these windows; the cost does not depend on the number of samples."""
+        """Yield the windows of a lane's first pass in the epoch, in reading order."""
         span, slice_ = self._lane(lane)
         cuts, _ = span.first_pass.windows(slice_)
-        for start, stop in zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True):
-            yield span.first_pass.slices[slice_][start:stop]
+        for start, stop in itertools.pairwise(cuts.tolist()):
+            shards = span.first_pass.slices[slice_][start:stop]
+            yield Window(shards, span.first_pass.samples(shards)[0])
 
     def windows_ahead(self, lane: int = 0, *, start: int = 0) -> Iterator[tuple[int, Int64s]]:
-        """The windows of one lane that are read from position ``start`` of the order on, each with its number.
+        """Yield number and shards of the windows of one lane that are read from position ``start`` of the order on.
 
         A slice shorter than the longest wraps: its windows come again with new numbers, as they do in the next pass.
+        The cost does not depend on the number of samples.
         """
         span, slice_ = self._lane(lane)
         done = self._mix.before(start // self.order.num_slices)[lane % self.num_sets]
@@ -198,11 +162,11 @@ class Plan:
             yield piece.number, piece.shards
 
     def finished_at(self, start: int) -> tuple[int, ...]:
-        """For each lane: number of windows that are not read from position ``start`` on; see `Step.finished`."""
+        """For each lane: the number of windows that end before position ``start``; see `Step.finished`."""
         return tuple(cursor.finished for cursor in self._cursors(start // self.order.num_slices))
 
     def lanes_of(self, *, batch_size: int, rank: int = 0, world_size: int = 1) -> list[int]:
-        """The lanes from which a rank takes samples: those of its slices. (A short last step may take from others.)
+        """List the lanes from which a rank takes samples: those of its slices; a short last step may take others.
 
         Two slices, three data sets, two ranks:
 
@@ -213,12 +177,11 @@ class Plan:
         1     1       3 4 5
         ====  ======  =======
         """
-        each = batch_size * world_size // self.order.num_slices
-        first, stop = rank * batch_size // each, -(-(rank + 1) * batch_size // each)
-        return list(range(first * self.num_sets, stop * self.num_sets))
+        slices = slices_read(self.order, batch_size=batch_size, rank=rank, world_size=world_size)
+        return list(range(slices.start * self.num_sets, slices.stop * self.num_sets))
 
     def bytes_at_a_time(self, extent_bytes: Int64s, lanes: Sequence[int], *, global_batch_size: int) -> int:
-        """Bytes of windows that must be resident at a time: of each lane two, or as many as a step spans.
+        """Compute the bytes that must be resident at a time: two windows of each lane, or as many as a step spans.
 
         Args:
             extent_bytes: int64 [shards], what each shard takes of the cache.
@@ -243,8 +206,8 @@ class Plan:
         world_size: int = 1,
         last_batch_policy: LastBatchPolicyName = "PARTIAL",
         start: int = 0,
-    ) -> "StepIterator":
-        """The batches of a rank, from position ``start`` of the order on; ``len()`` is their number.
+    ) -> Iterator[Step]:
+        """Iterate over the batches of a rank, from position ``start`` of the order on.
 
         Step *s* takes ``batch_size * world_size`` consecutive samples of the order; rank *r* has the *r*-th block of
         them. Several slices are grouped first: the step's samples of slice 0, then of slice 1. Seven samples, two
@@ -258,7 +221,7 @@ class Plan:
         ``PARTIAL``  0 1 | 2 3   4 5 | 6: dealt evenly, the first ranks one more
         ===========  ==========  ==========================================================
 
-        A rank that has no sample of a ``PARTIAL`` last step gets the step's first sample, with ``num_valid`` 0.
+        A rank without a sample in a ``PARTIAL`` last step gets the step's first sample, with ``num_valid`` 0.
 
         Two data sets, a b c d e f and x y, where the second has positions 2 and 5:
 
@@ -273,7 +236,6 @@ class Plan:
             ValueError: If ``rank`` is not in ``[0, world_size)``, the policy is unknown, or the number of slices
                 does not divide ``batch_size * world_size``.
         """
-        global_batch_size = batch_size * world_size
         num_slices = self.order.num_slices
         if batch_size < 1:
             raise ValueError(f"batch_size must be positive, got {batch_size}")
@@ -281,16 +243,13 @@ class Plan:
             raise ValueError(f"rank must be in [0, world_size), got rank={rank} with world_size={world_size}")
         if last_batch_policy not in LAST_BATCH_POLICIES:
             raise ValueError(f"last_batch_policy must be one of FILL, DROP, PARTIAL, got {last_batch_policy!r}")
-        if global_batch_size % num_slices:
+        if batch_size * world_size % num_slices:
             raise ValueError(
                 f"slices must divide batch_size * world_size, got {num_slices} and {batch_size} * {world_size}"
             )
         if start % num_slices:
             raise ValueError(f"start must be a multiple of slices, {num_slices}, got {start}")
-        num_left = num_steps(
-            self.num_samples - start, global_batch_size=global_batch_size, last_batch_policy=last_batch_policy
-        )
-        return StepIterator(self._steps(batch_size, rank, world_size, last_batch_policy, start), num_left)
+        return self._steps(batch_size, rank, world_size, last_batch_policy, start)
 
     def _steps(
         self, batch_size: int, rank: int, world_size: int, last_batch_policy: LastBatchPolicyName, start: int
@@ -320,12 +279,11 @@ class Plan:
                 yield Step(ordinals[first:stop], occurrences[first:stop], stop - first, finished)
 
     def _lane(self, lane: int) -> tuple[Span, int]:
-        """The data set's part in the epoch, and the slice."""
         slice_, number = divmod(lane, self.num_sets)
         return self._spans[number], slice_
 
     def _cursors(self, position: int) -> list[Cursor]:
-        """A cursor for each lane, at the same position of every slice."""
+        """Open a cursor for each lane, at the same position of every slice."""
         before = self._mix.before(position) if self.num_sets > 1 else [position]
         return [
             Cursor(span, slice_, done)
@@ -334,7 +292,7 @@ class Plan:
         ]
 
     def _take(self, cursors: Sequence[Cursor], position: int, num: int) -> list[Taken]:
-        """The next ``num`` samples of each slice, from the position of all cursors on."""
+        """Take the next ``num`` samples of each slice, from the position of all cursors on."""
         if self.num_sets == 1:
             return [cursor.take(num) for cursor in cursors]
         sets = self._mix.sets(position, position + num)
@@ -350,7 +308,7 @@ class Plan:
         return taken
 
     def _repeated(self, cursors: Sequence[Cursor], num: int) -> list[Taken]:
-        """The epoch's first ``num`` samples of each slice again, as often as necessary; all cursors are at its end."""
+        """Repeat the epoch's first ``num`` samples of each slice, as often as necessary; all cursors are at its end."""
         length = self._mix.length
         first = self._take(self._cursors(0), 0, min(num, length))
         sets = self._mix.sets(0, min(num, length))
@@ -369,7 +327,7 @@ class Plan:
 
 
 def _lengths(order: OrderInputs, sets: Sequence[Passes]) -> list[int]:
-    """Positions of a slice that an epoch has of each data set."""
+    """Compute how many positions of a slice each data set has in an epoch."""
     if order.epoch_samples is None:
         lengths = [passes.pass_(order.epoch).length for passes in sets]
         weights = order.weights
@@ -385,8 +343,7 @@ def _lengths(order: OrderInputs, sets: Sequence[Passes]) -> list[int]:
 
 
 def _lane_bytes(span: Span, slice_: int, extent_bytes: Int64s, *, num_samples: int) -> int:
-    """Bytes of two windows of a lane, or of as many as this many samples in a row span."""
-    pass_ = span.first_pass
+    """Compute the bytes of two windows of a lane, or of all windows that ``num_samples`` consecutive samples span."""
     pieces = list(span.pieces(slice_))
     sizes = np.array([extent_bytes[piece.shards].sum() for piece in pieces], np.int64)
     taken = np.array([piece.stop - piece.begin for piece in pieces], np.int64)
@@ -398,11 +355,11 @@ def _lane_bytes(span: Span, slice_: int, extent_bytes: Int64s, *, num_samples: i
     last = np.minimum(np.searchsorted(stops, stops - 1 + num_samples - 1, side="right"), len(sizes) - 1)
     spanned = starts[last + 1] - starts[:-1]
     needed = max(int(spanned.max()), int((sizes[:-1] + sizes[1:]).max()))
-    return min(needed, int(extent_bytes[pass_.slices[slice_]].sum())) if span.is_one_pass else needed
+    return min(needed, int(extent_bytes[span.first_pass.slices[slice_]].sum())) if span.is_one_pass else needed
 
 
 def _block(size: int, rank: int, world_size: int, batch_size: int) -> tuple[int, int]:
-    """The rank's range of a step of ``size`` samples: whole blocks, or a short step dealt evenly."""
+    """Compute the rank's range of a step of ``size`` samples: a whole block, or an even part of a short step."""
     if size == batch_size * world_size:
         return rank * batch_size, (rank + 1) * batch_size
     share, extra = divmod(size, world_size)

@@ -1,8 +1,8 @@
 """Random numbers of a sample, by seed, epoch, stream and ordinal: the same on every machine, in any order, at any time.
 
 Philox 4x32-10, a counter-based generator: J. K. Salmon, M. A. Moraes, R. O. Dror, D. E. Shaw, "Parallel Random Numbers:
-As Easy as 1, 2, 3", SC 2011. It is written out here because no generator of numpy takes an array of counters,
-and because numpy guarantees only its raw integers, not its distributions, to stay the same.
+As Easy as 1, 2, 3", SC 2011. It is written out here because no generator of numpy takes an array of counters, and
+because numpy guarantees that its raw integers stay the same, but not its distributions.
 """
 
 import hashlib
@@ -10,8 +10,8 @@ import hashlib
 import numpy as np
 import numpy.typing as npt
 
+Int64s = npt.NDArray[np.int64]
 UInt64s = npt.NDArray[np.uint64]
-UInt32s = npt.NDArray[np.uint32]
 
 # Multipliers and Weyl constants of Philox 4x32, from the paper's reference implementation.
 _MULTIPLIER_0 = np.uint64(0xD2511F53)
@@ -24,7 +24,7 @@ _SHIFT = np.uint64(32)
 
 
 def philox4x32(counter: tuple[UInt64s, UInt64s, UInt64s, UInt64s], key: tuple[int, int]) -> tuple[UInt64s, ...]:
-    """Four random 32-bit words for each counter.
+    """Compute four random 32-bit words for each counter.
 
     Args:
         counter: Four arrays of one shape, uint64 holding 32-bit words.
@@ -52,21 +52,19 @@ def philox4x32(counter: tuple[UInt64s, UInt64s, UInt64s, UInt64s], key: tuple[in
 class Stream:
     """The random numbers for one purpose in one epoch: ``Stream(7, 0, "crop")``.
 
-    A sample's numbers depend on its ordinal only, not on its batch or on the samples before it.
+    A sample's numbers depend on its ordinal and its occurrence only, not on its batch or on the samples before it.
     """
 
     def __init__(self, seed: int, epoch: int, name: str) -> None:
         digest = hashlib.blake2b(f"{seed}/{epoch}/{name}".encode(), digest_size=8).digest()
         self._key = (int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little"))
 
-    def words(self, ordinals: npt.NDArray[np.int64], *, occurrence: npt.NDArray[np.int64] | int = 0) -> UInt64s:
+    def words(self, ordinals: Int64s, *, occurrence: Int64s | int = 0) -> UInt64s:
         """64 random bits for each ordinal: uint64 [N]."""
         low, high = self._draw(np.asarray(ordinals, np.uint64), np.asarray(occurrence, np.uint64), np.uint64(0))[:2]
         return (high << _SHIFT) | low
 
-    def uniforms(
-        self, ordinals: npt.NDArray[np.int64], num: int, *, occurrence: npt.NDArray[np.int64] | int = 0
-    ) -> npt.NDArray[np.float64]:
+    def uniforms(self, ordinals: Int64s, num: int, *, occurrence: Int64s | int = 0) -> npt.NDArray[np.float64]:
         """``num`` numbers in [0, 1) for each ordinal: float64 [N, num], multiples of 2**-32."""
         num_draws = -(-num // 4)
         # [N, 1] against [num_draws]: every sample draws four words at each of its own counters.

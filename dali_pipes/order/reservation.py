@@ -1,4 +1,4 @@
-"""Compute the reservation of a loader: the bytes that it must be able to hold at a time, whichever the epoch.
+"""Compute the reservation of a loader: the bytes that it must be able to hold at a time, in any epoch.
 
 It is known before any epoch is planned. The exact need of one epoch comes from its plan:
 `dali_pipes.order.plan.Plan.bytes_at_a_time`.
@@ -7,19 +7,17 @@ It is known before any epoch is planned. The exact need of one epoch comes from 
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from dali_pipes.order.inputs import OrderInputs
 from dali_pipes.order.passes import set_ranges, sum_by_shard, window_bytes
+from dali_pipes.order.randomness import Int64s
 from dali_pipes.order.selection import Selection
 
-Int64s = npt.NDArray[np.int64]
 
-
-def num_slices_read(order: OrderInputs, *, batch_size: int, rank: int, world_size: int) -> int:
-    """How many slices a rank takes samples from."""
+def slices_read(order: OrderInputs, *, batch_size: int, rank: int, world_size: int) -> range:
+    """Find the slices from which a rank takes samples."""
     each = batch_size * world_size // order.num_slices
-    return -(-(rank + 1) * batch_size // each) - rank * batch_size // each
+    return range(rank * batch_size // each, -(-(rank + 1) * batch_size // each))
 
 
 def reserved_bytes(
@@ -33,7 +31,7 @@ def reserved_bytes(
     set_shards: Sequence[int] | None = None,
     selection: Selection | None = None,
 ) -> int:
-    """Bytes that two windows never exceed, in any epoch: what a loader reserves at its start.
+    """Compute the bytes that a loader reserves at its start: two windows never exceed them, in any epoch.
 
     It counts two windows of every data set in every slice that the loader reads, without shards that have no sample.
 
@@ -72,21 +70,21 @@ def reserved_bytes(
 
 
 def _step_bytes(extents: Int64s, samples: Int64s, *, num_samples: int) -> int:
-    """The most that the shards of this many samples can take, however few of each shard are read."""
+    """The most bytes that the shards of ``num_samples`` samples can take, even if few of each shard are read."""
     return int(np.ceil((extents / samples).max(initial=0.0))) * num_samples
 
 
 def _windows_bytes(extents: Int64s, sizes: Int64s, *, cut: int, step: int) -> int:
     largest = int(sizes.max())
-    # Every window but the last of a slice has at least this many bytes: a step that needs less spans at most two.
+    # Every window but the last one of a slice has at least this many bytes: a step that needs fewer spans at most two.
     least = max(0, cut - largest)
     return _most_extents(extents, sizes, 2 * max(cut, largest)) + (step if least < step else 0)
 
 
 def _most_extents(extent_bytes: Int64s, shard_bytes: Int64s, num_bytes: int) -> int:
-    """The most that shards of ``num_bytes`` together can take of the cache.
+    """The most bytes of the cache that shards of ``num_bytes`` together can take.
 
-    An extent is longer than its shard, by its alignment and the shard's index, in proportion most for small shards: so
+    An extent is longer than its shard, by its alignment and the shard's index. Small shards grow most in proportion, so
     shards count in the order of this proportion.
     """
     order = np.argsort(-extent_bytes / np.maximum(shard_bytes, 1), kind="stable")

@@ -1,6 +1,6 @@
-"""Compute how often each sample comes in a pass, from ordinals to leave out and factors for classes.
+"""Compute how often each sample comes in a pass, from excluded ordinals and factors for classes.
 
-This is pure arithmetic; a sample is named by its ordinal. Left-out samples cost memory for themselves only; factors
+This is pure arithmetic; a sample is named by its ordinal. Exclusion costs memory for the excluded samples only; factors
 cost some bytes for every sample.
 """
 
@@ -13,12 +13,8 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes.order.randomness import Stream, UInt64s
+from dali_pipes.order.randomness import Int64s, Stream, UInt64s
 
-NO_SELECTION_DIGEST = hashlib.sha256().hexdigest()
-"""The digest of a selection of every sample once."""
-
-Int64s = npt.NDArray[np.int64]
 Copies = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
 
 
@@ -26,20 +22,20 @@ class Selection:
     """The samples of a pass, and how often each comes.
 
     A class of n samples that are not excluded, with factor f, gives exactly ``round(n * f)`` samples a pass (half to
-    even, as Python rounds): the whole class as many times as fit, and some of its samples once more, different ones in
-    each pass. Four samples of class 3:
+    even, as Python rounds). The whole class comes as many times as fit, and some of its samples once more, different
+    ones in each pass. Four samples of class 3:
 
     ======  ==========  =======================================================
-    factor  a pass has   of each sample
+    factor  a pass has  copies of each sample
     ======  ==========  =======================================================
     0       0           none
-    0.5     2           one copy of two of them, of others in the next pass
+    0.5     2           one of two samples, and of other ones in the next pass
     1       4           one: as without a factor
-    1.5     6           two copies of two of them, one of the others
+    1.5     6           two of two samples, one of the others
     2       8           two
     ======  ==========  =======================================================
 
-    Where several data sets are mixed, each has its own passes, and these counts are its own too: see `Part`.
+    If several data sets are mixed, each has its own passes and these counts hold for each of them: see `Part`.
 
     Args:
         num_samples: Samples of the manifest, or of all manifests together.
@@ -48,7 +44,7 @@ class Selection:
         oversample: Class id to factor, a finite number >= 0; all other classes have 1.
 
     Raises:
-        ValueError: If an ordinal is out of range, a class has no sample, a factor cannot be, or nothing is left.
+        ValueError: If an ordinal is out of range, a class has no sample, a factor is impossible, or nothing is left.
         TypeError: If ordinals or labels are not integers.
 
     >>> Selection(6, labels=np.array([3, 3, 3, 3, 8, 8]), oversample={3: 1.5}).num_per_pass
@@ -75,20 +71,16 @@ class Selection:
         if oversample:
             self._set_factors(labels, oversample)
         self._parts: dict[tuple[int, int], Part] = {}
-        self._whole = self.part(0, num_samples)
+        self.num_per_pass = self.part(0, num_samples).num_per_pass
+        """Samples of each pass, copies counted, if the whole is one data set."""
         if not self.num_per_pass:
             raise ValueError(f"nothing to read: {num_samples} samples, {len(self.excluded)} excluded")
 
     @property
-    def num_per_pass(self) -> int:
-        """Samples of each pass, copies counted, if the whole is one data set."""
-        return self._whole.num_per_pass
-
-    @property
     def digest(self) -> str:
-        """SHA-256, hexadecimal, of the selection, however it was given: an input of the order.
+        """SHA-256, hexadecimal, of the selection, in whatever way it was given: an input of the order.
 
-        A factor of 1 counts as none, and a factor of 0 as naming the samples of the class.
+        A factor of 1 counts as no factor, and a factor of 0 as the exclusion of the class's samples.
         """
         state = hashlib.sha256()
         if len(self.excluded):
@@ -97,18 +89,8 @@ class Selection:
             state.update(f"factor\0{label}\0{factor!r}\0".encode())
         return state.hexdigest()
 
-    def copies(self, seed: int, pass_: int) -> Copies | None:
-        """How often each sample comes in a pass: uint16 or uint32 [num_samples]; ``None``: each once, at no cost."""
-        if self._factors:
-            return self._whole.copies(seed, pass_)
-        if not len(self.excluded):
-            return None
-        copies = np.ones(self.num_samples, np.uint16)
-        copies[self.excluded] = 0
-        return copies
-
     def part(self, start: int, stop: int) -> "Part":
-        """The selection of one data set of several: of the ordinals in ``[start, stop)``."""
+        """Select from one data set of several: from the ordinals in ``[start, stop)``."""
         if (start, stop) not in self._parts:
             first, last = np.searchsorted(self.excluded, [start, stop])
             labels = None if self._labels is None else self._labels[start:stop]
@@ -139,7 +121,7 @@ class Selection:
         is_left_out = np.array([oversample[int(label)] == 0 for label in named])
         if is_left_out.any():
             self.excluded = np.union1d(self.excluded, np.flatnonzero(is_named & is_left_out[places]))
-        # The factor of a class without samples left means nothing.
+        # The factor of a class whose samples are all excluded has no effect.
         left = np.bincount(places[is_named], minlength=len(named))
         gone = self.excluded[is_named[self.excluded]]
         left -= np.bincount(places[gone], minlength=len(named))
@@ -152,14 +134,9 @@ class Selection:
 
 
 class Part:
-    """One data set's part of a selection. Made by `Selection.part`.
+    """One data set's part of a selection, made by `Selection.part`: the ordinals in ``[start, stop)``.
 
-    Args:
-        start: Its first ordinal.
-        stop: The ordinal after its last.
-        excluded: int64, sorted: its ordinals that are left out.
-        labels: int64 [stop - start], if there are factors.
-        factors: Class id to factor, none of them 0 or 1.
+    ``excluded`` is sorted; ``labels`` are int64 [stop - start], if there are factors; no factor is 0 or 1.
     """
 
     def __init__(
@@ -170,16 +147,16 @@ class Part:
         self.num_per_pass = stop - start - len(excluded)
         """Samples of each pass, copies counted."""
         self.max_copies = 1
-        """The most copies that a pass can have of a sample."""
+        """The largest number of copies of a sample in a pass."""
         self.min_copies: Copies | None = None
-        """uint16 or uint32 [stop - start]: copies of each sample in every pass; ``None``: one, but for the excluded."""
+        """uint16 or uint32 [stop - start]: the least copies of each sample in any pass; ``None``: one, excluded: 0."""
         if labels is None or not factors:
             return
         named = np.array(sorted(factors), np.int64)
         places, is_named = _places(named, labels)
         is_named[excluded - start] = False
         chosen = np.flatnonzero(is_named)
-        # [class, sample]: by class, and in each by ordinal, for the sort is stable.
+        # [class, sample]: by class, and within a class by ordinal, since the sort is stable.
         chosen = chosen[np.argsort(places[chosen], kind="stable")]
         counts = np.bincount(places[chosen], minlength=len(named))
         wanted = [round(int(count) * factors[int(label)]) for label, count in zip(named, counts, strict=True)]
@@ -193,7 +170,7 @@ class Part:
         copies[excluded - start] = 0
         copies[chosen] = np.repeat(np.array([whole for whole, _ in shares], copies.dtype), counts)
         self.min_copies = copies
-        # Where a factor does not divide evenly, each pass draws the samples that come once more.
+        # If a factor does not divide evenly, each pass draws the samples that come once more.
         more = np.array([rest for _, rest in shares], np.int64)
         self._drawn = chosen[np.repeat(more > 0, counts)]
         stops = np.cumsum(counts[more > 0])
@@ -211,7 +188,7 @@ class Part:
         return copies
 
     def copies(self, seed: int, pass_: int) -> Copies | None:
-        """How often each sample comes in a pass: [stop - start]; ``None``: once, but for the excluded."""
+        """Compute how often each sample comes in a pass: [stop - start]; ``None``: once, excluded samples never."""
         if self.min_copies is None:
             return None
         copies = self.min_copies.copy()
@@ -222,16 +199,16 @@ class Part:
 
 
 def _are_first(words: UInt64s, num: int) -> npt.NDArray[np.bool_]:
-    """Which ``num`` words a stable sort puts first: bool [words]."""
+    """Mark the ``num`` words that a stable sort puts first: bool [words]."""
     last = np.partition(words, num - 1)[num - 1]
     are_first: npt.NDArray[np.bool_] = words < last
-    # Equal words hardly ever occur, but the order must be the same everywhere even then.
+    # Equal words hardly ever occur, but even then the order must be the same everywhere.
     are_first[np.flatnonzero(words == last)[: num - int(are_first.sum())]] = True
     return are_first
 
 
 def _places(named: Int64s, labels: Int64s) -> tuple[Int64s, npt.NDArray[np.bool_]]:
-    """The place of each label among the named ones, and whether it is one of them."""
+    """Find the place of each label among the named ones, and whether it is one of them."""
     places = np.minimum(np.searchsorted(named, labels), len(named) - 1).astype(np.int64)
     return places, named[places] == labels
 

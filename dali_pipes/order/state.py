@@ -1,7 +1,7 @@
-"""The position of a job in its order, as a few plain values: enough to resume at the exact next sample anywhere.
+"""The position of a job in its order, as a few plain values, from which any machine resumes at the exact next sample.
 
 The order depends on the manifest and the order's inputs only, so the state keeps neither batches nor shards. It counts
-the samples that were delivered, over all ranks; samples that were decoded ahead are decoded again.
+the samples that were delivered, over all ranks. Samples that were decoded ahead are decoded again.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,6 @@ from dali_pipes.order.inputs import OrderInputs
 
 VERSION = 2
 _KIND = "dali-pipes loader state"
-
 
 _ORDER_TYPES: dict[str, tuple[type, ...]] = {
     "seed": (int,),
@@ -46,7 +45,7 @@ class LoaderState:
 
     Args:
         manifest: The manifest's digest.
-        selection: The digest of the samples left out, and of those that come more than once.
+        selection: The digest of the excluded samples, and of those that come more than once.
         order: The other inputs of the order, with the epoch.
         delivered: Samples of this epoch that were delivered to all ranks together.
     """
@@ -57,7 +56,7 @@ class LoaderState:
     delivered: int
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON or `torch.save`.
+        """Return plain values, for JSON or `torch.save`.
 
         >>> LoaderState(manifest="ab", selection="cd", order=OrderInputs(seed=7, epoch=2), delivered=128).to_dict()
         ... # doctest: +NORMALIZE_WHITESPACE
@@ -73,17 +72,17 @@ class LoaderState:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "LoaderState":
-        """The state that `to_dict` was called for.
+        """Return the state that `to_dict` was called for.
 
         Raises:
-            StateError: If it is not a state, of another version, or has impossible values.
+            StateError: If the values are not a state, are of another version, or are impossible.
         """
         if not isinstance(values, Mapping) or values.get("kind") != _KIND:
             raise StateError(f"expected what state_dict() gave, got {_shown(values)}")
         if values.get("version") != VERSION:
             raise StateError(
-                f"the state is of version {values.get('version')}, this dali-pipes reads version {VERSION}; go on with "
-                "the version that wrote it, or start the epoch anew"
+                f"the state is of version {values.get('version')}, this dali-pipes reads version {VERSION}; continue "
+                "with the version that wrote it, or start the epoch anew"
             )
         expected = {"manifest": (str,), "selection": (str,), **_ORDER_TYPES, "delivered": (int,)}
         for name, types in expected.items():
@@ -92,23 +91,17 @@ class LoaderState:
                 raise StateError(f"the state's '{name}' must be {types[0].__name__}, got {value!r}")
         if values["delivered"] < 0:
             raise StateError(f"the state's 'delivered' must not be negative, got {values['delivered']}")
-        order: dict[str, Any] = {name: values[name] for name in _ORDER_TYPES}
+        inputs: dict[str, Any] = {name: values[name] for name in _ORDER_TYPES}
         try:
-            if order["weights"] is not None:
-                order["weights"] = tuple(float(weight) for weight in order["weights"])
-            made = OrderInputs(**order)
+            if inputs["weights"] is not None:
+                inputs["weights"] = tuple(float(weight) for weight in inputs["weights"])
+            order = OrderInputs(**inputs)
         except (TypeError, ValueError) as exc:
-            raise StateError(f"the state cannot be: {exc}") from exc
-        return cls(
-            manifest=values["manifest"], selection=values["selection"], order=made, delivered=values["delivered"]
-        )
+            raise StateError(f"the state has impossible values: {exc}") from exc
+        return cls(**{name: values[name] for name in ("manifest", "selection", "delivered")}, order=order)
 
     def check(self, *, manifest: str, selection: str, order: OrderInputs, num_samples: int) -> None:
-        """Refuse to resume in another order than the state's. The epoch may differ.
-
-        Raises:
-            StateError: Names what differs, and what to do.
-        """
+        """Raise a `StateError` for another order than the state's: what differs, and what to do. The epoch may."""
         if self.manifest != manifest:
             raise StateError(
                 f"the state is of other shards: its manifest is {self.manifest[:12]}..., this loader's "

@@ -149,12 +149,12 @@ def test_state_of_another_order_is_refused_and_nothing_is_lost(
         ({"version": 1}, "the state is of version 1, this dali-pipes reads version 2"),
         ({"epoch_samples": 6}, "the state has epoch_samples=6, this loader epoch_samples=None"),
         ({"weights": [1, 2.5]}, r"the state has weights=\(1.0, 2.5\), this loader weights=None"),
-        ({"weights": ["a"]}, "the state cannot be: could not convert string to float: 'a'"),
+        ({"weights": ["a"]}, "the state has impossible values: could not convert string to float: 'a'"),
         ({"kind": "?"}, "expected what state_dict\\(\\) gave, got a dict of kind, version"),
         ({"delivered": -1}, "'delivered' must not be negative, got -1"),
         ({"delivered": 6.0}, "'delivered' must be int, got 6.0"),
         ({"delivered": 100}, "the state has 100 samples delivered, an epoch has 41"),
-        ({"epoch": -1}, "the state cannot be: epoch must not be negative, got -1"),
+        ({"epoch": -1}, "the state has impossible values: epoch must not be negative, got -1"),
     ]:
         with pytest.raises(dp.StateError, match=text):
             loader.load_state_dict(state | changed)

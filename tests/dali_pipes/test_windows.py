@@ -17,7 +17,9 @@ from dali_pipes.cache.files import cache_root
 from dali_pipes.data_set.indexing import find_manifest
 from dali_pipes.fetch.fetcher import Wanted
 from dali_pipes.fetch.local import LocalFetcher
-from dali_pipes.order.plan import OrderInputs, Plan, reserved_bytes
+from dali_pipes.order.inputs import OrderInputs
+from dali_pipes.order.plan import Plan
+from dali_pipes.order.reservation import reserved_bytes
 from dali_pipes.store.urls import resolve_shards
 from tests.conftest import Sample, make_samples, write_shards
 from tests.dali_pipes.raw import raw, read_epoch
@@ -194,7 +196,7 @@ def test_ramp_up_waits_for_one_shard_only(shards: Path, cache_dir: Path, monkeyp
     assert manifest is not None
     order = OrderInputs(seed=0, ramp_up=True)
     plan = Plan(shard_bytes=manifest.shard_bytes, shard_samples=manifest.samples, order=order)
-    first = manifest.names[int(next(plan.window_shards())[0])]
+    first = manifest.names[int(next(plan.windows()).shards[0])]
     monkeypatch.setattr(LocalFetcher, "fetch", slow)
     # No shard has fewer than two samples.
     with dp.loader(
@@ -232,7 +234,7 @@ def test_promise_covers_what_an_epoch_needs(
     needed = plan.bytes_at_a_time(extents, [0], global_batch_size=batch_size)
     assert needed <= extents.sum()
     assert reserved <= extents.sum()
-    windows = list(plan.window_shards())
+    windows = [shards for _, shards in plan.windows_ahead()]
     held = [int(extents[np.concatenate(pair)].sum()) for pair in itertools.pairwise(windows)]
     assert needed >= max(held, default=0)
     assert reserved >= max(held, default=0)

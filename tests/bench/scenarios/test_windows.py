@@ -16,7 +16,7 @@ from bench.cli import bench as bench_command
 from bench.scenarios.scale import simulated_manifest
 from bench.scenarios.windows import CacheWatch, WindowsScenario, fitting_window
 from dali_pipes.cache.extents import extent_starts
-from dali_pipes.order.plan import cut_windows
+from dali_pipes.order.passes import cut_windows
 
 
 @pytest.fixture

@@ -10,7 +10,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from dali_pipes.order.plan import OrderInputs, Plan
+from dali_pipes.order.inputs import OrderInputs
+from dali_pipes.order.plan import Plan
 from dali_pipes.order.randomness import Stream, philox4x32
 from dali_pipes.order.selection import Selection
 

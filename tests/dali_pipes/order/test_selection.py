@@ -7,13 +7,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dali_pipes.order.selection import NO_SELECTION_DIGEST, Selection
+from dali_pipes.order.selection import Copies, Selection
 
 LABELS = np.array([3, 3, 3, 3, 8, 8, 8, 5, 5, 5])
+NO_SELECTION_DIGEST = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+
+
+def copies_of(selection: Selection, *, seed: int, pass_: int) -> Copies | None:
+    """How often each sample comes, if all shards are one data set; ``None``: each once."""
+    copies = selection.part(0, selection.num_samples).copies(seed, pass_)
+    if copies is None and len(selection.excluded):
+        copies = np.ones(selection.num_samples, np.uint16)
+        copies[selection.excluded] = 0
+    return copies
 
 
 def counts_of(selection: Selection, labels: np.ndarray, *, seed: int = 0, pass_: int = 0) -> dict[int, int]:
-    copies = selection.copies(seed, pass_)
+    copies = copies_of(selection, seed=seed, pass_=pass_)
     assert copies is not None
     return {int(label): int(copies[labels == label].sum()) for label in np.unique(labels)}
 
@@ -37,7 +47,7 @@ def test_a_class_has_exactly_its_share(factor: float, expected: int) -> None:
     """Four samples of class 3: round(4 * factor) a pass, shared out evenly; the other classes as they were."""
     selection = Selection(10, labels=LABELS, oversample={3: factor})
     for pass_ in range(3):
-        copies = selection.copies(1, pass_)
+        copies = copies_of(selection, seed=1, pass_=pass_)
         if factor == 1:
             assert copies is None
             continue
@@ -51,15 +61,15 @@ def test_every_lap_draws_others_and_the_same_again() -> None:
     """Half of a class: another half each pass, each sample in about half of the passes; the same pass is the same."""
     labels = np.repeat(np.array([0, 1]), 100)
     selection = Selection(200, labels=labels, oversample={0: 0.5})
-    passes = np.array([selection.copies(7, pass_) for pass_ in range(40)])
+    passes = np.array([copies_of(selection, seed=7, pass_=pass_) for pass_ in range(40)])
     assert passes[:, :100].sum(axis=1).tolist() == [50] * 40
     assert (passes[:, 100:] == 1).all()
     assert len({pass_.tobytes() for pass_ in passes}) == 40
     drawn = passes[:, :100].sum(axis=0)
     assert 5 < drawn.min() <= drawn.max() < 35  # 20 expected, standard deviation 3.2
-    again = Selection(200, labels=labels, oversample={0: 0.5}).copies(7, 11)
+    again = copies_of(Selection(200, labels=labels, oversample={0: 0.5}), seed=7, pass_=11)
     assert np.array_equal(again, passes[11])
-    assert not np.array_equal(selection.copies(8, 11), passes[11])
+    assert not np.array_equal(copies_of(selection, seed=8, pass_=11), passes[11])
 
 
 @settings(max_examples=200, deadline=None)
@@ -92,7 +102,7 @@ def test_counts_follow_factors_in_the_whole_and_in_parts(
             Selection(total, excluded=sorted(excluded), labels=labels, oversample=factors)
         return
     selection = Selection(total, excluded=sorted(excluded), labels=labels, oversample=factors)
-    copies = selection.copies(3, pass_)
+    copies = copies_of(selection, seed=3, pass_=pass_)
     copies = np.ones(total, np.int64) if copies is None else copies
     assert not copies[~is_kept].any()
     for label in set(values):
@@ -142,7 +152,7 @@ def test_digest_is_of_what_was_chosen() -> None:
 
 def test_digest_is_golden() -> None:
     """Kept in states: changing it refuses users' resumes."""
-    assert NO_SELECTION_DIGEST == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+    assert Selection(10).digest == NO_SELECTION_DIGEST
     selection = Selection(10, excluded=[9, 2], labels=LABELS, oversample={3: 1.5, 8: 0.25})
     assert selection.digest == "9b39335d7ba5b1ba3361a422b01d6416ea71bbfcf7f8565cde7972cfd64b7eee"
 
