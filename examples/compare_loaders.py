@@ -48,9 +48,9 @@ from bench.reports.record import check_target, write_record
 from bench.tools.environment import describe_environment
 from dali_pipes.data_set.indexing import find_manifest
 from dali_pipes.errors import PipesError
-from dali_pipes.store.cluster.endpoint import cluster
+from dali_pipes.store.cluster.endpoint import endpoint_for
 from dali_pipes.store.shard_set import ShardSet
-from dali_pipes.store.urls import is_remote, resolve_shards
+from dali_pipes.store.urls import resolve_shards
 
 Dtype = Literal["uint8", "float32"]
 """Pixels as they are, or normalised."""
@@ -293,9 +293,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.json is not None:
         check_target(arguments.json)
     with contextlib.ExitStack() as stack:
-        endpoint = os.environ.get("AIS_ENDPOINT") or None
-        if is_remote(arguments.shards[0]):
-            endpoint = stack.enter_context(cluster(endpoint))
+        urls = [*arguments.shards, *(arguments.val_shards or ())]
+        endpoint = stack.enter_context(endpoint_for(urls, endpoint=os.environ.get("AIS_ENDPOINT") or None))
         shards = resolve_shards(arguments.shards, endpoint=endpoint)
         process = stack.enter_context(start_process(device=arguments.device, num_threads=arguments.num_threads, seed=0))
         if arguments.what == "losses":

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from dali_pipes.commands.options import cluster_options
+from dali_pipes.commands.options import cluster_options, endpoint_for
 
 if TYPE_CHECKING:
     from dali_pipes.store.shard_set import ShardSet
@@ -192,14 +192,13 @@ def opened_shards(
         ValueError: If the shards are local, and the command line says where a bucket is; the environment may.
     """
     from bench.tools.processes import child_pids
-    from dali_pipes.store.cluster.endpoint import cluster
     from dali_pipes.store.urls import is_remote, resolve_shards
 
     if not is_remote(shards):
         _refuse_cluster_options(shards)
     with contextlib.ExitStack() as stack:
         before = child_pids()
-        url = stack.enter_context(cluster(endpoint, embedded_dir=embedded_dir)) if is_remote(shards) else None
+        url = stack.enter_context(endpoint_for(shards, endpoint, embedded_dir))
         yield resolve_shards(shards, endpoint=url), child_pids() - before
 
 

@@ -84,14 +84,12 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print the re
 
 
 @contextlib.contextmanager
-def endpoint_for(urls: str | Iterable[str], endpoint: str | None, embedded_dir: Path | None) -> Iterator[str | None]:
-    """An endpoint that answers, if a URL of ``urls`` is one of a bucket; else ``None``."""
-    from dali_pipes.store.urls import is_remote
+def endpoint_for(
+    reads: str | Iterable[str], endpoint: str | None, embedded_dir: Path | None, *, writes: Iterable[str] = ()
+) -> Iterator[str | None]:
+    """See `dali_pipes.store.cluster.endpoint.endpoint_for`, which is imported only when a command runs."""
+    from dali_pipes.store.cluster import endpoint as endpoints
 
-    if not any(map(is_remote, [urls] if isinstance(urls, str) else urls)):
-        yield None
-        return
-    from dali_pipes.store.cluster.endpoint import cluster
-
-    with cluster(endpoint, embedded_dir=embedded_dir) as answering:
+    urls = [reads] if isinstance(reads, str) else reads
+    with endpoints.endpoint_for(urls, writes=writes, endpoint=endpoint, embedded_dir=embedded_dir) as answering:
         yield answering

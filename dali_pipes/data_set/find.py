@@ -8,7 +8,7 @@ from pathlib import Path
 from dali_pipes.data_set.mixture import Mixture
 from dali_pipes.errors import DataError, StoreError
 from dali_pipes.options import Shards
-from dali_pipes.store.cluster.endpoint import check_embedded_bucket, cluster
+from dali_pipes.store.cluster.endpoint import endpoint_for
 from dali_pipes.store.cluster.etl import NoEtlError
 from dali_pipes.store.cluster.transformed import through_etl
 from dali_pipes.store.shard_set import ShardSet
@@ -46,7 +46,7 @@ def find_shards(
     Raises:
         DataError, StoreError, ValueError: See `dali_pipes.store.urls.resolve_shards` and
             `dali_pipes.store.cluster.transformed.through_etl`.
-        StoreError: If there is no endpoint and the embedded node has no such bucket.
+        StoreError, ValueError: See `dali_pipes.store.cluster.endpoint.endpoint_for`.
     """
     if isinstance(shards, Mixture):
         named, etls = shards.sets, shards.etl
@@ -58,13 +58,14 @@ def find_shards(
                 f"etl={{'{next(iter(one.urls.sets))}': '{one.etl}'}})"
             )
         named, etls = {"": one.urls}, {} if one.etl is None else {"": one.etl}
-    if remote := [name for name, urls in named.items() if is_remote(_first(urls))]:
-        if endpoint is None:
-            for name in remote:
-                if name in etls:
-                    raise _no_etl_without_endpoint(etls[name], _first(named[name]))
-                check_embedded_bucket(_first(named[name]), embedded_dir=embedded_dir)
-        endpoint = resources.enter_context(cluster(endpoint, embedded_dir=embedded_dir))
+    firsts = {name: _first(urls) for name, urls in named.items()}
+    for name, etl in etls.items():
+        if endpoint is None and is_remote(firsts[name]):
+            raise ValueError(
+                f"ETL '{etl}' with '{firsts[name]}' needs the endpoint of the AIStore that runs it; pass endpoint= or "
+                "set AIS_ENDPOINT; an embedded node that is started for this loader runs no ETL"
+            )
+    endpoint = resources.enter_context(endpoint_for(firsts.values(), endpoint=endpoint, embedded_dir=embedded_dir))
 
     def find_set(name: str) -> ShardSet:
         found = resolve_shards(named[name], endpoint=endpoint)
@@ -83,13 +84,6 @@ def find_shards(
     # A mixture of one data set reads all of it in an epoch, whatever its weight.
     weights = None if shards.weights is None or len(sets) == 1 else tuple(shards.weights[name] for name in sets)
     return NamedSets(sets=sets, weights=weights)
-
-
-def _no_etl_without_endpoint(etl: str, url: str | Path) -> ValueError:
-    return ValueError(
-        f"ETL '{etl}' with '{url}' needs the endpoint of the AIStore that runs it; pass endpoint= or set "
-        "AIS_ENDPOINT; an embedded node that is started for this loader runs no ETL"
-    )
 
 
 def _first(urls: ShardUrls) -> str | Path:

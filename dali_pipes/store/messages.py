@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from aistore.sdk.errors import AISError
 
 
-# The limit for the text of an answer: some servers report an error with a whole page.
+# The longest part of an answer's text that an error repeats: some servers answer with a whole page.
 MAX_TEXT = 500
 
 
@@ -33,10 +33,15 @@ def answer_text(status: int, text: str, *, reason: str = "") -> str:
     >>> answer_text(404, '{"message": "ais://b/o does not exist"}')
     '404 ais://b/o does not exist'
     """
+    text = message_of(text)[:MAX_TEXT]
+    return f"{status} {text or reason or http.client.responses.get(status, 'without a reason')}"
+
+
+def message_of(text: str) -> str:
+    """The message in AIStore's JSON, or the text itself if it is not such JSON; in one line."""
     with contextlib.suppress(ValueError, TypeError, KeyError):
         text = str(json.loads(text)["message"])
-    text = " ".join(text.split())[:MAX_TEXT]
-    return f"{status} {text or reason or http.client.responses.get(status, 'without a reason')}"
+    return " ".join(text.split())
 
 
 def is_loopback(endpoint: str) -> bool:
@@ -48,6 +53,7 @@ def is_loopback(endpoint: str) -> bool:
 
 
 def no_answer(endpoint: str, exc: Exception) -> str:
+    """The text for an exception of `requests` that means that nothing answered."""
     import requests
 
     if isinstance(exc, requests.exceptions.ProxyError):
@@ -63,13 +69,28 @@ def no_answer(endpoint: str, exc: Exception) -> str:
 
 def cause_of(exc: BaseException) -> str:
     """The message of the innermost exception, typically the socket's, inside those of `requests` and `urllib3`."""
+    return first_line(innermost(exc)).rpartition("): ")[2]
+
+
+def innermost(exc: BaseException) -> BaseException:
+    """The exception that `requests` and `urllib3` wrapped."""
     # requests wraps urllib3's error, which wraps the socket's: "HTTPConnection(...): Failed to ...".
     inner: BaseException | None = exc
     while inner is not None:
         exc = inner
         wrapped = (getattr(exc, "reason", None), getattr(exc, "original_error", None), *exc.args)
         inner = next((value for value in wrapped if isinstance(value, BaseException)), None)
-    return first_line(exc).rpartition("): ")[2]
+    return exc
+
+
+def unchained(exc: BaseException) -> BaseException:
+    """The exception without those that led to it. Raise errors from it: one refused connection has a chain of four."""
+    exc.__cause__ = exc.__context__ = None
+    return exc
+
+
+def first_line(exc: BaseException) -> str:
+    return next(iter(str(exc).splitlines()), type(exc).__name__)
 
 
 def _proxy_of(endpoint: str) -> str:
@@ -79,7 +100,3 @@ def _proxy_of(endpoint: str) -> str:
     proxy = str(select_proxy(endpoint, get_environ_proxies(endpoint)))
     scheme, mark, rest = proxy.rpartition("://")
     return f"'{scheme}{mark}{rest.rpartition('@')[2]}'"
-
-
-def first_line(exc: BaseException) -> str:
-    return next(iter(str(exc).splitlines()), type(exc).__name__)

@@ -4,7 +4,7 @@ import glob
 import os
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -24,8 +24,6 @@ from dali_pipes.store.shard_names import (
 from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.templates import expand_braces
 
-_SCHEMES = ", ".join(PROVIDERS)
-
 # AIStore's rule; those of clouds are narrower.
 _BUCKET_NAME = re.compile(r"(?!\.\.?$)[A-Za-z0-9._-]{1,64}")
 
@@ -35,6 +33,20 @@ ShardUrls = str | Path | Sequence[str | Path]
 def is_remote(url: str | Path) -> bool:
     """Whether a URL names a bucket: ``ais://``, ``s3://``, ``gs://``, ``az://``."""
     return isinstance(url, str) and url.partition("://")[0] in PROVIDERS and "://" in url
+
+
+def check_is_not_cloud(url: str | Path) -> None:
+    """Refuse a bucket of a cloud where no endpoint is given: the embedded node has buckets of its own only.
+
+    Raises:
+        ValueError: If the URL starts with ``s3://``, ``gs://`` or ``az://``.
+    """
+    scheme = str(url).partition("://")[0]
+    if is_remote(url) and scheme != "ais":
+        raise ValueError(
+            f"'{url}': {scheme}:// is supported only through an AIStore cluster that has the bucket as a backend, and "
+            "no AIStore endpoint is given; pass endpoint= (--endpoint), or set AIS_ENDPOINT"
+        )
 
 
 def open_store(url: str | Path, *, endpoint: str | None) -> tuple[Store, str]:
@@ -56,10 +68,11 @@ def open_store(url: str | Path, *, endpoint: str | None) -> tuple[Store, str]:
             )
         check_object_name(name, url=str(url))
         if endpoint is None:
+            check_is_not_cloud(url)
             raise ValueError(f"'{url}' is in a bucket, and no AIStore endpoint is given; set AIS_ENDPOINT")
         return AisStore(endpoint, bucket, provider=PROVIDERS[scheme]), name
     if "://" in str(url):
-        raise ValueError(f"'{url}': scheme must be one of {_SCHEMES}, or a local path")
+        raise _unknown_scheme(str(url), supported=PROVIDERS)
     folder, _, name = str(url).rpartition("/")
     return LocalStore(Path(folder or (os.sep if str(url).startswith(os.sep) else "."))), name
 
@@ -222,9 +235,14 @@ def _local_path(url: str | Path) -> str:
             raise ValueError(f"'{text}': expected file:///PATH, with three slashes and an absolute path")
         path = f"/{unquote(rest)}"
     elif "://" in text:
-        raise ValueError(f"'{text}': scheme must be one of {_SCHEMES}, file, or a local path")
+        raise _unknown_scheme(text, supported=[*PROVIDERS, "file"])
     else:
         path = os.path.expanduser(text)  # noqa: PTH111 (Path drops a slash at the end)
     if "\0" in path:
         raise ValueError(f"'{without_nul(text)}': a path holds no NUL")
     return path
+
+
+def _unknown_scheme(url: str, *, supported: Iterable[str]) -> ValueError:
+    schemes = ", ".join(f"{scheme}://" for scheme in supported)
+    return ValueError(f"'{url}': {url.partition('://')[0]}:// is not supported; expected {schemes} or a local path")

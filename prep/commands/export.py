@@ -63,7 +63,7 @@ def export_tfrecord(
     from prep.export.export import export_tfrecords
     from prep.pack.pack import open_target
 
-    with endpoint_for((url, out), endpoint, embedded_dir) as answering:
+    with endpoint_for(url, endpoint, embedded_dir, writes=[out]) as answering:
         store, prefix = open_target(out, endpoint=answering)
         report = export_tfrecords(
             resolve_shards(url, endpoint=answering),

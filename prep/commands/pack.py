@@ -208,7 +208,7 @@ def pack_tars(tars: tuple[str, ...], url: str, **options: Any) -> None:
     from dali_pipes.store.urls import resolve_shards
     from prep.sources.tars import tars as read_tars
 
-    with endpoint_for((*tars, url), options["endpoint"], options["embedded_dir"]) as answering:
+    with endpoint_for(tars, options["endpoint"], options["embedded_dir"], writes=[url]) as answering:
         shards = resolve_shards(tars, endpoint=answering, compressed=True)
         source = read_tars(shards, jobs=options["jobs"], show_progress=not options["as_json"])
         _pack(source, url, **{**options, "endpoint": answering})
@@ -266,7 +266,7 @@ def _pack(
     from prep.pack.pack import open_target
     from prep.pack.pack import pack as pack_records
 
-    with endpoint_for(url, endpoint, embedded_dir) as answering:
+    with endpoint_for((), endpoint, embedded_dir, writes=[url]) as answering:
         store, prefix = open_target(url, endpoint=answering)
         report = pack_records(source, store=store, prefix=prefix, show_progress=not as_json, **options)
     print_some("skipped", report.skipped)

@@ -196,7 +196,7 @@ def _shuffle_urls(
         key_type=key_type,
     )
     grouping = Grouping(by=by, shares=_parse_shares(splits)) if by else None
-    with endpoint_for((*urls, output, ekm or ""), endpoint, embedded_dir) as answering:
+    with endpoint_for((*urls, ekm or ""), endpoint, embedded_dir, writes=[output]) as answering:
         shards = resolve_shards(urls, endpoint=answering, compressed=True)
         target, prefix = open_store(output, endpoint=answering) if is_remote(output) else (None, output)
         key_map = None

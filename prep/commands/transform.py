@@ -47,7 +47,7 @@ def transform(
     from prep.etl.local import open_output, transform_shards
 
     *inputs, out = inputs_and_output(urls)
-    with endpoint_for(urls, endpoint, embedded_dir) as answering:
+    with endpoint_for(inputs, endpoint, embedded_dir, writes=[out]) as answering:
         report = transform_shards(
             resolve_shards(inputs, endpoint=answering),
             open_output(out, endpoint=answering),

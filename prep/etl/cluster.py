@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from dali_pipes.errors import StoreError, shown
 from dali_pipes.progress import bar
 from dali_pipes.store.base import Bucket
-from dali_pipes.store.cluster.etl import asking_etl, no_etl, reason_of
-from dali_pipes.store.messages import error_text
+from dali_pipes.store.cluster.etl import asking_etl, no_etl
+from dali_pipes.store.messages import error_text, message_of
 from dali_pipes.store.shard_set import ShardSet
 from prep.etl.local import Output, TransformReport, check_output, copy_classes
 
@@ -197,5 +197,5 @@ def _object_errors(store: Bucket, name: str, job: str) -> str:
     """The messages of the job's transforms, if the cluster kept them."""
     with contextlib.suppress(StoreError), asking_etl(store, name):
         errors = store.client.etl(name).view(job_id=job).obj_errors or []
-        return shown([f"'{error.obj_name}': {reason_of(error.msg)}" for error in errors], are_names=False)
+        return shown([f"'{error.obj_name}': {message_of(error.msg)}" for error in errors], are_names=False)
     return ""

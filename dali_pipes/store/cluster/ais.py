@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 from dali_pipes.errors import StoreError
 from dali_pipes.store.base import Bucket
 from dali_pipes.store.entries import PROVIDERS, ObjectEntry
-from dali_pipes.store.messages import error_text, first_line, is_loopback, no_answer
+from dali_pipes.store.messages import cause_of, error_text, first_line, innermost, is_loopback, no_answer, unchained
 from dali_pipes.store.shard_names import check_object_name
 
 if TYPE_CHECKING:
@@ -77,16 +77,10 @@ class AisStore(Bucket):
         check_object_name(name, url=self.locate(name))
 
     def exists(self) -> bool:
-        from aistore.sdk.errors import AISError
-
-        with self.asking(self.url):
-            try:
-                self._bucket.head()
-            except AISError as exc:
-                if exc.status_code == 404:
-                    return False
-                raise
-        return True
+        with self.asking(self.url), _MissingAllowed():
+            self._bucket.head()
+            return True
+        return False
 
     def create(self) -> None:
         with self.asking(self.url):
@@ -108,15 +102,9 @@ class AisStore(Bucket):
         return cast("bytes", bucket.object(name).get_reader().read_all())
 
     def find(self, name: str) -> bytes | None:
-        from aistore.sdk.errors import AISError
-
-        with self.asking(self.locate(name)):
-            try:
-                return self._read(name)
-            except AISError as exc:
-                if exc.status_code == 404:
-                    return None
-                raise
+        with self.asking(self.locate(name)), _MissingAllowed():
+            return self._read(name)
+        return None
 
     def read_range(self, name: str, *, start: int, size: int) -> bytes:
         if not size:
@@ -156,17 +144,14 @@ class AisStore(Bucket):
 
     def access(self) -> "BucketAccess":
         """See `Store.access`. TLS settings, token and proxies come from the SDK's session."""
-        from aistore.sdk.errors import AISError
-
         from dali_pipes.store.cluster.transfer import BucketAccess
 
-        with self.asking(self.url):
-            try:
-                props = json.loads(self._bucket.head().get("Ais-Bucket-Props", "{}"))
-            except AISError as exc:
-                if exc.status_code == 404:  # an answer to HEAD has no body that says what is missing
-                    raise StoreError(self._no_bucket()) from exc
-                raise
+        props: dict[str, Any] | None = None
+        # An answer to HEAD has no body that says what is missing.
+        with self.asking(self.url), _MissingAllowed():
+            props = json.loads(self._bucket.head().get("Ais-Bucket-Props", "{}"))
+        if props is None:
+            raise StoreError(self._no_bucket())
         session = self._bulk.client.session_manager.session
         checksum = props.get("checksum", {}).get("type", "")
         return BucketAccess(
@@ -182,26 +167,14 @@ class AisStore(Bucket):
         )
 
     def size(self, name: str) -> int | None:
-        from aistore.sdk.errors import AISError
-
-        with self.asking(self.locate(name)):
-            try:
-                # The SDK reads this attribute from Content-Length.
-                return int(self._bucket.object(name).head().size)
-            except AISError as exc:
-                if exc.status_code == 404:
-                    return None
-                raise
+        with self.asking(self.locate(name)), _MissingAllowed():
+            # The SDK reads this attribute from Content-Length.
+            return int(self._bucket.object(name).head().size)
+        return None
 
     def delete(self, name: str) -> None:
-        from aistore.sdk.errors import AISError
-
-        with self.asking(self.locate(name)):
-            try:
-                self._bucket.object(name).delete()
-            except AISError as exc:
-                if exc.status_code != 404:
-                    raise
+        with self.asking(self.locate(name)), _MissingAllowed():
+            self._bucket.object(name).delete()
 
     def open_fetcher(self) -> "ObjectFetcher":
         from dali_pipes.fetch.answers import StoredObjects
@@ -223,24 +196,36 @@ class AisStore(Bucket):
         import urllib3
         from aistore.sdk.errors import AISError, ErrBckNotFound, ErrObjNotFound
 
+        at = f"'{where}' at {self.endpoint}"
         try:
             yield
         except ErrBckNotFound as exc:
-            raise StoreError(self._no_bucket()) from exc
+            raise StoreError(self._no_bucket()) from unchained(exc)
         except ErrObjNotFound as exc:
-            raise StoreError(f"no object '{where}' at {self.endpoint}") from exc
+            raise StoreError(f"no object {at}") from unchained(exc)
         except AISError as exc:
-            raise StoreError(f"'{where}' at {self.endpoint}: {error_text(exc)}") from exc
+            raise StoreError(f"{at}: {error_text(exc)}") from unchained(exc)
         except (requests.ConnectionError, requests.Timeout) as exc:
-            raise StoreError(no_answer(self.endpoint, exc)) from exc
+            raise StoreError(no_answer(self.endpoint, exc)) from unchained(innermost(exc))
         except (requests.RequestException, urllib3.exceptions.HTTPError) as exc:
-            raise StoreError(f"'{where}' at {self.endpoint}: the transfer broke ({exc})") from exc
+            raise StoreError(f"{at}: the transfer broke ({cause_of(exc)})") from unchained(innermost(exc))
         except pydantic.errors.PydanticSchemaGenerationError as exc:
             # The SDK takes a listing that does not call itself msgpack for JSON, and has no model for that.
-            text = f"'{where}' at {self.endpoint}: the server is not an AIStore (its listing is not msgpack)"
-            raise StoreError(text) from exc
+            raise StoreError(f"{at}: the server is not an AIStore (its listing is not msgpack)") from unchained(exc)
         except (pydantic.ValidationError, msgspec.MsgspecError, json.JSONDecodeError) as exc:
-            raise StoreError(f"'{where}' at {self.endpoint}: the server is not an AIStore ({first_line(exc)})") from exc
+            raise StoreError(f"{at}: the server is not an AIStore ({first_line(exc)})") from unchained(exc)
+
+
+class _MissingAllowed:
+    """Ends its ``with`` block early if the cluster answers 404: there is no such bucket or object."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, exc: BaseException | None, __: object) -> bool:
+        from aistore.sdk.errors import AISError
+
+        return isinstance(exc, AISError) and exc.status_code == 404
 
 
 @lru_cache(maxsize=8)
@@ -323,7 +308,7 @@ def check_endpoint(endpoint: str) -> None:
         url = f"{endpoint.rstrip('/')}/v1/health"
         answer = session.get(url, params={"prr": "true"}, timeout=CONNECT_TIMEOUT_S)
     except (requests.RequestException, ValueError) as exc:
-        raise StoreError(no_answer(endpoint, exc)) from exc
+        raise StoreError(no_answer(endpoint, exc)) from unchained(innermost(exc))
     if answer.status_code != 200:
         raise StoreError(
             f"{endpoint} answers {answer.status_code} to a health check, a ready AIStore proxy answers 200; "

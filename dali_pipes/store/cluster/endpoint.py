@@ -1,16 +1,49 @@
-"""Provide an AIStore endpoint that answers: the given one, or that of an embedded node started for the purpose."""
+"""Provide an AIStore endpoint that answers: the given one, or that of an embedded node which is started for this."""
 
 import contextlib
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from dali_pipes.errors import StoreError, shown
 from dali_pipes.store.cluster import embedded_node
 from dali_pipes.store.cluster.ais import check_endpoint
+from dali_pipes.store.urls import check_is_not_cloud, is_remote
 
 _log = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def endpoint_for(
+    reads: Iterable[str | Path],
+    *,
+    writes: Iterable[str | Path] = (),
+    endpoint: str | None,
+    embedded_dir: Path | None = None,
+) -> Iterator[str | None]:
+    """Yield an endpoint that answers if one of the URLs is in a bucket, else ``None``.
+
+    Args:
+        reads: URLs or paths that will be read. Without an endpoint, the embedded node's folder must hold their buckets.
+        writes: URLs or paths whose buckets may be created.
+        endpoint: As for `cluster`.
+        embedded_dir: As for `cluster`.
+
+    Raises:
+        StoreError: If nothing answers at the endpoint; or if there is none, and the embedded node's folder lacks a
+            bucket: names the buckets that it holds. Then no node is started.
+        ValueError: If there is no endpoint, and a bucket is one of a cloud.
+    """
+    read = [url for url in reads if is_remote(url)]
+    remote = [*read, *(url for url in writes if is_remote(url))]
+    if endpoint is None:
+        for url in remote:
+            check_is_not_cloud(url)
+        for url in read:
+            _check_embedded_bucket(url, embedded_dir or default_embedded_dir())
+    with cluster(endpoint, embedded_dir=embedded_dir) if remote else contextlib.nullcontext() as answering:
+        yield answering
 
 
 @contextlib.contextmanager
@@ -35,19 +68,9 @@ def cluster(endpoint: str | None, *, embedded_dir: Path | None = None) -> Iterat
         yield node.endpoint
 
 
-def check_embedded_bucket(url: str | Path, *, embedded_dir: Path | None) -> None:
-    """Refuse to read a bucket that the embedded node does not have, before a node is started.
-
-    Args:
-        url: ``ais://BUCKET/...``, or a URL of another provider's bucket.
-        embedded_dir: As for `cluster`.
-
-    Raises:
-        StoreError: If the folder holds no such bucket; names the buckets that it holds.
-    """
+def _check_embedded_bucket(url: str | Path, folder: Path) -> None:
     scheme, _, rest = str(url).partition("://")
-    bucket, folder = rest.partition("/")[0], embedded_dir or default_embedded_dir()
-    buckets = folder / embedded_node.BUCKETS
+    bucket, buckets = rest.partition("/")[0], folder / embedded_node.BUCKETS
     if (buckets / bucket).is_dir():
         return
     found = sorted(path.name for path in buckets.iterdir() if path.is_dir()) if buckets.is_dir() else []

@@ -1,14 +1,12 @@
 """Check that an ETL of a cluster runs, and turn what a cluster answers about ETLs into errors with a way out."""
 
 import contextlib
-import json
 import logging
 from collections.abc import Iterator
-from typing import cast
 
 from dali_pipes.errors import StoreError, shown
 from dali_pipes.store.base import Bucket
-from dali_pipes.store.messages import error_text
+from dali_pipes.store.messages import error_text, message_of, unchained
 
 _log = logging.getLogger(__name__)
 
@@ -75,20 +73,20 @@ def asking_etl(store: Bucket, name: str, *, shard: str | None = None) -> Iterato
         except AISError as exc:
             text = error_text(exc)
             if (none := no_etl(store.endpoint, exc.status_code, text)) is not None:
-                raise none from exc
+                raise none from unchained(exc)
             is_about_it = shard is None and exc.status_code == 404 and name in text
             if is_about_it or is_unknown_etl(exc.status_code, text, name=name):
-                raise StoreError(f"no ETL '{name}' at {store.endpoint} ({text}); {how_to_start(name)}") from exc
+                text = f"no ETL '{name}' at {store.endpoint} ({text}); {how_to_start(name)}"
+                raise StoreError(text) from unchained(exc)
             if exc.status_code == 422:
-                raise StoreError(
-                    f"'{where}' at {store.endpoint}: ETL '{name}' failed: {reason_of(exc.message)}"
-                ) from exc
+                reason = message_of(exc.message) or "no reason given"
+                raise StoreError(f"'{where}' at {store.endpoint}: ETL '{name}' failed: {reason}") from unchained(exc)
             raise
 
 
 def is_unknown_etl(status: int, text: str, *, name: str) -> bool:
-    """Whether the answer to a read through an ETL says that there is none of that name, or that it does not run."""
-    # More than the name: a shard that is missing may have it in its own.
+    """Whether an answer means that the ETL does not exist or does not run."""
+    # The name alone proves nothing: the name of a missing shard may contain it.
     return status == 404 and f"{name} does not exist - try" in text
 
 
@@ -104,10 +102,3 @@ def no_etl(endpoint: str, status: int, text: str) -> NoEtlError | None:
         f"no ETL at {endpoint}: {text}; {cause} (deploy/etl/README.md). The same from here, with no ETL: "
         "dali-pipes prep transform URL OUT --function ..."
     )
-
-
-def reason_of(text: str) -> str:
-    """The message in AIStore's JSON."""
-    with contextlib.suppress(ValueError, KeyError, TypeError):
-        return cast("str", json.loads(text)["message"])
-    return " ".join(str(text).split()) or "no reason given"

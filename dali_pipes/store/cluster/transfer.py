@@ -15,7 +15,7 @@ from dali_pipes.errors import StoreError
 from dali_pipes.store.checksums import CHECKSUM_TYPES, DEFAULT_CHECKSUM_TYPE, NO_CHECKSUM_TYPE, new_checksum
 from dali_pipes.store.cluster.http_rules import REDIRECTS, is_passing, object_url, redirect_target, without_token
 from dali_pipes.store.entries import ObjectEntry
-from dali_pipes.store.messages import answer_text, cause_of
+from dali_pipes.store.messages import answer_text, cause_of, innermost, unchained
 
 if TYPE_CHECKING:
     from requests import Response, Session
@@ -229,7 +229,8 @@ class RemoteFile:
             if not _is_transport(exc):
                 raise
             self.close()
-            raise StoreError(f"'{self.url}' at {self._access.endpoint}: the transfer broke ({cause_of(exc)})") from exc
+            text = f"'{self.url}' at {self._access.endpoint}: the transfer broke ({cause_of(exc)})"
+            raise StoreError(text) from unchained(innermost(exc))
         self._position = offset + num
         return num
 

@@ -91,7 +91,7 @@ def test_a_folder_that_is_no_package_is_not_in_the_way(tmp_path: Path, folder: s
         (["nonsense"], 2, "No such command 'nonsense'"),
         (["prep", "index"], 2, "Missing argument"),
         (["bench", "run", "--repeats", "0"], 2, "0 is not in the range x>=1"),
-        (["prep", "index", "gopher://x"], 2, "error: 'gopher://x': scheme must be one of"),
+        (["prep", "index", "gopher://x"], 2, "error: 'gopher://x': gopher:// is not supported; expected ais://"),
         (["prep", "index", "nowhere/x-"], 1, "error: no such directory: 'nowhere', of 'nowhere/x-'"),
     ],
 )

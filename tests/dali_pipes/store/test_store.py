@@ -2,6 +2,7 @@ import contextlib
 import re
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -12,7 +13,7 @@ import xxhash
 from dali_pipes.errors import StoreError
 from dali_pipes.store.base import Store
 from dali_pipes.store.cluster.ais import AisStore, check_endpoint
-from dali_pipes.store.cluster.endpoint import cluster
+from dali_pipes.store.cluster.endpoint import cluster, endpoint_for
 from dali_pipes.store.local import LocalStore
 
 
@@ -143,6 +144,23 @@ def test_ais_store_at_a_closed_port_fails_within_ten_seconds(closed_port: int) -
     assert time.monotonic() - started < 10
 
 
+def test_no_answer_has_one_cause_whose_text_is_in_the_message(closed_port: int) -> None:
+    """A refused connection: the traceback does not show the four exceptions of requests, urllib3 and the socket."""
+    endpoint = f"http://127.0.0.1:{closed_port}"
+    for ask in (lambda: AisStore(endpoint, "pets").list(""), lambda: check_endpoint(endpoint)):
+        with pytest.raises(StoreError, match=r"Connection refused\); is it running\?") as raised:
+            ask()
+        shown = "".join(traceback.format_exception(raised.value))
+        assert shown.count("Traceback (most recent call last)") == 2
+        assert "Connection refused" in str(raised.value.__cause__)
+
+
+def test_missing_bucket_has_one_cause(bucket: AisStore) -> None:
+    with pytest.raises(StoreError, match="no bucket") as raised:
+        bucket.list("")
+    assert "".join(traceback.format_exception(raised.value)).count("Traceback (most recent call last)") == 2
+
+
 @pytest.mark.parametrize("endpoint", ["localhost:8080", "nonsense", ""])
 def test_check_endpoint_that_is_no_url_says_so(endpoint: str) -> None:
     with pytest.raises(ValueError, match=r"endpoint must be a URL such as http://localhost:51080, got"):
@@ -164,6 +182,27 @@ def test_cluster_keeps_buckets_for_the_next_time(tmp_path: Path) -> None:
             kept = store.size("a")
             store.write("a", b"12")
     assert kept == 2
+
+
+def test_endpoint_for_reads_only_buckets_that_the_node_has_and_writes_any(tmp_path: Path) -> None:
+    """A bucket that is read must be in the embedded node's folder; a bucket that is written may be new."""
+    folder = tmp_path / "node"
+    with endpoint_for([tmp_path, "file.tar"], endpoint=None, embedded_dir=folder) as endpoint:
+        assert endpoint is None
+    missing = (
+        rf"no bucket 'ais://pets': AIS_ENDPOINT is not set.* folder '{folder}' holds no such bucket \(found: none\)"
+    )
+    with (
+        pytest.raises(StoreError, match=missing),
+        endpoint_for(["ais://pets/a-"], writes=["ais://new"], endpoint=None, embedded_dir=folder),
+    ):
+        pass
+    assert not folder.exists()
+    with endpoint_for((), writes=["ais://pets"], endpoint=None, embedded_dir=folder) as endpoint:
+        assert endpoint is not None
+        AisStore(endpoint, "pets").create()
+    with endpoint_for(["ais://pets/a-"], endpoint=None, embedded_dir=folder) as endpoint:
+        assert endpoint is not None
 
 
 @contextlib.contextmanager

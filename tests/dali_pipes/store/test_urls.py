@@ -71,7 +71,11 @@ def test_open_store_splits_store_from_name(url: str, store_url: str, rest: str) 
     [
         ("ais:///a.tar", ENDPOINT, "names no bucket; expected ais://BUCKET/PREFIX"),
         ("ais://pets/a.tar", None, "no AIStore endpoint is given; set AIS_ENDPOINT"),
-        ("http://pets/a.tar", ENDPOINT, "scheme must be one of ais, s3, gs, az, or a local path"),
+        (
+            "http://pets/a.tar",
+            ENDPOINT,
+            "http:// is not supported; expected ais://, s3://, gs://, az:// or a local path",
+        ),
         ("ais://pets/a\0-", ENDPOINT, r"'ais://pets/a\\0-': the parts of an object's name .* nor hold a NUL"),
         ("ais://pe ts/a.tar", ENDPOINT, "'ais://pe ts/a.tar': a bucket's name is .* got 'pe ts'"),
         ("ais://../a.tar", ENDPOINT, "a bucket's name is"),
@@ -169,7 +173,7 @@ def test_resolve_shards_with_no_match_names_the_pattern(tars: Path) -> None:
         (["ais://a/x.tar", "y.tar"], "must lie in one bucket or directory"),
         (["ais://a/x.tar", "ais://a/x.tar"], "'ais://a/x.tar' is named twice"),
         (["x.tar", "ais://a/x.tar"], "must lie in one bucket or directory, got 'x.tar' and 'ais://a/x.tar'"),
-        (["http://a/x.tar"], "scheme must be one of ais, s3, gs, az, file, or a local path"),
+        (["http://a/x.tar"], "http:// is not supported; expected ais://, s3://, gs://, az://, file:// or a local path"),
         (["file://host/a.tar"], "'file://host/a.tar': expected file:///PATH, with three slashes"),
         (["file:///a%00.tar"], "'file:///a%00.tar': a path holds no NUL"),
         (["a\0.tar"], r"'a\\0\.tar': a path holds no NUL"),

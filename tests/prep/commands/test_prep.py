@@ -142,7 +142,7 @@ def test_pack_demo_into_shards_by_bytes(tmp_path: Path) -> None:
         (["pack", "imagefolder", "nope", "out"], DataError, "no such directory: 'nope'"),
         (["pack", "imagefolder", "photos", "out/a.tar"], ValueError, r"'out/a\.tar' names shards"),
         (["index", "nope"], StoreError, r"'nope' matches no \.tar"),
-        (["index", "http://nope/x-0.tar"], ValueError, "scheme must be one of"),
+        (["index", "http://nope/x-0.tar"], ValueError, "http:// is not supported; expected ais://"),
         (["index", "ais://nope", "--endpoint", "{node}"], StoreError, "no bucket 'ais://nope'"),
         (["shuffle", "ais://nope/a-{0..3}.tar", "--endpoint", "{node}"], StoreError, "no bucket 'ais://nope'"),
         (["shuffle", "photos/x-0.tar"], StoreError, "no shard .*x-0"),
@@ -166,6 +166,35 @@ def test_prep_error_says_where_and_what(
         arguments = [argument.replace(placeholder, value) for argument in arguments]
         match = match.replace(placeholder, value)
     _run(*arguments, expect=error, match=match)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["index", "{url}"],
+        ["info", "{url}"],
+        ["verify", "{url}"],
+        ["view", "{url}", "sheet.png"],
+        ["shuffle", "{url}"],
+        ["transform", "{url}", "out", "--function", "pets"],
+        ["export-tfrecord", "{url}", "out"],
+        ["pack", "tars", "{url}/a-0.tar", "out"],
+        ["etl", "run", "{url}", "ais://new", "--function", "pets"],
+    ],
+)
+def test_prep_without_an_endpoint_names_the_variable_and_starts_nothing(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """AIS_ENDPOINT was forgotten: the error does not name the port of an embedded node that nobody asked for."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("AIS_ENDPOINT", raising=False)
+    monkeypatch.setenv("DALI_PIPES_EMBEDDED_DIR", str(tmp_path / "node"))
+    for url, error, match in (
+        ("ais://pets", StoreError, r"no bucket 'ais://pets': AIS_ENDPOINT is not set, .*; set AIS_ENDPOINT, or make"),
+        ("s3://pets", ValueError, r"s3:// is supported only through an AIStore cluster .*, or set AIS_ENDPOINT"),
+    ):
+        _run(*(argument.replace("{url}", url) for argument in arguments), expect=error, match=match)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

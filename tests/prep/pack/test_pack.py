@@ -211,7 +211,7 @@ def test_open_target_of_an_existing_directory_that_ends_in_a_dash_is_that_direct
         ("a.tar", "names shards"),
         ("ais://pets/a.tgz", "names shards"),  # pack writes plain ones
         ("ais://pets", "no AIStore endpoint is given"),
-        ("http://pets", "scheme must be one of ais"),
+        ("http://pets", "http:// is not supported; expected ais://"),
     ],
 )
 def test_open_target_that_is_no_prefix_is_an_error(url: str, message: str) -> None:
