@@ -77,6 +77,32 @@ def open_store(url: str | Path, *, endpoint: str | None) -> tuple[Store, str]:
     return LocalStore(Path(folder or (os.sep if str(url).startswith(os.sep) else "."))), name
 
 
+def is_local(url: str | Path) -> bool:
+    """Whether an output's URL is a path on this machine; every other URL has a scheme."""
+    return isinstance(url, Path) or "://" not in url
+
+
+def open_prefix(url: str | Path, *, endpoint: str | None) -> tuple[Store, str]:
+    """The store and the prefix of names that an output's URL gives: ``ais://BUCKET[/PREFIX]``, ``DIRECTORY[/PREFIX]``.
+
+    If the last part ends in ``-`` or ``_``, names start with it, unless it is a directory that exists. Any other last
+    part is a folder: the prefix is then empty or ends in ``/``.
+
+    Raises:
+        ValueError: If the URL names shards, and where `open_store` raises it.
+    """
+    text = str(url)
+    if "{" in text or extension_of(text):
+        raise ValueError(
+            f"'{text}' names shards; expected a folder or what the shards' names start with, such as "
+            "ais://pets/samples-"
+        )
+    if is_local(text) and (not text.endswith(("-", "_")) or Path(text).is_dir()):
+        return LocalStore(Path(text)), ""
+    store, prefix = open_store(text, endpoint=endpoint)
+    return store, prefix if not prefix or prefix.endswith(("-", "_", "/")) else f"{prefix}/"
+
+
 def resolve_shards(urls: ShardUrls, *, endpoint: str | None, compressed: bool = False) -> ShardSet:
     """The shards that ``urls`` names, in order.
 

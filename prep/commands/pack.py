@@ -32,9 +32,9 @@ _pack_options = join_options(
         default="fail",
         show_default=True,
         help="What happens to a bad record: one with a photo in a format that DALI does not decode, with a file that "
-        "is empty, missing or unreadable, or with a mask that is no 8-bit grey PNG, is damaged, or has another size "
-        "than its photo. fail: stop before anything is written. skip: leave the record out. keep: pack the record as "
-        "it is, without the files that cannot be read. (A PNG named .jpg is packed, and noted.)",
+        "is empty, missing or unreadable, or with a mask that is damaged, is not an 8-bit grey PNG, or has another "
+        "size than its photo. fail: stop before anything is written. skip: leave the record out. keep: pack the record "
+        "as it is, without the files that cannot be read. (A PNG named .jpg is packed, and noted.)",
     ),
     overwrite_option("other shards under the output's names"),
     click.option("--dry-run", is_flag=True, help="Check and plan, write nothing."),

@@ -11,10 +11,8 @@ from dali_pipes.errors import StoreError, shown
 from dali_pipes.formats.names import classes_name, columns_name, index_name, manifest_name
 from dali_pipes.progress import bar
 from dali_pipes.store.base import Store
-from dali_pipes.store.local import LocalStore
-from dali_pipes.store.shard_names import check_object_name
 from dali_pipes.store.shard_set import ShardSet
-from dali_pipes.store.urls import is_remote, open_store
+from dali_pipes.store.urls import open_prefix
 from prep.etl.transforms import ShardTransform, load_transform
 from prep.workers import Report, Workers
 
@@ -29,6 +27,7 @@ class Output:
     def name_of(self, shard: str) -> str:
         """The output's name of a shard; its whole name follows the prefix, as in a cluster's ETL.
 
+        >>> from dali_pipes.store.local import LocalStore
         >>> Output(store=LocalStore(Path("out")), prefix="small/").name_of("train/samples-000000.tar")
         'small/train/samples-000000.tar'
         """
@@ -107,26 +106,9 @@ def transform_shards(
 
 
 def open_output(url: str | Path, *, endpoint: str | None) -> Output:
-    """The output that ``ais://BUCKET[/PREFIX]`` or ``DIRECTORY[/PREFIX]`` names; shards keep their own names.
-
-    A last part that ends in ``-`` or ``_`` is a prefix of the names, any other is a folder.
-
-    Raises:
-        ValueError: If the URL names shards, or holds an invalid bucket's or object's name.
-    """
-    text = str(url)
-    if "{" in text or text.endswith(".tar"):
-        raise ValueError(f"'{text}' names shards; expected where they go, such as ais://pets/small or DIRECTORY")
-    if is_remote(text):
-        store, prefix = open_store(text, endpoint=endpoint)
-        folder = not prefix or prefix.endswith(("-", "_", "/"))
-        prefix = prefix if folder else f"{prefix}/"
-        check_object_name(prefix, url=text)
-        return Output(store=store, prefix=prefix)
-    store, name = open_store(text, endpoint=endpoint)  # raises for other schemes
-    if text.endswith(("-", "_")) and not Path(text).is_dir():
-        return Output(store=store, prefix=name)
-    return Output(store=LocalStore(Path(text)), prefix="")
+    """The output that ``ais://BUCKET[/PREFIX]`` or ``DIRECTORY[/PREFIX]`` names: see `open_prefix`."""
+    store, prefix = open_prefix(url, endpoint=endpoint)
+    return Output(store=store, prefix=prefix)
 
 
 def check_output(shards: ShardSet, output: Output, *, overwrite: bool) -> None:

@@ -11,7 +11,7 @@ TensorFlow is not needed. `prep.sources.tfrecords` reads these files.
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,9 +23,9 @@ from dali_pipes.store.shard_set import ShardSet
 from prep.export.records import ENCODED, KEY, LABEL, PHOTO_FEATURES, Records
 from prep.export.tasks import FileTask, ShardPart
 from prep.pack.plan import MAX_FILES
-from prep.pack.target import Target, check_limits, run_tasks
-from prep.pack.tasks import Stored, StreamTarget, is_stored, write_file
-from prep.workers import Report, Workers
+from prep.pack.target import FileWorkers, Target, check_limits
+from prep.pack.tasks import Stored, StreamTarget, write_file
+from prep.workers import Workers
 
 __all__ = ["ENCODED", "KEY", "LABEL", "PHOTO_FEATURES", "ExportReport", "export_tfrecords", "record_index"]
 
@@ -120,10 +120,14 @@ def export_tfrecords(
     target = Target(store, prefix, overwrite=overwrite, job="export", files="files", endings="tfrecord|idx")
     stale = target.stale(planned, companions=(_index_of(file.name) for file in planned))
     with Workers(jobs) as workers:
-        export = _Export(source, ends, target, workers, show_progress=show_progress)
-        missing = target.missing(planned, export.compare)
+        file_workers = FileWorkers(workers=workers, min_shared_bytes=MIN_SHARED_BYTES, show_progress=show_progress)
+        tasks = _Tasks(source, ends)
+        missing = target.missing(planned, lambda file, stored: tasks.of(file, stored=stored), file_workers)
         target.create()
-        export.write(missing)
+        # An old index must not stand beside a new file.
+        target.delete(_index_of(file.name) for file in missing)
+        to_write = (tasks.of(file, target=target.access) for file in missing)
+        file_workers.run(write_file, to_write, missing, what="export")
     index_bytes = _finish(target, planned, sizes, stale)
     return ExportReport(
         url=store.locate(prefix),
@@ -171,45 +175,14 @@ def _plan(sizes: Int64s, ends: Int64s, *, prefix: str, max_bytes: int | None) ->
     ]
 
 
-class _Export:
-    """Compares the files of an export with those that are there, and writes the missing ones."""
+class _Tasks:
+    """Makes the tasks that compare or write files."""
 
-    def __init__(self, source: Records, ends: Int64s, target: Target, workers: Workers, *, show_progress: bool) -> None:
-        self._source, self._ends, self._target = source, ends, target
-        self._workers, self._show_progress = workers, show_progress
+    def __init__(self, source: Records, ends: Int64s) -> None:
+        self._source, self._ends = source, ends
         self._read: tuple[int, ShardIndex] | None = None
 
-    def compare(self, files: Sequence[_File]) -> list[bool]:
-        """Which of the files the target has, byte for byte."""
-        tasks = (self._task(file, stored=self._target.stored(file.name)) for file in files)
-        return self._run(is_stored, tasks, files, what="compare")
-
-    def write(self, files: Sequence[_File]) -> None:
-        """Write the files, after deleting their indexes, which must not stand beside other files."""
-        self._target.delete(_index_of(file.name) for file in files)
-        if files:
-            tasks = (self._task(file, target=self._target.access) for file in files)
-            self._run(write_file, tasks, files, what="export")
-
-    def _run(
-        self,
-        function: Callable[[FileTask, Report], bool],
-        tasks: Iterable[FileTask],
-        files: Sequence[_File],
-        *,
-        what: str,
-    ) -> list[bool]:
-        return run_tasks(
-            self._workers,
-            function,
-            tasks,
-            files,
-            what=what,
-            min_shared_bytes=MIN_SHARED_BYTES,
-            show_progress=self._show_progress,
-        )
-
-    def _task(self, file: _File, *, target: StreamTarget | None = None, stored: Stored | None = None) -> FileTask:
+    def of(self, file: _File, *, target: StreamTarget | None = None, stored: Stored | None = None) -> FileTask:
         shards: list[ShardPart] = []
         number = file.start
         while number < file.stop:

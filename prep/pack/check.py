@@ -13,6 +13,7 @@ from dali_pipes.formats.names import LABEL_COMPONENT
 from dali_pipes.formats.photo_header import is_photo, read_photo_header
 from dali_pipes.progress import bar
 from prep.pack.plan import tar_bytes
+from prep.pack.tasks import MAX_SENT_BYTES
 from prep.photos.masks import HEADER_BYTES, mask_problem, photo_size
 from prep.sources.record import Record, Source
 from prep.sources.values import encode_value
@@ -27,8 +28,6 @@ MASK_BYTES = 1 << 16
 NUM_RECORDS = 500
 # Below this, starting processes takes longer than the work.
 MIN_SHARED_RECORDS = 2000
-MAX_SENT_BYTES = 8 << 20
-"""The most bytes of components in memory that are sent to a worker; the process that has more does the task itself."""
 
 # A tuple: `isinstance` takes ten times as long with a union.
 _PARTS = (bytes, Range)
@@ -42,7 +41,7 @@ _FORMATS = {
     **dict.fromkeys(("ppm", "pgm", "pbm", "pnm"), "PPM"),
     **dict.fromkeys(("jp2", "j2k"), "JPEG2000"),
 }
-"""Extension -> its format. DALI decodes all of these, under any extension; a GIF it does not."""
+"""Extension -> its format. DALI decodes all of these, under any extension; it does not decode GIF."""
 
 
 @dataclass
@@ -60,7 +59,7 @@ class Checked:
     sizes: "array[int]" = field(default_factory=lambda: array("q"))
     """Bytes that each record takes in a tar."""
     held_bytes: "array[int]" = field(default_factory=lambda: array("q"))
-    """Bytes of each that are in memory and not in a file."""
+    """Bytes of each record that are in memory and not in a file."""
 
     def add(self, part: "Checked") -> None:
         """Append the result of the records that follow; its numbers count from 0."""
@@ -106,12 +105,8 @@ def check_records(source: Source, *, workers: Workers, show_progress: bool) -> C
 
 
 def as_entry(record: Record, source: Source, *, without: Set[str] = frozenset()) -> Entry:
-    """A sample as it is written: its components and its class id, as ``cls``, in the order of their names.
-
-    Args:
-        record: The sample.
-        source: Its source.
-        without: Components to leave out.
+    """A sample as it is written: its components ``without`` some, and its class id, as ``cls``; sorted by name, unless
+    the source keeps the order.
 
     Raises:
         DataError: If a component is neither bytes, nor a file, nor a value that its extension takes.
@@ -128,11 +123,7 @@ def as_entry(record: Record, source: Source, *, without: Set[str] = frozenset())
 
 
 def check_utf8(text: str, *, what: str) -> None:
-    """Refuse a name that is not UTF-8, as names in our tars and JSON files are.
-
-    Raises:
-        DataError: Starts with ``what``.
-    """
+    """Raise `DataError`, which starts with ``what``, if a name is not UTF-8; names in our tars and JSON files are."""
     try:
         text.encode()
     except UnicodeEncodeError as exc:
@@ -158,11 +149,9 @@ def _tasks(source: Source) -> Iterator[_Task]:
         entry = as_entry(record, source)
         entries.append(entry)
         total += _held_bytes(entry)
-        if len(entries) == NUM_RECORDS or total > MAX_SENT_BYTES:
+        if len(entries) == NUM_RECORDS or total > MAX_SENT_BYTES or number + 1 == len(source.records):
             yield _Task(entries, source.name, source.masks, source.decodes_masks, total)
             entries, total = [], 0
-    if entries:
-        yield _Task(entries, source.name, source.masks, source.decodes_masks, total)
 
 
 def _held_bytes(entry: Entry) -> int:
@@ -171,39 +160,23 @@ def _held_bytes(entry: Entry) -> int:
 
 def _check_entries(task: _Task, report: Report) -> Checked:
     found = Checked()
-    for number, (key, parts) in enumerate(task.entries):
+    for key, parts in task.entries:
         _check_names(key, parts, source=task.source)
-        record = _check_record(key, parts, task)
-        found.sizes.append(record.num_bytes)
-        found.held_bytes.append(_held_bytes((key, parts)))
-        if record.reasons:
-            found.bad[number] = f"{key}: {'; '.join(record.reasons.values())}"
-        if record.notes:
-            found.noted[number] = f"{key}: {'; '.join(record.notes)}"
-        if record.unread:
-            found.unread[number] = frozenset(record.unread)
-            if len(record.unread) == sum(isinstance(part, str) for _, part in parts):
-                found.empty.add(number)
+        _check_record(key, parts, task, found)
     report(len(task.entries))
     return found
 
 
-@dataclass
-class _Record:
-    """The result of one record's checks."""
-
-    num_bytes: int = 0
-    reasons: dict[str, str] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-    unread: set[str] = field(default_factory=set)
-
-
-def _check_record(key: str, parts: Sequence[tuple[str, Part]], task: _Task) -> _Record:
-    record = _Record()
+def _check_record(key: str, parts: Sequence[tuple[str, Part]], task: _Task, found: Checked) -> None:
+    """Append the result of one record to ``found``."""
+    total = 0
+    reasons: dict[str, str] = {}
+    notes: list[str] = []
+    unread: set[str] = set()
     good: dict[str, _Component] = {}
     for component, part in parts:
         is_mask = component in task.masks
-        # Each file is opened once, so all of a mask is read, and its photo's size.
+        # Each file is opened once, so all of a mask is read, and the part of its photo that has the size.
         num = MASK_BYTES if is_mask else HEADER_BYTES if task.masks else HEAD_BYTES
         try:
             head, num_bytes = _head(part, num)
@@ -211,21 +184,31 @@ def _check_record(key: str, parts: Sequence[tuple[str, Part]], task: _Task) -> _
             # A file of one sample concerns this record alone; a file of many ends the pack.
             if not isinstance(part, str):
                 raise
-            record.unread.add(component)
-            record.reasons[component] = f"{component}: {exc}"
+            unread.add(component)
+            reasons[component] = f"{component}: {exc}"
             continue
-        record.num_bytes += tar_bytes(f"{key}.{component}", num_bytes)
+        total += tar_bytes(f"{key}.{component}", num_bytes)
         format = _format(head) if is_photo(component) else None
         if reason := _reason(component, head, num_bytes, format, is_mask=is_mask):
-            record.reasons[component] = reason
+            reasons[component] = reason
             continue
         if format and format != _FORMATS.get(component.rpartition(".")[2].lower()):
-            record.notes.append(f"{component} is a {format}")
+            notes.append(f"{component} is a {format}")
         if format and task.masks:
             good[component] = _Component(part, head, num_bytes)
     if not task.masks.isdisjoint(good):
-        _check_masks(good, record.reasons, masks=task.masks, decoded=task.decodes_masks)
-    return record
+        _check_masks(good, reasons, masks=task.masks, decoded=task.decodes_masks)
+    number = len(found.sizes)
+    found.sizes.append(total)
+    found.held_bytes.append(_held_bytes((key, parts)))
+    if reasons:
+        found.bad[number] = f"{key}: {'; '.join(reasons.values())}"
+    if notes:
+        found.noted[number] = f"{key}: {'; '.join(notes)}"
+    if unread:
+        found.unread[number] = frozenset(unread)
+        if len(unread) == sum(isinstance(part, str) for _, part in parts):
+            found.empty.add(number)
 
 
 class _Component(NamedTuple):
@@ -245,7 +228,7 @@ class _Component(NamedTuple):
 def _check_masks(
     photos: Mapping[str, _Component], reasons: dict[str, str], *, masks: frozenset[str], decoded: bool
 ) -> None:
-    """Add why masks are bad although they are 8-bit grey PNGs: damaged, or of another size than their photo."""
+    """Add a reason for each 8-bit grey PNG that is damaged or has another size than its photo."""
     name = next((name for name in photos if name not in masks), None)
     expected = photo_size(photos[name].read, photos[name].num_bytes) if name is not None else None
     for component, mask in photos.items():
@@ -275,7 +258,7 @@ def _check_names(key: str, parts: Sequence[tuple[str, Part]], *, source: str) ->
 
 
 def _reason(component: str, head: bytes, num_bytes: int, found: str | None, *, is_mask: bool) -> str | None:
-    """Why a component is bad, ``None`` if it is not; ``found`` is a photo's format."""
+    """The reason if a component is bad; ``found`` is the format of a photo."""
     if not num_bytes:
         return f"{component} is empty"
     if found is None:
@@ -288,9 +271,8 @@ def _reason(component: str, head: bytes, num_bytes: int, found: str | None, *, i
         return f"{component} is a {found}, a mask must be an 8-bit grey PNG"
     # IHDR: bit depth, colour type.
     if is_mask and tuple(head[24:26]) != (8, 0):
-        return (
-            f"{component} is no 8-bit grey PNG (bit depth {head[24]}, colour type {head[25]}), class ids would be lost"
-        )
+        found = f"bit depth {head[24]}, colour type {head[25]}"
+        return f"{component} is not an 8-bit grey PNG ({found}), class ids would be lost"
     return None
 
 

@@ -7,13 +7,13 @@ again.
 
 # Note [memory]: of the records, names and sizes. Of the bytes, a process holds 1 MiB of its one shard, whatever the
 sizes of shards and files (`prep.tar.writer.CHUNK_BYTES`), and its task: paths, and up to 8 MiB of components that are
-not in files (`prep.pack.check.MAX_SENT_BYTES`; the process that has them writes a shard with more of them itself).
+not in files (`prep.pack.tasks.MAX_SENT_BYTES`; the process that has them writes a shard with more of them itself).
 """
 
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
@@ -22,15 +22,13 @@ from dali_pipes.errors import DataError, StoreError, shown
 from dali_pipes.formats.names import classes_name, columns_name, index_name, manifest_name
 from dali_pipes.store.base import Store
 from dali_pipes.store.local import LocalStore
-from dali_pipes.store.shard_names import extension_of
-from dali_pipes.store.urls import is_remote, open_store
-from prep.pack.check import MAX_SENT_BYTES, Checked, as_entry, check_records
+from dali_pipes.store.urls import open_prefix
+from prep.pack.check import Checked, as_entry, check_records
 from prep.pack.plan import plan_shards
-from prep.pack.second_copy import CopiedTarget
-from prep.pack.target import Target, check_limits, run_tasks
-from prep.pack.tasks import ShardTask, Stored, StreamTarget, is_stored, write_file
+from prep.pack.target import FileWorkers, Target, check_limits
+from prep.pack.tasks import CopiedTarget, ShardTask, Stored, StreamTarget, write_file
 from prep.sources.record import Source
-from prep.workers import Report, Workers
+from prep.workers import Workers
 
 OnBad = Literal["fail", "skip", "keep"]
 DEFAULT_PREFIX = "samples-"
@@ -88,32 +86,30 @@ def pack(
 
     Args:
         source: The records, packed in their order, and their class table.
-        store: Where to; a bucket that is not there is made.
-        prefix: What the names start with.
-        max_count: Samples a shard at most.
-        max_bytes: Bytes a shard at most; a sample that is larger gets a shard of its own.
+        store: The output; a missing bucket is made.
+        prefix: The beginning of all names.
+        max_count: The most samples of a shard.
+        max_bytes: The most bytes of a shard; a larger sample gets a shard of its own.
         on_bad: What to do about a bad record: one with a photo in a format that DALI does not decode, with a file that
-            is empty, missing or unreadable, or with a mask that is no 8-bit grey PNG, is damaged, or has another size
-            than its photo. (A photo in another format than its extension says is packed, and noted.) ``"fail"``: raise,
-            before anything is written; ``"skip"``: leave the record out; ``"keep"``: pack it as it is, without the
-            files that cannot be read; a record without any other is left out. Records that the source could not read
-            are left out with ``"skip"``, and an error otherwise.
+            is empty, missing or unreadable, or with a mask that is damaged, is not an 8-bit grey PNG, or has another
+            size than its photo. (A photo in another format than its extension says is packed, and noted.) ``"fail"``:
+            raise before anything is written. ``"skip"``: leave the record out, also if the source could not read it.
+            ``"keep"``: pack it as it is, without the files that cannot be read; a record without any other is left out.
         overwrite: Replace shards of other content under these names, and delete those beyond the last one.
         dry_run: Check and plan only.
         copy: A directory that gets a second copy of shards and class table, under the same names. It is written while
-            they are sent, so the files are read once. It keeps what it has already, and ``overwrite`` applies to it,
-            too. By default there is none.
+            they are sent, so the files are read once. Equal files there are kept; ``overwrite`` replaces others.
         jobs: Shards in flight, each written by a process; with 1, this process does all. By default the number of
             cores, at most 16. This process packs small sets alone.
         show_progress: Draw bars.
 
     Raises:
-        DataError: If records are bad and ``on_bad`` is ``"fail"``, if none is left, a key cannot be a member's name,
-            two keys are equal, or a name of a file or class is not UTF-8; or if source files change meanwhile.
+        DataError: If records are bad and ``on_bad`` is ``"fail"``, if no record is left, a key cannot be a member's
+            name, two keys are equal, a name of a file or class is not UTF-8, or source files change meanwhile.
         PipesError: If a worker process died.
         StoreError: If there are other shards under the prefix and ``overwrite`` is false, there is no space for the
-            copy, or writing fails. Complete shards stay, and none is there in part; running again finishes the pack.
-        ValueError: If an argument cannot be, the source's own shards lie under the prefix, or the copy would be the
+            copy, or writing fails. Complete shards stay, partial ones do not; running again finishes the pack.
+        ValueError: If an argument is not valid, the source's own shards lie under the prefix, or the copy would be the
             pack itself.
     """
     started = time.perf_counter()
@@ -130,8 +126,8 @@ def pack(
         )
     with Workers(jobs) as workers:
         checked = check_records(source, workers=workers, show_progress=show_progress)
-        choice = _choose(source, checked, on_bad=on_bad)
-        shards = _plan(choice.numbers, checked, prefix=prefix, max_count=max_count, max_bytes=max_bytes)
+        numbers, skipped, kept = _choose(source, checked, on_bad=on_bad)
+        shards = _plan(numbers, checked, prefix=prefix, max_count=max_count, max_bytes=max_bytes)
         places = [store, *([LocalStore(copy)] if copy is not None else [])]
         targets = [
             Target(place, prefix, overwrite=overwrite, job="pack", files="shards", endings="tar") for place in places
@@ -141,12 +137,16 @@ def pack(
         stale = [target.stale(shards) for target in targets]
         missing: list[list[_Shard]] = [[] for _ in targets]
         if not dry_run:
-            packing = _Packing(source, checked.unread, workers, show_progress=show_progress)
-            missing = [target.missing(shards, packing.comparison(target)) for target in targets]
+            file_workers = FileWorkers(workers=workers, min_shared_bytes=MIN_SHARED_BYTES, show_progress=show_progress)
+            tasks = _Tasks(source, checked.unread)
+            missing = [
+                target.missing(shards, lambda shard, stored: tasks.of(shard, stored=stored), file_workers)
+                for target in targets
+            ]
             if copy is not None:
                 _check_space(copy, sum(shard.num_bytes for shard in missing[1]))
             targets[0].create()
-            packing.write(shards, targets, missing)
+            _write(shards, targets, missing, tasks, file_workers)
             for target, gone in zip(targets, stale, strict=True):
                 _finish(target, gone, source.classes)
     return PackReport(
@@ -155,39 +155,20 @@ def pack(
         num_written=len(missing[0]),
         copy=None if copy is None else str(copy),
         num_copied=len(missing[-1]) if copy is not None else 0,
-        num_samples=len(choice.numbers),
+        num_samples=len(numbers),
         num_bytes=sum(shard.num_bytes for shard in shards),
-        skipped=choice.left_out,
-        kept=choice.kept,
-        noted=tuple(checked.noted[number] for number in choice.numbers if number in checked.noted),
+        skipped=skipped,
+        kept=kept,
+        noted=tuple(checked.noted[number] for number in numbers if number in checked.noted),
         elapsed_s=time.perf_counter() - started,
         dry_run=dry_run,
     )
 
 
 def open_target(url: str | Path, *, endpoint: str | None) -> tuple[Store, str]:
-    """The store and the prefix that a pack's URL names, ``ais://BUCKET[/PREFIX]`` or ``DIRECTORY[/PREFIX]``.
-
-    If the last part ends in ``-`` or ``_``, the shards' names start with it. Any other is a folder, and
-    `DEFAULT_PREFIX` follows.
-
-    Raises:
-        ValueError: If the URL names shards and not a prefix, a bucket's or object's name is none, or there is no
-            ``endpoint`` for a bucket.
-    """
-    text = str(url)
-    if "{" in text or extension_of(text):
-        raise ValueError(f"'{text}' names shards; expected what their names start with, such as ais://pets/samples-")
-    if is_remote(text):
-        store, prefix = open_store(text, endpoint=endpoint)
-        if prefix and not prefix.endswith(("-", "_", "/")):
-            prefix += "/"
-        return store, prefix if prefix.endswith(("-", "_")) else f"{prefix}{DEFAULT_PREFIX}"
-    if text.endswith(("-", "_")) and not Path(text).is_dir():
-        return open_store(text, endpoint=endpoint)
-    if "://" in text:
-        open_store(text, endpoint=endpoint)  # raises, and names the schemes
-    return LocalStore(Path(text)), DEFAULT_PREFIX
+    """The store and the prefix that a pack's URL names: `open_prefix`, and `DEFAULT_PREFIX` in a folder."""
+    store, prefix = open_prefix(url, endpoint=endpoint)
+    return store, prefix if prefix.endswith(("-", "_")) else f"{prefix}{DEFAULT_PREFIX}"
 
 
 # Before anything is written
@@ -200,20 +181,10 @@ def _check_copy(store: Store, copy: Path) -> None:
         raise ValueError(f"copy must be another directory than that of the pack, got '{copy}' twice")
 
 
-class _Choice(NamedTuple):
-    """The records to pack, and the report on the others."""
-
-    numbers: Sequence[int]
-    left_out: tuple[str, ...]
-    kept: tuple[str, ...]
-
-
-def _choose(source: Source, checked: Checked, *, on_bad: OnBad) -> _Choice:
-    """Leave out or keep bad records.
-
-    Raises:
-        DataError: If there are bad records and ``on_bad`` is ``"fail"``, or no record is left.
-    """
+def _choose(
+    source: Source, checked: Checked, *, on_bad: OnBad
+) -> tuple[Sequence[int], tuple[str, ...], tuple[str, ...]]:
+    """The numbers of the records to pack, and one line for each record that is left out, or is bad and packed."""
     bad = checked.bad
     if bad and on_bad == "fail":
         raise DataError(
@@ -228,11 +199,11 @@ def _choose(source: Source, checked: Checked, *, on_bad: OnBad) -> _Choice:
     left_out = (*source.skipped, *source.broken, *dropped.values())
     if not numbers:
         raise DataError(f"{source.name}: no record is left to pack; {shown(left_out, are_names=False)}")
-    return _Choice(numbers, left_out, tuple(text for number, text in bad.items() if number not in dropped))
+    return numbers, left_out, tuple(text for number, text in bad.items() if number not in dropped)
 
 
 class _Shard(NamedTuple):
-    """A shard to be."""
+    """A planned shard."""
 
     name: str
     num_bytes: int
@@ -259,11 +230,7 @@ def _plan(numbers: Sequence[int], checked: Checked, *, prefix: str, max_count: i
 
 
 def _check_apart(store: Store, source: Source, names: Iterable[str]) -> None:
-    """Refuse to write where the source reads.
-
-    Raises:
-        ValueError: Names the first such shard.
-    """
+    """Raise `ValueError` if the pack would write a shard that the source reads."""
     for name in names if source.reads else ():
         if store.identity(name) in source.reads:
             raise ValueError(
@@ -272,11 +239,6 @@ def _check_apart(store: Store, source: Source, names: Iterable[str]) -> None:
 
 
 def _check_space(copy: Path, num_bytes: int) -> None:
-    """Refuse a copy that the disk cannot hold.
-
-    Raises:
-        StoreError: Says how many bytes are free.
-    """
     there = next(folder for folder in (copy.resolve(), *copy.resolve().parents) if folder.is_dir())
     free = shutil.disk_usage(there).free
     if num_bytes > free:
@@ -286,53 +248,13 @@ def _check_space(copy: Path, num_bytes: int) -> None:
 # Writing
 
 
-class _Packing:
-    """A source whose shards are compared and written by workers.
+class _Tasks:
+    """Makes the tasks that compare or write shards. ``unread``: a record's number -> components to leave out."""
 
-    Args:
-        source: The records.
-        unread: Components that are left out, by the numbers of their records.
-        workers: The processes.
-        show_progress: Draw bars.
-    """
-
-    def __init__(
-        self, source: Source, unread: Mapping[int, frozenset[str]], workers: Workers, *, show_progress: bool
-    ) -> None:
+    def __init__(self, source: Source, unread: Mapping[int, frozenset[str]]) -> None:
         self._source, self._unread = source, unread
-        self._workers, self._show_progress = workers, show_progress
 
-    def comparison(self, target: Target) -> Callable[[Sequence[_Shard]], list[bool]]:
-        """A function that tells which shards the target has."""
-
-        def compare(shards: Sequence[_Shard]) -> list[bool]:
-            tasks = (self._task(shard, stored=target.stored(shard.name)) for shard in shards)
-            return self._run(is_stored, tasks, shards, what="compare")
-
-        return compare
-
-    def write(self, shards: Sequence[_Shard], targets: Sequence[Target], missing: Sequence[Sequence[_Shard]]) -> None:
-        """Write each shard that the store or the copy lacks, to those that lack it, in one stream."""
-        for target, lacking in zip(targets, missing, strict=True):
-            if lacking:
-                target.delete(_descriptions(target.prefix, (shard.name for shard in lacking)))
-        lacks = [{shard.name for shard in lacking} for lacking in missing]
-        wanted = [shard for shard in shards if any(shard.name in names for names in lacks)]
-
-        def target_of(name: str) -> StreamTarget:
-            main = targets[0].access if name in lacks[0] else None
-            if len(targets) == 1 or name not in lacks[1]:
-                assert main is not None, "one of them lacks it"
-                return main
-            copy = targets[1].store.directory
-            assert copy is not None, "a copy is in a directory"
-            return CopiedTarget(target=main, directory=copy)
-
-        if wanted:
-            tasks = (self._task(shard, target=target_of(shard.name)) for shard in wanted)
-            self._run(write_file, tasks, wanted, what="pack")
-
-    def _task(self, shard: _Shard, *, target: StreamTarget | None = None, stored: Stored | None = None) -> ShardTask:
+    def of(self, shard: _Shard, *, target: StreamTarget | None = None, stored: Stored | None = None) -> ShardTask:
         none: frozenset[str] = frozenset()
         return ShardTask(
             name=shard.name,
@@ -346,24 +268,32 @@ class _Packing:
             held_bytes=shard.held_bytes,
         )
 
-    def _run(
-        self,
-        function: Callable[[ShardTask, Report], bool],
-        tasks: Iterable[ShardTask],
-        shards: Sequence[_Shard],
-        *,
-        what: str,
-    ) -> list[bool]:
-        return run_tasks(
-            self._workers,
-            function,
-            tasks,
-            shards,
-            what=what,
-            min_shared_bytes=MIN_SHARED_BYTES,
-            show_progress=self._show_progress,
-            inline=lambda task: task.held_bytes > MAX_SENT_BYTES,
-        )
+
+def _write(
+    shards: Sequence[_Shard],
+    targets: Sequence[Target],
+    missing: Sequence[Sequence[_Shard]],
+    tasks: _Tasks,
+    file_workers: FileWorkers,
+) -> None:
+    """Write each shard that the store or the copy lacks, to those that lack it, in one stream."""
+    for target, lacking in zip(targets, missing, strict=True):
+        if lacking:
+            target.delete(_descriptions(target.prefix, (shard.name for shard in lacking)))
+    lacks = [{shard.name for shard in lacking} for lacking in missing]
+    wanted = [shard for shard in shards if any(shard.name in names for names in lacks)]
+
+    def target_of(name: str) -> StreamTarget:
+        main = targets[0].access if name in lacks[0] else None
+        if len(targets) == 1 or name not in lacks[1]:
+            assert main is not None, "the store or the copy lacks it"
+            return main
+        copy = targets[1].store.directory
+        assert copy is not None, "a copy is in a directory"
+        return CopiedTarget(target=main, directory=copy)
+
+    to_write = (tasks.of(shard, target=target_of(shard.name)) for shard in wanted)
+    file_workers.run(write_file, to_write, wanted, what="pack")
 
 
 def _finish(target: Target, stale: Sequence[str], classes: Mapping[int, str]) -> None:

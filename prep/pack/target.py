@@ -6,13 +6,14 @@ and contents of all files are known before the first is written, so running an i
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from dali_pipes.errors import StoreError, shown
 from dali_pipes.progress import bar
 from dali_pipes.store.base import Store, StoreAccess
-from prep.pack.tasks import Stored, StreamTask
+from prep.pack.tasks import MAX_SENT_BYTES, Stored, StreamTask, is_stored
 from prep.workers import Report, Workers
 
 if TYPE_CHECKING:
@@ -35,11 +36,7 @@ Task = TypeVar("Task", bound=StreamTask)
 
 
 def check_limits(*, prefix: str, **limits: int | None) -> None:
-    """Refuse a prefix or a limit that cannot be.
-
-    Raises:
-        ValueError: Names the argument.
-    """
+    """Raise `ValueError` if the prefix, or one of the named limits, is not valid."""
     if not prefix or prefix.endswith("/") or prefix[-1].isdigit():
         raise ValueError(
             f"prefix must end in a name's start that is not a digit, such as 'train/samples-', got '{prefix}'"
@@ -49,11 +46,43 @@ def check_limits(*, prefix: str, **limits: int | None) -> None:
             raise ValueError(f"{name} must be positive, got {limit}")
 
 
+@dataclass(frozen=True, kw_only=True)
+class FileWorkers:
+    """Worker processes that write or compare the files of a job, several at a time."""
+
+    workers: Workers
+    min_shared_bytes: int
+    """Fewer bytes than this are worked on in this process: starting others takes longer."""
+    show_progress: bool
+
+    def run(
+        self,
+        function: Callable[[Task, Report], bool],
+        tasks: Iterable[Task],
+        files: Sequence[PlannedFile],
+        *,
+        what: str,
+    ) -> list[bool]:
+        """The result of `write_file` or `is_stored` for each file, under a bar ``what`` that counts samples."""
+        if not files:
+            return []
+        is_small = len(files) == 1 or sum(file.num_bytes for file in files) < self.min_shared_bytes
+        total = sum(file.num_samples for file in files)
+        with bar(what=what, total=total, unit="samples", shown=self.show_progress) as drawn:
+            return self.workers.map(
+                function,
+                tasks,
+                inline=lambda task: is_small or task.held_bytes > MAX_SENT_BYTES,
+                on_progress=drawn.update,
+                name=lambda task: f"'{task.name}'",
+            )
+
+
 class Target:
     """A store, and the names under a prefix that a job writes there.
 
     Args:
-        store: The store; `create` makes one that is not there.
+        store: The store; it may not exist yet.
         prefix: The start of all names.
         overwrite: Replace files of other content, and delete those beyond the last one.
         job: ``"pack"`` or ``"export"``, for errors.
@@ -91,18 +120,21 @@ class Target:
             )
         return stale
 
-    def missing(self, files: Sequence[File], compare: Callable[[Sequence[File]], Sequence[bool]]) -> list[File]:
+    def missing(self, files: Sequence[File], task: Callable[[File, Stored], Task], workers: FileWorkers) -> list[File]:
         """The files that the store does not have, byte for byte.
 
         Args:
             files: The planned files.
-            compare: Gets files whose stored objects have the right size; returns which of them are equal.
+            task: Makes the task that compares a file with the stored object of the same name and size.
+            workers: They do the tasks.
 
         Raises:
             StoreError: If the store has others of the same size, and they must stay.
         """
         suspects = [file for file in files if self.size(file.name) == file.num_bytes]
-        same = compare(suspects) if suspects else []
+        same = workers.run(
+            is_stored, (task(file, self._stored(file.name)) for file in suspects), suspects, what="compare"
+        )
         there = {file.name for file, is_same in zip(suspects, same, strict=True) if is_same}
         others = [file.name for file in suspects if file.name not in there]
         if others and not self._overwrite:
@@ -113,23 +145,22 @@ class Target:
             )
         return [file for file in files if file.name not in there]
 
-    def create(self) -> None:
-        """Make the store, if it is not there."""
-        if not self.store.exists():
-            self.store.create()
-
     @cached_property
     def access(self) -> StoreAccess:
         """The store in the form that workers take; the bucket must exist."""
         return self.store.access()
+
+    def create(self) -> None:
+        """Make the store, if it does not exist. (A bucket of a cloud cannot be made.)"""
+        if not self.store.exists():
+            self.store.create()
 
     def size(self, name: str) -> int | None:
         """Bytes of an object that was there before the job; ``None`` if there was none."""
         entry = self.existing.get(name)
         return None if entry is None else entry.size
 
-    def stored(self, name: str) -> Stored:
-        """An object that was there, to compare with."""
+    def _stored(self, name: str) -> Stored:
         entry = self.existing[name]
         return self.access.known_checksum(entry) or self.access.file(name, size=entry.size)
 
@@ -142,37 +173,3 @@ class Target:
         for name in names:
             if self.existing.pop(name, None) is not None:
                 self.store.delete(name)
-
-
-def run_tasks(
-    workers: Workers,
-    function: Callable[[Task, Report], bool],
-    tasks: Iterable[Task],
-    files: Sequence[PlannedFile],
-    *,
-    what: str,
-    min_shared_bytes: int,
-    show_progress: bool,
-    inline: Callable[[Task], bool] = lambda _: False,
-) -> list[bool]:
-    """Write or compare files, several at a time, under a bar that counts samples.
-
-    Args:
-        workers: The processes.
-        function: `prep.pack.tasks.write_file` or `is_stored`.
-        tasks: A task for each file.
-        files: The files.
-        what: The bar's title.
-        min_shared_bytes: Fewer bytes than this are worked on in this process: starting others takes longer.
-        show_progress: Draw the bar.
-        inline: Whether a task is done in this process in any case.
-    """
-    is_small = len(files) == 1 or sum(file.num_bytes for file in files) < min_shared_bytes
-    with bar(what=what, total=sum(file.num_samples for file in files), unit="samples", shown=show_progress) as drawn:
-        return workers.map(
-            function,
-            tasks,
-            inline=lambda task: is_small or inline(task),
-            on_progress=drawn.update,
-            name=lambda task: f"'{task.name}'",
-        )

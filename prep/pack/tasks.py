@@ -1,13 +1,17 @@
-"""Write one file of a set in a worker process, or compare it with the stored one.
+"""Write one file of a set in a worker process, with a second copy if one is wanted, or compare it with the stored one.
 
-Apart from `prep.pack.pack`, whose imports (numpy among them) would cost every worker a tenth of a second.
+It is a module of its own, because the imports of `prep.pack.pack` (numpy among them) would cost every worker a tenth of
+a second.
 """
 
+import contextlib
+import errno
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 from dali_pipes.errors import StoreError
 from dali_pipes.store.checksums import DEFAULT_CHECKSUM_TYPE, new_checksum
@@ -17,6 +21,11 @@ from prep.workers import Report
 
 Stored = tuple[str, str] | Path | RemoteFile
 """A stored object to compare with: type and value of its checksum, or the file itself."""
+MAX_SENT_BYTES = 8 << 20
+"""The most bytes of components in memory that are sent to a worker; the process that has more does the task itself."""
+
+# Errors of file systems that have no files without names.
+_NO_UNNAMED = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT)
 
 
 class StreamTarget(Protocol):
@@ -36,6 +45,8 @@ class StreamTask(ABC):
     """Where `write_file` writes it."""
     stored: Stored | None = None
     """What `is_stored` compares it with."""
+    held_bytes: int = 0
+    """Bytes of components that are in memory, and are sent to the worker."""
 
     @abstractmethod
     def stream(self, on_sample: Callable[[], None]) -> Iterator[memoryview]:
@@ -47,15 +58,13 @@ class ShardTask(StreamTask):
     """A shard with its samples."""
 
     entries: Sequence[Entry]
-    held_bytes: int
-    """Bytes of components that are in memory, and are sent to the worker."""
 
     def stream(self, on_sample: Callable[[], None]) -> Iterator[memoryview]:
         return stream_tar(self.entries, shard=self.name, num_bytes=self.num_bytes, on_sample=on_sample)
 
 
 def write_file(task: StreamTask, report: Report) -> bool:
-    """Stream a file to its target; each sample is reported once, however many attempts there are. Always ``True``."""
+    """Stream a file to its target and return ``True``; each sample is reported once, also after several attempts."""
     assert task.target is not None, "a task to write has a target"
     reported = 0
 
@@ -76,7 +85,7 @@ def write_file(task: StreamTask, report: Report) -> bool:
 
 
 def is_stored(task: StreamTask, report: Report) -> bool:
-    """Whether the stored object has the file's bytes, which are made for that and dropped."""
+    """Whether the stored object has the file's bytes. They are made for the comparison and not kept."""
     assert task.stored is not None, "a task to compare has a stored object"
     chunks = task.stream(lambda: report(1))
     if isinstance(task.stored, tuple):
@@ -86,7 +95,6 @@ def is_stored(task: StreamTask, report: Report) -> bool:
 
 
 def _digest_of(chunks: Iterable[memoryview], kind: str) -> str:
-    """The checksum of a stream, in hexadecimal."""
     state = new_checksum(kind)
     for chunk in chunks:
         state.update(chunk)
@@ -108,3 +116,79 @@ def _read(file: Path | RemoteFile) -> Iterator[memoryview]:
                 yield view[:num]
     except OSError as exc:
         raise StoreError(f"cannot read '{file}': {exc.strerror or exc}") from exc
+
+
+@dataclass(frozen=True, kw_only=True)
+class CopiedTarget:
+    """A target, and a directory that gets the same bytes under the same names; pickles, for a worker.
+
+    Nothing is made or read twice. A file of the copy gets its name when the target has its bytes. Before that it has no
+    name, on file systems that know files without names (most do); on others its name begins with ``.partial-``, and it
+    is deleted when its writer ends.
+    """
+
+    target: StreamTarget | None
+    """``None`` if only the copy lacks the shard."""
+    directory: Path
+
+    def write_stream(self, name: str, chunks: Callable[[], Iterable[memoryview]], *, num_bytes: int) -> None:
+        """Create or replace an object and then its copy; each is there whole or not at all."""
+        path = self.directory / name
+        with _writing(path), _unnamed(path) as (stream, publish):
+
+            def copied() -> Iterator[memoryview]:
+                # The store may start another attempt, from the first byte on.
+                with _writing(path):
+                    stream.seek(0)
+                    stream.truncate()
+                for chunk in chunks():
+                    with _writing(path):
+                        stream.write(chunk)
+                    yield chunk
+
+            if self.target is not None:
+                self.target.write_stream(name, copied, num_bytes=num_bytes)
+            else:
+                for _ in copied():
+                    pass
+            stream.flush()
+            assert stream.tell() == num_bytes, "the stream's length was announced"
+            publish()
+
+
+@contextlib.contextmanager
+def _unnamed(path: Path) -> Iterator[tuple[BinaryIO, Callable[[], None]]]:
+    """A file without a name, and a function that gives it its name."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # The name is chosen before the file is made: a worker may be ended at any point in between.
+    partial = path.parent / f".partial-{os.urandom(8).hex()}"
+    try:
+        try:
+            descriptor = os.open(path.parent, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+            is_named = False
+        except OSError as exc:
+            if exc.errno not in _NO_UNNAMED:
+                raise
+            descriptor = os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+            is_named = True
+        with os.fdopen(descriptor, "wb") as stream:
+
+            def publish() -> None:
+                os.fchmod(descriptor, 0o644)
+                if not is_named:
+                    # A link cannot replace a file, so the file gets a free name first. The path is absolute, so
+                    # src_dir_fd has no effect; but without it Python calls link(), which does not follow links.
+                    os.link(f"/proc/self/fd/{descriptor}", partial, src_dir_fd=descriptor, follow_symlinks=True)
+                partial.rename(path)
+
+            yield stream, publish
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as exc:
+        raise StoreError(f"cannot write the copy '{path}': {exc.strerror or exc}") from exc

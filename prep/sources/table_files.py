@@ -133,7 +133,7 @@ def _reading(path: Path) -> Iterator[None]:
     except OSError as exc:
         raise DataError(f"cannot read '{path}': {exc.strerror or exc}") from exc
     except UnicodeDecodeError as exc:
-        raise DataError(f"'{path}' is no UTF-8 text: byte {exc.object[exc.start]:#04x}; convert it") from exc
+        raise DataError(f"'{path}' is not UTF-8 text: byte {exc.object[exc.start]:#04x}; convert it") from exc
     except csv.Error as exc:
         raise DataError(f"'{path}' cannot be read as {path.suffix[1:].upper()}: {exc}") from exc
 

@@ -233,7 +233,7 @@ def _text(features: Mapping[str, FieldRange], data: bytes, feature: str) -> str:
     try:
         return data[first:stop].decode()
     except UnicodeDecodeError as exc:
-        raise DataError(f"feature '{feature}' is no UTF-8 text") from exc
+        raise DataError(f"feature '{feature}' is not UTF-8 text") from exc
 
 
 def _as_value(values: list[Any], *, component: str) -> Any:

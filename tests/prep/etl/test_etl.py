@@ -336,7 +336,7 @@ def test_transform_here_refuses_its_input(shards: Path) -> None:
     found = resolve_shards(f"{shards}/samples-", endpoint=None)
     with pytest.raises(ValueError, match=r"samples-000000.tar' is an input; give the output another place"):
         transform_shards(found, open_output(shards, endpoint=None), transform="pets", overwrite=True)
-    with pytest.raises(ValueError, match="names shards; expected where they go"):
+    with pytest.raises(ValueError, match="names shards; expected a folder or what"):
         open_output("out/s.tar", endpoint=None)
 
 

@@ -207,7 +207,7 @@ def test_open_target_of_an_existing_directory_that_ends_in_a_dash_is_that_direct
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("ais://pets/a-{0..1}.tar", "names shards; expected what their names start with"),
+        ("ais://pets/a-{0..1}.tar", "names shards; expected a folder or what the shards"),
         ("a.tar", "names shards"),
         ("ais://pets/a.tgz", "names shards"),  # pack writes plain ones
         ("ais://pets", "no AIStore endpoint is given"),
@@ -232,7 +232,7 @@ BAD = [
     ({"jpg": encode_photo(), "json": b""}, "json is empty"),
     ({"jpg": b"<html>"}, "jpg is not a photo of a known format (starts with 3c 68 74 6d)"),
     ({"jpg": b"\xff"}, "jpg is not a photo of a known format (starts with ff)"),
-    ({"jpg": encode_photo(), "trimap_png": PNG}, "trimap.png is no 8-bit grey PNG (bit depth 8, colour type 2)"),
+    ({"jpg": encode_photo(), "trimap_png": PNG}, "trimap.png is not an 8-bit grey PNG (bit depth 8, colour type 2)"),
     ({"jpg": encode_photo(), "trimap_png": encode_photo()}, "trimap.png is a JPEG, a mask must be an 8-bit grey PNG"),
     ({"jpg": encode_photo(), "trimap_png": encode_mask()[:-12]}, "trimap.png is cut off: it has no end"),
     (
@@ -630,7 +630,7 @@ def test_pack_of_much_that_is_in_memory_is_not_copied_to_a_worker(
 ) -> None:
     """The process that has the bytes writes them itself."""
     monkeypatch.setattr("prep.pack.check.MAX_SENT_BYTES", 500)
-    monkeypatch.setattr("prep.pack.pack.MAX_SENT_BYTES", 500)
+    monkeypatch.setattr("prep.pack.target.MAX_SENT_BYTES", 500)
     monkeypatch.setattr("prep.workers.Workers.start", lambda _: pytest.fail("a process was started"))
     assert pack(make_source(23), store=LocalStore(tmp_path), max_count=4, jobs=2).num_written == 6
 

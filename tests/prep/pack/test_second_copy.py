@@ -18,7 +18,7 @@ from dali_pipes.store.local import LocalStore
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
 from prep.pack.pack import pack
-from prep.pack.second_copy import CopiedTarget
+from prep.pack.tasks import CopiedTarget
 from prep.sources.record import Record, Source
 from tests.sources import encode_photo, make_source, start_python
 
@@ -196,7 +196,7 @@ def test_copied_target_keeps_the_last_attempt_or_none(
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from prep.pack.second_copy import CopiedTarget
+from prep.pack.tasks import CopiedTarget
 from dali_pipes.store.local import LocalStore
 
 class Killed:

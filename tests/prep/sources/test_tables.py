@@ -282,8 +282,11 @@ MASK = encode_mask()
 @pytest.mark.parametrize(
     ("mask", "reason"),
     [
-        (encode_photo("png"), r"seg\.png is no 8-bit grey PNG \(bit depth 8, colour type 2\), class ids would be lost"),
-        (encode_photo("png", mode="RGBA"), r"seg\.png is no 8-bit grey PNG \(bit depth 8, colour type 6\)"),
+        (
+            encode_photo("png"),
+            r"seg\.png is not an 8-bit grey PNG \(bit depth 8, colour type 2\), class ids would be lost",
+        ),
+        (encode_photo("png", mode="RGBA"), r"seg\.png is not an 8-bit grey PNG \(bit depth 8, colour type 6\)"),
         (encode_mask(size=(32, 23)), r"seg\.png has 23 x 32 pixels, 'image\.jpg' 24 x 32"),
         (encode_mask(size=(24, 32)), r"seg\.png has 32 x 24 pixels, 'image\.jpg' 24 x 32"),
         (MASK[:60], r"seg\.png is cut off: it has no end"),
@@ -315,7 +318,7 @@ def test_table_that_is_not_there_unknown_or_no_text_says_so(tmp_path: Path) -> N
     with pytest.raises(ValueError, match=r"suffix must be one of \.csv, \.tsv, .*, got '\.txt'"):
         table(tmp_path / "nope.txt")
     (tmp_path / "l.csv").write_bytes(b"path,label\n\xff.jpg,1\n")
-    with pytest.raises(DataError, match=r"l\.csv' is no UTF-8 text: byte 0xff"):
+    with pytest.raises(DataError, match=r"l\.csv' is not UTF-8 text: byte 0xff"):
         table(tmp_path / "l.csv")
     (tmp_path / "l.csv").write_text("path,label\na.jpg,1\n")
     with pytest.raises(DataError, match=r"l\.csv' has no column 'split' \(found: path, label\)"):
