@@ -146,6 +146,8 @@ def _prepare(store: "AisStore", *, samples: int, seed: int) -> tuple["ShardSet",
     from dali_pipes.store.urls import resolve_shards
     from prep.index import index_shards
     from prep.pack.pack import pack
+    from prep.shuffle.order import Algorithm
+    from prep.shuffle.request import Request
     from prep.shuffle.shuffle import shuffle
     from prep.sources.demo_photos import demo_photos
 
@@ -170,7 +172,10 @@ def _prepare(store: "AisStore", *, samples: int, seed: int) -> tuple["ShardSet",
         say(f"{packed.num_samples} samples in {len(packed.shards)} shards, {packed.num_bytes / 2**20:.1f} MiB")
     with _step("dSort") as say:
         source = resolve_shards(store.locate(PACKED_PREFIX), endpoint=store.endpoint)
-        shuffled = shuffle(source, output_prefix=SHUFFLED_PREFIX, seed=seed, overwrite=True, show_progress=True)
+        order = Algorithm(seed=seed)
+        shuffled = shuffle(
+            Request(source, output_prefix=SHUFFLED_PREFIX, algorithm=order, overwrite=True, show_progress=True)
+        )
         say(f"{shuffled.num_samples} samples shuffled into {len(shuffled.shards)} shards, none lost, none changed")
     with _step("index") as say:
         shards = resolve_shards(store.locate(SHUFFLED_PREFIX), endpoint=store.endpoint)

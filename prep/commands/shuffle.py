@@ -154,12 +154,13 @@ def _shuffle_by_spec(
     path: Path, endpoint: str | None, embedded_dir: Path | None, common: dict[str, Any]
 ) -> "ShuffleReport":
     from prep.shuffle.dsort_spec import read_spec
-    from prep.shuffle.shuffle import shuffle_spec
+    from prep.shuffle.request import request_of_spec
+    from prep.shuffle.shuffle import shuffle as shuffle_shards
 
     parsed = read_spec(path)
     with endpoint_for(f"ais://{parsed.source.name}", endpoint, embedded_dir) as answering:
         assert answering is not None
-        return shuffle_spec(parsed, endpoint=answering, **common)
+        return shuffle_shards(request_of_spec(parsed, endpoint=answering, **common))
 
 
 def _shuffle_urls(
@@ -183,9 +184,9 @@ def _shuffle_urls(
 ) -> "ShuffleReport":
     from dali_pipes.store.shard_names import extension_of
     from dali_pipes.store.urls import is_remote, open_store, resolve_shards
-    from prep.shuffle.input import epoch_prefix, epoch_seed, load_key_map
     from prep.shuffle.key_map import Grouping
     from prep.shuffle.order import Algorithm
+    from prep.shuffle.request import Request, epoch_prefix, epoch_seed, load_key_map
     from prep.shuffle.shuffle import shuffle as shuffle_shards
 
     algorithm = Algorithm(
@@ -202,17 +203,17 @@ def _shuffle_urls(
         key_map = None
         if ekm:
             key_map = load_key_map(ekm, endpoint=answering, extension=extension or extension_of(shards.names[0]))
-        return shuffle_shards(
+        request = Request(
             shards,
             output_prefix=prefix if epoch is None else epoch_prefix(prefix, epoch),
             target=target,
-            seed=algorithm.seed,
             algorithm=algorithm,
             shard_bytes=shard_bytes,
             mapped=key_map or grouping,
-            extension=extension,
+            extension=extension or "",
             **common,
         )
+        return shuffle_shards(request)
 
 
 def _check_only_spec(context: click.Context, urls: Sequence[str]) -> None:

@@ -2,14 +2,14 @@
 
 The input is read front to back. The plan knows the size of every output to the byte, so each sample is written, by one
 write, to its place in its output: a file on local disk (`prep.shuffle.spool`). A finished output is published whole,
-read back, and compared with the plan. If the disk holds less than the output, this is done in rounds, and the input is
-read once in each.
+read back, and compared with the plan. If the disk is smaller than the output, the work is done in rounds, and each
+round reads the input once.
 
-Memory holds the contents (`prep.shuffle.contents`; some 400 bytes a sample with what the plan takes) and, for each
-reader, one sample and 1 MiB: never a shard.
+Memory holds the contents (`prep.shuffle.contents`; with the plan about 400 bytes for each sample), and one sample and
+1 MiB for each reader. It never holds a shard.
 
-An output that is there and holds what the plan says, sample by sample, is not written again. So a run that was killed
-is finished by running it again.
+An output that exists and holds exactly the planned samples is not written again. So a run that was killed is finished
+by running it again.
 """
 
 import gzip
@@ -21,26 +21,23 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from dali_pipes.errors import DataError, StoreError
 from dali_pipes.formats.tar_reader import BLOCK, ArchiveReader
 from dali_pipes.progress import bar
 from dali_pipes.store.base import Store
 from dali_pipes.store.entries import ObjectEntry
-from prep.shuffle.contents import NUM_READERS, Contents, open_shard, read_samples, read_shard
+from prep.shuffle.contents import NUM_READERS, Contents, Int64s, open_shard, read_samples, read_shard
 from prep.shuffle.spool import open_spool
 from prep.threads import in_threads
 
 _log = logging.getLogger(__name__)
 
-# Share of the free space of the spool's disk: others write there, too.
+# Share of the free space on the spool's disk that is used: other programs write there, too.
 SPOOL_SHARE = 0.9
 # gzip: level 6 takes four times as long as 1 on photos, and saves nothing.
 GZIP_LEVEL = 1
 _COPY_BYTES = 1 << 20
-
-Int64s = npt.NDArray[np.int64]
 
 
 class PlannedShard(NamedTuple):
@@ -50,12 +47,12 @@ class PlannedShard(NamedTuple):
     positions: Int64s
 
     def num_bytes(self, contents: Contents) -> int:
-        """Bytes of the tar: its samples, and the two empty blocks at its end."""
+        """Bytes of the tar: the samples, and the two empty blocks at the end."""
         return int(contents.tar_bytes[self.positions].sum()) + 2 * BLOCK
 
     @property
     def is_tar(self) -> bool:
-        """Whether it is not compressed."""
+        """Whether the shard is not compressed."""
         return self.name.endswith(".tar")
 
 
@@ -67,9 +64,9 @@ def find_done(
     existing: Mapping[str, ObjectEntry],
     show_progress: bool = False,
 ) -> tuple[set[str], list[str]]:
-    """The outputs that are there as planned, and those whose names other shards have.
+    """Find the outputs that exist as planned, and the outputs whose names other shards have.
 
-    Sizes are compared first, so that a shard of another shuffle is not read.
+    Sizes are compared first, so that shards of another shuffle are not read.
     """
     there = [output for output in outputs if output.name in existing]
 
@@ -101,25 +98,25 @@ def write_outputs(
     spool_bytes: int | None = None,
     show_progress: bool = False,
 ) -> int:
-    """Write the outputs, replacing objects of their names; read each back and compare it.
+    """Write the outputs, replacing objects of the same names; read each output back and compare it.
 
     Args:
         source: The store of the input.
-        contents: Of the input.
+        contents: The contents of the input.
         outputs: The shards to write.
         target: The store of the output.
-        prefix: Names the output as a whole: of two processes that write it at a time, one is refused.
+        prefix: Identifies the output: only one process at a time may write it.
         spool_dir: Local disk on which shards are put together. ``None``: for a directory, beside the output; for a
             bucket, the temporary directory (``TMPDIR``).
-        spool_bytes: The most of it to use; ``None``: nine tenths of its free space.
+        spool_bytes: The most bytes to use there; ``None``: nine tenths of the free space.
         show_progress: Draw bars.
 
     Returns:
         The number of rounds: how often the input was read.
 
     Raises:
-        StoreError: If a disk cannot hold the largest output, or a directory's disk all of them; if another process
-            writes the same outputs, or reading or writing fails. Outputs that were published by then stay, whole.
+        StoreError: If the spool's disk cannot hold the largest output, or a directory's disk all of them; if another
+            process writes the same outputs; or if reading or writing fails. Published outputs stay, and are complete.
         DataError: If the input changes meanwhile, or an output that is read back is not as planned.
     """
     if not outputs:
@@ -128,7 +125,7 @@ def write_outputs(
         sizes = [output.num_bytes(contents) for output in outputs]
         _check_target(target, outputs, sizes)
         space = int(shutil.disk_usage(folder).free * SPOOL_SHARE) if spool_bytes is None else spool_bytes
-        # A compressed output lies beside its tar until it is published.
+        # Until it is published, a compressed output needs space beside its tar.
         space -= max((size for output, size in zip(outputs, sizes, strict=True) if not output.is_tar), default=0)
         rounds = _rounds(sizes, space=space, where=folder)
         if len(rounds) > 1:
@@ -143,22 +140,22 @@ def write_outputs(
                     _publish(target, output, folder / str(number))
                     if not _holds(target, output, contents):
                         raise DataError(
-                            f"shard '{target.locate(output.name)}': what was written is not what is read back; "
-                            "do not use it, and look at the store; the input is as it was"
+                            f"shard '{target.locate(output.name)}' was read back with other contents than were "
+                            "written; do not use it, and check the store; the input is unchanged"
                         )
                     drawn.update(1)
     return len(rounds)
 
 
 def _check_target(target: Store, outputs: Sequence[PlannedShard], sizes: Sequence[int]) -> None:
-    """Refuse an output that a directory's disk cannot hold: rounds save space in the spool only."""
+    """Refuse an output that a directory's disk cannot hold: rounds save space only in the spool."""
     if target.directory is None:
         return
-    # How well photos are compressed is not known.
+    # Compressed outputs are not counted: their size is not known.
     needed = sum(
         size - (target.size(output.name) or 0) for output, size in zip(outputs, sizes, strict=True) if output.is_tar
     )
-    # The directory may be made only when the first shard is written.
+    # The directory may not exist until the first shard is written.
     folder = next(path for path in (target.directory, *target.directory.parents) if path.exists())
     if needed > (free := shutil.disk_usage(folder).free):
         raise StoreError(
@@ -168,7 +165,7 @@ def _check_target(target: Store, outputs: Sequence[PlannedShard], sizes: Sequenc
 
 
 def _rounds(sizes: Sequence[int], *, space: int, where: Path) -> list[tuple[int, int]]:
-    """Ranges ``[start, stop)`` of outputs that fit together."""
+    """Ranges ``[start, stop)`` of outputs that fit on the disk together."""
     if max(sizes) > space:
         raise StoreError(
             f"'{where}' has space for {max(space, 0)} bytes, the largest output shard takes {max(sizes)}; "
@@ -187,7 +184,7 @@ def _rounds(sizes: Sequence[int], *, space: int, where: Path) -> list[tuple[int,
 def _fill(
     source: Store, contents: Contents, outputs: Sequence[PlannedShard], *, folder: Path, show_progress: bool
 ) -> None:
-    """Write the samples of these outputs to their places, in files named by the outputs' numbers."""
+    """Write the samples of these outputs to their places, in files that are named by the outputs' numbers."""
     output_of = np.full(contents.num_samples, -1, np.int64)
     places = np.zeros(contents.num_samples, np.int64)
     for number, output in enumerate(outputs):
@@ -204,7 +201,7 @@ def _fill(
         with open_shard(source, name) as stream:
             archive = ArchiveReader(stream, shard=source.locate(name))
             for sample in read_samples(archive, with_pieces=True):
-                # Checked before it is written, because another sample may have another size.
+                # Check before writing, because another sample may have another size.
                 if position >= stop or sample.tar_bytes != contents.tar_bytes[position]:
                     break
                 if output_of[position] >= 0:
@@ -236,23 +233,18 @@ def _write_at(path: Path, pieces: Sequence[bytes], offset: int) -> None:
 
 def _publish(target: Store, output: PlannedShard, path: Path) -> None:
     if not output.is_tar:
-        path = _compressed(path)
+        plain_path, path = path, path.with_name(f"{path.name}.gz")
+        # The file holds neither name nor time, so the same samples give the same bytes.
+        with (
+            plain_path.open("rb") as plain,
+            path.open("wb") as file,
+            gzip.GzipFile(filename="", mode="wb", compresslevel=GZIP_LEVEL, fileobj=file, mtime=0) as stream,
+        ):
+            shutil.copyfileobj(plain, stream, _COPY_BYTES)
+        plain_path.unlink()
     target.move_in(output.name, path)
 
 
-def _compressed(path: Path) -> Path:
-    packed = path.with_name(f"{path.name}.gz")
-    # No name and no time inside: the same samples give the same bytes.
-    with (
-        path.open("rb") as plain,
-        packed.open("wb") as file,
-        gzip.GzipFile(filename="", mode="wb", compresslevel=GZIP_LEVEL, fileobj=file, mtime=0) as stream,
-    ):
-        shutil.copyfileobj(plain, stream, _COPY_BYTES)
-    path.unlink()
-    return packed
-
-
 def _holds(target: Store, output: PlannedShard, contents: Contents) -> bool:
-    """Whether a shard has exactly the planned samples, in order."""
+    """Whether a shard holds exactly the planned samples, in order."""
     return np.array_equal(read_shard(target, output.name).rows, contents.rows[output.positions])

@@ -1,6 +1,7 @@
-"""Compare the output of a shuffle with its input, and refuse duplicate keys.
+"""Read the input of a shuffle and check it, and compare the output with it.
 
-Keys and components' names and bytes count, each sample as often as it comes; the order of samples does not.
+The comparison counts keys, names of components and their bytes, each sample as often as it comes. The order of the
+samples does not count.
 """
 
 from collections.abc import Sequence
@@ -8,20 +9,50 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from dali_pipes.data_set.indexing import find_manifest
 from dali_pipes.errors import DataError, shown
+from dali_pipes.formats.names import LABEL_COMPONENT, manifest_name
 from dali_pipes.store.base import Store
-from prep.shuffle.contents import Contents, sorted_rows
+from prep.shuffle.contents import Contents, UInt64s, indexed_contents, read_contents, sorted_rows
 from prep.shuffle.order import key_of
+from prep.shuffle.request import Request
 
-UInt64s = npt.NDArray[np.uint64]
 
-
-def check_unique(store: Store, contents: Contents) -> None:
-    """Refuse keys that come more than once.
+def read_input(request: Request) -> Contents:
+    """Read the contents of the input, from its indexes if that is enough for a dry run.
 
     Raises:
-        DataError: Names some of them.
+        StoreError: If a shard does not exist.
+        DataError: See `prep.shuffle.shuffle.shuffle`.
     """
+    shards, algorithm = request.shards, request.algorithm
+    listed = {entry.name: entry.size for entry in shards.entries()}
+    components = {algorithm.component.lower()} if algorithm.component else set()
+    components |= {LABEL_COMPONENT} if request.needs_labels else set()
+    manifest = find_manifest(shards) if all(name.endswith(".tar") for name in shards.names) else None
+    if request.dry_run and manifest is not None:
+        sizes = dict(zip(manifest.names, manifest.shard_bytes.tolist(), strict=True))
+        if all(sizes.get(name) == listed[name] for name in shards.names):
+            found = indexed_contents(shards.store, shards.names, components=sorted(components))
+            if found is not None:
+                return found
+    contents = read_contents(
+        shards.store, shards.names, components=sorted(components), what="read", show_progress=request.show_progress
+    )
+    counts = {} if manifest is None else dict(zip(manifest.names, manifest.samples.tolist(), strict=True))
+    for name, count in zip(shards.names, np.diff(contents.starts).tolist(), strict=True):
+        if counts.get(name, count) != count:
+            raise DataError(
+                f"manifest '{shards.store.locate(manifest_name(shards.prefix))}' counts {counts[name]} samples in "
+                f"'{name}', the shard holds {count}; index the shards again: dali-pipes prep index {shards.url}"
+            )
+    if not contents.num_samples:
+        raise DataError(f"'{shards.url}': the {len(shards.names)} shards hold no sample")
+    _check_unique(shards.store, contents)
+    return contents
+
+
+def _check_unique(store: Store, contents: Contents) -> None:
     keys = contents.sorted_rows[:, 0]
     twice = keys[1:][keys[1:] == keys[:-1]]
     if len(twice):
@@ -34,16 +65,16 @@ def check_unique(store: Store, contents: Contents) -> None:
 
 
 def check_same(store: Store, went_in: Contents, came_out: Contents, *, kept: npt.NDArray[np.bool_] | None) -> None:
-    """Refuse an output that holds other samples than went in.
+    """Refuse an output that does not hold exactly the input's samples.
 
     Args:
-        store: Of the output.
+        store: The output's store.
         went_in: The input's contents.
         came_out: The output's contents.
         kept: bool [sample], which of the input's samples should come out; ``None``: all.
 
     Raises:
-        DataError: Names some samples that are missing, extra or changed.
+        DataError: If samples are missing, extra or changed; names some of them.
     """
     expected = went_in.sorted_rows if kept is None else sorted_rows(went_in.rows[kept])
     if np.array_equal(expected, came_out.sorted_rows):

@@ -32,7 +32,7 @@ UInt64s = npt.NDArray[np.uint64]
 
 @dataclass(frozen=True, kw_only=True)
 class Contents:
-    """What a set of shards holds, sample by sample, in order."""
+    """The samples of a set of shards, in order: names, sizes and digests."""
 
     shards: tuple[str, ...]
     starts: Int64s
@@ -40,13 +40,13 @@ class Contents:
     names: Sequence[bytes]
     """Name of each sample's first member; its first part is the key."""
     rows: UInt64s
-    """uint64 [sample, (key, content)], digests. The order of the components of a sample does not count."""
+    """uint64 [sample, (key, content)], digests. They do not depend on the order of a sample's components."""
     num_bytes: Int64s
-    """int64 [sample], of its components without headers and padding, as dSort counts them."""
+    """int64 [sample], bytes of the components without headers and padding, as dSort counts them."""
     num_members: Int64s
     """int64 [sample]."""
     tar_bytes: Int64s
-    """int64 [sample], with headers and padding, in a tar that `prep.shuffle.client` writes."""
+    """int64 [sample], bytes with headers and padding in a tar that `prep.shuffle.client` writes."""
     checksums: UInt64s
     """uint64 [shards], XXH64 of each tar; of a compressed shard, of the tar inside."""
     values: Mapping[str, Sequence[bytes | None]] = field(default_factory=dict)
@@ -54,12 +54,10 @@ class Contents:
 
     @property
     def num_samples(self) -> int:
-        """The number of samples."""
         return len(self.names)
 
     @cached_property
     def sorted_rows(self) -> UInt64s:
-        """`rows`, sorted."""
         return sorted_rows(self.rows)
 
     def name(self, position: int) -> str:
@@ -67,33 +65,32 @@ class Contents:
         return self.names[position].decode("utf-8", "surrogateescape")
 
     def shard_of(self, position: int) -> str:
-        """The shard of a sample."""
         return self.shards[int(np.searchsorted(self.starts, position, side="right")) - 1]
 
     def where(self, position: int) -> str:
-        """A sample, for errors: ``shard 'a-0.tar', key '7'``."""
+        """Describe a sample in errors: ``shard 'a-0.tar', key '7'``."""
         return f"shard '{self.shard_of(position)}', key '{key_of(self.name(position))}'"
 
 
 @dataclass
 class ShardSample:
-    """A run of members that share a key, as a reader of the shard groups them."""
+    """Consecutive members of a shard that share a key."""
 
     name: str
-    """Of its first member."""
+    """Name of its first member."""
     key: str
     content: int = 0
-    """Sum of the digests of its components' names and bytes, so that their order does not count."""
+    """Sum of the digests of its components' names and bytes: the order of the components does not change it."""
     num_bytes: int = 0
     num_members: int = 0
     tar_bytes: int = 0
     values: dict[str, bytes] = field(default_factory=dict)
     components: set[str] = field(default_factory=set)
-    """Not filled when its pieces are asked for."""
+    """Empty when the pieces are read."""
     twice: str = ""
-    """A component that it has twice."""
+    """A component that occurs twice in the sample."""
     pieces: list[bytes] | None = None
-    """Its part of a tar, if that was asked for."""
+    """The sample's headers, bytes and padding, as in a tar; ``None``: not asked for."""
 
 
 def read_contents(
@@ -105,7 +102,7 @@ def read_contents(
         store: The store of the shards.
         names: The shards.
         components: Lower-case components whose bytes are kept, for an order or a map by content.
-        what: The bar's label.
+        what: The progress bar's label.
         show_progress: Draw a bar.
 
     Raises:
@@ -120,7 +117,7 @@ def read_contents(
 
 
 def read_shard(store: Store, name: str, *, components: Sequence[str] = ()) -> Contents:
-    """`read_contents` of one shard, in this thread."""
+    """Read the contents of one shard in this thread; see `read_contents`."""
     names: list[bytes] = []
     rows: list[tuple[int, int]] = []
     sizes: list[tuple[int, int, int]] = []
@@ -145,12 +142,12 @@ def read_shard(store: Store, name: str, *, components: Sequence[str] = ()) -> Co
 def read_samples(
     archive: ArchiveReader, *, components: Sequence[str] = (), with_pieces: bool = False
 ) -> Iterator[ShardSample]:
-    """The samples of a shard, front to back.
+    """Yield the samples of a shard, front to back; one sample is in memory at a time.
 
     Args:
         archive: The shard.
-        components: Those whose bytes are kept.
-        with_pieces: Keep each sample's part of a tar, and compute no digest: one sample is in memory at a time.
+        components: Components whose bytes are kept.
+        with_pieces: Keep the pieces of each sample, and compute no digest.
     """
     sample: ShardSample | None = None
     for member in archive:
@@ -179,10 +176,10 @@ def read_samples(
 
 @contextlib.contextmanager
 def open_shard(store: Store, name: str) -> Iterator[BinaryIO]:
-    """A stream of a shard's tar, decompressed if its name says that it is compressed.
+    """Open a shard's tar, decompressed if the name says that it is compressed.
 
     Raises:
-        DataError: While it is read, if it is not a gzip file or was cut off.
+        DataError: While the shard is read, if it is not a complete gzip file.
     """
     with store.open(name) as stream:
         if name.endswith(".tar"):
@@ -196,10 +193,10 @@ def open_shard(store: Store, name: str) -> Iterator[BinaryIO]:
 
 
 def indexed_contents(store: Store, names: Sequence[str], *, components: Sequence[str]) -> Contents | None:
-    """The contents by the shard indexes, for a plan: no shard is read, so digests are zero.
+    """Read the contents from the shard indexes, for a plan: no shard is read, so digests are zero.
 
     Returns:
-        ``None`` if an index is missing, or does not know what the components hold: it knows class ids only.
+        ``None`` if an index is missing, or if bytes of other components than the label are needed.
 
     Raises:
         DataError: If a file that is named like a shard index is not one.
@@ -232,7 +229,7 @@ def indexed_contents(store: Store, names: Sequence[str], *, components: Sequence
 
 
 def join_contents(parts: Sequence[Contents]) -> Contents:
-    """Contents of several sets of shards, one after the other."""
+    """Join the contents of several sets of shards."""
     counts = np.concatenate([np.zeros(1, np.int64), *(np.diff(part.starts) for part in parts)])
     return Contents(
         shards=tuple(shard for part in parts for shard in part.shards),
@@ -248,7 +245,7 @@ def join_contents(parts: Sequence[Contents]) -> Contents:
 
 
 class _LinkRefuser(ArchiveReader):
-    """Refuses a sample with a link: readers skip it, so the sample would come out without that component."""
+    """Refuses links: readers skip a link, so the sample would be written without that component."""
 
     def _skip_special(self, name: str, kind: int) -> None:
         if kind in LINKS and split_key(name) is not None:
@@ -283,7 +280,7 @@ def _of_shard(
 
 
 def sorted_rows(rows: UInt64s) -> UInt64s:
-    """Rows of digests in an order that depends on nothing else."""
+    """Sort rows of digests."""
     return rows[np.lexsort((rows[:, 1], rows[:, 0]))]
 
 

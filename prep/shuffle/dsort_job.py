@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 
 
 POLL_S = (0.05, 1.0)
-"""Seconds between two looks at the job: at first, and at most; the pause doubles."""
+"""Seconds between two questions about the job: at first, and at most; the pause doubles."""
 
 
-# Parts of the messages of jobs that this cluster cannot do, and the reasons.
+# Part of a message of a job that this cluster cannot do -> the reason.
 _REASONS = {
     "requesting ekm file": "its targets cannot read the key map",
-    # Each sample has the component, or the job would not have been sent; so dSort knows it by another name, 'CLS'.
-    "key is missing for": "to it 'CLS' is another component than 'cls'",
+    # The input was checked: each sample has the component. So a shard calls it 'CLS', which dSort does not find.
+    "key is missing for": "dSort distinguishes component 'CLS' from 'cls'",
 }
 
 
 class NoDsortError(StoreError):
-    """The cluster's dSort cannot do the job; another engine can."""
+    """The cluster's dSort cannot do the job, but another engine can."""
 
 
 def run_job(
@@ -51,14 +51,14 @@ def run_job(
     Args:
         store: The input's bucket.
         spec: The request.
-        key_map: An external key map, as JSON; it is in the bucket while the job runs.
-        key_map_name: Its name there.
+        key_map: An external key map, as JSON; it is stored in the bucket while the job runs.
+        key_map_name: The key map's name in the bucket.
         clear: Deletes the job's output.
-        num_input_shards: For the bar.
+        num_input_shards: The total of the progress bar.
         show_progress: Draw a bar.
 
     Raises:
-        NoDsortError: If the cluster starts no job, or cannot read the key map.
+        NoDsortError: If the cluster cannot start the job, or cannot read the key map.
         StoreError: If the job fails.
     """
     dsort = store.client.dsort()
@@ -84,9 +84,9 @@ def run_job(
 def _put_key_map(store: Bucket, name: str, data: bytes) -> str:
     """Store a key map; returns a URL at which the cluster's targets can read it.
 
-    Targets ask with the headers of cluster nodes, and a node's public port answers these with 403 if the cluster has
-    internal networks (AIS 4.9; the SDK gives the URL of the proxy's public port). So the URL is that of the target that
-    has the object, in the cluster's internal network.
+    Targets send the headers of cluster nodes. If the cluster has internal networks, a node's public port refuses such
+    requests with 403 (AIS 4.9; the SDK gives the URL of the proxy's public port). So the URL names the target that
+    holds the object, in the cluster's internal network.
     """
     store.write(name, data)
     bucket = store.client.bucket(store.bucket, provider=store.provider)
@@ -97,7 +97,7 @@ def _put_key_map(store: Bucket, name: str, data: bytes) -> str:
         nodes = store.client.cluster().get_info().tmap
     found = re.match(r"t\[([^\]]+)\]", head.headers.get("Ais-Location", ""))
     if found is None or found[1] not in nodes:
-        raise NoDsortError(f"no target at {store.endpoint} says that it has the key map '{store.locate(name)}'")
+        raise NoDsortError(f"no target at {store.endpoint} reports that it holds the key map '{store.locate(name)}'")
     url = nodes[found[1]].intra_data_net.direct_url
     return f"{url}/v1/objects/{store.bucket}/{quote(name)}?provider={bucket.qparam['provider']}"
 
@@ -114,7 +114,7 @@ def _start(store: Bucket, dsort: "Dsort", spec: Mapping[str, Any]) -> None:
             except ErrBckNotFound:
                 raise
             except AISError as exc:
-                # 400: AIS 5.0, whose own broadcast fails. 404, 501: built without dSort.
+                # 400: AIS 5.0, whose own broadcast fails. 404, 405, 501: built without dSort.
                 if exc.status_code not in (400, 404, 405, 501):
                     raise
                 raise NoDsortError(
@@ -146,7 +146,7 @@ def _wait(store: Bucket, dsort: "Dsort", *, num_input_shards: int, show_progress
 
 
 def _draw(drawn: Any, jobs: Sequence["JobInfo"], *, num_input_shards: int) -> None:
-    """Draw half of the bar for shards that were read, half for shards that were written, over all targets."""
+    """Draw half of the bar for shards that were read and half for shards that were written, over all targets."""
     extracted = sum(int(job.metrics.local_extraction.extracted_count) for job in jobs)
     created = sum(int(job.metrics.shard_creation.created_count) for job in jobs)
     to_create = sum(int(job.metrics.shard_creation.to_create) for job in jobs)

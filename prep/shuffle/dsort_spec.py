@@ -1,13 +1,13 @@
 """Write requests to dSort as AIStore's JSON, and read them from spec files.
 
-A cluster checks little: a template without a range names nothing and "succeeds", a bad size closes the connection, an
-unknown field is ignored. So everything is checked here, before it is sent.
+A cluster checks little: a job whose template has no range reads nothing and "succeeds", a bad size closes the
+connection, an unknown field is ignored. So everything is checked here, before it is sent.
 """
 
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from dali_pipes.store.shard_names import EXTENSIONS, extension_of
 from dali_pipes.store.templates import Template
 from prep.shuffle.order import Algorithm
 
-# Fields that do not change the output: they are sent as they are.
+# Fields that do not change the output; they are sent unchanged.
 _SETTINGS = (
     "max_mem_usage",
     "extract_concurrency_max_limit",
@@ -50,14 +50,10 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 @dataclass(frozen=True)
 class BucketName:
-    """A bucket, as dSort names it."""
+    """A bucket, with the fields that dSort's requests have."""
 
     name: str
     provider: str = "ais"
-
-    def json(self) -> dict[str, str]:
-        """As a request has it."""
-        return {"name": self.name, "provider": self.provider}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,24 +63,24 @@ class DsortSpec:
     source: BucketName
     target: BucketName
     inputs: Template | tuple[str, ...]
-    """A template without extension, or whole names. A template without a range is a prefix."""
+    """A template without extension, or full names. A template without a range is a prefix."""
     input_extension: str = ".tar"
     outputs: Template | None
-    """Without extension; ``None``: a key map names the shards."""
+    """A template without extension; ``None``: a key map names the shards."""
     output_extension: str = ".tar"
     shard_bytes: int | None
-    """``None``: the input is spread over all names."""
+    """Bytes of an output shard; ``None``: the input is spread over all names."""
     algorithm: Algorithm
     ekm_file: str = ""
     """URL of an external key map."""
     ekm_file_sep: str = ""
     description: str = "dali-pipes prep shuffle"
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of the cluster, sent as they are."""
+    """Settings of the cluster; they are sent unchanged."""
     dry_run: bool = False
 
     def json(self) -> dict[str, Any]:
-        """The request, with fields that AIStore knows, and the seed as text: a number closes the connection."""
+        """The request in AIStore's fields. The seed is a text, because a number closes the connection."""
         algorithm: dict[str, Any] = {"kind": self.algorithm.kind}
         if self.algorithm.kind == "shuffle":
             algorithm["seed"] = str(self.algorithm.seed)
@@ -97,10 +93,10 @@ class DsortSpec:
         )
         return {
             "description": self.description,
-            "input_bck": self.source.json(),
+            "input_bck": asdict(self.source),
             "input_format": inputs,
             "input_extension": self.input_extension,
-            "output_bck": self.target.json(),
+            "output_bck": asdict(self.target),
             "output_format": "" if self.outputs is None else str(self.outputs),
             "output_extension": self.output_extension,
             **({} if self.shard_bytes is None else {"output_shard_size": f"{self.shard_bytes}B"}),
@@ -111,12 +107,12 @@ class DsortSpec:
 
 
 def read_spec(path: Path) -> DsortSpec:
-    """Read a spec file as ``ais start dsort -f`` does: JSON or YAML, by the file's ending.
+    """Read a spec file as ``ais start dsort -f`` does: as JSON or YAML, by the file's extension.
 
     Raises:
-        DataError: If it is neither, or no request: names an unknown field, or a size, template or algorithm that dSort
-            would refuse or misread.
-        StoreError: If it cannot be read.
+        DataError: If the file is neither, or has an unknown field, or a size, template or algorithm that dSort would
+            refuse or misread.
+        StoreError: If the file cannot be read.
     """
     import yaml  # type: ignore[import-untyped]  # its stubs are a package of their own
 
@@ -138,11 +134,11 @@ def read_spec(path: Path) -> DsortSpec:
 
 
 def parse_spec(spec: Mapping[str, Any]) -> DsortSpec:
-    """Check a spec; raises `ValueError` where `read_spec` raises `DataError`."""
+    """Check a spec. Raises `ValueError` where `read_spec` raises `DataError`."""
     _check_fields(spec, known=_FIELDS, where="")
     for name, parts in _PARTS.items():
         _check_fields(_part(spec, name), known=parts, where=f"{name}.")
-    source = _place(spec, "input_bck")
+    source = _bucket(spec, "input_bck")
     if source is None:
         raise ValueError("input_bck.name is missing: the bucket that holds the shards")
     algorithm = _algorithm(_part(spec, "algorithm"))
@@ -159,7 +155,7 @@ def parse_spec(spec: Mapping[str, Any]) -> DsortSpec:
         raise ValueError("output_shard_size is missing: with an ekm_file it must be set")
     return DsortSpec(
         source=source,
-        target=_place(spec, "output_bck") or source,
+        target=_bucket(spec, "output_bck") or source,
         inputs=inputs,
         input_extension=input_extension,
         outputs=outputs,
@@ -175,10 +171,12 @@ def parse_spec(spec: Mapping[str, Any]) -> DsortSpec:
 
 
 def parse_size(text: str) -> int:
-    """Bytes, as AIS reads them: ``4KB`` and ``4KiB`` are 4,096. Raises `ValueError` for other texts."""
+    """Parse bytes as AIS does: ``4KB`` and ``4KiB`` are 4,096. Raises `ValueError` for other texts."""
     match = re.fullmatch(r"(\d{1,18}(?:\.\d+)?)\s*([KMGT]?)I?B?", text.strip().upper())
     if match is None:
-        raise ValueError(f"a size is a number that is not negative and KiB, MiB, GiB or TiB, got '{text}'")
+        raise ValueError(
+            f"a size is a number that is not negative, in KiB, MiB, GiB or TiB, such as 4MiB, got '{text}'"
+        )
     return int(float(match[1]) * _UNITS[match[2]])
 
 
@@ -212,10 +210,10 @@ def _flag(found: Mapping[str, Any], name: str, *, what: str) -> bool:
     return value
 
 
-def _place(spec: Mapping[str, Any], name: str) -> BucketName | None:
+def _bucket(spec: Mapping[str, Any], name: str) -> BucketName | None:
     part = _part(spec, name)
     if part.get("namespace") not in (None, "", {}):
-        raise ValueError(f"{name}.namespace: buckets of a namespace are not served, got {part['namespace']!r:.60}")
+        raise ValueError(f"{name}.namespace: namespaces are not supported, got {part['namespace']!r:.60}")
     bucket = _text(part, "name")
     provider = _text(part, "provider") or "ais"
     providers = {"ais": "ais", "aws": "aws", "s3": "aws", "gcp": "gcp", "gs": "gcp", "azure": "azure", "az": "azure"}
@@ -230,7 +228,7 @@ def _algorithm(part: Mapping[str, Any]) -> Algorithm:
         raise ValueError(f"algorithm.seed must be a whole number, not negative, got {seed!r:.60}")
     kind = _text(part, "kind") or "alphanumeric"
     if kind == "shuffle" and not str(seed if seed is not None else ""):
-        raise ValueError("algorithm.seed is missing: without one nobody could make the same shards again")
+        raise ValueError("algorithm.seed is missing: without a seed the same shards cannot be made again")
     return Algorithm(
         kind=kind,
         seed=int(seed or 0) if kind == "shuffle" else 0,
@@ -248,7 +246,7 @@ def _inputs(spec: Mapping[str, Any]) -> tuple[Template | tuple[str, ...], str]:
     if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
         raise ValueError(f"input_format.objnames must be a list of names, got {names!r:.60}")
     if bool(names) == bool(template):
-        raise ValueError("input_format must have one of template and objnames")
+        raise ValueError("input_format must have either template or objnames")
     if names:
         found = {extension_of(name) for name in names}
         return tuple(names), extension or (min(found) if len(found) == 1 else "") or ".tar"
@@ -282,10 +280,10 @@ def _extension(spec: Mapping[str, Any], name: str) -> str:
 
 
 def _split(text: str, extension: str, *, what: str) -> tuple[str, str]:
-    """A template's stem and extension."""
+    """The stem and the extension of a template."""
     found = extension_of(text)
     if found and extension and found != extension:
-        raise ValueError(f"{what} '{text}' ends in {found}, and the extension is said to be {extension}")
+        raise ValueError(f"{what} '{text}' ends in {found}, but the extension field says {extension}")
     return text.removesuffix(found), found or extension
 
 

@@ -1,10 +1,10 @@
 r"""Map samples to shards by their keys: external key maps (EKM), and maps made by class, folder or split.
 
 AIS's form is ``{"cats-{000..099}.tar": ["cat/1", "^cat/[2-9]"], ...}``, template to keys, or lines of key, tab,
-template. AIS takes each entry for a regular expression that may match anywhere in the name of a sample's first member:
+template. AIS treats each entry as a regular expression that may match anywhere in the name of a sample's first member:
 ``a/1`` also matches ``a/10.jpg``, which is an error there ("multiple matches"). Here an entry without any of
-``\^$*+?()[]{}|`` is a key, or the name of a first member, and nothing else. Other entries are regular expressions as
-in AIS, for samples that no such entry names. A cluster is sent a new map, with the keys that each template got.
+``\^$*+?()[]{}|`` is exactly a key, or exactly the name of a first member. Other entries are regular expressions as in
+AIS, for samples that no exact entry names. A cluster gets a new map, with the keys that were assigned to each template.
 """
 
 import bisect
@@ -21,7 +21,7 @@ from dali_pipes.store.templates import Template
 from prep.shuffle.order import cut_mapped, key_of
 
 BY = ("class", "balanced", "folder", "split")
-"""Rules that make a map: see `group_by`."""
+"""The rules by which `group_by` makes a map."""
 
 _SPECIAL = re.compile(r"[\\^$*+?()\[\]{}|]")
 # Keys in one regular expression. A cluster tries each expression on each sample, so there should be few.
@@ -33,15 +33,15 @@ _PART = re.compile(r"(?:\\.|[^\\|])+", re.DOTALL)
 
 @dataclass(frozen=True, kw_only=True)
 class Grouping:
-    """A rule that makes a map: see `group_by`.
+    """A rule by which `group_by` makes a map.
 
     Raises:
-        ValueError: If there is no such rule, or the shares are no split.
+        ValueError: If the rule is unknown, or the shares do not fit it.
     """
 
     by: str
     shares: Mapping[str, float] = field(default_factory=dict)
-    """For ``split``: name of a split -> its share of the samples; they sum up to 1."""
+    """For ``split``: name of a split -> its share of the samples; the sum of the shares is 1."""
 
     def __post_init__(self) -> None:
         if self.by not in BY:
@@ -52,12 +52,12 @@ class Grouping:
                 if self.by == "split"
                 else f"by '{self.by}' takes no shares, got {dict(self.shares)}"
             )
-        # Written so that NaN is refused, too.
+        # This comparison also refuses NaN.
         is_split = all(share > 0 for share in self.shares.values()) and abs(sum(self.shares.values()) - 1) <= 1e-9
         if self.shares and not is_split:
             raise ValueError(f"shares must be positive and sum up to 1, got {dict(self.shares)}")
         if odd := next((name for name in self.shares if not _NAME_PART.fullmatch(name)), None):
-            raise ValueError(f"a split's name must be of letters, digits, '.', '_' and '-', got '{odd}'")
+            raise ValueError(f"a split's name may hold only letters, digits, '.', '_' and '-', got '{odd}'")
 
 
 @dataclass(frozen=True)
@@ -65,16 +65,16 @@ class KeyMap:
     """Templates of shards, and the keys of each."""
 
     outputs: tuple[Template, ...]
-    """Without extension."""
+    """Templates without extension."""
     keys: Mapping[str, int]
-    """A key, or a first member's name -> the row of its template."""
+    """A key, or a first member's name -> the row of its template in ``outputs``."""
     patterns: tuple[tuple[str, int], ...]
-    """Regular expressions, and the row of each one's template."""
+    """Regular expressions, each with the row of its template."""
     where: str
     """Names the map in errors."""
 
     def assign(self, names: Sequence[str]) -> list[int]:
-        """The row of each sample's template, by the name of its first member; -1 if the map does not name it.
+        """The row of each sample's template, by the name of the first member; -1 if the map does not name the sample.
 
         Raises:
             DataError: If a sample is mapped to two templates; names its key and both.
@@ -93,7 +93,7 @@ class KeyMap:
         return rows
 
     def unused(self, names: Sequence[str]) -> list[str]:
-        """Keys without a sample, sorted; regular expressions are not counted."""
+        """The keys without a sample, sorted; regular expressions are not counted."""
         return sorted({*self.keys}.difference(names, map(key_of, names)))
 
 
@@ -103,11 +103,12 @@ def parse_key_map(data: bytes, *, where: str, separator: str = "\t", extension: 
     Args:
         data: JSON, or lines.
         where: Names the map in errors.
-        separator: Between key and template, in lines.
-        extension: Of the shards; a template may end in it.
+        separator: Stands between key and template in a line.
+        extension: The shards' extension; a template may end in it.
 
     Raises:
-        DataError: If it is neither, maps no key or one twice, or a template or regular expression is invalid.
+        DataError: If the data has neither form, maps no key or maps a key twice, or if a template or regular
+            expression is invalid.
     """
     keys: dict[str, int] = {}
     patterns: dict[str, int] = {}
@@ -144,16 +145,10 @@ def parse_key_map(data: bytes, *, where: str, separator: str = "\t", extension: 
 def cut_by_map(
     key_map: KeyMap, groups: Sequence[int], sizes: Sequence[int], *, target: int
 ) -> list[tuple[int, str, list[int]]]:
-    """The shards that a map gives: row of the template, name without extension, positions of the samples.
+    """Cut samples into a map's shards: row of the template, name without extension, positions of the samples.
 
-    Args:
-        key_map: The map.
-        groups: What `KeyMap.assign` returned for the samples, in output order.
-        sizes: Bytes of each sample.
-        target: See `cut_mapped`.
-
-    Raises:
-        DataError: If a template has too few names.
+    ``groups`` holds the result of `KeyMap.assign` for each sample, in output order. For the other arguments and errors
+    see `cut_mapped`.
     """
     names = [template.names() for template in key_map.outputs]
     found = cut_mapped(
@@ -167,12 +162,12 @@ def cut_by_map(
 
 
 def regexes_of(keys: Sequence[str]) -> list[str]:
-    """Regular expressions that match the samples of these keys only, for a cluster, which knows nothing else.
+    """Make regular expressions that match only the samples of these keys; a cluster understands no other entries.
 
     >>> regexes_of(["a/2", "a/1"])[0].partition(")")[0]
     '^(?:a/1|a/2'
     """
-    ordered = sorted(keys)  # common beginnings side by side: Go's compiler joins them
+    ordered = sorted(keys)  # keys with a common beginning are neighbours: Go's compiler joins them
     return [
         f"^(?:{'|'.join(map(re.escape, ordered[start : start + _KEYS_A_REGEX]))})\\.[^/]*$"
         for start in range(0, len(ordered), _KEYS_A_REGEX)
@@ -193,11 +188,11 @@ def group_by(
 
     ==========  ======================================================================================================
     ``class``   each class id has its own shards: ``PREFIXclass07-{000000..999999}``
-    ``balanced`` every shard has the same mixture of classes: ``PREFIX{000000..}``, ``num_shards`` of them; a class of
+    ``balanced`` every shard has the same mixture of classes: ``PREFIX{000000..}``, ``num_shards`` shards; a class of
                 n samples gives each shard n // num_shards samples or one more
     ``folder``  by the key's first directory: ``train/0001`` goes to ``PREFIXtrain-{000000..999999}``
     ``split``   by ``shares``, drawn by ``seed`` and key: ``{"train": 0.9, "val": 0.1}`` gives ``PREFIXtrain-{..}`` and
-                ``PREFIXval-{..}``; of N samples the first gets round(0.9 N)
+                ``PREFIXval-{..}``; of N samples the first split gets round(0.9 N)
     ==========  ======================================================================================================
 
     Args:
@@ -207,10 +202,10 @@ def group_by(
         labels: The class id of each sample, for ``class`` and ``balanced``.
         num_shards: For ``balanced``.
         seed: Draws the samples of a split, or of a class's part of a shard.
-        digits: Of a shard's number.
+        digits: Digits of a shard's number.
 
     Raises:
-        DataError: If a key has no directory, or one that cannot be part of a name; if a split gets no sample.
+        DataError: If a key has no directory, or one that cannot be part of a name; or if a split gets no sample.
     """
     keys = [key_of(name) for name in names]
     order = sorted(range(len(keys)), key=lambda position: _draw(keys[position], seed=seed))
@@ -218,10 +213,10 @@ def group_by(
     by = grouping.by
     where = f"by {by}"
     if by in ("class", "balanced"):
-        assert labels is not None, "a map by class was given the labels"
+        assert labels is not None
         classes = sorted(set(labels))
         if by == "balanced":
-            # Each class begins with the shard after the last class's end, so that remainders spread over the shards.
+            # Each class starts at the shard after the last sample of the class before: remainders are spread evenly.
             for number, position in enumerate(sorted(order, key=labels.__getitem__)):
                 rows[position] = number % num_shards
             fixed = [Template([prefix, ""], [range(row, row + 1)], [digits]) for row in range(num_shards)]
@@ -236,7 +231,9 @@ def group_by(
             raise DataError(f"{where}: key '{keys[folders.index('')]}' has no directory")
         found = sorted(set(folders))
         if odd := next((text for text in found if not _NAME_PART.fullmatch(text)), None):
-            raise DataError(f"{where}: directory '{odd}' must be of letters, digits, '.', '_' and '-' to name shards")
+            raise DataError(
+                f"{where}: directory '{odd}' names shards, so it may hold only letters, digits, '.', '_', '-'"
+            )
         row_of = {text: row for row, text in enumerate(found)}
         rows = [row_of[folder] for folder in folders]
         texts = [f"{text}-" for text in found]
@@ -262,10 +259,11 @@ def _pairs(data: bytes, *, where: str, separator: str) -> Iterator[tuple[str, st
     try:
         found = json.loads(text)
     except ValueError as exc:
-        lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
         if text.lstrip().startswith("{"):
-            raise DataError(f"{where}: starts as JSON and is none: {exc}") from exc
-        for number, line in lines:
+            raise DataError(f"{where}: starts like JSON but is not valid JSON: {exc}") from exc
+        for number, line in enumerate(text.splitlines(), 1):
+            if not line.strip():
+                continue
             parts = line.strip().split(separator)
             if len(parts) != 2 or not all(parts):
                 raise DataError(
@@ -284,13 +282,12 @@ def _pairs(data: bytes, *, where: str, separator: str) -> Iterator[tuple[str, st
 
 
 def _keys_of(entry: str) -> list[str] | None:
-    """The keys that an entry names: itself, or those in an expression of `regexes_of`; ``None``: another expression."""
+    """The entry itself, or the keys in an expression of `regexes_of`; ``None`` for other expressions."""
     if not _SPECIAL.search(entry):
         return [entry]
-    match = _OURS.fullmatch(entry)
-    return (
-        None if match is None else [re.sub(r"\\(.)", r"\1", part, flags=re.DOTALL) for part in _PART.findall(match[1])]
-    )
+    if (match := _OURS.fullmatch(entry)) is None:
+        return None
+    return [re.sub(r"\\(.)", r"\1", part, flags=re.DOTALL) for part in _PART.findall(match[1])]
 
 
 def _draw(key: str, *, seed: int) -> bytes:

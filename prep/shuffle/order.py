@@ -1,6 +1,6 @@
 """Order the samples of a shuffle and cut them into shards: pure functions of names, sizes and contents.
 
-The embedded node and the client's engine both call them, so they give the same shards for the same request.
+The embedded node and the client's engine both call these functions, so they write the same shards for one request.
 """
 
 import hashlib
@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from dali_pipes.errors import DataError
 from dali_pipes.formats.keys import split_key
 
-_INTEGER = re.compile(rb"([+-]?)0*([0-9]{1,19})")  # 64 bits; for long ones Python raises errors of its own
+_INTEGER = re.compile(rb"([+-]?)0*([0-9]{1,19})")  # 64 bits; for more digits Python raises other errors
 KINDS = ("shuffle", "alphanumeric", "content", "none")
-"""The algorithms, by AIS's names. (Its ``md5`` orders by name, too, and hashes nothing.)"""
+"""The algorithms, by AIS's names. (AIS's ``md5`` computes no hash: it orders by name, too.)"""
 KEY_TYPES = ("int", "float", "string")
 
 
@@ -23,14 +23,14 @@ class Algorithm:
     """An order of samples.
 
     Raises:
-        ValueError: If the kind does not take a value.
+        ValueError: If a value is out of range, or the kind does not take it.
     """
 
     kind: str = "shuffle"
-    """``shuffle``: drawn by ``seed``. ``alphanumeric``: by the name of a sample's first member, byte by byte.
+    """``shuffle``: random, from ``seed``. ``alphanumeric``: by the name of a sample's first member, byte by byte.
     ``content``: by the bytes of its ``component``. ``none``: the input's order."""
     seed: int = 0
-    """For ``shuffle``; in [0, 2**63), which is what a cluster takes."""
+    """For ``shuffle``; in [0, 2**63), the range that a cluster accepts."""
     decreasing: bool = False
     """For ``alphanumeric`` and ``content``."""
     component: str = ""
@@ -46,18 +46,18 @@ class Algorithm:
         if self.key_type not in KEY_TYPES:
             raise ValueError(f"key type must be one of {', '.join(KEY_TYPES)}, got '{self.key_type}'")
         if self.decreasing and self.kind not in ("alphanumeric", "content"):
-            raise ValueError(f"algorithm '{self.kind}' has no decreasing order; alphanumeric and content have")
+            raise ValueError(f"algorithm '{self.kind}' has no decreasing order; only alphanumeric and content have one")
         object.__setattr__(self, "component", self.component.strip().removeprefix("."))
         if (self.kind == "content") != bool(self.component):
             raise ValueError(
                 "algorithm 'content' needs the component that holds the sort key, such as cls"
                 if self.kind == "content"
-                else f"algorithm '{self.kind}' sorts by no component, got '{self.component}'; did you mean content?"
+                else f"algorithm '{self.kind}' does not take a component, got '{self.component}'; did you mean content?"
             )
 
 
 def shuffled(keys: Sequence[str], *, seed: int) -> list[int]:
-    """The positions of ``keys`` in shuffled order: a function only of the keys in their order, and the seed.
+    """The positions of ``keys`` in shuffled order; they depend only on the keys, their order and the seed.
 
     Positions are sorted by a hash of (seed, position, key), so every machine and Python version gives the same order.
 
@@ -73,9 +73,9 @@ def shuffled(keys: Sequence[str], *, seed: int) -> list[int]:
 
 
 def cut(sizes: Iterable[int], *, target: int) -> list[int]:
-    """The number of consecutive items of each shard; a shard ends with the item that brings it to ``target`` bytes.
+    """Cut consecutive items into shards; a shard ends with the item that brings it to ``target`` bytes.
 
-    This is dSort's rule; the last shard may be tiny.
+    This is dSort's rule; the last shard may be tiny. Returns the number of items of each shard.
 
     >>> cut([3, 3, 3, 3, 3], target=6)
     [2, 2, 1]
@@ -94,20 +94,20 @@ def cut(sizes: Iterable[int], *, target: int) -> list[int]:
 def cut_mapped(
     groups: Sequence[int], sizes: Sequence[int], *, limits: Sequence[int], labels: Sequence[str], target: int
 ) -> list[tuple[int, list[int]]]:
-    """Cut samples that are mapped to groups: ``(group, positions)`` of each shard, a group's shards in order.
+    """Cut samples that a key map assigns to groups; returns group and positions of each shard, group by group.
 
-    This is dSort's rule for key maps: a shard ends if it is over ``target`` when the next sample comes, and each member
-    counts 512 bytes more.
+    This is dSort's rule for key maps: a shard that already holds more than ``target`` bytes takes no further sample,
+    and each member counts 512 bytes more.
 
     Args:
-        groups: The group of each sample, in output order; -1: it is left out.
+        groups: The group of each sample, in output order; -1: the sample is left out.
         sizes: Bytes of each sample, with 512 per member.
         limits: The number of names of each group.
         labels: The groups' templates, for errors.
         target: Bytes.
 
     Raises:
-        DataError: If a group's names run out.
+        DataError: If a group has fewer names than shards.
 
     >>> cut_mapped([0, 1, 0, 0, -1], [9, 9, 9, 9, 9], limits=[9, 9], labels=["a", "b"], target=10)
     [(0, [0, 2]), (0, [3]), (1, [1])]
@@ -131,15 +131,15 @@ def cut_mapped(
 
 
 def parse_content(data: bytes | None, *, algorithm: Algorithm, where: str) -> int | float | bytes:
-    """The value that ``content`` sorts a sample by; white space around a number is allowed.
+    """Parse the value by which ``content`` sorts a sample; white space around a number is allowed.
 
     Args:
-        data: The component's bytes; ``None``: the sample lacks it.
-        algorithm: Has component and key type.
-        where: Names the sample in errors: ``shard 'a-0.tar', key '7'``.
+        data: The component's bytes; ``None``: the sample lacks the component.
+        algorithm: Names the component and its type.
+        where: Describes the sample in errors: ``shard 'a-0.tar', key '7'``.
 
     Raises:
-        DataError: If the component is missing or holds no such number.
+        DataError: If the component is missing, or is not a number of this type.
     """
     if data is None:
         raise DataError(f"{where}: no component '{algorithm.component}' to sort by")
@@ -152,7 +152,7 @@ def parse_content(data: bytes | None, *, algorithm: Algorithm, where: str) -> in
             return number
     else:
         try:
-            # An underscore is Python's own.
+            # Python alone allows underscores in numbers.
             if b"_" not in text and not math.isnan(value := float(text)):
                 return value
         except ValueError:
@@ -166,12 +166,12 @@ def parse_content(data: bytes | None, *, algorithm: Algorithm, where: str) -> in
 def arrange(
     names: Sequence[str], *, algorithm: Algorithm, contents: Sequence[int | float | bytes] | None = None
 ) -> list[int]:
-    """The positions of samples in output order: a function of these arguments only. Ties stay in input order.
+    """The positions of samples in output order. Samples with equal values stay in input order.
 
     Args:
         names: The name of each sample's first member, in input order.
         algorithm: The order.
-        contents: The value of each sample, for ``content``: see `parse_content`.
+        contents: For ``content``: the value of each sample, see `parse_content`.
     """
     if algorithm.kind == "none":
         return list(range(len(names)))
@@ -181,11 +181,11 @@ def arrange(
         # As in AIS, the bytes of the whole name are compared: 'a-b.jpg' comes before 'a.jpg'.
         encoded = [name.encode("utf-8", "surrogateescape") for name in names]
         return sorted(range(len(names)), key=encoded.__getitem__, reverse=algorithm.decreasing)
-    assert contents is not None, "a sort by content was given the contents"
+    assert contents is not None
     return sorted(range(len(names)), key=contents.__getitem__, reverse=algorithm.decreasing)
 
 
 def key_of(name: str) -> str:
-    """The key of a member; its whole name if it belongs to no sample."""
+    """The key of a member; the whole name if the member does not belong to a sample."""
     parts = split_key(name)
     return name if parts is None else parts[0]

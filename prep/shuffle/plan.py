@@ -1,12 +1,13 @@
-"""Plan every output shard of a shuffle, its name and its samples in order, and find existing shards of these names.
+"""Plan the output shards of a shuffle: their names, and their samples in order. Find existing shards of these names.
 
-Everything that can be refused is refused here, before anything is written.
+All errors of a plan are raised here, before anything is written.
 """
 
 import itertools
 import json
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -17,12 +18,11 @@ from dali_pipes.data_set.indexing import parse_label
 from dali_pipes.errors import DataError, shown
 from dali_pipes.formats.names import LABEL_COMPONENT, classes_name, columns_name, index_name, manifest_name
 from dali_pipes.formats.tar_reader import BLOCK
-from dali_pipes.store.base import Store
 from dali_pipes.store.entries import PROVIDERS, ObjectEntry
 from dali_pipes.store.shard_names import extension_of
 from dali_pipes.store.templates import Template, template_of
 from prep.shuffle.client import PlannedShard
-from prep.shuffle.contents import Contents
+from prep.shuffle.contents import Contents, Int64s
 from prep.shuffle.dsort_spec import BucketName, DsortSpec
 from prep.shuffle.key_map import Grouping, KeyMap, cut_by_map, group_by, regexes_of
 from prep.shuffle.order import arrange, cut, key_of, parse_content
@@ -32,30 +32,31 @@ _log = logging.getLogger(__name__)
 
 # Digits in the names of output shards, as in those that `pack` writes.
 OUTPUT_DIGITS = 6
-# Output names beyond those that sizes ask for: an unused name costs nothing, one too few fails the job.
+# Output names beyond the computed number: an unused name costs nothing, but one name too few fails the job.
 SPARE_NAMES = 16
 
 Bools = npt.NDArray[np.bool_]
-Int64s = npt.NDArray[np.int64]
 
 
+@dataclass
 class ShufflePlan:
     """The output shards of a shuffle."""
 
-    def __init__(
-        self, contents: Contents, outputs: list[PlannedShard], templates: Sequence[Template], shard_bytes: int
-    ) -> None:
-        self.contents, self.outputs, self.templates, self.shard_bytes = contents, outputs, templates, shard_bytes
-        self.kept: Bools | None = None
-        """Which samples come out; ``None``: all."""
-        self.not_by_dsort = ""
-        """Why no cluster can do it; empty if one can."""
-        self.key_map: bytes | None = None
-        """For a cluster."""
+    contents: Contents
+    """The contents of the input."""
+    outputs: list[PlannedShard]
+    templates: Sequence[Template]
+    """The names of each set of output shards."""
+    shard_bytes: int
+    kept: Bools | None = None
+    """bool [sample], which samples of the input come out; ``None``: all."""
+    not_by_dsort: str = ""
+    """Why no cluster can do it; empty if a cluster can."""
+    key_map: bytes | None = None
+    """The external key map for a cluster, as JSON."""
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """Of the output shards."""
         return tuple(output.name for output in self.outputs)
 
     @cached_property
@@ -65,18 +66,11 @@ class ShufflePlan:
 
     @property
     def num_samples(self) -> int:
-        """Samples that come out."""
+        """The number of samples that come out."""
         return self.contents.num_samples if self.kept is None else int(self.kept.sum())
 
-    def describe(self) -> list[dict[str, Any]]:
-        """Name, samples and bytes of each output."""
-        return [
-            {"name": output.name, "num_samples": len(output.positions), "num_bytes": output.num_bytes(self.contents)}
-            for output in self.outputs
-        ]
-
     def is_output(self, name: str) -> bool:
-        """Whether a shard of this name belongs to an output set, or would be read as one that does.
+        """Whether a shard of this name belongs to an output set, or would be read as part of one.
 
         The extension does not matter: a set with two extensions could be neither indexed nor shuffled again.
         """
@@ -84,15 +78,11 @@ class ShufflePlan:
         if not extension:
             return False
         stem = name.removesuffix(extension)
-        # There may be a template for each class, or each shard; so most of them are looked up by prefix.
+        # There may be a template for each class, or for each shard; so most templates are looked up by prefix.
         first = len(stem.rstrip("0123456789"))
         if any(stem[:stop] in self._numbered for stop in range(first, len(stem))):
             return True
         return any(template.holds(stem) for template in self._others)
-
-    def names_hold(self, names: Iterable[str]) -> bool:
-        """Whether all of these are names of output shards."""
-        return set(self.names).issuperset(names)
 
     @cached_property
     def _numbered(self) -> frozenset[str]:
@@ -100,12 +90,17 @@ class ShufflePlan:
 
     @cached_property
     def _others(self) -> list[Template]:
-        """Templates whose names are more than a prefix and a number."""
+        """Templates whose names do not consist of a prefix and a number only."""
         return [template for template in self.templates if len(template.ranges) != 1 or template.parts[1]]
 
 
 def make_plan(request: Request, contents: Contents) -> ShufflePlan:
-    """Plan the output. Raises `DataError`, or `ValueError` if the names run out."""
+    """Plan the output.
+
+    Raises:
+        DataError: See `prep.shuffle.shuffle.shuffle`.
+        ValueError: If there are fewer names than output shards.
+    """
     algorithm = request.algorithm
     names = [contents.name(position) for position in range(contents.num_samples)]
     values = contents.values[algorithm.component.lower()] if algorithm.kind == "content" else ()
@@ -126,8 +121,8 @@ def make_plan(request: Request, contents: Contents) -> ShufflePlan:
         spaced = next((at for at, value in enumerate(values) if value and value != value.strip()), None)
         if spaced is not None:
             plan.not_by_dsort = (
-                f"dSort reads no number with white space around it, as {contents.where(spaced)} has it in "
-                f"'{algorithm.component}'"
+                f"dSort cannot read a number with white space around it, such as '{algorithm.component}' of "
+                f"{contents.where(spaced)}"
             )
     return plan
 
@@ -160,13 +155,13 @@ def _plan_mapped(
             prefix=request.prefix,
             labels=labels,
             num_shards=max(1, -(-int(contents.num_bytes.sum()) // shard_bytes)),
-            seed=request.seed,
+            seed=request.algorithm.seed,
             digits=OUTPUT_DIGITS,
         )
         if by == "balanced":
             # Each shard is a group of its own, and must not be cut.
             shard_bytes = int(sizes.sum())
-    assert mapped is not None, "called for a map or a rule"
+    assert mapped is not None
     groups = np.array(mapped.assign(names), np.int64)
     kept = groups >= 0
     _check_mapped(request, mapped, names, kept)
@@ -182,7 +177,7 @@ def _plan_mapped(
     plan = ShufflePlan(contents, outputs, [mapped.outputs[group] for group in used], shard_bytes)
     if not kept.all():
         plan.kept = kept
-        # A dSort that is set to ignore missing keys ends its process.
+        # With the setting that ignores missing keys, dSort ends its own process.
         plan.not_by_dsort = "dSort cannot leave samples out"
     if not request.is_local:
         # A cluster takes a template's names as they are, with their extension.
@@ -201,13 +196,13 @@ def _check_mapped(request: Request, mapped: KeyMap, names: Sequence[str], kept: 
     if not kept.all() and not request.drop_unmapped:
         odd = [key_of(names[position]) for position in np.flatnonzero(~kept)[:4].tolist()]
         raise DataError(
-            f"{mapped.where}: has nothing for {int((~kept).sum())} of {len(names)} keys: {shown(odd)}; an entry is a "
-            "whole key, or a regular expression such as '^cats/'. Leave such samples out with --drop-unmapped"
+            f"{mapped.where}: names no shard for {int((~kept).sum())} of {len(names)} keys: {shown(odd)}; an entry is "
+            "a whole key, or a regular expression such as '^cats/'. Leave such samples out with --drop-unmapped"
         )
     if not kept.any():
-        raise DataError(f"{mapped.where}: has nothing for any of the {len(names)} keys")
+        raise DataError(f"{mapped.where}: names no shard for any of the {len(names)} keys")
     if isinstance(request.mapped, KeyMap) and (unused := mapped.unused(names)):
-        # A misspelt key, or the map is for more than these shards.
+        # A key may be misspelt, or the map may cover more than these shards.
         _log.warning(
             "%s: no sample for %d of its %d keys: %s", mapped.where, len(unused), len(mapped.keys), shown(unused)
         )
@@ -224,13 +219,14 @@ def _output_template(prefix: str, *, num_bytes: int, shard_bytes: int) -> Templa
     # Every shard but the last is filled to shard_bytes at least.
     count = -(-num_bytes // shard_bytes) + SPARE_NAMES
     if count > 10**OUTPUT_DIGITS:
-        raise ValueError(f"{count} output shards, names count to {10**OUTPUT_DIGITS}; use a larger --shard-bytes")
+        raise ValueError(f"{count} output shards, at most {10**OUTPUT_DIGITS} can be named; use a larger --shard-bytes")
     return Template([prefix, ""], [range(count)], [OUTPUT_DIGITS])
 
 
 def spec_of(request: Request, plan: ShufflePlan) -> dict[str, Any]:
     """The request to dSort, as JSON."""
-    source, target = (place.need_cluster("dSort runs in a cluster") for place in (request.shards.store, request.target))
+    stores = (request.shards.store, request.output_store)
+    source, target = (store.need_cluster("dSort runs in a cluster") for store in stores)
     extension = input_extension(request.shards.names)
     template = template_of([name.removesuffix(extension) for name in request.shards.names])
     return DsortSpec(
@@ -248,15 +244,15 @@ def spec_of(request: Request, plan: ShufflePlan) -> dict[str, Any]:
 
 
 def find_existing(request: Request, plan: ShufflePlan) -> dict[str, ObjectEntry]:
-    """The shards under the output's names, after the files that describe such shards.
+    """Find the shards under the output's names, and the files that describe such shards; these files come first.
 
     Raises:
         ValueError: If the output's names include a shard of the input.
     """
-    target = request.target
+    target = request.output_store
     if target is not request.shards.store and not target.exists():
         return {}
-    entries = list_outputs(target, plan)
+    entries = list_outputs(request, plan)
     found = [name for name in entries if plan.is_output(name)]
     same_place = target.url == request.shards.store.url
     clashing = set(request.shards.names).intersection([*found, *plan.names]) if same_place else set()
@@ -269,15 +265,15 @@ def find_existing(request: Request, plan: ShufflePlan) -> dict[str, ObjectEntry]
     return {name: entries[name] for name in [*(name for name in entries if name in describing), *found]}
 
 
-def list_outputs(target: Store, plan: ShufflePlan) -> dict[str, ObjectEntry]:
-    """The objects whose names begin as those of the output."""
+def list_outputs(request: Request, plan: ShufflePlan) -> dict[str, ObjectEntry]:
+    """List the objects whose names start with a prefix of the output."""
     by_folder: dict[str, list[str]] = {}
     for prefix in plan.prefixes:
         by_folder.setdefault(prefix.rpartition("/")[0], []).append(prefix)
     entries: dict[str, ObjectEntry] = {}
     for prefixes in by_folder.values():
         common = common_prefix(prefixes)
-        # One listing for a thousand classes; but not one of a whole bucket for cats- and dogs-.
+        # One listing for a thousand classes; but for cats- and dogs- it would list the whole bucket.
         for prefix in [common] if common.rpartition("/")[2] else prefixes:
-            entries |= {entry.name: entry for entry in target.list(prefix)}
+            entries |= {entry.name: entry for entry in request.output_store.list(prefix)}
     return entries

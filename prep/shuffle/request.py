@@ -1,51 +1,114 @@
-"""Hold the options of a shuffle, and check them before anything is read."""
+"""Hold the options of a shuffle, check them before anything is read, and read them from a dSort spec."""
 
+import hashlib
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from dali_pipes.store.base import Store
-from dali_pipes.store.entries import ObjectEntry
+from dali_pipes.errors import StoreError
+from dali_pipes.store.base import Bucket, Store
+from dali_pipes.store.cluster.ais import AisStore
+from dali_pipes.store.messages import is_loopback
 from dali_pipes.store.shard_names import EXTENSIONS, check_object_name, extension_of
-from dali_pipes.store.shard_set import ShardSet
+from dali_pipes.store.shard_set import ShardSet, missing_shards
 from dali_pipes.store.templates import Template
-from prep.shuffle.key_map import Grouping, KeyMap
+from dali_pipes.store.urls import is_remote, open_store
+from prep.shuffle.dsort_spec import DsortSpec
+from prep.shuffle.key_map import Grouping, KeyMap, parse_key_map
 from prep.shuffle.order import Algorithm
 
 Engine = Literal["auto", "dsort", "client"]
 
+# A key map of a million keys takes about 30 MB.
+MAX_KEY_MAP_BYTES = 1 << 30
+CONNECT_TIMEOUT_S = 3.0
+READ_TIMEOUT_S = 60.0
+# Missing shards that an error names.
+_NUM_MISSING = 3
 
-@dataclass(frozen=True, kw_only=True)
+
+@dataclass(frozen=True)
 class Request:
-    """What is asked for; `prep.shuffle.shuffle.shuffle` explains each field."""
+    """The input and the options of a shuffle.
+
+    Raises:
+        ValueError: If an option is out of range, or the engine does not support it.
+    """
 
     shards: ShardSet
-    target: Store
-    prefix: str
+    """The input: ``.tar``, ``.tgz`` or ``.tar.gz``, all of one kind."""
+    _: KW_ONLY
+    output_prefix: str = "shuffled-"
+    """The beginning of the output's names, within the bucket or directory. With a `KeyMap` the map names the shards."""
+    target: Store | None = None
+    """The store of the output; ``None``: the store of the input."""
     outputs: Template | None = None
-    """``None``: as many names under the prefix as are needed, or those of a key map."""
-    algorithm: Algorithm
-    seed: int
-    """What a `Grouping` draws from."""
-    shard_bytes: int | None
-    mapped: KeyMap | Grouping | None
-    drop_unmapped: bool
-    extension: str
-    engine: str
-    overwrite: bool
-    dry_run: bool
-    spool_dir: Path | None
-    show_progress: bool
+    """The output's names without extension; ``None``: as many names under the prefix as are needed."""
+    algorithm: Algorithm = field(default_factory=Algorithm)
+    """The order. Its seed also draws what a `Grouping` draws."""
+    shard_bytes: int | None = None
+    """An output shard is full when its components take this many bytes; ``None``: the mean of the input's shards."""
+    mapped: KeyMap | Grouping | None = None
+    """Which shards each sample goes to, by its key."""
+    drop_unmapped: bool = False
+    """Leave out samples that a `KeyMap` does not name."""
+    extension: str = ""
+    """Extension of the output shards; empty: the input's."""
+    engine: Engine = "auto"
+    """``dsort``: the cluster. ``client``: this machine. ``auto``: the cluster; but this machine, with a warning, if the
+    cluster has no working dSort, or to complete the output of an earlier run of this engine."""
+    overwrite: bool = False
+    """Replace shards that already exist under the output's names."""
+    dry_run: bool = False
+    """Check and plan only. If the shards are indexed, the indexes are read in place of the shards."""
+    spool_dir: Path | None = None
+    """See `write_outputs`."""
+    show_progress: bool = False
     description: str = "dali-pipes prep shuffle"
     settings: dict[str, Any] = field(default_factory=dict)
+    """Settings of a dSort spec that do not change the output."""
+
+    def __post_init__(self) -> None:
+        if self.outputs is None:
+            _check_prefix(self.output_prefix, url=self.output_store.url)
+        extension = input_extension(self.shards.names)
+        object.__setattr__(self, "extension", self.extension or extension)
+        if self.engine not in get_args(Engine):
+            raise ValueError(f"engine must be one of {', '.join(get_args(Engine))}, got '{self.engine}'")
+        if self.extension not in EXTENSIONS:
+            raise ValueError(f"extension must be one of {', '.join(EXTENSIONS)}, got '{self.extension}'")
+        if self.shard_bytes is not None and self.shard_bytes < 1:
+            raise ValueError(f"shard_bytes must be positive, got {self.shard_bytes}")
+        if self.drop_unmapped and not isinstance(self.mapped, KeyMap):
+            raise ValueError("drop_unmapped leaves out samples that a key map does not name; no key map is given")
+        if self.engine == "dsort" and self.is_local:
+            raise ValueError(
+                f"'{self.shards.store.url}' is a directory; engine 'dsort' needs a bucket, because dSort runs in the "
+                "AIStore cluster: use --engine client, or pack the shards into ais://BUCKET"
+            )
+        templates = [self.outputs] if self.outputs is not None else []
+        templates += self.mapped.outputs if isinstance(self.mapped, KeyMap) else ()
+        for template in templates:
+            for end in template.ends():
+                check_object_name(end, url=self.output_store.locate(end))
+
+    @property
+    def output_store(self) -> Store:
+        """The store of the output."""
+        return self.target or self.shards.store
+
+    @property
+    def prefix(self) -> str:
+        """The beginning of the output's names."""
+        return self.output_prefix if self.outputs is None else self.outputs.prefix
 
     @property
     def is_local(self) -> bool:
         """Whether input or output is a directory, so that no cluster can do it."""
-        return self.shards.store.cluster is None or self.target.cluster is None
+        return self.shards.store.cluster is None or self.output_store.cluster is None
 
     @property
     def needs_labels(self) -> bool:
@@ -53,33 +116,9 @@ class Request:
         return isinstance(self.mapped, Grouping) and self.mapped.by in ("class", "balanced")
 
 
-def check_request(request: Request) -> None:
-    """Refuse a request that the engine cannot do; raises `ValueError`."""
-    if request.engine not in get_args(Engine):
-        raise ValueError(f"engine must be one of {', '.join(get_args(Engine))}, got '{request.engine}'")
-    if request.extension not in EXTENSIONS:
-        raise ValueError(f"extension must be one of {', '.join(EXTENSIONS)}, got '{request.extension}'")
-    if request.shard_bytes is not None and request.shard_bytes < 1:
-        raise ValueError(f"shard_bytes must be positive, got {request.shard_bytes}")
-    if request.drop_unmapped and not isinstance(request.mapped, KeyMap):
-        raise ValueError("drop_unmapped leaves out samples that a key map does not name; no key map is given")
-    input_extension(request.shards.names)
-    if request.engine == "dsort" and request.is_local:
-        raise ValueError(
-            f"'{request.shards.store.url}' is a directory; engine 'dsort' needs a bucket, because dSort runs in the "
-            "AIStore cluster: use --engine client, or pack the shards into ais://BUCKET"
-        )
-    templates = [request.outputs] if request.outputs is not None else []
-    templates += request.mapped.outputs if isinstance(request.mapped, KeyMap) else ()
-    for template in templates:
-        for end in template.ends():
-            check_object_name(end, url=request.target.locate(end))
-
-
-def check_prefix(prefix: str, *, url: str) -> None:
-    """Refuse a prefix with which output names cannot start; raises `ValueError`."""
+def _check_prefix(prefix: str, *, url: str) -> None:
     if not prefix or re.search(r"[{}\s]", prefix):
-        raise ValueError(f"a prefix must hold neither braces nor white space for dSort, got '{prefix}'")
+        raise ValueError(f"a prefix must not be empty or hold braces or white space, got '{prefix}'")
     if prefix.endswith("/") or prefix[-1].isdigit():
         raise ValueError(
             f"a prefix must end in a name's start that is not a digit, such as 'shuffled-', got '{prefix}'"
@@ -88,23 +127,128 @@ def check_prefix(prefix: str, *, url: str) -> None:
 
 
 def input_extension(names: Sequence[str]) -> str:
-    """The extension of all shards; raises `ValueError` if they differ, or end in none that is known."""
+    """The extension of all shards; raises `ValueError` if they differ, or one has no known extension."""
     found = sorted({extension_of(name) for name in names})
-    if len(found) != 1 or not found[0]:
-        odd = next((name for name in names if not extension_of(name)), names[0])
-        raise ValueError(
-            f"shards must all end in one of {', '.join(EXTENSIONS)}, got '{odd}'"
-            if "" in found
-            else f"shards must all end alike, got {' and '.join(found)}"
-        )
+    if "" in found or not found:
+        odd = next((name for name in names if not extension_of(name)), "")
+        raise ValueError(f"shards must all end in one of {', '.join(EXTENSIONS)}, got '{odd}'")
+    if len(found) > 1:
+        raise ValueError(f"shards must all end alike, got {' and '.join(found)}")
     return found[0]
-
-
-def check_input(shards: ShardSet) -> dict[str, ObjectEntry]:
-    """The shards as the store lists them; raises `StoreError` if one is not there."""
-    return {entry.name: entry for entry in shards.entries()}
 
 
 def common_prefix(names: Sequence[str]) -> str:
     """The beginning of all names, digits included."""
     return os.path.commonprefix(names)  # noqa: RUF071 (by character is what is meant)
+
+
+def epoch_seed(seed: int, epoch: int) -> int:
+    """The seed of an epoch.
+
+    >>> epoch_seed(0, 1), epoch_seed(0, 2), epoch_seed(1, 1)
+    (8372147079113586533, 6049555782909542890, 1066406101564956322)
+    """
+    if epoch < 0:
+        raise ValueError(f"epoch must not be negative, got {epoch}")
+    return int.from_bytes(hashlib.blake2b(f"{seed}/epoch/{epoch}".encode(), digest_size=8).digest()) >> 1
+
+
+def epoch_prefix(prefix: str, epoch: int) -> str:
+    """The prefix of an epoch's shards. It does not start with ``prefix``, which still names one set.
+
+    >>> epoch_prefix("train/shuffled-", 1)
+    'train/e000001-shuffled-'
+    """
+    folder, slash, base = prefix.rpartition("/")
+    return f"{folder}{slash}e{epoch:06d}-{base}"
+
+
+def request_of_spec(spec: DsortSpec, *, endpoint: str, **options: Any) -> Request:
+    """The request that a dSort spec describes.
+
+    Args:
+        spec: The spec.
+        endpoint: The cluster.
+        options: Fields of `Request` that a spec does not have, and ``dry_run``.
+
+    Raises:
+        StoreError: If an input shard does not exist, or the key map cannot be read.
+        DataError: If the key map is invalid: see `parse_key_map`.
+        ValueError: See `Request`.
+    """
+    store, target = (AisStore(endpoint, place.name, provider=place.provider) for place in (spec.source, spec.target))
+    mapped = None
+    if spec.ekm_file:
+        mapped = load_key_map(
+            spec.ekm_file, endpoint=endpoint, separator=spec.ekm_file_sep, extension=spec.output_extension
+        )
+    return Request(
+        ShardSet(store=store, names=_spec_names(spec, store)),
+        target=target if spec.target != spec.source else None,
+        outputs=spec.outputs,
+        algorithm=spec.algorithm,
+        shard_bytes=spec.shard_bytes,
+        mapped=mapped,
+        extension=spec.output_extension,
+        description=spec.description,
+        settings=dict(spec.settings),
+        **{**options, "dry_run": spec.dry_run or options.get("dry_run", False)},
+    )
+
+
+def _spec_names(spec: DsortSpec, store: Bucket) -> tuple[str, ...]:
+    """The names of a spec's input shards; raises `StoreError` if some do not exist."""
+    if not isinstance(spec.inputs, Template):
+        return spec.inputs
+    listed = [entry.name for entry in store.list(spec.inputs.prefix)]
+    if not len(spec.inputs):
+        # A cluster would accept a prefix and read nothing; here a prefix stands for its shards.
+        names = [name for name in listed if name.endswith(spec.input_extension)]
+        if not names:
+            raise StoreError(f"'{store.locate(spec.inputs.prefix)}' matches no {spec.input_extension}")
+        return tuple(names)
+    names, missing, existing = [], [], frozenset(listed)
+    for stem in spec.inputs.names():
+        names.append(f"{stem}{spec.input_extension}")
+        if names[-1] not in existing:
+            missing.append(names[-1])
+        if len(missing) == _NUM_MISSING:
+            break  # A template may stand for more names than memory holds.
+    if missing:
+        raise missing_shards(store, missing, num_named=len(spec.inputs))
+    return tuple(names)
+
+
+def load_key_map(where: str, *, endpoint: str | None, separator: str = "", extension: str = ".tar") -> KeyMap:
+    """Read an external key map from a file, an object (``ais://...``) or a URL.
+
+    Raises:
+        StoreError: If it cannot be read.
+        DataError: If it is not a key map: see `parse_key_map`.
+    """
+    if is_remote(where):
+        store, name = open_store(where, endpoint=endpoint)
+        data = store.read(name)
+    elif where.startswith(("http://", "https://")):
+        data = _download(where)
+    else:
+        try:
+            data = Path(where).read_bytes()
+        except OSError as exc:
+            raise StoreError(f"cannot read key map '{where}': {exc.strerror or exc}") from exc
+    return parse_key_map(data, where=f"key map '{where}'", separator=separator, extension=extension)
+
+
+def _download(url: str) -> bytes:
+    import requests
+
+    try:
+        with requests.Session() as session:
+            session.trust_env = not is_loopback(url)  # no proxy reaches this machine
+            answer = session.get(url, timeout=(CONNECT_TIMEOUT_S, READ_TIMEOUT_S))
+        answer.raise_for_status()
+    except requests.RequestException as exc:
+        raise StoreError(f"cannot read key map '{url}': {exc}") from exc
+    if len(answer.content) > MAX_KEY_MAP_BYTES:
+        raise StoreError(f"key map '{url}' has {len(answer.content)} bytes, at most {MAX_KEY_MAP_BYTES} are read")
+    return answer.content

@@ -1,4 +1,4 @@
-"""Own a folder on local disk in which output shards are put together; one process at a time per output."""
+"""Own a folder on local disk in which output shards are put together, for one process at a time."""
 
 import contextlib
 import fcntl
@@ -15,7 +15,7 @@ from dali_pipes.store.base import Store
 
 @contextlib.contextmanager
 def open_spool(target: Store, prefix: str, spool_dir: Path | None) -> Iterator[Path]:
-    """A folder for this output alone. What a killed run left in it is removed; at the end the folder is removed too.
+    """Make a folder for one output, and remove it at the end. Files of a killed run in it are removed first.
 
     Raises:
         StoreError: If another process writes the same output, or the folder cannot be made or written.
@@ -59,9 +59,9 @@ def _digest(data: bytes) -> str:
 
 
 def _lock(folder: Path) -> int | None:
-    """Make the folder and lock it; the descriptor of the lock, or ``None`` if the folder's owner removed it meanwhile.
+    """Make the folder and lock it; returns the lock's descriptor, or ``None`` if the folder was removed meanwhile.
 
-    A lock on a removed folder would not keep other processes out of the folder that takes its place.
+    A lock on a removed folder does not keep other processes out of a new folder of the same name.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=True)

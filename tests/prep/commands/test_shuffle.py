@@ -73,7 +73,7 @@ def test_shuffle_by_split(directory: Path) -> None:
 def test_shuffle_by_a_key_map_drops_only_when_asked(directory: Path, tmp_path: Path) -> None:
     (tmp_path / "map.json").write_text('{"few-{0..9}.tar": ["folder/0001", "^folder/000[4-6]"]}')
     arguments = (directory, "--shard-bytes", "1GiB", "--ekm", tmp_path / "map.json")
-    _run(*arguments, expect=DataError, match=r"key map '.*map\.json': has nothing for 21 of 25 keys: 'folder/0000'")
+    _run(*arguments, expect=DataError, match=r"key map '.*map\.json': names no shard for 21 of 25 keys: 'folder/0000'")
     line = _run(*arguments, "--drop-unmapped").stdout
     assert "1 shard, 4 samples" in line
     assert "(left out 21 samples that the key map lacks)" in line
@@ -125,7 +125,7 @@ def test_shuffle_dry_run_tells_of_shards_that_are_there(directory: Path, caplog:
     _run(shards, "--dry-run", "--overwrite")
     assert caplog.messages == []
     _run(shards, "--dry-run", "--seed", "1")
-    there = f"3 shards are there already, from '{directory}/shuffled-000000.tar': where they are others"
+    there = f"3 shards are there already, from '{directory}/shuffled-000000.tar': if they are not as planned"
     assert [message.startswith(there) for message in caplog.messages] == [True]
 
 

@@ -26,7 +26,8 @@ from dali_pipes.store.shard_set import ShardSet
 from prep.shuffle.dsort_spec import read_spec
 from prep.shuffle.key_map import Grouping, parse_key_map
 from prep.shuffle.order import Algorithm
-from prep.shuffle.shuffle import Engine, shuffle, shuffle_spec
+from prep.shuffle.request import Engine, Request, request_of_spec
+from prep.shuffle.shuffle import shuffle
 from tests.prep.embedded.tars import make_tar, read_tar
 
 NUM_SAMPLES = 24
@@ -666,9 +667,9 @@ def keys_of(bucket: Bucket, names: Iterable[str]) -> list[str]:
 
 def test_shuffle_is_done_by_dsort_or_from_here(bucket: Bucket, shards: dict[str, bytes]) -> None:
     """The project's own command, whatever the cluster: the samples in new shards."""
-    report = shuffle(in_shards(bucket), output_prefix="out-", seed=7)
+    report = shuffle(Request(in_shards(bucket), output_prefix="out-", algorithm=Algorithm(seed=7)))
     assert sorted(member for shard in outputs(bucket).values() for member in shard) == sorted(shards.items())
-    again = shuffle(in_shards(bucket), output_prefix="here-", seed=7, engine="client")
+    again = shuffle(Request(in_shards(bucket), output_prefix="here-", algorithm=Algorithm(seed=7), engine="client"))
     assert sorted(keys_of(bucket, again.shards)) == sorted(keys_of(bucket, report.shards))
 
 
@@ -676,7 +677,7 @@ def test_shuffle_by_dsort_says_what_is_missing(bucket: Bucket, shards: dict[str,
     """Where it must be the cluster: done, or words that name the way out, and nothing written."""
     refused: StoreError | None = None
     try:
-        report = shuffle(in_shards(bucket), output_prefix="out-", seed=7, engine="dsort")
+        report = shuffle(Request(in_shards(bucket), output_prefix="out-", algorithm=Algorithm(seed=7), engine="dsort"))
     except StoreError as exc:
         if not is_without_dsort(exc.__cause__):
             raise
@@ -705,7 +706,7 @@ def test_shuffle_orders_by_every_algorithm(
     bucket: Bucket, shards: dict[str, bytes], algorithm: Algorithm, engine: Engine
 ) -> None:
     """The same order by whichever engine; unlike a shuffle's, it is fixed on a cluster of any size (but for none)."""
-    report = shuffle(in_shards(bucket), algorithm=algorithm, output_prefix="out-", engine=engine)
+    report = shuffle(Request(in_shards(bucket), algorithm=algorithm, output_prefix="out-", engine=engine))
     keys = keys_of(bucket, report.shards)
     ordered = sorted({name.partition(".")[0] for name in shards})
     if algorithm.kind == "alphanumeric":
@@ -725,12 +726,14 @@ def test_shuffle_by_key_map(bucket: Bucket, shards: dict[str, bytes], engine: En
         b'{"low-{0..9}.tar": ["^d/000", "d/0010"], "rest-{0..9}": ["d/001[1-9]", "^d/002"]}', where="m"
     )
     report = shuffle(
-        in_shards(bucket),
-        mapped=mapped,
-        algorithm=Algorithm(kind="alphanumeric"),
-        output_prefix="out-",
-        shard_bytes=2 << 10,
-        engine=engine,
+        Request(
+            in_shards(bucket),
+            mapped=mapped,
+            algorithm=Algorithm(kind="alphanumeric"),
+            output_prefix="out-",
+            shard_bytes=2 << 10,
+            engine=engine,
+        )
     )
     names = {prefix: [name for name in report.shards if name.startswith(prefix)] for prefix in ("low-", "rest-")}
     assert keys_of(bucket, names["low-"]) == [f"d/{index:04}" for index in range(11)]
@@ -747,7 +750,11 @@ def test_shuffle_by_rule(bucket: Bucket, by: str) -> None:
     for shard in range(4):
         put(bucket, f"in-{shard}.tar", make_tar({name: members[name] for name in names[shard * 12 : shard * 12 + 12]}))
     shares = {"train": 0.75, "val": 0.25} if by == "split" else {}
-    report = shuffle(in_shards(bucket), mapped=Grouping(by=by, shares=shares), output_prefix="out-", seed=4)
+    report = shuffle(
+        Request(
+            in_shards(bucket), mapped=Grouping(by=by, shares=shares), output_prefix="out-", algorithm=Algorithm(seed=4)
+        )
+    )
     if by == "balanced":
         assert len(report.shards) == 4
         for name in report.shards:
@@ -762,10 +769,12 @@ def test_shuffle_by_rule(bucket: Bucket, by: str) -> None:
 @pytest.mark.parametrize("extension", [".tgz", ".tar.gz"])
 def test_shuffle_of_compressed_shards(bucket: Bucket, shards: dict[str, bytes], extension: str) -> None:
     """Out compressed, in again."""
-    there = shuffle(in_shards(bucket), output_prefix="packed-", extension=extension, seed=7)
+    there = shuffle(
+        Request(in_shards(bucket), output_prefix="packed-", extension=extension, algorithm=Algorithm(seed=7))
+    )
     assert all(name.endswith(extension) for name in there.shards)
     packed = ShardSet(store=in_shards(bucket).store, names=there.shards)
-    again = shuffle(packed, output_prefix="out-", extension=".tar", algorithm=Algorithm(kind="alphanumeric"))
+    again = shuffle(Request(packed, output_prefix="out-", extension=".tar", algorithm=Algorithm(kind="alphanumeric")))
     assert sorted(member for name in again.shards for member in read_tar(get(bucket, name))) == sorted(shards.items())
 
 
@@ -784,7 +793,7 @@ algorithm: {{kind: alphanumeric}}
     )
     endpoint = bucket.client.base_url.removesuffix("/v1")
     try:
-        report = shuffle_spec(read_spec(tmp_path / "spec.yaml"), endpoint=endpoint)
+        report = shuffle(request_of_spec(read_spec(tmp_path / "spec.yaml"), endpoint=endpoint))
         store = AisStore(endpoint, target)
         members = [member for name in report.shards for member in read_tar(store.read(name))]
         names = list(shards)

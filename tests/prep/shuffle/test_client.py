@@ -32,11 +32,11 @@ from prep.shuffle import client as client_shuffle
 from prep.shuffle import dsort_job
 from prep.shuffle.client import PlannedShard, write_outputs
 from prep.shuffle.contents import join_contents, read_contents, read_shard
-from prep.shuffle.input import epoch_prefix, epoch_seed
 from prep.shuffle.key_map import Grouping, parse_key_map
 from prep.shuffle.order import Algorithm
 from prep.shuffle.plan import ShufflePlan
-from prep.shuffle.shuffle import Engine, shuffle
+from prep.shuffle.request import Engine, Request, epoch_prefix, epoch_seed
+from prep.shuffle.shuffle import shuffle
 from prep.shuffle.spool import open_spool
 from prep.sources.record import Source
 from tests.prep.embedded.tars import make_tar
@@ -94,9 +94,11 @@ def test_client_gives_the_members_of_the_embedded_node_in_its_order(
     packed: ShardSet, bucket: AisStore, directory: ShardSet, algorithm: Algorithm
 ) -> None:
     """One code decides for both, from a bucket and from a directory."""
-    by_node = shuffle(packed, algorithm=algorithm, output_prefix="node-", shard_bytes=9000, engine="dsort")
-    by_client = shuffle(packed, algorithm=algorithm, output_prefix="client-", shard_bytes=9000, engine="client")
-    local = shuffle(directory, algorithm=algorithm, output_prefix="local-", shard_bytes=9000)
+    by_node = shuffle(Request(packed, algorithm=algorithm, output_prefix="node-", shard_bytes=9000, engine="dsort"))
+    by_client = shuffle(
+        Request(packed, algorithm=algorithm, output_prefix="client-", shard_bytes=9000, engine="client")
+    )
+    local = shuffle(Request(directory, algorithm=algorithm, output_prefix="local-", shard_bytes=9000))
     assert (by_node.engine, by_client.engine, local.engine) == ("dsort", "client", "client")
     for node, client, other in zip(by_node.shards, by_client.shards, local.shards, strict=True):
         assert _members(bucket, [node]) == _members(bucket, [client])
@@ -109,7 +111,9 @@ def test_orders_are_what_they_say(directory: ShardSet) -> None:
     keys = _keys(store, directory.names)
 
     def run(name: str, **algorithm: Any) -> list[str]:
-        return _keys(store, shuffle(directory, algorithm=Algorithm(**algorithm), output_prefix=f"{name}-").shards)
+        return _keys(
+            store, shuffle(Request(directory, algorithm=Algorithm(**algorithm), output_prefix=f"{name}-")).shards
+        )
 
     assert run("none", kind="none") == keys
     assert run("down", kind="alphanumeric", decreasing=True) == sorted(keys, reverse=True)
@@ -120,7 +124,7 @@ def test_orders_are_what_they_say(directory: ShardSet) -> None:
 
 
 def test_output_of_a_directory_is_indexed_with_its_class_table(directory: ShardSet) -> None:
-    report = shuffle(directory, seed=7)
+    report = shuffle(Request(directory, algorithm=Algorithm(seed=7)))
     manifest = index_shards(resolve_shards(report.url, endpoint=None))
     assert (manifest.num_samples, manifest.names) == (NUM_SAMPLES, report.shards)
     assert manifest.classes == {0: "zero", 1: "one", 2: "two"}
@@ -130,19 +134,19 @@ def test_output_of_a_directory_is_indexed_with_its_class_table(directory: ShardS
 
 def test_output_may_lie_in_another_store(directory: ShardSet, bucket: AisStore, tmp_path: Path) -> None:
     """From a directory into a bucket that is not made yet, and into another directory."""
-    report = shuffle(directory, target=bucket, seed=3)
+    report = shuffle(Request(directory, target=bucket, algorithm=Algorithm(seed=3)))
     other = LocalStore(tmp_path / "other" / "deep")
-    again = shuffle(directory, target=other, output_prefix="a/b-", seed=3)
+    again = shuffle(Request(directory, target=other, output_prefix="a/b-", algorithm=Algorithm(seed=3)))
     assert list(_bytes(bucket, report.shards).values()) == list(_bytes(other, again.shards).values())
     assert bucket.read("shuffled-classes.json") == other.read("a/b-classes.json")
 
 
 def test_output_of_another_kind_under_the_names_is_in_the_way(directory: ShardSet) -> None:
     """A set of two kinds could be neither indexed nor shuffled again."""
-    shuffle(directory, extension=".tgz")
+    shuffle(Request(directory, extension=".tgz"))
     with pytest.raises(StoreError, match=r"holds \d+ shards already, from 'shuffled-000000\.tgz'; --overwrite"):
-        shuffle(directory)
-    report = shuffle(directory, overwrite=True)
+        shuffle(Request(directory))
+    report = shuffle(Request(directory, overwrite=True))
     assert [entry.name for entry in directory.store.list("shuffled-0")] == list(report.shards)
 
 
@@ -150,9 +154,9 @@ def test_output_of_another_kind_under_the_names_is_in_the_way(directory: ShardSe
 
 
 def test_run_again_writes_nothing_and_keeps_the_index(directory: ShardSet) -> None:
-    first = shuffle(directory, seed=7, shard_bytes=5000)
+    first = shuffle(Request(directory, algorithm=Algorithm(seed=7), shard_bytes=5000))
     index_shards(resolve_shards(first.url, endpoint=None))
-    again = shuffle(directory, seed=7, shard_bytes=5000)
+    again = shuffle(Request(directory, algorithm=Algorithm(seed=7), shard_bytes=5000))
     assert (again.num_written, again.shards) == (0, first.shards)
     assert find_manifest(resolve_shards(first.url, endpoint=None)) is not None
 
@@ -161,7 +165,7 @@ def test_run_again_writes_nothing_and_keeps_the_index(directory: ShardSet) -> No
 def test_run_again_writes_what_is_missing_or_differs_only(directory: ShardSet, kind: str) -> None:
     store = directory.store
     assert isinstance(store, LocalStore)
-    first = shuffle(directory, seed=7, shard_bytes=5000)
+    first = shuffle(Request(directory, algorithm=Algorithm(seed=7), shard_bytes=5000))
     before = _bytes(store, first.shards)
     index_shards(resolve_shards(first.url, endpoint=None))
     times = {name: (store.directory / name).stat().st_mtime_ns for name in first.shards}
@@ -173,8 +177,8 @@ def test_run_again_writes_what_is_missing_or_differs_only(directory: ShardSet, k
         data[512] ^= 1  # the first byte of its first member
         store.write(victim, bytes(data))
         with pytest.raises(StoreError, match=r"holds \d+ shards already, from .*--overwrite replaces them"):
-            shuffle(directory, seed=7, shard_bytes=5000)
-    report = shuffle(directory, seed=7, shard_bytes=5000, overwrite=kind == "other")
+            shuffle(Request(directory, algorithm=Algorithm(seed=7), shard_bytes=5000))
+    report = shuffle(Request(directory, algorithm=Algorithm(seed=7), shard_bytes=5000, overwrite=kind == "other"))
     assert report.num_written == 1
     assert _bytes(store, report.shards) == before
     kept = {name for name in first.shards if (store.directory / name).stat().st_mtime_ns == times[name]}
@@ -186,10 +190,10 @@ def test_run_again_writes_what_is_missing_or_differs_only(directory: ShardSet, k
 
 
 def test_output_of_another_seed_needs_overwrite_and_leaves_nothing_of_the_old(directory: ShardSet) -> None:
-    shuffle(directory, seed=7, shard_bytes=1)
+    shuffle(Request(directory, algorithm=Algorithm(seed=7), shard_bytes=1))
     with pytest.raises(StoreError, match=r"shuffled-' holds 43 shards already, from 'shuffled-000000\.tar'"):
-        shuffle(directory, seed=8)
-    report = shuffle(directory, seed=8, overwrite=True)
+        shuffle(Request(directory, algorithm=Algorithm(seed=8)))
+    report = shuffle(Request(directory, algorithm=Algorithm(seed=8), overwrite=True))
     names = [entry.name for entry in directory.store.list("shuffled-")]
     assert names == [*report.shards, "shuffled-classes.json"]
 
@@ -197,6 +201,8 @@ def test_output_of_another_seed_needs_overwrite_and_leaves_nothing_of_the_old(di
 KILLED = """
 import sys, time
 from prep.shuffle import client as client_shuffle
+from prep.shuffle.order import Algorithm
+from prep.shuffle.request import Request
 from prep.shuffle.shuffle import shuffle
 from dali_pipes.store.urls import resolve_shards
 publish = client_shuffle._publish
@@ -206,25 +212,27 @@ def slow(target, output, path):
     if output.name.endswith("3.tar"):
         time.sleep(60)
 client_shuffle._publish = slow
-shuffle(resolve_shards(sys.argv[1], endpoint=None), seed=7, shard_bytes=3000)
+shuffle(Request(resolve_shards(sys.argv[1], endpoint=None), algorithm=Algorithm(seed=7), shard_bytes=3000))
 """
 
 
 def test_run_that_was_killed_is_finished_by_running_it_again(directory: ShardSet) -> None:
     store = directory.store
     assert isinstance(store, LocalStore)
-    expected = _bytes(store, shuffle(directory, seed=7, shard_bytes=3000, output_prefix="whole-").shards)
+    expected = _bytes(
+        store, shuffle(Request(directory, algorithm=Algorithm(seed=7), shard_bytes=3000, output_prefix="whole-")).shards
+    )
     command = start_python(KILLED, str(store.directory / "samples-"))
     assert command.stdout is not None
     while not command.stdout.readline().startswith("shuffled-000003"):
         assert command.poll() is None, command.communicate()
     with pytest.raises(StoreError, match="another process is writing"):
-        shuffle(directory, seed=7, shard_bytes=3000)
+        shuffle(Request(directory, algorithm=Algorithm(seed=7), shard_bytes=3000))
     os.kill(command.pid, signal.SIGKILL)
     command.communicate()
     left = [path.name for path in store.directory.iterdir() if path.name.startswith(".partial-")]
     assert len(left) == 1
-    report = shuffle(directory, seed=7, shard_bytes=3000)
+    report = shuffle(Request(directory, algorithm=Algorithm(seed=7), shard_bytes=3000))
     assert report.num_written == len(expected) - 4
     assert list(_bytes(store, report.shards).values()) == list(expected.values())
     assert [path.name for path in store.directory.iterdir() if path.name.startswith(".partial-")] == []
@@ -262,16 +270,16 @@ def test_output_that_is_deleted_meanwhile_is_told(directory: ShardSet, monkeypat
 
     monkeypatch.setattr(client_shuffle, "_publish", publish_and_lose)
     with pytest.raises(StoreError, match=r"shuffled-000000\.tar' was written, and is gone; does another process"):
-        shuffle(directory)
+        shuffle(Request(directory))
 
 
 def test_auto_completes_what_the_client_has_begun(packed: ShardSet, bucket: AisStore) -> None:
     """The cluster could not: it writes all or nothing."""
-    first = shuffle(packed, seed=7, shard_bytes=3000, engine="client")
+    first = shuffle(Request(packed, algorithm=Algorithm(seed=7), shard_bytes=3000, engine="client"))
     bucket.delete(first.shards[2])
     with pytest.raises(StoreError, match="--overwrite replaces them"):
-        shuffle(packed, seed=7, shard_bytes=3000, engine="dsort")
-    report = shuffle(packed, seed=7, shard_bytes=3000)
+        shuffle(Request(packed, algorithm=Algorithm(seed=7), shard_bytes=3000, engine="dsort"))
+    report = shuffle(Request(packed, algorithm=Algorithm(seed=7), shard_bytes=3000))
     assert (report.engine, report.num_written) == ("client", 1)
 
 
@@ -320,12 +328,15 @@ def test_directory_that_does_not_hold_the_output_is_refused_before_anything_is_w
     with pytest.raises(
         StoreError, match=r"shards' has 20000 bytes free, the output shards take \d+ more; free some space"
     ):
-        shuffle(directory, seed=1, spool_dir=tmp_path / "spool")
+        shuffle(Request(directory, algorithm=Algorithm(seed=1), spool_dir=tmp_path / "spool"))
     assert directory.store.list("shuffled-") == []
     free = 1 << 30
-    first = shuffle(directory, seed=1, spool_dir=tmp_path / "spool")
+    first = shuffle(Request(directory, algorithm=Algorithm(seed=1), spool_dir=tmp_path / "spool"))
     free = 20_000
-    assert shuffle(directory, seed=2, spool_dir=tmp_path / "spool", overwrite=True).shards == first.shards
+    assert (
+        shuffle(Request(directory, algorithm=Algorithm(seed=2), spool_dir=tmp_path / "spool", overwrite=True)).shards
+        == first.shards
+    )
 
 
 def test_compressed_output_has_room_beside_its_tar(directory: ShardSet, tmp_path: Path) -> None:
@@ -351,7 +362,7 @@ def test_sets_of_many_classes_are_listed_at_once(directory: ShardSet, monkeypatc
         return whole(store, prefix)
 
     monkeypatch.setattr(LocalStore, "list", counted)
-    assert len(shuffle(directory, mapped=Grouping(by="class"), shard_bytes=1 << 30).shards) == 3
+    assert len(shuffle(Request(directory, mapped=Grouping(by="class"), shard_bytes=1 << 30)).shards) == 3
     assert [prefix for prefix in listed if prefix.startswith("shuffled")] == ["shuffled-class"] * 2
 
 
@@ -382,7 +393,7 @@ def test_spool_that_is_full_says_where(directory: ShardSet, tmp_path: Path, monk
 
     monkeypatch.setattr(client_shuffle, "_write_at", full)
     with pytest.raises(StoreError, match=r"cannot write '.*spool/0': No space left on device; .*--spool-dir"):
-        shuffle(directory, spool_dir=tmp_path / "spool")
+        shuffle(Request(directory, spool_dir=tmp_path / "spool"))
     assert list((tmp_path / "spool").iterdir()) == []
 
 
@@ -395,7 +406,7 @@ def test_memory_is_less_than_two_shards_whatever_their_number(where: str, bucket
     assert (len(shards.names), shard_bytes > 8_000_000) == (6, True)
     tracemalloc.start()
     try:
-        report = shuffle(shards, seed=1, engine="client", spool_dir=tmp_path / "spool")
+        report = shuffle(Request(shards, algorithm=Algorithm(seed=1), engine="client", spool_dir=tmp_path / "spool"))
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -409,7 +420,7 @@ def test_memory_is_less_than_two_shards_whatever_their_number(where: str, bucket
 def test_shards_without_a_sample_are_refused(directory: ShardSet) -> None:
     directory.store.write("empty-0.tar", make_tar({"README": b"x"}))
     with pytest.raises(DataError, match=r"empty-': the 1 shards hold no sample"):
-        shuffle(ShardSet(store=directory.store, names=("empty-0.tar",)))
+        shuffle(Request(ShardSet(store=directory.store, names=("empty-0.tar",))))
 
 
 def test_input_that_changes_meanwhile_is_noticed(directory: ShardSet, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -425,7 +436,7 @@ def test_input_that_changes_meanwhile_is_noticed(directory: ShardSet, monkeypatc
 
     monkeypatch.setattr(client_shuffle, "_fill", change)
     with pytest.raises(DataError, match=r"samples-000001\.tar': changed while it was being read; start again"):
-        shuffle(directory)
+        shuffle(Request(directory))
     assert store.list("shuffled-") == []
 
 
@@ -439,8 +450,8 @@ def test_store_that_gives_back_other_bytes_is_noticed(directory: ShardSet, monke
         publish(target, output, path)
 
     monkeypatch.setattr(client_shuffle, "_publish", flip)
-    with pytest.raises(DataError, match=r"shuffled-000000\.tar': what was written is not what is read back"):
-        shuffle(directory)
+    with pytest.raises(DataError, match=r"shuffled-000000\.tar' was read back with other contents"):
+        shuffle(Request(directory))
 
 
 def test_manifest_that_counts_other_samples_is_refused(directory: ShardSet, bucket: AisStore) -> None:
@@ -450,7 +461,7 @@ def test_manifest_that_counts_other_samples_is_refused(directory: ShardSet, buck
     store.delete(directory.names[4])
     part = ShardSet(store=store, names=directory.names[:4])
     with pytest.raises(DataError, match=r"counts 10 samples in 'samples-000000\.tar', the shard holds 3; index the"):
-        shuffle(part)
+        shuffle(Request(part))
 
 
 @pytest.mark.parametrize(
@@ -479,7 +490,7 @@ def test_bad_request_is_refused_before_anything_is_written(
 ) -> None:
     before = directory.store.list("")
     with pytest.raises(error, match=message):
-        shuffle(directory, **options)
+        shuffle(Request(directory, **options))
     assert directory.store.list("") == before
 
 
@@ -489,7 +500,7 @@ def test_bad_request_is_refused_before_anything_is_written(
         ({"kind": "sideways"}, "algorithm must be one of shuffle, alphanumeric, content, none, got 'sideways'"),
         ({"seed": -1}, r"seed must be in \[0, 2\*\*63\), got -1"),
         ({"kind": "content"}, "algorithm 'content' needs the component"),
-        ({"kind": "none", "component": "cls"}, "algorithm 'none' sorts by no component, got 'cls'"),
+        ({"kind": "none", "component": "cls"}, "algorithm 'none' does not take a component, got 'cls'"),
         ({"decreasing": True}, "algorithm 'shuffle' has no decreasing order"),
         ({"kind": "content", "component": "cls", "key_type": "date"}, "key type must be one of int, float, string"),
     ],
@@ -506,35 +517,39 @@ def test_algorithm_that_is_none_is_refused(arguments: dict[str, Any], message: s
 def test_compressed_shards_go_in_and_out(directory: ShardSet, extension: str) -> None:
     store = directory.store
     assert isinstance(store, LocalStore)
-    packed = shuffle(directory, output_prefix="packed-", extension=extension, shard_bytes=9000)
+    packed = shuffle(Request(directory, output_prefix="packed-", extension=extension, shard_bytes=9000))
     assert all(name.endswith(extension) for name in packed.shards)
     assert sorted(_members(store, packed.shards)) == sorted(_members(store, directory.names))
-    assert shuffle(directory, output_prefix="packed-", extension=extension, shard_bytes=9000).num_written == 0
+    assert shuffle(Request(directory, output_prefix="packed-", extension=extension, shard_bytes=9000)).num_written == 0
     found = resolve_shards([str(store.directory / "packed-")], endpoint=None, compressed=True)
     assert found.names == packed.shards
-    plain = shuffle(found, output_prefix="plain-", algorithm=Algorithm(kind="none"), extension=".tar")
+    plain = shuffle(Request(found, output_prefix="plain-", algorithm=Algorithm(kind="none"), extension=".tar"))
     assert _members(store, plain.shards) == _members(store, packed.shards)
 
 
 def test_compressed_shard_that_is_cut_off_names_it(directory: ShardSet) -> None:
     store = directory.store
-    [name] = shuffle(directory, output_prefix="packed-", extension=".tgz", shard_bytes=1 << 30).shards
+    [name] = shuffle(Request(directory, output_prefix="packed-", extension=".tgz", shard_bytes=1 << 30)).shards
     store.write(name, store.read(name)[:-20])
     with pytest.raises(DataError, match=r"packed-000000\.tgz' is not a complete gzip file: .*; pack it anew"):
-        shuffle(ShardSet(store=store, names=(name,)))
+        shuffle(Request(ShardSet(store=store, names=(name,))))
     store.write(name, b"no gzip")
     with pytest.raises(DataError, match=r"packed-000000\.tgz' is not a complete gzip file"):
-        shuffle(ShardSet(store=store, names=(name,)))
+        shuffle(Request(ShardSet(store=store, names=(name,))))
 
 
 def test_compressed_shards_on_the_embedded_node(packed: ShardSet, bucket: AisStore) -> None:
-    there = shuffle(packed, output_prefix="packed-", extension=".tgz", seed=7, engine="dsort")
+    there = shuffle(
+        Request(packed, output_prefix="packed-", extension=".tgz", algorithm=Algorithm(seed=7), engine="dsort")
+    )
     again = shuffle(
-        ShardSet(store=bucket, names=there.shards),
-        output_prefix="plain-",
-        extension=".tar",
-        engine="dsort",
-        algorithm=Algorithm(kind="none"),
+        Request(
+            ShardSet(store=bucket, names=there.shards),
+            output_prefix="plain-",
+            extension=".tar",
+            engine="dsort",
+            algorithm=Algorithm(kind="none"),
+        )
     )
     assert _members(bucket, again.shards) == _members(bucket, there.shards)
     assert sorted(_members(bucket, again.shards)) == sorted(_members(bucket, packed.names))
@@ -542,9 +557,9 @@ def test_compressed_shards_on_the_embedded_node(packed: ShardSet, bucket: AisSto
 
 def test_shards_of_two_kinds_are_refused(directory: ShardSet) -> None:
     with pytest.raises(ValueError, match=r"shards must all end alike, got \.tar and \.tgz"):
-        shuffle(ShardSet(store=directory.store, names=("a-0.tar", "a-1.tgz")))
+        shuffle(Request(ShardSet(store=directory.store, names=("a-0.tar", "a-1.tgz"))))
     with pytest.raises(ValueError, match=r"shards must all end in one of \.tar, \.tgz, \.tar\.gz, got 'a-1\.zip'"):
-        shuffle(ShardSet(store=directory.store, names=("a-0.tar", "a-1.zip")))
+        shuffle(Request(ShardSet(store=directory.store, names=("a-0.tar", "a-1.zip"))))
 
 
 # By key
@@ -554,7 +569,9 @@ def test_shards_of_two_kinds_are_refused(directory: ShardSet) -> None:
 def test_key_map_sends_each_key_to_its_shards(packed: ShardSet, bucket: AisStore, engine: Any) -> None:
     data = b'{"low-{00..20}.tar": ["^folder/000[0-9]", "folder/0042"], "rest-{00..40}": ["folder/00[1-4]"]}'
     mapped = parse_key_map(data, where="map")
-    report = shuffle(packed, mapped=mapped, shard_bytes=3000, algorithm=Algorithm(kind="alphanumeric"), engine=engine)
+    report = shuffle(
+        Request(packed, mapped=mapped, shard_bytes=3000, algorithm=Algorithm(kind="alphanumeric"), engine=engine)
+    )
     low = [name for name in report.shards if name.startswith("low-")]
     rest = [name for name in report.shards if name.startswith("rest-")]
     assert _keys(bucket, low) == [*(f"folder/{number:04d}" for number in range(10)), "folder/0042"]
@@ -569,18 +586,26 @@ def test_key_map_gives_the_same_shards_by_both_engines(packed: ShardSet, bucket:
     outputs = []
     engines: tuple[Engine, ...] = ("dsort", "client")
     for engine in engines:
-        report = shuffle(packed, mapped=Grouping(by="class"), output_prefix=f"{engine}-", seed=5, engine=engine)
+        report = shuffle(
+            Request(
+                packed,
+                mapped=Grouping(by="class"),
+                output_prefix=f"{engine}-",
+                algorithm=Algorithm(seed=5),
+                engine=engine,
+            )
+        )
         outputs.append([_members(bucket, [name]) for name in report.shards])
     assert outputs[0] == outputs[1]
 
 
 def test_key_map_that_lacks_keys_must_be_asked_to_drop_them(packed: ShardSet, bucket: AisStore) -> None:
     mapped = parse_key_map(b"folder/0001\tone-{0..9}.tar\nfolder/0002\tone-{0..9}.tar\n", where="map")
-    with pytest.raises(DataError, match=r"map: has nothing for 41 of 43 keys: 'folder/0000', .*--drop-unmapped"):
-        shuffle(packed, mapped=mapped)
+    with pytest.raises(DataError, match=r"map: names no shard for 41 of 43 keys: 'folder/0000', .*--drop-unmapped"):
+        shuffle(Request(packed, mapped=mapped))
     with pytest.raises(ValueError, match="dSort cannot leave samples out; use --engine client"):
-        shuffle(packed, mapped=mapped, drop_unmapped=True, engine="dsort")
-    report = shuffle(packed, mapped=mapped, drop_unmapped=True)
+        shuffle(Request(packed, mapped=mapped, drop_unmapped=True, engine="dsort"))
+    report = shuffle(Request(packed, mapped=mapped, drop_unmapped=True))
     assert (report.engine, report.num_samples, report.num_dropped) == ("client", 2, 41)
     assert sorted(_keys(bucket, report.shards)) == ["folder/0001", "folder/0002"]
 
@@ -589,14 +614,16 @@ def test_key_map_that_lacks_keys_must_be_asked_to_drop_them(packed: ShardSet, bu
 def test_key_map_with_too_few_names_is_refused(packed: ShardSet, bucket: AisStore, engine: Any) -> None:
     mapped = parse_key_map(b'{"few-{0..1}": ["^folder/"]}', where="map")
     with pytest.raises(DataError, match=r"using few-\{0\.\.1\} template exceeds expected number of shards \(2\)"):
-        shuffle(packed, mapped=mapped, shard_bytes=1000, engine=engine)
+        shuffle(Request(packed, mapped=mapped, shard_bytes=1000, engine=engine))
     assert bucket.list("few-") == []
 
 
 def test_balanced_shards_have_the_same_mixture(directory: ShardSet) -> None:
     """43 samples in 3 classes (15, 14, 14) over 4 shards: each 3 or 4 of a class, 10 or 11 in all."""
     total = int(read_contents(directory.store, directory.names, what="", show_progress=False).num_bytes.sum())
-    report = shuffle(directory, mapped=Grouping(by="balanced"), shard_bytes=-(-total // 4), seed=3)
+    report = shuffle(
+        Request(directory, mapped=Grouping(by="balanced"), shard_bytes=-(-total // 4), algorithm=Algorithm(seed=3))
+    )
     assert report.shards == tuple(f"shuffled-{number:06d}.tar" for number in range(4))
     for name in report.shards:
         found = read_shard(directory.store, name, components=("cls",)).values["cls"]
@@ -609,7 +636,14 @@ def test_split_is_a_function_of_seed_and_key(directory: ShardSet) -> None:
     shares = {"train": 0.8, "val": 0.1, "test": 0.1}
     keys = {}
     for seed, prefix in ((1, "a-"), (1, "b-"), (2, "c-")):
-        report = shuffle(directory, mapped=Grouping(by="split", shares=shares), output_prefix=prefix, seed=seed)
+        report = shuffle(
+            Request(
+                directory,
+                mapped=Grouping(by="split", shares=shares),
+                output_prefix=prefix,
+                algorithm=Algorithm(seed=seed),
+            )
+        )
         for name in shares:
             shards = [shard for shard in report.shards if shard.startswith(f"{prefix}{name}-")]
             keys[prefix, name] = set(_keys(directory.store, shards))
@@ -625,7 +659,7 @@ def test_by_folder_takes_the_first_directory(tmp_path: Path) -> None:
     folders = ("cat", "dog", "cat/x")
     records = [replace(r, key=f"{folders[n % 3]}/{n}") for n, r in enumerate(source.records)]
     names = pack(Source(name="made up", records=records, classes=source.classes), store=store).shards
-    report = shuffle(ShardSet(store=store, names=names), mapped=Grouping(by="folder"), shard_bytes=1 << 30)
+    report = shuffle(Request(ShardSet(store=store, names=names), mapped=Grouping(by="folder"), shard_bytes=1 << 30))
     assert report.shards == ("shuffled-cat-000000.tar", "shuffled-dog-000000.tar")
     assert sorted(_keys(store, report.shards[1:])) == ["dog/1", "dog/4", "dog/7"]
 
@@ -637,9 +671,9 @@ def test_key_map_that_the_targets_cannot_read_is_done_from_here(
     url = f"{bucket.endpoint}/v1/objects/{bucket.bucket}/absent?provider=ais"
     monkeypatch.setattr(dsort_job, "_put_key_map", lambda *_: url)
     with pytest.raises(StoreError, match=r"404\) when requesting ekm file .*its targets cannot read the key map"):
-        shuffle(packed, mapped=Grouping(by="class"), engine="dsort")
+        shuffle(Request(packed, mapped=Grouping(by="class"), engine="dsort"))
     assert bucket.list("shuffled-") == []
-    report = shuffle(packed, mapped=Grouping(by="class"))
+    report = shuffle(Request(packed, mapped=Grouping(by="class")))
     assert (report.engine, report.num_samples) == ("client", NUM_SAMPLES)
     assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 1
 
@@ -654,7 +688,7 @@ def test_link_in_a_sample_is_refused(tmp_path: Path, kind: bytes) -> None:
             link.type, link.linkname = kind, "a.jpg"
             archive.addfile(link)
     with pytest.raises(DataError, match=r"shard '.*in-0\.tar', member 'b\.jpg': is a link, which no reader of shards"):
-        shuffle(resolve_shards(tmp_path / "in-0.tar", endpoint=None))
+        shuffle(Request(resolve_shards(tmp_path / "in-0.tar", endpoint=None)))
     assert [path.name for path in tmp_path.iterdir()] == ["in-0.tar"]
 
 
@@ -664,7 +698,7 @@ def test_component_twice_in_one_sample_is_refused(tmp_path: Path) -> None:
         for name in ("a.jpg", "a.cls", "a.JPG"):
             archive.addfile(tarfile.TarInfo(name))
     with pytest.raises(DataError, match=r"shard '.*in-0\.tar', key 'a': component 'jpg' occurs twice"):
-        shuffle(resolve_shards(tmp_path / "in-0.tar", endpoint=None))
+        shuffle(Request(resolve_shards(tmp_path / "in-0.tar", endpoint=None)))
 
 
 def test_component_in_capitals_is_sorted_by_from_here(
@@ -676,24 +710,24 @@ def test_component_in_capitals_is_sorted_by_from_here(
     monkeypatch.setattr(Dsort, "get_job_info", lambda _: {"t1": failed})
     algorithm = Algorithm(kind="content", component="cls", key_type="int")
     with pytest.raises(
-        StoreError, match=r"key is missing for .*another component than 'cls'\. Shuffle from here: --engine client"
+        StoreError, match=r"key is missing for .*distinguishes component 'CLS' from 'cls'\. Shuffle from here: --engine"
     ):
-        shuffle(packed, algorithm=algorithm, engine="dsort")
-    report = shuffle(packed, algorithm=algorithm)
+        shuffle(Request(packed, algorithm=algorithm, engine="dsort"))
+    report = shuffle(Request(packed, algorithm=algorithm))
     assert (report.engine, report.num_samples) == ("client", NUM_SAMPLES)
     assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 1
 
 
 def test_numbers_that_dsort_cannot_read_are_sorted_from_here(bucket: AisStore) -> None:
-    """AIS reads no number with a line's end; here it is one."""
+    """AIS cannot read a number that a line end follows; here it is a number."""
     members = {f"{number}.cls": b"%d\n" % (7 * number % 10) for number in range(10)}
     bucket.create()
     bucket.write("in-0.tar", make_tar(members))
     shards = ShardSet(store=bucket, names=("in-0.tar",))
     algorithm = Algorithm(kind="content", component="cls", key_type="int")
-    with pytest.raises(ValueError, match=r"dSort reads no number with white space .*, key '0' has it in 'cls'; use"):
-        shuffle(shards, algorithm=algorithm, engine="dsort")
-    report = shuffle(shards, algorithm=algorithm)
+    with pytest.raises(ValueError, match=r"dSort cannot read a number with white space .* 'cls' of .*, key '0'; use"):
+        shuffle(Request(shards, algorithm=algorithm, engine="dsort"))
+    report = shuffle(Request(shards, algorithm=algorithm))
     assert report.engine == "client"
     assert [data for _, data in _members(bucket, report.shards)] == [b"%d\n" % number for number in range(10)]
 
@@ -715,28 +749,34 @@ def test_dry_run_plans_what_is_then_written(
         monkeypatch.setattr(
             AisStore, "open", lambda store, name: pytest.fail(name) if "samples" in name else open_stream(store, name)
         )
-    dry = shuffle(packed, algorithm=algorithm, shard_bytes=5000, dry_run=True)
+    dry = shuffle(Request(packed, algorithm=algorithm, shard_bytes=5000, dry_run=True))
     monkeypatch.undo()
     assert bucket.list("shuffled-") == []
     assert (dry.dry_run, dry.num_written, dry.num_samples) == (True, 0, NUM_SAMPLES)
     assert dry.spec is not None
     assert dry.spec["input_format"] == {"template": "samples-{000000..000004}"}
-    done = shuffle(packed, algorithm=algorithm, shard_bytes=5000, engine="client")
+    done = shuffle(Request(packed, algorithm=algorithm, shard_bytes=5000, engine="client"))
     assert [shard["name"] for shard in dry.planned] == list(done.shards) == list(dry.shards)
     assert [shard["num_bytes"] for shard in dry.planned] == [bucket.size(name) for name in done.shards]
 
 
 def test_dry_run_makes_no_bucket(directory: ShardSet, bucket: AisStore) -> None:
-    shuffle(directory, target=bucket, dry_run=True)
+    shuffle(Request(directory, target=bucket, dry_run=True))
     assert not bucket.exists()
 
 
 def test_epochs_lie_beside_each_other(directory: ShardSet) -> None:
     """Each another order; the prefix of the first still names one set."""
     store = directory.store
-    first = shuffle(directory, seed=3)
+    first = shuffle(Request(directory, algorithm=Algorithm(seed=3)))
     epochs = [
-        shuffle(directory, seed=epoch_seed(3, epoch), output_prefix=epoch_prefix("shuffled-", epoch)).shards
+        shuffle(
+            Request(
+                directory,
+                algorithm=Algorithm(seed=epoch_seed(3, epoch)),
+                output_prefix=epoch_prefix("shuffled-", epoch),
+            )
+        ).shards
         for epoch in (1, 2)
     ]
     assert epochs[0][0] == "e000001-shuffled-000000.tar"

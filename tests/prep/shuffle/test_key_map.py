@@ -55,7 +55,7 @@ def test_key_map_that_sends_a_key_to_two_shards_is_refused() -> None:
         (b'{"x-{0..9}": "a"}', "expected .*got {'x"),
         (b'{"x-{0..9}": [1]}', "expected "),
         (b"[1]", r"expected .*got \[1\]"),
-        (b'{"x": ["a"', "starts as JSON and is none"),
+        (b'{"x": ["a"', "starts like JSON but is not valid JSON"),
         (b"\xff", r"a key map is JSON or lines in UTF-8 \(invalid start byte at byte 0\)"),
         (b"a\tx-{0..9}\nb\n", r"line 2: expected KEY'\\t'TEMPLATE, got 'b'"),
         (b'{"x-{0..9}": ["a"], "y-{0..9}": ["a"]}', "key 'a' occurs twice"),
@@ -126,7 +126,10 @@ def test_by_class_names_shards_by_id() -> None:
 
 @pytest.mark.parametrize(
     ("names", "message"),
-    [(["a/1.jpg", "b.jpg"], "key 'b' has no directory"), (["a b/1.jpg"], "directory 'a b' must be of letters")],
+    [
+        (["a/1.jpg", "b.jpg"], "key 'b' has no directory"),
+        (["a b/1.jpg"], "directory 'a b' names shards, so it may hold only letters"),
+    ],
 )
 def test_by_folder_needs_a_folder_that_can_name_shards(names: list[str], message: str) -> None:
     with pytest.raises(DataError, match=message):
@@ -150,7 +153,7 @@ def test_split_that_gets_no_sample_is_refused() -> None:
         ("split", {"a": 0.5, "b": 0.4}, "shares must be positive and sum up to 1"),
         ("split", {"a": 1.5, "b": -0.5}, "shares must be positive and sum up to 1"),
         ("split", {"a": float("nan"), "b": 1.0}, "shares must be positive and sum up to 1"),
-        ("split", {"a/b": 1.0}, "a split's name must be of letters"),
+        ("split", {"a/b": 1.0}, "a split's name may hold only letters"),
     ],
 )
 def test_grouping_that_is_none_is_refused(by: str, shares: dict[str, float], message: str) -> None:
