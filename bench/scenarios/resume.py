@@ -20,7 +20,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from urllib.parse import unquote
 
 import numpy as np
@@ -138,9 +138,11 @@ class HeldBack:
         """Answer for all, those that were asked for as well."""
         self._is_open.set()
 
-    def wait(self, name: str) -> None:
-        """Return when the server may answer for the shard."""
-        if not self._is_open.is_set() and name not in self._answered:
+    def wait_for(self, request: BaseHTTPRequestHandler) -> None:
+        """Return when the server may answer. Only requests for a shard's bytes wait."""
+        folder, _, name = unquote(request.path.partition("?")[0]).rpartition("/")
+        is_shard = request.command == "GET" and folder.startswith("/v1/objects/") and name.endswith(".tar")
+        if is_shard and not self._is_open.is_set() and name not in self._answered:
             self.asked.add(name)
             self._is_open.wait()
 
@@ -381,9 +383,7 @@ def _touch(batch: dict[str, Any]) -> None:
 @contextmanager
 def serve(directory: Path, held: HeldBack) -> Iterator[str]:
     """The endpoint of an embedded node in this process, whose shards can be held back."""
-    with Storage(directory) as storage, NodeServer(storage, port=0) as server:
-        handler = cast("type[BaseHTTPRequestHandler]", server.RequestHandlerClass)
-        server.RequestHandlerClass = _gated(handler, held)
+    with Storage(directory) as storage, NodeServer(storage, port=0, before_request=held.wait_for) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
         thread.start()
         try:
@@ -392,19 +392,6 @@ def serve(directory: Path, held: HeldBack) -> Iterator[str]:
             held.release()
             server.shutdown()
             thread.join()
-
-
-def _gated(handler: type[BaseHTTPRequestHandler], held: HeldBack) -> type[BaseHTTPRequestHandler]:
-    """The handler with a wait before a shard's bytes are given. Shard indexes and the manifest are always answered."""
-
-    def parse_request(self: BaseHTTPRequestHandler) -> bool:
-        is_parsed = handler.parse_request(self)
-        path = unquote(getattr(self, "path", "").partition("?")[0])
-        if is_parsed and self.command == "GET" and path.startswith("/v1/objects/") and path.endswith(".tar"):
-            held.wait(path.rpartition("/")[2])
-        return is_parsed
-
-    return type(f"Gated{handler.__name__}", (handler,), {"parse_request": parse_request})
 
 
 def _keys(shards: "ShardSet") -> list[str]:

@@ -10,10 +10,8 @@ import contextlib
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import cast
 
 from bench.tools.server_process import ServerProcess, announce, server_arguments
 from dali_pipes.store.cluster.ais import AisStore, check_endpoint
@@ -77,10 +75,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--dir", type=Path, required=True, help="the folder that holds buckets and objects")
     options = parser.parse_args(argv)
     try:
-        with Storage(options.dir) as storage, NodeServer(storage, port=0) as server:
-            if options.latency_s > 0:
-                handler = cast("type[BaseHTTPRequestHandler]", server.RequestHandlerClass)
-                server.RequestHandlerClass = _slowed(handler, options.latency_s)
+        before_request = _delay(options.latency_s) if options.latency_s > 0 else None
+        with Storage(options.dir) as storage, NodeServer(storage, port=0, before_request=before_request) as server:
             threading.Thread(target=server.serve_forever, daemon=True).start()
             announce(server.endpoint, owner=options.owner)
     except OSError as exc:
@@ -89,14 +85,8 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def _slowed(handler: type[BaseHTTPRequestHandler], latency_s: float) -> type[BaseHTTPRequestHandler]:
-    """The handler with a wait before each request is looked at."""
-
-    def parse_request(self: BaseHTTPRequestHandler) -> bool:
-        time.sleep(latency_s)
-        return handler.parse_request(self)
-
-    return type(f"Slowed{handler.__name__}", (handler,), {"parse_request": parse_request})
+def _delay(latency_s: float) -> Callable[[object], None]:
+    return lambda _request: time.sleep(latency_s)
 
 
 if __name__ == "__main__":

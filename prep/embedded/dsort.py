@@ -24,7 +24,6 @@ from prep.embedded.reshard import (
     FileHead,
     InputShard,
     OutputShard,
-    Sources,
     StoredSample,
     arranged,
     check_keys,
@@ -38,7 +37,7 @@ from prep.shuffle.key_map import cut_by_map, parse_key_map
 from prep.shuffle.order import parse_content
 
 _NEVER = "0001-01-01T00:00:00Z"
-_GZIP = 16 + zlib.MAX_WBITS  # the container, of zlib's formats
+_GZIP = 16 + zlib.MAX_WBITS  # makes zlib write gzip's format
 _NO_STATS = {"total_ms": "0", "count": "0", "min_ms": "9223372036854775807", "max_ms": "0", "avg_ms": "0"}
 
 
@@ -69,9 +68,9 @@ class SortJob:
     spec: SortSpec
     storage: Storage
     node: str
-    """The target's name, in statuses."""
+    """The target's name in statuses."""
     endpoint: str = ""
-    """Address of the node, which is the only place that key maps are read from."""
+    """Address of the node; key maps are read from there only."""
     job: str = field(default_factory=lambda: f"srt-{os.urandom(5).hex()}")
     num_extracted: int = 0
     extracted_bytes: int = 0
@@ -84,7 +83,7 @@ class SortJob:
     _creation: _Phase = field(default_factory=_Phase)
 
     def start(self) -> str:
-        """Start the thread; returns the job's number."""
+        """Start the thread and return the job's id."""
         self.storage.bucket_info(self.spec.source)
         if self.spec.target not in self.storage.list_buckets():
             with suppress(BucketExistsError):
@@ -96,13 +95,16 @@ class SortJob:
     def _run(self) -> None:
         try:
             scratch = self.storage.folder / "scratch" / self.storage.node
-            with Sources() as sources, tempfile.TemporaryDirectory(dir=scratch) as folder:
+            with tempfile.TemporaryDirectory(dir=scratch) as folder:
                 with self._phase(self._extraction):
-                    samples = self._extract(sources, Path(folder))
+                    samples = self._extract(Path(folder))
                 with self._phase(self._sorting):
-                    outputs = self._plan(samples, sources)
+                    outputs = self._plan(samples)
                 with self._phase(self._creation):
-                    self._create(outputs, sources)
+                    for output in outputs:
+                        self.storage.write(self.spec.target, output.name, self._chunks(output))
+                        self.num_created += 1
+                        self._save()
         except _AbortedError:
             self.error = f"t[{self.node}]: [dsort] {self.job} aborted"
         except BucketMissingError as exc:
@@ -110,9 +112,8 @@ class SortJob:
         except (DataError, OSError) as exc:
             self.error = str(exc)
         except Exception as exc:
-            self.error = (
-                f"{type(exc).__name__}: {exc}"  # a bug, which must reach the client that waits for the job, too
-            )
+            # A bug. The client that waits for the job must hear of it, too.
+            self.error = f"{type(exc).__name__}: {exc}"
             raise
         finally:
             self._save()
@@ -124,23 +125,17 @@ class SortJob:
         yield
         phase.ended_ns = time.time_ns()
 
-    def _extract(self, sources: Sources, folder: Path) -> list[StoredSample]:
+    def _extract(self, folder: Path) -> list[StoredSample]:
         samples: list[StoredSample] = []
         for name in self.spec.input_names():
             self._check_aborted()
             try:
                 shard = self.storage.shard(self.spec.source, name)
             except ObjectMissingError:
-                continue  # as AIS does, which is set to ignore missing shards
-            if self.spec.input_extension == ".tar":
-                sources.check(shard)
-                found = scan(shard)
-                if self.storage.shard(self.spec.source, name) != shard:
-                    raise DataError(f"shard '{name}': changed while it was being read; start again")
-            else:
+                continue  # as AIS does by default
+            if self.spec.input_extension != ".tar":
                 shard = self._decompress(name, folder / str(self.num_extracted))
-                found = scan(shard)
-            sources.check(shard)
+            found = scan(shard)
             samples += found
             self.num_extracted += 1
             self.extracted_bytes += sum(sample.num_bytes for sample in found)
@@ -156,13 +151,13 @@ class SortJob:
                 shutil.copyfileobj(packed, plain, 1 << 20)
         except (gzip.BadGzipFile, EOFError, zlib.error) as exc:
             raise DataError(f"shard '{name}' is not a complete gzip file: {exc}") from exc
-        return InputShard(name=name, path=path)
+        return InputShard.of(name, path, path.stat())
 
-    def _plan(self, samples: list[StoredSample], sources: Sources) -> list[OutputShard]:
+    def _plan(self, samples: list[StoredSample]) -> list[OutputShard]:
         algorithm, extension = self.spec.algorithm, self.spec.output_extension
         contents = None
         if algorithm.kind == "content":
-            contents = [self._content(sample, sources) for sample in samples if sample.has_key]
+            contents = [self._content(sample) for sample in samples if sample.has_key]
         if self.spec.outputs is None:
             check_keys(samples)
             outputs = self._plan_mapped(arranged(samples, algorithm=algorithm, contents=contents))
@@ -178,12 +173,14 @@ class SortJob:
         self.num_planned = len(outputs)
         return outputs
 
-    def _content(self, sample: StoredSample, sources: Sources) -> int | float | bytes:
+    def _content(self, sample: StoredSample) -> int | float | bytes:
+        """Return the value that a sample is sorted by."""
         data = None
         for file in sample.files:
             parts = split_key(file.name)
             if parts is not None and parts[1].lower() == self.spec.algorithm.component.lower():
-                data = b"".join(sources.read(sample.shard, file))
+                with sample.shard.open() as source:
+                    data = b"".join(file.read(source, sample.shard))
         where = f"shard '{sample.shard.name}', key '{sample.key}'"
         return parse_content(data, algorithm=self.spec.algorithm, where=where)
 
@@ -214,20 +211,12 @@ class SortJob:
         if not self.endpoint or not url.startswith(f"{self.endpoint}/v1/objects/") or len(path) < 5:
             raise DataError(f'the embedded node reads an ekm file from its own buckets only, not from "{url}"')
         try:
-            file, meta = self.storage.open(path[3], unquote(path[4]))
+            return self.storage.read(path[3], unquote(path[4]))
         except ObjectMissingError as exc:
             raise DataError(f'unexpected status code (404) when requesting ekm file from "{url}"') from exc
-        with file:
-            return file.read(meta.num_bytes)
 
-    def _create(self, outputs: list[OutputShard], sources: Sources) -> None:
-        for output in outputs:
-            self.storage.write(self.spec.target, output.name, self._chunks(output, sources))
-            self.num_created += 1
-            self._save()
-
-    def _chunks(self, output: OutputShard, sources: Sources) -> Iterator[bytes]:
-        chunks: Iterable[bytes] = tar_chunks(output.samples, sources=sources)
+    def _chunks(self, output: OutputShard) -> Iterator[bytes]:
+        chunks: Iterable[bytes] = tar_chunks(output.samples)
         if self.spec.output_extension != ".tar":
             packer = zlib.compressobj(wbits=_GZIP)
             packed = map(packer.compress, chunks)
@@ -287,7 +276,7 @@ class SortJob:
 
 
 def read_status(storage: Storage, job: str) -> dict[str, Any] | None:
-    """A job's status by target, as ``GET /v1/sort?uuid=`` answers; ``None``: there was no such job.
+    """Return a job's status by target, as ``GET /v1/sort?uuid=`` answers, or ``None`` for an unknown job.
 
     A job whose node ended before the job is reported as aborted.
     """

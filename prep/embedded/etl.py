@@ -1,12 +1,13 @@
 """Run ETLs in the embedded node: start a server of `prep.etl` as a process, and send shards through it.
 
-A cluster starts an image in pods. The node ignores the image and knows one command, ``python -m prep.etl TRANSFORM``,
+A cluster starts an image in pods. The node ignores the image and accepts one command, ``python -m prep.etl TRANSFORM``,
 which it runs with its own interpreter, on loopback, as its own user. So ETL is off unless it is allowed. The processes
 end with the node, however it ends.
 
-# Note [jobs]: one thread per job. Jobs and ETLs are known to this process only, and end with it.
+# Note [jobs]: each job has a thread. Only this process knows its jobs and ETLs, and they end with it.
 """
 
+import contextlib
 import http.client
 import os
 import socket
@@ -38,20 +39,34 @@ class _Etl:
     process: subprocess.Popen[bytes]
     port: int
 
+    def wait(self) -> None:
+        """Wait until the server answers; raises `TimeoutError` if it ends or does not answer."""
+        deadline_s = time.monotonic() + _START_TIMEOUT_S
+        while self.process.poll() is None and time.monotonic() < deadline_s:
+            with contextlib.suppress(OSError):
+                if self._ask("GET", "/health", timeout_s=_START_TIMEOUT_S)[0].status == 200:
+                    return
+            time.sleep(_POLL_S)
+        raise TimeoutError
+
     def transform(self, data: bytes, path: str) -> bytes:
-        """The transformed shard; the exchange is the one that AIS calls hpush."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port)
+        """Return the transformed shard; AIS calls this exchange hpush."""
         try:
-            connection.request("PUT", quote(f"/{path}"), data)
-            answer = connection.getresponse()
-            body = answer.read()
+            answer, body = self._ask("PUT", quote(f"/{path}"), data)
         except (OSError, http.client.HTTPException) as exc:
             raise RefusalError(502, f"ETL[{self.name}] does not answer: {exc}") from exc
-        finally:
-            connection.close()
         if answer.status != 200:
             raise RefusalError(answer.status, body.decode(errors="replace") or answer.reason)
         return body
+
+    def _ask(
+        self, method: str, path: str, data: bytes | None = None, *, timeout_s: float | None = None
+    ) -> tuple[http.client.HTTPResponse, bytes]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout_s)
+        with contextlib.closing(connection):
+            connection.request(method, path, data)
+            answer = connection.getresponse()
+            return answer, answer.read()
 
     def close(self) -> None:
         """End the process. Can be called twice."""
@@ -63,7 +78,7 @@ class _Etl:
 
 @dataclass
 class _Job:
-    """A transform of many objects from bucket to bucket."""
+    """A transform of several objects from bucket to bucket."""
 
     id: str
     bucket: str
@@ -94,12 +109,12 @@ class Etls:
             etl.close()
 
     def start(self, message: dict[str, Any]) -> str:
-        """Do ``PUT /v1/etl``; returns a number when the transform answers."""
+        """Do ``PUT /v1/etl``: start the transform, and return a number when its server answers."""
         name = wire.field_of(message, "name", str)
         command = wire.field_of(wire.field_of(message, "runtime", dict), "command", list)
         if not name or len(command) != len(_COMMAND) + 1 or command[:-1] != _COMMAND:
             raise wire.unsupported(f"ETL '{name}' with the command {command} (here: {' '.join(_COMMAND)} TRANSFORM)")
-        with self._lock:  # also while it starts, so that a second one of this name is refused
+        with self._lock:  # held during the start, so that a second ETL with this name is refused
             if name in self._etls:
                 raise RefusalError(409, f"ETL[{name}] already exists", "ErrETLAlreadyExists")
             self._etls[name] = self._run(name, str(command[-1]), message)
@@ -118,7 +133,7 @@ class Etls:
             self._etls.pop(name, None)
 
     def infos(self) -> list[dict[str, Any]]:
-        """The answer to ``GET /v1/etl``."""
+        """List the ETLs, as the answer to ``GET /v1/etl``."""
         with self._lock:
             etls = list(self._etls.values())
         return [
@@ -127,24 +142,21 @@ class Etls:
         ]
 
     def details(self, name: str, *, job: str) -> dict[str, Any]:
-        """An ETL, and the errors of one of its jobs."""
+        """Describe an ETL, and the errors of one of its jobs."""
         init = {key: self._find(name).message.get(key) for key in ("name", "communication", "runtime")}
         failed = self._jobs[job].object_errors if job in self._jobs else []
         return {"init_msg": init, "obj_errors": failed}
 
     def transform(self, name: str, bucket: str, object_name: str) -> bytes:
-        """An object, transformed; raises `ObjectMissingError`."""
+        """Return an object's transformed bytes; also raises `ObjectMissingError`."""
         etl = self._find(name, to_run=True)
-        file, _ = self._storage.open(bucket, object_name)
-        with file:
-            data = file.read()
-        return etl.transform(data, f"{bucket}/{object_name}")
+        return etl.transform(self._storage.read(bucket, object_name), f"{bucket}/{object_name}")
 
     def start_job(self, bucket: str, value: dict[str, Any]) -> str:
-        """Do the action ``etl-listrange``; returns the job's number."""
+        """Do the action ``etl-listrange``: start a job, and return its id."""
         names = wire.field_of(value, "objnames", list)
         if not names or value.get("pipeline") or value.get("dry_run") or value.get("ext"):
-            raise wire.unsupported("a transform of other than a list of objects, by one ETL, names kept")
+            raise wire.unsupported("an ETL job that is not a list of objects for one ETL, with their names kept")
         to_bucket = str(wire.field_of(value, "tobck", dict).get("name", ""))
         self._storage.bucket_props(bucket), self._storage.bucket_props(to_bucket)
         prepend = wire.field_of(value, "prepend", str)
@@ -157,7 +169,7 @@ class Etls:
         return job.id
 
     def snapshots(self, job_id: str) -> dict[str, list[dict[str, Any]]] | None:
-        """The progress of a job, by target; ``None``: there was no such job."""
+        """Return the progress of a job, by target, or ``None`` for an unknown job."""
         job = self._jobs.get(job_id)
         if job is None:
             return None
@@ -184,11 +196,11 @@ class Etls:
 
     def _run(self, name: str, transform: str, message: dict[str, Any]) -> _Etl:
         with socket.socket() as listening:
-            listening.bind(("127.0.0.1", 0))  # the SDK's server does not report which port it took
+            listening.bind(("127.0.0.1", 0))  # a free port; the SDK's server does not report its port
             port = int(listening.getsockname()[1])
         arguments = [transform, "--host", "127.0.0.1", "--port", str(port), "--owner", str(os.getpid())]
         with tempfile.TemporaryFile() as stderr:
-            process = subprocess.Popen(  # noqa: S603 (our own interpreter and module; the transform is what is asked for)
+            process = subprocess.Popen(  # noqa: S603 (our own interpreter and module)
                 own_program("prep.etl", *arguments),
                 stdin=subprocess.PIPE,  # closed when the node ends
                 stdout=subprocess.DEVNULL,  # the framework's log
@@ -198,28 +210,13 @@ class Etls:
             )
             etl = _Etl(name, message, process, port)
             try:
-                self._wait(etl)
+                etl.wait()
             except TimeoutError:
                 etl.close()
                 stderr.seek(0)
                 said = stderr.read().decode(errors="replace").strip() or f"no answer in {_START_TIMEOUT_S:g} s"
                 raise RefusalError(400, f"ETL[{name}] did not start: {said}") from None
         return etl
-
-    def _wait(self, etl: _Etl) -> None:
-        deadline_s = time.monotonic() + _START_TIMEOUT_S
-        while etl.process.poll() is None and time.monotonic() < deadline_s:
-            connection = http.client.HTTPConnection("127.0.0.1", etl.port, timeout=_START_TIMEOUT_S)
-            try:
-                connection.request("GET", "/health")
-                if connection.getresponse().status == 200:
-                    return
-            except OSError:
-                pass
-            finally:
-                connection.close()
-            time.sleep(_POLL_S)
-        raise TimeoutError
 
     def _run_job(self, job: _Job, names: list[str], prepend: str) -> None:
         for name in names:
@@ -231,7 +228,7 @@ class Etls:
                 text = f"ais://{job.bucket}/{name} does not exist" if is_missing else str(exc)
                 code = exc.status if isinstance(exc, RefusalError) else 404 if is_missing else 507
                 job.object_errors.append({"obj_name": name, "msg": text, "ecode": code})
-                job.error = text  # the job stops here, as one that is not set to continue on errors
+                job.error = text  # the job stops here, as AIS's default is
                 break
             job.num_objects += 1
             job.num_bytes += len(data)

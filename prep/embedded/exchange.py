@@ -1,4 +1,4 @@
-"""Read a request's body in chunks of at most 1 MiB, and send an answer, head and body in one send."""
+"""Read a request's body in chunks of at most 1 MiB, and send an answer's head and body by one call."""
 
 import json
 import re
@@ -16,11 +16,11 @@ Headers = Sequence[tuple[str, str]]
 
 
 class ClientGoneError(Exception):
-    """The client closed the connection in the middle of its body."""
+    """The client closed the connection before it had sent its whole body."""
 
 
 class RequestBody:
-    """A request's body, of known length or in chunks; it can be read once."""
+    """A request's body, sent with its length or in HTTP chunks. It can be read once."""
 
     def __init__(self, handler: BaseHTTPRequestHandler) -> None:
         self._handler = handler
@@ -36,11 +36,7 @@ class RequestBody:
         return self._is_chunked or self.left > _KEEP_ALIVE_BYTES
 
     def chunks(self) -> Iterator[memoryview]:
-        """The bytes, in a buffer that is used again for the next chunk.
-
-        Raises:
-            ClientGoneError: If the body ends early.
-        """
+        """Yield the bytes, in a buffer that is used again for the next chunk; raises `ClientGoneError`."""
         if self.expects_continue:
             self.expects_continue = False
             self._handler.wfile.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -70,7 +66,7 @@ class RequestBody:
         return num_bytes
 
     def drain(self) -> None:
-        """Read what the client still sends: if the connection were closed, it might never read the answer."""
+        """Read the rest of the body: if the connection were closed instead, the client might never read the answer."""
         if self.expects_continue:  # the client waits, and will not send
             self._handler.close_connection = True
             return
@@ -79,12 +75,12 @@ class RequestBody:
 
 
 class Exchange(BaseHTTPRequestHandler):
-    """Handles requests on a connection that is kept open, and answers as AIS does."""
+    """Handles the requests of one connection, which stays open, and answers in AIS's form."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
     idle_s = 30.0
-    """A connection without a request is closed after this time, as by AIS."""
+    """A connection is closed after this time without a request, as by AIS."""
     body: RequestBody
     has_answered: bool
 
@@ -94,13 +90,13 @@ class Exchange(BaseHTTPRequestHandler):
         super().handle_one_request()
 
     def begin(self) -> None:
-        """Prepare for a request; called first for each."""
+        """Prepare for a request; called first for each request."""
         self.connection.settimeout(None)
         self.body = RequestBody(self)
         self.has_answered = False
 
     def read_json(self) -> dict[str, Any]:
-        """The body as a JSON object; empty for none."""
+        """Return the body as a JSON object, which is empty for an empty body."""
         if self.body.left > _MAX_JSON_BYTES:
             raise RefusalError(413, f"a message of {self.body.left} bytes is too long")
         try:
@@ -108,11 +104,11 @@ class Exchange(BaseHTTPRequestHandler):
         except (ValueError, RecursionError) as exc:
             raise RefusalError(400, f"failed to unmarshal the request: {exc}") from exc
         if not isinstance(message, dict):
-            raise RefusalError(400, "failed to unmarshal the request: no JSON object")
+            raise RefusalError(400, "failed to unmarshal the request: it is not a JSON object")
         return message
 
     def answer(self, status: int, body: bytes = b"", *, headers: Headers = (), length: int | None = -1) -> None:
-        """Send an answer. ``length`` -1 stands for that of ``body``; ``None`` sends no ``Content-Length``."""
+        """Send an answer. A ``length`` of -1 means the body's; ``None`` sends no ``Content-Length``."""
         self.has_answered = True
         self.send_response_only(status)
         for key, value in headers:
@@ -127,21 +123,21 @@ class Exchange(BaseHTTPRequestHandler):
         self.flush_headers()
 
     def answer_json(self, value: object) -> None:
-        """200 with JSON."""
+        """Send status 200 and JSON."""
         body = json.dumps(value).encode() + b"\n"
         self.answer(200, body, headers=[("Content-Type", "application/json; charset=utf-8")])
 
     def answer_text(self, text: str, *, status: int = 200) -> None:
-        """Text; AIS sends some JSON as text, too."""
+        """Send text; AIS also sends some JSON as text."""
         self.answer(status, text.encode(), headers=[("Content-Type", "text/plain; charset=utf-8")])
 
     def wanted_range(self, num_bytes: int, *, what: str) -> tuple[int, int]:
-        """The bytes ``[start, stop)`` of an object that are asked for: the range, or all of them."""
+        """Return the requested bytes ``[start, stop)`` of an object: the range in the headers, or all bytes."""
         wanted = self.headers.get("Range")
         return parse_range(wanted, num_bytes, what=what) if wanted else (0, num_bytes)
 
     def answer_file(self, file: BinaryIO, start: int, stop: int, num_bytes: int, *, headers: Headers) -> None:
-        """Send the bytes ``[start, stop)`` of an object of ``num_bytes``: 206 for a range, 200 for all."""
+        """Send the bytes ``[start, stop)`` of an object of ``num_bytes``: status 206 for a range, 200 otherwise."""
         headers = [*headers, ("Content-Type", "application/octet-stream")]
         is_range = bool(self.headers.get("Range"))
         if is_range:
@@ -151,8 +147,8 @@ class Exchange(BaseHTTPRequestHandler):
             self.connection.sendfile(file, start, stop - start)
 
     def handle_expect_100(self) -> bool:
-        """Send "continue" only when the body is read: after a redirect the client does not send it."""
+        """Send no "continue" yet: `RequestBody` sends it when the body is read. A redirect does not read the body."""
         return True
 
     def log_message(self, format: str, *args: object) -> None:
-        """Log nothing: the client has the answer."""
+        """Log nothing: the client gets the answer."""

@@ -1,22 +1,22 @@
 """Read the samples of stored shards, plan the output shards of a dSort job, and copy the bytes into them.
 
-The order and the cuts are those of `prep.shuffle.order`, which the client's engine uses too: both give the same shards
-for the same request. The embedded node takes three steps, so that it can report each and refuse before it writes::
+`prep.shuffle.order` gives the order and the cuts, also to the client's engine: both give the same shards for the same
+request. The embedded node takes three steps, so that it can report each one and refuse a job before it writes::
 
-    samples = [sample for shard in shards for sample in scan(shard)]          # offsets only, no bytes are kept
+    samples = [sample for shard in shards for sample in scan(shard)]          # only offsets are kept
     outputs = plan(samples, names=names, output_shard_size=size, algorithm=algorithm)   # pure
-    for output in outputs: tar_chunks(output.samples, sources=sources)        # copies ranges
+    for output in outputs: tar_chunks(output.samples)                         # copies ranges
 
-Memory holds one small record per file, never its bytes. Files keep their bytes, name, mode and modification time (in
-whole seconds); the files of a sample keep their order, as with dSort.
+Memory holds one small record for each file, never its bytes. Files keep their bytes, name, mode and modification time
+(in whole seconds). The files of a sample keep their order, as with dSort.
 """
 
 import os
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, Self, cast
+from typing import BinaryIO, NamedTuple, cast
 
 from dali_pipes.errors import DataError
 from dali_pipes.formats.keys import split_key
@@ -24,23 +24,40 @@ from dali_pipes.formats.tar_reader import BLOCK, DIRECTORY, REGULAR, ArchiveRead
 from prep.shuffle.order import Algorithm, arrange, cut
 from prep.tar.writer import CHUNK_BYTES, member_header
 
-_MAX_OPEN = 64  # a shuffled output reads from every input; more open files save little, opening costs 10 us
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InputShard:
-    """A tar file to read."""
+    """A tar file to read, which must stay as it was when this record was made."""
 
     name: str
-    """For errors."""
+    """Used in errors."""
     path: Path
-    num_bytes: int | None = None
-    """Length of the tar, where the file goes on after it; ``None``: the whole file."""
+    num_bytes: int
+    """Length of the tar; the file may continue after it."""
+    identity: tuple[int, int, int, int]
+    """Device, inode, size and modification time of the file."""
+
+    @classmethod
+    def of(cls, name: str, path: Path, stat: os.stat_result, *, num_bytes: int | None = None) -> "InputShard":
+        """Describe a file by its ``stat``; by default the whole file is the tar."""
+        identity = _identity(stat)
+        return cls(name=name, path=path, num_bytes=stat.st_size if num_bytes is None else num_bytes, identity=identity)
+
+    @contextmanager
+    def open(self) -> Iterator[BinaryIO]:
+        """Open the file; raises `DataError` if it was changed or replaced."""
+        with self.path.open("rb", buffering=0) as file:
+            if _identity(os.fstat(file.fileno())) != self.identity:
+                raise DataError(f"shard '{self.name}': changed while it was being read; start again")
+            yield cast("BinaryIO", file)
 
 
-@dataclass(frozen=True, slots=True)
-class StoredFile:
-    """One file of a sample, and where its bytes are."""
+def _identity(stat: os.stat_result) -> tuple[int, int, int, int]:
+    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns
+
+
+class StoredFile(NamedTuple):
+    """One file of a sample, and the place of its bytes."""
 
     name: str
     offset: int
@@ -48,25 +65,34 @@ class StoredFile:
     mode: int
     mtime_s: int
 
+    def read(self, file: BinaryIO, shard: InputShard) -> Iterator[bytes]:
+        """Yield the bytes from the open shard, in pieces of at most 1 MiB; raises `DataError` if it ends early."""
+        offset, stop = self.offset, self.offset + self.num_bytes
+        while offset < stop:
+            piece = os.pread(file.fileno(), min(CHUNK_BYTES, stop - offset), offset)
+            if not piece:
+                raise DataError(f"shard '{shard.name}', member '{self.name}': the file ends at byte {offset}")
+            offset += len(piece)
+            yield piece
+
 
 @dataclass(slots=True)
 class StoredSample:
-    """The files of one shard that share a key, or one file that belongs to no sample."""
+    """The files of one shard that share a key, or one file without a key."""
 
     key: str
     shard: InputShard
     has_key: bool
-    """Whether it is a sample. ``README`` or ``._photo.jpg`` is none: its key is its name."""
+    """False for a file that does not belong to a sample, such as ``README`` or ``._photo.jpg``: its key is its name."""
     files: list[StoredFile] = field(default_factory=list)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the files without headers and padding, which is what dSort's shard size means."""
+        """Bytes of the files without headers and padding; dSort's shard size counts these."""
         return sum(file.num_bytes for file in self.files)
 
 
-@dataclass(frozen=True, slots=True)
-class OutputShard:
+class OutputShard(NamedTuple):
     """A shard to write: its name, and its samples in order."""
 
     name: str
@@ -74,7 +100,7 @@ class OutputShard:
 
 
 class FileHead:
-    """Reads the first bytes of a file as if it ended there: an object's file goes on after the object."""
+    """Reads the first bytes of a file as if it ended there: an object's file continues with its metadata."""
 
     def __init__(self, file: BinaryIO, num_bytes: int) -> None:
         self._file, self._left = file, num_bytes
@@ -86,7 +112,7 @@ class FileHead:
 
 
 class _EveryFile(ArchiveReader):
-    """Yields every regular file of a tar, also those of no sample, and knows the mode and time of the current one."""
+    """Yields every regular file of a tar, also files without a key, and holds mode and time of the current file."""
 
     mode, mtime_s = 0, 0
 
@@ -107,28 +133,26 @@ class _EveryFile(ArchiveReader):
 
 
 def scan(shard: InputShard) -> list[StoredSample]:
-    """The samples of a shard, in the order of their first files.
+    """List the samples of a shard, in the order of their first files.
 
-    A file that belongs to no sample becomes a sample of its own, so that nothing is lost. Directories are left out.
+    A file without a key becomes a sample of its own, so that no file is lost. Directories are left out.
 
     Raises:
-        DataError: If the file is not a tar, is cut off or damaged, holds a link or a sparse file, or holds one file of
-            a sample twice.
+        DataError: If the file is not a tar, is cut off or damaged, was changed, holds a link or a sparse file, or holds
+            one file of a sample twice.
     """
-    num_bytes = shard.path.stat().st_size
-    if shard.num_bytes is not None:
-        num_bytes = min(num_bytes, shard.num_bytes)
     samples: dict[tuple[bool, str], StoredSample] = {}
     seen: set[str] = set()
-    with shard.path.open("rb", buffering=0) as file:
-        archive = _EveryFile(cast("BinaryIO", FileHead(file, num_bytes)), shard=shard.name, size=num_bytes)
+    with shard.open() as file:
+        head = cast("BinaryIO", FileHead(file, shard.num_bytes))
+        archive = _EveryFile(head, shard=shard.name, size=shard.num_bytes)
         try:
             for member in archive:
                 has_key = bool(member.component)
                 if has_key and member.name in seen:
                     raise DataError(f"shard '{shard.name}', member '{member.name}' occurs twice")
                 seen.add(member.name)
-                # A file "a" that belongs to no sample may stand beside "a.jpg".
+                # A file "a" without a key may stand beside "a.jpg".
                 sample = samples.setdefault((has_key, member.key), StoredSample(member.key, shard, has_key))
                 sample.files.append(StoredFile(member.name, member.offset, member.size, archive.mode, archive.mtime_s))
         except (ValueError, OverflowError) as exc:
@@ -144,17 +168,17 @@ def plan(
     algorithm: Algorithm,
     contents: Sequence[int | float | bytes] | None = None,
 ) -> list[OutputShard]:
-    """The shards to write: ``samples`` in the algorithm's order, cut at ``output_shard_size`` bytes.
+    """Put ``samples``, given in input order, into the algorithm's order, and cut them at ``output_shard_size`` bytes.
 
     Args:
-        samples: In input order, on which the order depends.
-        names: The names of the outputs, as many as are needed or more; taken in order.
+        samples: The samples in input order.
+        names: The outputs' names, taken in order; there may be more than needed.
         output_shard_size: Bytes after which a shard ends: see `cut`.
         algorithm: The order.
-        contents: See `arrange`; of the samples that have a key, in order.
+        contents: For the samples that have a key: see `arrange`.
 
     Raises:
-        DataError: If a key is in two shards (their files would run together), or the names run out.
+        DataError: If a key is in two shards (an output would mix their files), or there are too few names.
         ValueError: If ``output_shard_size`` is not positive.
     """
     if output_shard_size <= 0:
@@ -176,9 +200,9 @@ def plan(
 def arranged(
     samples: Sequence[StoredSample], *, algorithm: Algorithm, contents: Sequence[int | float | bytes] | None = None
 ) -> list[StoredSample]:
-    """The samples in the algorithm's order; then the files of no sample, in input order.
+    """Return the samples in the algorithm's order, then the files without a key, in input order.
 
-    So the order of the samples is that of a reader that does not see the other files.
+    So files without a key do not change the order of the samples.
     """
     with_key = [sample for sample in samples if sample.has_key]
     order = arrange([sample.files[0].name for sample in with_key], algorithm=algorithm, contents=contents)
@@ -186,14 +210,12 @@ def arranged(
 
 
 def check_keys(samples: Iterable[StoredSample]) -> None:
-    """Refuse a key that is in two shards; a ``README`` may be in each.
-
-    Raises:
-        DataError: Names both.
-    """
-    origin: dict[str, str] = {}
+    """Raise `DataError` if a key is in two shards; names both. A ``README`` may be in each shard."""
+    first_shard: dict[str, str] = {}
     for sample in samples:
-        first = origin.setdefault(sample.key, sample.shard.name) if sample.has_key else sample.shard.name
+        if not sample.has_key:
+            continue
+        first = first_shard.setdefault(sample.key, sample.shard.name)
         if first != sample.shard.name:
             raise DataError(
                 f"shard '{sample.shard.name}', key '{sample.key}': is in shard '{first}' too; "
@@ -201,70 +223,18 @@ def check_keys(samples: Iterable[StoredSample]) -> None:
             )
 
 
-class Sources:
-    """Reads ranges of the input files, with at most 64 of them open; refuses a file that changes after its first use.
+def tar_chunks(samples: Iterable[StoredSample]) -> Iterator[bytes]:
+    """Yield a tar of the samples in pieces; it ends with two empty blocks.
 
-    A context manager.
+    Raises:
+        DataError: If a shard was changed or replaced since it was scanned.
     """
-
-    def __init__(self) -> None:
-        self._open: OrderedDict[Path, int] = OrderedDict()
-        self._identity: dict[Path, tuple[int, int, int, int]] = {}
-
-    def check(self, shard: InputShard) -> None:
-        """Remember which file it is, or check that it is the same; call it before and after `scan`."""
-        self._same(shard, shard.path.stat())
-
-    def read(self, shard: InputShard, file: StoredFile) -> Iterator[bytes]:
-        """The file's bytes, in pieces of at most 1 MiB.
-
-        Raises:
-            DataError: If the shard was replaced or changed, or ends early.
-        """
-        offset, stop = file.offset, file.offset + file.num_bytes
-        while offset < stop:
-            piece = os.pread(self._descriptor(shard), min(CHUNK_BYTES, stop - offset), offset)
-            if not piece:
-                raise DataError(f"shard '{shard.name}', member '{file.name}': the file ends at byte {offset}")
-            offset += len(piece)
-            yield piece
-
-    def _descriptor(self, shard: InputShard) -> int:
-        descriptor = self._open.pop(shard.path, None)
-        if descriptor is None:
-            descriptor = os.open(shard.path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                self._same(shard, os.fstat(descriptor))
-            except DataError:
-                os.close(descriptor)
-                raise
-            if len(self._open) >= _MAX_OPEN:
-                os.close(self._open.popitem(last=False)[1])
-        self._open[shard.path] = descriptor
-        return descriptor
-
-    def _same(self, shard: InputShard, stat: os.stat_result) -> None:
-        identity = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns)
-        if self._identity.setdefault(shard.path, identity) != identity:
-            raise DataError(f"shard '{shard.name}': changed while it was being read; start again")
-
-    def close(self) -> None:
-        while self._open:
-            os.close(self._open.popitem()[1])
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def tar_chunks(samples: Iterable[StoredSample], *, sources: Sources) -> Iterator[bytes]:
-    """A tar of the samples, in pieces; it ends with two empty blocks."""
     for sample in samples:
-        for file in sample.files:
-            yield member_header(file.name, file.num_bytes, mode=file.mode, mtime_s=file.mtime_s)
-            yield from sources.read(sample.shard, file)
-            if padding := -file.num_bytes % BLOCK:
-                yield bytes(padding)
+        # Opened for each sample, in 10 us: a job may have more inputs than a process may have open files.
+        with sample.shard.open() as source:
+            for file in sample.files:
+                yield member_header(file.name, file.num_bytes, mode=file.mode, mtime_s=file.mtime_s)
+                yield from file.read(source, sample.shard)
+                if padding := -file.num_bytes % BLOCK:
+                    yield bytes(padding)
     yield bytes(2 * BLOCK)

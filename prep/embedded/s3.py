@@ -1,13 +1,14 @@
 """Answer GET and HEAD of ``/s3/BUCKET/OBJECT`` as S3 does, also of a range.
 
-This is as much as DALI's ``s3://`` readers need, so that they can be timed beside our loader: they ask for an object's
-size, then for a range of it for each component of each sample. The node answers as AIS 4.9 does with its feature
-``S3-Reverse-Proxy``, at the proxy's own address; without that feature AIS redirects a GET, and DALI's client follows no
-redirect. Signatures are not checked: the node answers on loopback only.
+DALI's ``s3://`` readers need this, and are timed beside our loader. They ask for an object's size, then for a range of
+it for each component of each sample. The node answers as AIS 4.9 does with its feature ``S3-Reverse-Proxy``, at the
+proxy's own address. Without that feature AIS redirects a GET, and DALI's client does not follow redirects. Signatures
+are not checked, because the node answers on loopback only.
 """
 
 import re
 from email.utils import formatdate
+from typing import BinaryIO
 from xml.sax.saxutils import escape
 
 from dali_pipes.store.checksums import NO_CHECKSUM_TYPE
@@ -16,49 +17,43 @@ from prep.embedded.exchange import Exchange
 from prep.embedded.storage import BucketMissingError, ObjectMeta, ObjectMissingError, Storage
 from prep.embedded.wire import RefusalError
 
-# S3's names of errors, where AIS has others.
-_NO_SUCH_BUCKET, _NO_SUCH_KEY = "NoSuchBucket", "NoSuchKey"
 # A client may ask for any name; XML 1.0 cannot hold these characters.
 _NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def answer_s3(exchange: Exchange, storage: Storage, path: str, *, node: str) -> None:
-    """Answer a request; ``path`` is unquoted, ``node`` is the target's name in errors."""
+    """Answer a request. ``path`` is unquoted; ``node`` is the target's name in errors, which have S3's codes."""
     try:
-        _answer_object(exchange, storage, path, node=node)
+        _, _, bucket, name = (*path.split("/", 3), "", "")[:4]
+        if exchange.command not in ("GET", "HEAD") or not name:
+            raise wire.unsupported(f"{exchange.command} {path}")
+        wire.check_bucket_name(bucket)
+        wire.check_object_name(name)
+        storage.bucket_info(bucket)  # so that a missing bucket is not reported as a missing object
+        try:
+            file, meta = storage.open(bucket, name)
+        except ObjectMissingError as exc:
+            raise RefusalError(404, f"t[{node}]: ais://{bucket}/{name} does not exist", "NoSuchKey") from exc
+        with file:
+            _answer_object(exchange, file, meta, where=f"ais://{bucket}/{name}")
     except RefusalError as refusal:
         _refuse(exchange, refusal)
     except BucketMissingError as exc:
-        _refuse(exchange, RefusalError(404, f'bucket "{exc.args[0]}" does not exist', _NO_SUCH_BUCKET))
+        _refuse(exchange, RefusalError(404, f'bucket "{exc.args[0]}" does not exist', "NoSuchBucket"))
 
 
-def _answer_object(exchange: Exchange, storage: Storage, path: str, *, node: str) -> None:
-    _, _, bucket, name = (*path.split("/", 3), "", "")[:4]
-    if exchange.command not in ("GET", "HEAD") or not name:
-        raise wire.unsupported(f"{exchange.command} {path}")
-    wire.check_bucket_name(bucket)
-    wire.check_object_name(name)
-    storage.bucket_info(bucket)  # so that a missing bucket is not reported as a missing object
-    try:
-        file, meta = storage.open(bucket, name)
-    except ObjectMissingError as exc:
-        raise RefusalError(404, f"t[{node}]: ais://{bucket}/{name} does not exist", _NO_SUCH_KEY) from exc
-    with file:
-        headers = [
-            ("Etag", f'"v{meta.version}-{meta.checksum}"'),
-            ("Last-Modified", formatdate(meta.atime_ns / 1e9, usegmt=True)),
-        ]
-        if exchange.command == "HEAD":
-            exchange.answer(200, headers=[*headers, *_checksum_headers(meta)], length=meta.num_bytes)
-            return
-        start, stop = exchange.wanted_range(meta.num_bytes, what=f"ais://{bucket}/{name}")
-        exchange.answer_file(file, start, stop, meta.num_bytes, headers=headers)
-
-
-def _checksum_headers(meta: ObjectMeta) -> list[tuple[str, str]]:
-    if meta.checksum_type == NO_CHECKSUM_TYPE:
-        return []
-    return [("X-Amz-Meta-Ais-Cksum-Type", meta.checksum_type), ("X-Amz-Meta-Ais-Cksum-Val", meta.checksum)]
+def _answer_object(exchange: Exchange, file: BinaryIO, meta: ObjectMeta, *, where: str) -> None:
+    headers = [
+        ("Etag", f'"v{meta.version}-{meta.checksum}"'),
+        ("Last-Modified", formatdate(meta.atime_ns / 1e9, usegmt=True)),
+    ]
+    if exchange.command == "HEAD":
+        if meta.checksum_type != NO_CHECKSUM_TYPE:
+            headers += [("X-Amz-Meta-Ais-Cksum-Type", meta.checksum_type), ("X-Amz-Meta-Ais-Cksum-Val", meta.checksum)]
+        exchange.answer(200, headers=headers, length=meta.num_bytes)
+        return
+    start, stop = exchange.wanted_range(meta.num_bytes, what=where)
+    exchange.answer_file(file, start, stop, meta.num_bytes, headers=headers)
 
 
 def _refuse(exchange: Exchange, refusal: RefusalError) -> None:
@@ -68,5 +63,5 @@ def _refuse(exchange: Exchange, refusal: RefusalError) -> None:
         f"<Error><Code>{code}</Code><Message>{message}</Message><Resource></Resource><RequestId></RequestId></Error>"
     ).encode()
     headers = [*refusal.headers, ("Content-Type", "application/xml"), ("X-Content-Type-Options", "nosniff")]
-    # The answer to a HEAD has the length of the error, and no body.
+    # The answer to a HEAD has the length of the error, but no body.
     exchange.answer(refusal.status, b"" if exchange.command == "HEAD" else body, headers=headers, length=len(body))

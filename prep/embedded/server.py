@@ -1,10 +1,10 @@
 """Answer AIStore's HTTP API on loopback, from a folder.
 
-One process plays a whole cluster, proxy and target at one address. As in a cluster, the proxy redirects a request for
-an object (301 for GET, 307 for the rest) to the target's URL, with ``pid`` in its query; a request with ``pid`` is for
-the target. So clients get the same redirects as from a cluster.
+One process is a whole cluster: proxy and target at one address. As in a cluster, the proxy redirects a request for an
+object (301 for GET, 307 for the rest) to the target's URL, with ``pid`` in its query; a request with ``pid`` is for the
+target. So clients get the same redirects as from a cluster.
 
-# Note [threads]: one thread per connection, one per dSort job; they share only the `Storage`, which allows any thread.
+# Note [threads]: each connection and each dSort job has a thread. They share only the `Storage`, which is thread-safe.
 """
 
 import json
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from html import escape
-from http.server import ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from socketserver import TCPServer
 from typing import Any, BinaryIO
@@ -34,7 +34,6 @@ from prep.embedded.storage import (
     BucketMissingError,
     BucketProps,
     ChecksumMismatchError,
-    ObjectMeta,
     ObjectMissingError,
     Storage,
 )
@@ -46,27 +45,38 @@ _OBJECT_QUERY = {"provider", "pid", "utm", "props", "latest", "uuid", "etl_name"
 
 
 class NodeServer(ThreadingHTTPServer):
-    """Listens on 127.0.0.1 only.
+    """Serves a storage, on 127.0.0.1 only.
 
     Args:
-        storage: What is served.
+        storage: The objects.
         port: 0 takes a free one.
-        allow_etl: Let clients run code, by ETL.
+        allow_etl: Let clients run transforms, which are code, by ETL.
+        before_request: Called before each request is answered, in the connection's thread; it may wait. The request has
+            its ``command``, ``path`` and ``headers``; its body is not read yet.
     """
 
     daemon_threads = True
     request_queue_size = 128
     etls: Etls | None = None  # a class attribute, because `server_close` needs it even if binding fails
 
-    def __init__(self, storage: Storage, *, port: int, allow_etl: bool = False) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        *,
+        port: int,
+        allow_etl: bool = False,
+        before_request: Callable[[BaseHTTPRequestHandler], None] | None = None,
+    ) -> None:
         super().__init__(("127.0.0.1", port), _Handler)
         self.storage = storage
+        self.before_request = before_request
         self.port = int(self.server_address[1])
         self.endpoint = f"http://127.0.0.1:{self.port}"
+        self.proxy_id, self.target_id = wire.proxy_id(self.port), wire.target_id(self.port)
         self.started_ns = time.time_ns()
         self.uuid = os.urandom(6).hex()
         if allow_etl:
-            self.etls = Etls(storage, endpoint=self.endpoint, node=wire.target_id(self.port))
+            self.etls = Etls(storage, endpoint=self.endpoint, node=self.target_id)
 
     def server_close(self) -> None:
         """Stop listening, and end the transforms."""
@@ -88,29 +98,28 @@ class _Handler(Exchange):
     server: NodeServer
 
     def _dispatch(self) -> None:
+        if self.server.before_request is not None:
+            self.server.before_request(self)
         self.begin()
         self._is_target = False
         try:
-            self._attempt()
+            try:
+                self._route()
+            except RefusalError as refusal:
+                self._refuse(refusal)
+            except BucketMissingError as exc:
+                self._refuse(wire.bucket_missing(exc.args[0]))
+            except OSError as exc:
+                if isinstance(exc, ConnectionError) or self.has_answered:
+                    raise
+                # 507, because the SDK would retry after 500 for a minute and a half.
+                message = f"{self.command} {self._path}: the node cannot use its folder: {exc.strerror}"
+                self._refuse(RefusalError(507, message, "ErrCapExceeded"))
             self.body.drain()
         except ClientGoneError:
             self.close_connection = True
 
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = do_PATCH = do_OPTIONS = _dispatch  # noqa: N815  # http.server's names
-
-    def _attempt(self) -> None:
-        try:
-            self._route()
-        except RefusalError as refusal:
-            self._refuse(refusal)
-        except BucketMissingError as exc:
-            self._refuse(wire.bucket_missing(exc.args[0]))
-        except OSError as exc:
-            if isinstance(exc, ConnectionError) or self.has_answered:
-                raise
-            # 507, because the SDK would retry after 500 for a minute and a half.
-            message = f"{self.command} {self._path}: the node's folder did not take it: {exc.strerror}"
-            self._refuse(RefusalError(507, message, "ErrCapExceeded"))
 
     def _route(self) -> None:
         if not self.body.is_valid:
@@ -129,30 +138,35 @@ class _Handler(Exchange):
             self._path = unquote(raw_path, errors="strict")
         except UnicodeDecodeError as exc:
             raise RefusalError(400, f"invalid request URI: '{self.command} {raw_path}' is not UTF-8") from exc
-        if self._query.get("provider", "") not in ("", "ais") or self._query.get("namespace"):
-            raise wire.unsupported(
-                f"provider '{self._query.get('provider')}', namespace '{self._query.get('namespace', '')}'"
-            )
+        provider, namespace = self._query.get("provider", ""), self._query.get("namespace", "")
+        if provider not in ("", "ais") or namespace:
+            raise wire.unsupported(f"provider '{provider}', namespace '{namespace}'")
         match self.command, self._path.split("/", 4)[1:]:
             case "GET", ["v1", "health"]:
-                self._health()
+                uptime = str(time.time_ns() - self.server.started_ns)
+                self.answer(200, headers=[("Ais-Cluster-Uptime", uptime), ("Ais-Node-Uptime", uptime)])
             case "GET", ["v1", "daemon"] if self._query.get("what") == "smap":
                 created = str(datetime.fromtimestamp(self.server.started_ns / 1e9, UTC))
                 self.answer_json(wire.cluster_map(port=self.server.port, uuid=self.server.uuid, created=created))
             case "GET", ["v1", "buckets"]:
                 self.answer_json([wire.bucket_json(name) for name in self.server.storage.list_buckets()])
             case "POST", ["v1", "sort"]:
-                self._start_sort()
-            case "GET", ["v1", "sort"] if "uuid" in self._query:
-                self._sort_status()
+                spec = SortSpec.parse(self.read_json())
+                job = SortJob(spec, self.server.storage, self.server.target_id, endpoint=self.server.endpoint)
+                self.answer_text(job.start())
+            case "GET", ["v1", "sort"] if (job_id := self._query.get("uuid")) is not None:
+                status = read_status(self.server.storage, job_id)
+                if status is None:
+                    raise RefusalError(404, f"[dsort] {job_id} does not exist")
+                self.answer_text(json.dumps(status))
             case "DELETE", ["v1", "sort", "abort"]:
-                self._abort_sort()
+                self._abort_sort(self._query.get("uuid", ""))
             case _, ["v1", "etl", *rest]:
                 self._etl(rest)
             case "GET", ["v1", "cluster"] if self._query.get("what") == "qryxstats" and self.server.etls is not None:
-                job = wire.field_of(self.read_json(), "ID", str)
-                if (snapshots := self._etls().snapshots(job)) is None:
-                    raise RefusalError(404, f'xaction "{job}" does not exist', "ErrNotFound")
+                job_id = wire.field_of(self.read_json(), "ID", str)
+                if (snapshots := self._etls().snapshots(job_id)) is None:
+                    raise RefusalError(404, f'xaction "{job_id}" does not exist', "ErrNotFound")
                 self.answer_json(snapshots)
             case _, ["v1", "buckets", bucket]:
                 wire.check_bucket_name(bucket)
@@ -161,15 +175,11 @@ class _Handler(Exchange):
                 wire.check_bucket_name(bucket)
                 self._object(bucket, name)
             case _, ["s3", *_]:
-                answer_s3(self, self.server.storage, self._path, node=wire.target_id(self.server.port))
+                answer_s3(self, self.server.storage, self._path, node=self.server.target_id)
             case _:
                 raise wire.unsupported(f"{self.command} {self._path}")
 
-    # Cluster and buckets
-
-    def _health(self) -> None:
-        uptime = str(time.time_ns() - self.server.started_ns)
-        self.answer(200, headers=[("Ais-Cluster-Uptime", uptime), ("Ais-Node-Uptime", uptime)])
+    # Buckets
 
     def _bucket(self, bucket: str) -> None:
         storage = self.server.storage
@@ -199,7 +209,7 @@ class _Handler(Exchange):
             case "GET", "summary-bck":
                 value = wire.field_of(message, "value", dict)
                 storage.bucket_info(bucket)
-                if not value.get("uuid"):  # a cluster starts a job here; the client asks again with the job's number
+                if not value.get("uuid"):  # a cluster starts a job here; the client asks again with the job's id
                     self.answer_text(os.urandom(5).hex(), status=202)
                 else:
                     self.answer_text(json.dumps([self._summary(bucket, wire.field_of(value, "prefix", str))]))
@@ -275,12 +285,12 @@ class _Handler(Exchange):
         except ObjectMissingError as exc:
             if self.command == "DELETE":
                 raise RefusalError(404, f"ais://{bucket}/{name} doesn't exist") from exc
-            node = wire.target_id(self.server.port)
-            raise RefusalError(404, f"t[{node}]: ais://{bucket}/{name} does not exist", "ErrNotFound") from exc
+            message = f"t[{self.server.target_id}]: ais://{bucket}/{name} does not exist"
+            raise RefusalError(404, message, "ErrNotFound") from exc
 
     def _redirect(self) -> None:
         path, _, query = self.path.partition("?")
-        pid = f"pid={wire.proxy_id(self.server.port)}&utm={time.time_ns():x}"
+        pid = f"pid={self.server.proxy_id}&utm={time.time_ns():x}"
         location = f"{self.server.endpoint}{path}?{query}{'&' if query else ''}{pid}"
         body = b""
         headers = [("Location", location)]
@@ -311,30 +321,25 @@ class _Handler(Exchange):
 
     def _head(self, bucket: str, name: str) -> None:
         meta = self.server.storage.head(bucket, name)
-        everything = "props" not in self._query
-        props = self._query.get("props", "checksum,atime,version,copies,location").split(",")
-        headers = [("Ais-Present", "true"), *self._head_headers(meta, props)]
-        if everything:
-            headers += [("Ais-Name", name), ("Ais-Bucket-Name", bucket), ("Ais-Bucket-Provider", "ais")]
-        self.answer(200, headers=headers, length=meta.num_bytes)
-
-    def _head_headers(self, meta: ObjectMeta, props: list[str]) -> list[tuple[str, str]]:
-        copies = [("Ais-Mirror-Copies", "1"), ("Ais-Mirror-Paths", "[/]")]
         known = {
             "checksum": wire.checksum_headers(meta),
             "atime": [("Ais-Atime", str(meta.atime_ns))],
             "version": [("Ais-Version", str(meta.version))],
-            "copies": copies,
+            "copies": [("Ais-Mirror-Copies", "1"), ("Ais-Mirror-Paths", "[/]")],
             "location": [("Ais-Location", self._location())],
             **{prop: [] for prop in ("name", "size", "custom", "ec", "chunked", "etag", "last-modified", "")},
         }
-        for prop in props:
+        headers = [("Ais-Present", "true")]
+        for prop in self._query.get("props", "checksum,atime,version,copies,location").split(","):
             if prop not in known:
                 raise RefusalError(400, f'invalid property "{prop}" in props list')
-        return [header for prop in props for header in known[prop]]
+            headers += known[prop]
+        if "props" not in self._query:
+            headers += [("Ais-Name", name), ("Ais-Bucket-Name", bucket), ("Ais-Bucket-Provider", "ais")]
+        self.answer(200, headers=headers, length=meta.num_bytes)
 
     def _location(self) -> str:
-        return f"t[{wire.target_id(self.server.port)}]:mp[/]"
+        return f"t[{self.server.target_id}]:mp[/]"
 
     def _put(self, bucket: str, name: str) -> None:
         checksum_type = self.headers.get("Ais-Checksum-Type", NO_CHECKSUM_TYPE)
@@ -350,22 +355,9 @@ class _Handler(Exchange):
             raise RefusalError(500, message, "ErrBadCksum") from exc
         self.answer(200, headers=wire.object_headers(meta))
 
-    # dSort
+    # Jobs
 
-    def _start_sort(self) -> None:
-        spec = SortSpec.parse(self.read_json())
-        job = SortJob(spec, self.server.storage, wire.target_id(self.server.port), endpoint=self.server.endpoint)
-        self.answer_text(job.start())
-
-    def _sort_status(self) -> None:
-        job = self._query["uuid"]
-        status = read_status(self.server.storage, job)
-        if status is None:
-            raise RefusalError(404, f"[dsort] {job} does not exist")
-        self.answer_text(json.dumps(status))
-
-    def _abort_sort(self) -> None:
-        job = self._query.get("uuid", "")
+    def _abort_sort(self, job: str) -> None:
         status = read_status(self.server.storage, job)
         if status is None:
             raise RefusalError(404, f"dsort job {job} does not exist", "ErrNotFound")
@@ -374,12 +366,10 @@ class _Handler(Exchange):
         self.server.storage.abort_job(job)
         self.answer(200)
 
-    # ETL
-
     def _etls(self) -> Etls:
         if self.server.etls is None:
-            what = f"{self.command} {self._path} with ETL, which runs code and is off ({ALLOW_ETL}=1 allows it)"
-            raise wire.unsupported(what)
+            request = f"{self.command} {self._path}"
+            raise wire.unsupported(f"{request} with ETL, which runs code and is off ({ALLOW_ETL}=1 allows it)")
         return self.server.etls
 
     def _etl(self, rest: list[str]) -> None:
@@ -401,13 +391,12 @@ class _Handler(Exchange):
                 raise wire.unsupported(f"{self.command} {self._path}")
 
     def _refuse(self, refusal: RefusalError) -> None:
-        port = self.server.port
         body = wire.error_body(
             refusal,
             method=self.command,
             path=unquote(self.path.partition("?")[0], errors="replace"),
             remote=f"{self.client_address[0]}:{self.client_address[1]}",
-            node=f"t[{wire.target_id(port)}]" if self._is_target else f"p[{wire.proxy_id(port)}]",
+            node=f"t[{self.server.target_id}]" if self._is_target else f"p[{self.server.proxy_id}]",
         )
         headers = [*refusal.headers, ("Content-Type", "application/json")]
         if self.command == "HEAD":
@@ -417,7 +406,7 @@ class _Handler(Exchange):
 
 
 def _range_checksum(file: BinaryIO, start: int, stop: int, *, checksum_type: str) -> str:
-    """Checksum, in hexadecimal, of the bytes ``[start, stop)``, which are read for it; the file's position stays."""
+    """Compute the checksum of the bytes ``[start, stop)``; the file's position stays."""
     checksum = new_checksum(checksum_type)
     for at in range(start, stop, _RANGE_CHUNK_BYTES):
         checksum.update(os.pread(file.fileno(), min(stop - at, _RANGE_CHUNK_BYTES), at))
@@ -432,8 +421,8 @@ def serve_forever(
     Args:
         directory: Created if missing; nothing is stored anywhere else.
         port: 0 takes a free one.
-        allow_etl: Whether a client may run transforms, as this user. ``None``: if the environment's
-            ``DALI_PIPES_EMBEDDED_ETL`` is 1.
+        allow_etl: Whether clients may run transforms as this user. ``None``: only if the environment's
+            ``DALI_PIPES_EMBEDDED_ETL`` is ``1``.
         announce: Called with the endpoint, instead of printing it.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Check a dSort request as it comes over the wire.
+"""Check a client's dSort request.
 
 AIS 4.9 closes the connection on an unknown algorithm, a bad size or a bad output template; the node answers 400.
 """
@@ -14,30 +14,30 @@ from dali_pipes.store.templates import Template
 from prep.embedded import wire
 from prep.embedded.wire import RefusalError
 from prep.shuffle.dsort_spec import parse_size
-from prep.shuffle.order import KEY_TYPES, KINDS, Algorithm
+from prep.shuffle.order import Algorithm
 
 
 @dataclass(frozen=True, kw_only=True)
 class SortSpec:
-    """A checked request to sort."""
+    """A checked dSort request."""
 
     source: str
     target: str
     inputs: Template | list[str]
     input_extension: str
     outputs: Template | None
-    """``None``: the key map names the shards."""
+    """``None`` if the key map names the shards."""
     output_extension: str
     output_shard_size: int
     algorithm: Algorithm
     key_map: str
-    """URL of an external key map; empty: there is none."""
+    """URL of an external key map, or empty."""
     key_map_separator: str
     description: str
 
     @classmethod
     def parse(cls, spec: dict[str, Any]) -> "SortSpec":
-        """Check the JSON of a request; raises `RefusalError`."""
+        """Check a request's JSON; raises `RefusalError`."""
         source, target = (_bucket(spec.get(name)) for name in ("input_bck", "output_bck"))
         if not source:
             raise _bad('"input_bck" missing source bucket')
@@ -69,14 +69,14 @@ class SortSpec:
         )
 
     def input_names(self) -> Iterator[str]:
-        """The names of the input shards."""
+        """Yield the names of the input shards."""
         if isinstance(self.inputs, list):
             return iter(self.inputs)
         return (with_extension(name, self.input_extension) for name in self.inputs.names())
 
 
 def parse_template(text: str) -> Template:
-    """A template; refused if its braces hold no ascending range."""
+    """Parse a template; refuse it if its braces do not hold an ascending range."""
     try:
         return Template.parse(text)
     except ValueError as exc:
@@ -84,7 +84,7 @@ def parse_template(text: str) -> Template:
 
 
 def with_extension(name: str, extension: str) -> str:
-    """``name``, with the extension unless it ends in it."""
+    """Add the extension to a name that does not end with it."""
     return name if name.endswith(extension) else f"{name}{extension}"
 
 
@@ -96,28 +96,28 @@ def _algorithm(algorithm: dict[str, Any]) -> Algorithm:
     kind, seed = algorithm.get("kind") or "alphanumeric", str(algorithm.get("seed") or "")
     if kind == "md5":
         raise wire.unsupported("dSort by md5")
-    if kind not in KINDS:
-        raise RefusalError(400, f"invalid sorting algorithm {kind!r}")
     if seed and not (re.fullmatch(r"\d{1,19}", seed) and int(seed) < 2**63):
         raise RefusalError(400, f'invalid seed "{seed}" (expecting integer value)')
-    if kind == "shuffle":
-        return Algorithm(kind=kind, seed=int(seed) if seed else time.time_ns())
-    decreasing = algorithm.get("decreasing") is True and kind != "none"
-    if kind != "content":
-        return Algorithm(kind=kind, decreasing=decreasing)
-    extension, key_type = algorithm.get("extension"), algorithm.get("content_key_type")
-    if not isinstance(extension, str) or not re.fullmatch(r"\s*\..*\S\s*", extension):
+    extension = algorithm.get("extension")
+    if kind == "content" and not (isinstance(extension, str) and re.fullmatch(r"\s*\..*\S\s*", extension)):
         raise RefusalError(400, f'algorithm: invalid extension "{extension}" (expecting e.g. ".cls")')
-    if key_type not in KEY_TYPES:
-        raise RefusalError(400, f"invalid content sorting key {key_type!r}, expecting one of: 'int', 'float', 'string'")
-    return Algorithm(kind=kind, decreasing=decreasing, component=extension, key_type=key_type)
+    try:
+        return Algorithm(
+            kind=kind,
+            seed=int(seed or time.time_ns()) if kind == "shuffle" else 0,
+            decreasing=algorithm.get("decreasing") is True and kind in ("alphanumeric", "content"),
+            component=str(extension) if kind == "content" else "",
+            key_type=str(algorithm.get("content_key_type")) if kind == "content" else "string",
+        )
+    except ValueError as exc:
+        raise RefusalError(400, f"[dsort] parse-spec: {exc}") from exc
 
 
 def _outputs(text: str, extension: str) -> Template:
     outputs = parse_template(text.strip())
     if not len(outputs):
         raise RefusalError(400, "prefix-only template not supported: output_format needs a range of numbers in braces")
-    for name in outputs.ends():  # the names between them have the same parts
+    for name in outputs.ends():  # the names between the first and the last have the same parts
         wire.check_object_name(with_extension(name, extension))
     return outputs
 

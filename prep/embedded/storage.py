@@ -7,11 +7,12 @@
                         a%2Fb.obj     an object: its bytes, then its metadata, then a footer with their length
                         0f..e1.long   the same for a name too long for a file name; the name is in the metadata
            jobs/ID.json               the status of a dSort job
+           jobs/ID.abort              a mark: the job is asked to stop
            scratch/NODE/              files that a running node is writing; removed when its lock is free
 
-Body and metadata are one file, so they cannot disagree, even if a process is killed. All state is on disk, so any
-number of nodes may serve one folder. Nothing is synced: an object is as durable as any file just written, and one that
-a power cut left without its footer does not exist.
+Bytes and metadata are in one file, so they cannot disagree, even if a process is killed. All state is on disk, so
+several nodes may serve one folder. Nothing is synced to disk: an object that a power failure left without its footer
+does not exist.
 """
 
 import fcntl
@@ -41,49 +42,50 @@ _PROPS_FILE = ".props"  # a file of its own, because .bucket is locked, and repl
 
 
 class BucketMissingError(Exception):
-    """There is no such bucket."""
+    """The bucket does not exist. Holds its name."""
 
 
 class ObjectMissingError(Exception):
-    """There is no such object."""
+    """The object does not exist."""
 
 
 class BucketExistsError(Exception):
-    """There is such a bucket already."""
+    """A new bucket's name is taken."""
 
 
 class ChecksumMismatchError(Exception):
-    """The bytes have another checksum than was given. Holds the type, the given and the found checksum."""
+    """The bytes do not have the given checksum. Holds the type, the given and the found checksum."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BucketProps:
-    """The properties of a bucket that can be set."""
+    """The properties of a bucket that a client can set."""
 
     checksum_type: str = DEFAULT_CHECKSUM_TYPE
-    """One of ``CHECKSUM_TYPES``; for objects that are stored from then on."""
+    """One of ``CHECKSUM_TYPES``; the checksum of objects that are stored from then on."""
     read_range: bool = False
-    """Whether the answer to a ranged read has the checksum of the range instead of the object's."""
+    """Whether a ranged read is answered with the checksum of the range instead of the object's."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ObjectMeta:
-    """The metadata of an object."""
-
     name: str
     num_bytes: int
     checksum: str
     """Of the bytes, in hexadecimal; empty for type ``none``."""
     checksum_type: str = DEFAULT_CHECKSUM_TYPE
-    """The bucket's type when the object was stored. (The default is for objects stored by older versions.)"""
+    """The bucket's type when the object was stored. Objects stored by older versions lack it."""
     version: int
-    """1 at first, and one more each time the object is replaced."""
+    """1 for a new object, and one more each time it is replaced."""
     atime_ns: int
     """When it was stored. (AIS updates it at every read.)"""
 
 
 class Storage:
-    """A node's access to a folder. Creates the folder; removes what dead nodes left half written. Thread-safe."""
+    """A node's access to a folder, which is created if needed; thread-safe.
+
+    Removes the files that dead nodes left half written. Methods raise `BucketMissingError` and `ObjectMissingError`.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -101,7 +103,7 @@ class Storage:
             fcntl.flock(self._lock, fcntl.LOCK_EX)
 
     def close(self) -> None:
-        """Remove files that were not written completely."""
+        """Remove files that were not written completely. Can be called twice."""
         if self._lock >= 0:
             shutil.rmtree(self._scratch, ignore_errors=True)
             os.close(self._lock)
@@ -114,7 +116,7 @@ class Storage:
         self.close()
 
     def is_alive(self, node: str) -> bool:
-        """Whether the node of this number runs."""
+        """Whether the node with this id still runs."""
         try:
             lock = os.open(self.folder / "scratch" / node / ".lock", os.O_RDWR)
         except FileNotFoundError:
@@ -130,11 +132,7 @@ class Storage:
     # Buckets
 
     def create_bucket(self, bucket: str, props: BucketProps = BucketProps()) -> None:
-        """Create a bucket.
-
-        Raises:
-            BucketExistsError: If it exists.
-        """
+        """Create a bucket; raises `BucketExistsError`."""
         made = self._scratch_path()
         made.mkdir()
         created_ns = time.time_ns()
@@ -149,7 +147,7 @@ class Storage:
             raise
 
     def destroy_bucket(self, bucket: str) -> None:
-        """Remove a bucket with all objects, at once; its files are deleted afterwards."""
+        """Remove a bucket and its objects in one step; its files are deleted afterwards."""
         dropped = self._scratch_path()
         try:
             (self._buckets / bucket).rename(dropped)
@@ -158,11 +156,11 @@ class Storage:
         shutil.rmtree(dropped, ignore_errors=True)
 
     def list_buckets(self) -> list[str]:
-        """The names of all buckets, sorted."""
+        """Return the names of all buckets, sorted."""
         return sorted(path.name for path in self._buckets.iterdir() if path.is_dir())
 
     def bucket_info(self, bucket: str) -> tuple[int, int]:
-        """A bucket's number, and its time of creation in nanoseconds."""
+        """Return a bucket's number, and its time of creation in nanoseconds."""
         try:
             info = json.loads((self._buckets / bucket / _BUCKET_FILE).read_bytes())
         except (FileNotFoundError, NotADirectoryError) as exc:
@@ -170,7 +168,7 @@ class Storage:
         return int(info["id"]), int(info["created_ns"])
 
     def bucket_props(self, bucket: str) -> BucketProps:
-        """A bucket's properties; raises `BucketMissingError`."""
+        """Return a bucket's properties."""
         try:
             return BucketProps(**json.loads((self._buckets / bucket / _PROPS_FILE).read_bytes()))
         except (FileNotFoundError, NotADirectoryError):
@@ -178,13 +176,10 @@ class Storage:
             return BucketProps()  # a bucket of an older version
 
     def set_bucket_props(self, bucket: str, props: BucketProps) -> None:
-        """Set the properties; stored objects stay as they are. Raises `BucketMissingError`."""
-        temporary = self._scratch_path()
-        temporary.write_text(json.dumps(asdict(props)))
+        """Set the properties; objects that are stored already stay as they are."""
         try:
-            temporary.rename(self._buckets / bucket / _PROPS_FILE)
+            self._replace(self._buckets / bucket / _PROPS_FILE, asdict(props))
         except (FileNotFoundError, NotADirectoryError) as exc:
-            temporary.unlink()
             raise BucketMissingError(bucket) from exc
 
     # Objects
@@ -198,19 +193,19 @@ class Storage:
         checksum: str = "",
         checksum_type: str = DEFAULT_CHECKSUM_TYPE,
     ) -> ObjectMeta:
-        """Store an object; it becomes visible when all of it is there.
+        """Store an object, which becomes visible when it is complete.
 
         Args:
             bucket: The bucket.
             name: The object's name.
-            chunks: Its bytes. If this raises, nothing changes.
-            checksum: If given, the bytes must have this checksum. The stored one is of the bucket's type.
-            checksum_type: Of ``checksum``.
+            chunks: Its bytes. If this iterable raises, nothing changes.
+            checksum: If given, the bytes must have this checksum. The stored checksum has the bucket's type.
+            checksum_type: The type of ``checksum``.
 
         Raises:
-            BucketMissingError: If there is no such bucket, or it was removed meanwhile.
+            BucketMissingError: If the bucket does not exist, or was removed meanwhile.
             ChecksumMismatchError: If the bytes have another checksum.
-            OSError: If the disk is full, or the file system refuses.
+            OSError: If the disk is full, or the file system refuses to write.
         """
         own_type = self.bucket_props(bucket).checksum_type
         temporary = self._scratch_path()
@@ -230,7 +225,10 @@ class Storage:
                     raise ChecksumMismatchError(checksum_type, checksum, found)
                 try:
                     with _locked(self._buckets / bucket / _BUCKET_FILE):
-                        version = self._version(bucket, name) + 1
+                        try:
+                            version = self.head(bucket, name).version + 1
+                        except ObjectMissingError:
+                            version = 1
                         meta = ObjectMeta(
                             name=name,
                             num_bytes=num_bytes,
@@ -251,10 +249,9 @@ class Storage:
         return meta
 
     def open(self, bucket: str, name: str) -> tuple[BinaryIO, ObjectMeta]:
-        """An object's file, which begins with its bytes, and its metadata. The file stays readable if it is replaced.
+        """Open an object's file, which begins with its bytes, and return the file and the metadata.
 
-        Raises:
-            ObjectMissingError: If there is no such object.
+        The file stays readable if the object is replaced or deleted.
         """
         try:
             file = self._path(bucket, name).open("rb", buffering=0)
@@ -266,25 +263,34 @@ class Storage:
             raise ObjectMissingError(bucket, name)
         return file, meta
 
+    def read(self, bucket: str, name: str) -> bytes:
+        """Return an object's bytes."""
+        file, meta = self.open(bucket, name)
+        with file:
+            return file.read()[: meta.num_bytes]
+
     def head(self, bucket: str, name: str) -> ObjectMeta:
-        """An object's metadata; raises `ObjectMissingError`."""
+        """Return an object's metadata."""
         file, meta = self.open(bucket, name)
         file.close()
         return meta
 
     def shard(self, bucket: str, name: str) -> InputShard:
-        """An object as a tar to read; raises `ObjectMissingError`."""
-        return InputShard(name=name, path=self._path(bucket, name), num_bytes=self.head(bucket, name).num_bytes)
+        """Return an object as a tar to read."""
+        file, meta = self.open(bucket, name)
+        with file:
+            stat = os.fstat(file.fileno())
+        return InputShard.of(name, self._path(bucket, name), stat, num_bytes=meta.num_bytes)
 
     def delete(self, bucket: str, name: str) -> None:
-        """Remove an object; raises `ObjectMissingError`."""
+        """Remove an object."""
         try:
             self._path(bucket, name).unlink()
         except FileNotFoundError as exc:
             raise ObjectMissingError(bucket, name) from exc
 
     def list_names(self, bucket: str, *, prefix: str = "", after: str = "") -> list[str]:
-        """The names that begin with ``prefix`` and come after ``after``, sorted by code points."""
+        """Return the names that begin with ``prefix`` and sort after ``after``, sorted by code points."""
         names = []
         try:
             with os.scandir(self._buckets / bucket) as entries:
@@ -297,7 +303,7 @@ class Storage:
         return sorted(names)
 
     def heads(self, bucket: str, names: Iterable[str]) -> Iterator[ObjectMeta]:
-        """Metadata of the objects that are still there."""
+        """Yield the metadata of these objects; leave out those that were deleted meanwhile."""
         for name in names:
             try:
                 yield self.head(bucket, name)
@@ -305,19 +311,17 @@ class Storage:
                 continue
 
     def disk_bytes(self) -> int:
-        """Size of the file system."""
+        """Return the size of the file system."""
         return shutil.disk_usage(self.folder).total
 
     # Jobs
 
     def write_job(self, job: str, status: dict[str, Any]) -> None:
         """Replace the status of a job."""
-        temporary = self._scratch_path()
-        temporary.write_text(json.dumps(status))
-        temporary.rename(self._jobs / f"{job}.json")
+        self._replace(self._jobs / f"{job}.json", status)
 
     def read_job(self, job: str) -> dict[str, Any] | None:
-        """The status of a job; ``None``: there was no such job."""
+        """Return the status of a job, or ``None`` for an unknown job."""
         if not re.fullmatch(r"[A-Za-z0-9_-]+", job):
             return None
         try:
@@ -337,6 +341,15 @@ class Storage:
     def _scratch_path(self) -> Path:
         return self._scratch / os.urandom(8).hex()
 
+    def _replace(self, path: Path, value: dict[str, Any]) -> None:
+        """Write JSON into a file in one step."""
+        temporary = self._scratch_path()
+        try:
+            temporary.write_text(json.dumps(value))
+            temporary.rename(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
     def _path(self, bucket: str, name: str) -> Path:
         short = quote(name, safe="")
         if len(short) <= _MAX_FILE_NAME:
@@ -348,21 +361,12 @@ class Storage:
             return unquote(entry.name.removesuffix(".obj"))
         if entry.name.endswith(".long"):
             try:
-                descriptor = os.open(entry.path, os.O_RDONLY)
+                with Path(entry.path).open("rb", buffering=0) as file:
+                    meta = _read_meta(file.fileno())
             except FileNotFoundError:
                 return None
-            try:
-                meta = _read_meta(descriptor)
-            finally:
-                os.close(descriptor)
             return None if meta is None else meta.name
         return None
-
-    def _version(self, bucket: str, name: str) -> int:
-        try:
-            return self.head(bucket, name).version
-        except ObjectMissingError:
-            return 0
 
 
 def _read_meta(descriptor: int) -> ObjectMeta | None:

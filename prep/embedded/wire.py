@@ -1,4 +1,4 @@
-"""Write and read the JSON, msgpack and headers of AIStore's HTTP API, as AIS 4.9 was seen to write them."""
+"""Write and read the JSON, msgpack and headers of AIStore's HTTP API, as recorded from AIS 4.9."""
 
 import json
 import re
@@ -11,23 +11,23 @@ import xxhash
 from dali_pipes.store.checksums import CHECKSUM_TYPES, NO_CHECKSUM_TYPE
 from prep.embedded.storage import BucketProps, ObjectMeta
 
-BUCKET_NAME = re.compile(r"(?!\.\.?$)[A-Za-z0-9._-]{1,64}")
-MAX_NAME_BYTES = 1024
+_BUCKET_NAME = re.compile(r"(?!\.\.?$)[A-Za-z0-9._-]{1,64}")
+_MAX_NAME_BYTES = 1024
 PAGE_SIZE = 10_000
-"""Entries of a listing's page, if the client gives no number."""
-ENTRY_PRESENT = 64
+"""Entries of one page of a listing, if the client gives no number."""
+_ENTRY_PRESENT = 64
 LIST_FLAGS = 1 | 16 | 32 | 64 | 128 | 256
-"""Listing flags that make sense for an ``ais://`` bucket on one node: cached, name only, name and size, bucket present,
-do not ask a remote, do not add a remote."""
+"""Listing flags that have a meaning for an ``ais://`` bucket on one node: cached, name only, name and size, bucket
+present, do not ask a remote, do not add a remote."""
 
 Field = TypeVar("Field", str, int, bool, dict[str, Any], list[Any])
 
 _CHECKSUM_CHOICES = {"type", "enable_read_range"}
-_ID_SEED = 1103515245  # of AIS's own digests, by which the SDK finds an object's target
+_ID_SEED = 1103515245  # the seed of AIS's digests, by which the SDK finds an object's target
 
 
 class RefusalError(Exception):
-    """A request that is answered with an error. AIS's ``tcode`` names its kind; it is empty if AIS sends none."""
+    """Makes the node answer with an error. ``tcode`` is AIS's name of the error's kind; empty if AIS sends none."""
 
     def __init__(self, status: int, message: str, tcode: str = "", headers: tuple[tuple[str, str], ...] = ()) -> None:
         super().__init__(message)
@@ -35,30 +35,30 @@ class RefusalError(Exception):
 
 
 def bucket_missing(bucket: str) -> RefusalError:
-    """404, in the words by which the SDK distinguishes a missing bucket from a missing object."""
+    """Return a 404 in the words by which the SDK distinguishes a missing bucket from a missing object."""
     return RefusalError(404, f'bucket "ais://{bucket}" does not exist', "ErrBckNotFound")
 
 
 def unsupported(what: str) -> RefusalError:
-    """501, which the SDK does not retry."""
+    """Return a 501, which the SDK does not retry."""
     message = f"{what}: the embedded node does not do that; set AIS_ENDPOINT to a cluster that does"
     return RefusalError(501, message, "ErrUnsupp")
 
 
 def error_body(refusal: RefusalError, *, method: str, path: str, remote: str, node: str) -> bytes:
-    """The JSON that AIS sends with an error."""
+    """Return the JSON that AIS sends with an error."""
     fields = {"tcode": refusal.tcode} if refusal.tcode else {}
     fields |= {"message": refusal.message, "method": method, "url_path": path, "remote_addr": remote}
     return json.dumps(fields | {"caller": "", "node": node, "status": refusal.status}).encode() + b"\n"
 
 
 def bucket_json(name: str) -> dict[str, Any]:
-    """A bucket, as listings and jobs name it."""
+    """Return the form in which listings and jobs name a bucket."""
     return {"name": name, "provider": "ais", "namespace": {"uuid": "", "name": ""}}
 
 
 def cluster_map(*, port: int, uuid: str, created: str) -> dict[str, Any]:
-    """A cluster of one proxy and one target at one address."""
+    """Describe a cluster of one proxy and one target at one address."""
     net = {"node_ip_addr": "127.0.0.1", "daemon_port": str(port), "direct_url": f"http://127.0.0.1:{port}"}
     nets = {"public_net": net, "intra_data_net": net, "intra_control_net": net}
 
@@ -79,20 +79,20 @@ def cluster_map(*, port: int, uuid: str, created: str) -> dict[str, Any]:
 
 
 def proxy_id(port: int) -> str:
-    """The name of the node in its role as proxy."""
+    """Return the node's name in its role as proxy."""
     return f"embp{port}"
 
 
 def target_id(port: int) -> str:
-    """The name of the node in its role as target."""
+    """Return the node's name in its role as target."""
     return f"embt{port}"
 
 
 def parse_bucket_props(value: dict[str, Any], before: BucketProps) -> BucketProps:
-    """The properties that ``create-bck`` or ``set-bprops`` sets, over those before: ``{"checksum": {"type": "md5"}}``.
+    """Apply the properties of ``create-bck`` or ``set-bprops``, such as ``{"checksum": {"type": "md5"}}``.
 
     Raises:
-        RefusalError: 400: no such checksum type. 501: the node does not have this property.
+        RefusalError: 400 for an unknown checksum type, 501 for a property that the node does not have.
     """
     checksum = field_of(value, "checksum", dict)
     others = [*(value.keys() - {"checksum"}), *(f"checksum.{name}" for name in checksum.keys() - _CHECKSUM_CHOICES)]
@@ -100,11 +100,9 @@ def parse_bucket_props(value: dict[str, Any], before: BucketProps) -> BucketProp
         raise unsupported(f"bucket properties {', '.join(sorted(others))}")
     checksum_type = field_of(checksum, "type", str) or before.checksum_type
     check_checksum_type(checksum_type)
-    read_range = checksum.get("enable_read_range") is not None
-    return BucketProps(
-        checksum_type=checksum_type,
-        read_range=field_of(checksum, "enable_read_range", bool) if read_range else before.read_range,
-    )
+    if checksum.get("enable_read_range") is None:
+        return BucketProps(checksum_type=checksum_type, read_range=before.read_range)
+    return BucketProps(checksum_type=checksum_type, read_range=field_of(checksum, "enable_read_range", bool))
 
 
 def check_checksum_type(name: str) -> None:
@@ -114,7 +112,7 @@ def check_checksum_type(name: str) -> None:
 
 
 def bucket_props(props: BucketProps, *, bucket_id: int, created_ns: int) -> str:
-    """The ``Ais-Bucket-Props`` header of a bucket with AIS's defaults, without mirroring and erasure coding."""
+    """Return the header ``Ais-Bucket-Props`` of a bucket with AIS's defaults, without mirroring and erasure coding."""
     limit = {"interval": "1m", "max_tokens": 1000, "enabled": False}
     values = {
         "backend_bck": {"name": "", "provider": "", "namespace": {"uuid": "", "name": ""}},
@@ -153,7 +151,7 @@ def bucket_props(props: BucketProps, *, bucket_id: int, created_ns: int) -> str:
 
 
 def bucket_summary(bucket: str, sizes: list[int], *, disk_bytes: int) -> dict[str, Any]:
-    """Counts and sizes of a bucket's objects. ``size_on_disk`` is the sum of their bytes."""
+    """Count and sum a bucket's objects. ``size_on_disk`` is the sum of their bytes."""
     total = sum(sizes)
     return bucket_json(bucket) | {
         "ObjCount": {"obj_count_present": str(len(sizes)), "obj_count_remote": "0"},
@@ -176,7 +174,7 @@ def bucket_summary(bucket: str, sizes: list[int], *, disk_bytes: int) -> dict[st
 def listing(
     metas: Iterable[ObjectMeta], *, props: frozenset[str], uuid: str, token: str, atime: str, location: str
 ) -> bytes:
-    """One page of a listing in msgpack. Fields that are zero or empty are left out, as by AIS."""
+    """Return one page of a listing in msgpack. Fields that are zero or empty are left out, as by AIS."""
     entries = []
     for meta in metas:
         entry: dict[str, str | int] = {"n": meta.name}
@@ -192,28 +190,28 @@ def listing(
             entry["s"] = meta.num_bytes
         if "copies" in props:
             entry["c"] = 1
-        entry["f"] = ENTRY_PRESENT
+        entry["f"] = _ENTRY_PRESENT
         entries.append(entry)
     return msgspec.msgpack.encode({"UUID": uuid, "ContinuationToken": token, "Entries": entries, "Flags": 0})
 
 
 def object_headers(meta: ObjectMeta) -> list[tuple[str, str]]:
-    """Headers of every answer with an object's bytes."""
+    """Return the headers of every answer with an object's bytes."""
     return [("Ais-Atime", str(meta.atime_ns)), *checksum_headers(meta), ("Ais-Version", str(meta.version))]
 
 
 def checksum_headers(meta: ObjectMeta) -> list[tuple[str, str]]:
-    """Type and value; none for type ``none``."""
+    """Return the headers for type and value; an empty list for type ``none``."""
     if meta.checksum_type == NO_CHECKSUM_TYPE:
         return []
     return [("Ais-Checksum-Type", meta.checksum_type), ("Ais-Checksum-Value", meta.checksum)]
 
 
 def field_of(message: dict[str, Any], name: str, kind: type[Field]) -> Field:
-    """A field of a JSON message; empty or zero if it is missing. A number may also come as text.
+    """Return a field of a JSON message; empty or zero if it is missing. A number may also come as text.
 
     Raises:
-        RefusalError: 400: the field is of another kind.
+        RefusalError: 400 if the field has another type.
     """
     value = message.get(name)
     if value is None or value == "":
@@ -228,32 +226,31 @@ def field_of(message: dict[str, Any], name: str, kind: type[Field]) -> Field:
 def check_object_name(name: str) -> None:
     """Refuse a name that leaves the bucket, or that a cluster would list under another name.
 
-    AIS 4.9 refuses ``..`` and a slash at the end; it takes ``a//b``, ``./b`` and ``/b``, and then lists them under
-    other names or not at all. The node refuses these, too.
+    AIS 4.9 refuses ``..`` and a slash at the end. It takes ``a//b``, ``./b`` and ``/b``, but lists them under other
+    names or not at all, so the node refuses them too.
     """
     parts = name.split("/")
     if not name or any(part in ("", ".", "..") for part in parts) or "\0" in name:
         raise RefusalError(400, f'invalid object name "{name}"', "errInvalidObjName")
-    if len(name.encode()) > MAX_NAME_BYTES:
-        raise RefusalError(
-            400, f"object name is too long: {len(name.encode())} > {MAX_NAME_BYTES} bytes", "errInvalidObjName"
-        )
+    if (num_bytes := len(name.encode())) > _MAX_NAME_BYTES:
+        message = f"object name is too long: {num_bytes} > {_MAX_NAME_BYTES} bytes"
+        raise RefusalError(400, message, "errInvalidObjName")
 
 
 def check_bucket_name(name: str) -> None:
     """Refuse a bucket name that AIS refuses."""
     if len(name) > 64:
         raise RefusalError(400, f"bucket name is too long: {len(name)} > 64(max length)")
-    if not BUCKET_NAME.fullmatch(name):
+    if not _BUCKET_NAME.fullmatch(name):
         allowed = "may only contain letters, numbers, dashes (-), underscores (_), and dots (.)"
         raise RefusalError(400, f"bucket name is invalid: {allowed}")
 
 
 def parse_range(header: str, num_bytes: int, *, what: str) -> tuple[int, int]:
-    """The bytes ``[start, stop)`` that a ``Range`` header asks for; ``bytes=-5`` means the last five.
+    """Return the bytes ``[start, stop)`` that a ``Range`` header asks for; ``bytes=-5`` means the last five.
 
     Raises:
-        RefusalError: 416: no range, more than one, or one outside the object.
+        RefusalError: 416 if it is not one range within the object.
     """
     if "," in header:
         raise RefusalError(416, f"cannot multi-range read {what} - operation not supported", "ErrUnsupp")

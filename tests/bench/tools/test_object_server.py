@@ -71,8 +71,8 @@ def test_latency_is_slept_before_each_request(tmp_path: Path, monkeypatch: pytes
     """The proxy's answer and the target's each wait once, on a connection that is kept, too."""
     slept: list[float] = []
     monkeypatch.setattr(bench.tools.object_server.time, "sleep", slept.append)
-    with Storage(tmp_path) as storage, NodeServer(storage, port=0) as node:
-        node.RequestHandlerClass = bench.tools.object_server._slowed(node.RequestHandlerClass, 0.02)  # type: ignore[arg-type]
+    delay = bench.tools.object_server._delay(0.02)
+    with Storage(tmp_path) as storage, NodeServer(storage, port=0, before_request=delay) as node:
         thread = threading.Thread(target=node.serve_forever, daemon=True)
         thread.start()
         storage.create_bucket("b")
