@@ -14,7 +14,6 @@ import torch
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
 from dali_pipes.bad_samples.policy import BadSamplesSeen
-from dali_pipes.bad_samples.quarantine import Quarantine
 from dali_pipes.bad_samples.repair import Repair
 from dali_pipes.cache.free_space import available_memory
 from dali_pipes.cache.placement import extent_alignment
@@ -26,6 +25,7 @@ from dali_pipes.data_set.mixture import Mixture
 from dali_pipes.epoch import LoaderParts, PlanInputs
 from dali_pipes.errors import WorkerProcessError
 from dali_pipes.fetch.stager import Stager
+from dali_pipes.formats.quarantine import Quarantine
 from dali_pipes.graph.decode import DecodePipeline
 from dali_pipes.graph.graph import Graph
 from dali_pipes.iterator import Loader

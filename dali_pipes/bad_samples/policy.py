@@ -16,7 +16,7 @@ from dali_pipes.options import BadSamples
 from dali_pipes.reader.batch import Batch
 
 if TYPE_CHECKING:
-    from dali_pipes.bad_samples.quarantine import Quarantine
+    from dali_pipes.formats.quarantine import Quarantine
 
 
 _log = logging.getLogger(__name__)

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes.bad_samples.quarantine import Exclusion, read_exclusions
 from dali_pipes.data_set.data_set import DataSet
 from dali_pipes.data_set.joined import split_set
 from dali_pipes.errors import DataError
 from dali_pipes.formats.names import index_name
+from dali_pipes.formats.quarantine import Exclusion, read_exclusions
 from dali_pipes.formats.sample_columns import Columns, Where
 from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.formats.texts import Texts
@@ -55,7 +55,7 @@ def excluded_ordinals(
 
     Args:
         indexed: The shards.
-        exclude: Files that list samples, see `dali_pipes.bad_samples.quarantine.read_exclusions`. In a mixture a shard
+        exclude: Files that list samples, see `dali_pipes.formats.quarantine.read_exclusions`. In a mixture a shard
             is called ``SET/SHARD``; its own name is enough if only one set has it. Listed samples of shards that the
             loader does not read are counted and logged.
         where: Called once with a `dali_pipes.formats.sample_columns.Columns`; returns bool [N], ``True`` for each

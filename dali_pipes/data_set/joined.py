@@ -10,8 +10,7 @@ import numpy as np
 
 from dali_pipes.errors import DataError
 from dali_pipes.fetch.fetcher import Fetcher, Wanted
-from dali_pipes.formats.column_file import UNSIZED
-from dali_pipes.formats.manifest import Manifest
+from dali_pipes.formats.manifest import UNSIZED, Manifest
 from dali_pipes.formats.texts import Texts, pack_texts
 from dali_pipes.store.base import Store
 

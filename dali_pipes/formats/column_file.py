@@ -2,11 +2,11 @@
 
 Any language reads them without parsing. Texts (shard names, keys) are one run of UTF-8 bytes and the column of their
 end offsets. `dali_pipes.formats.manifest`, `dali_pipes.formats.shard_index` and `dali_pipes.formats.sample_columns` say
-what the columns of each kind hold. A reader may rely on that: a file is checked before anything is made of it.
+what the columns of each kind hold. Each of them checks the whole file before it returns an object.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -17,11 +17,7 @@ from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
 from dali_pipes.errors import DataError
-from dali_pipes.formats.photo_header import PHOTO_FORMATS
 from dali_pipes.formats.texts import Texts
-
-UNSIZED = "unsized"
-"""Beside the formats in `Manifest.photos`: photos whose header gives no height and width."""
 
 
 def save_columns(columns: Mapping[str, npt.NDArray[Any]], header: Mapping[str, Any]) -> bytes:
@@ -95,71 +91,28 @@ class ColumnFile:
         if self.columns:
             raise self.refused("no other columns", ", ".join(f"'{name}'" for name in sorted(self.columns)[:3]))
 
-    def whole_number(self, name: str) -> int:
-        """A count in the header."""
+    def entry(self, name: str, expected: str, is_valid: Callable[[Any], bool]) -> Any:
+        """An entry of the header that ``is_valid`` accepts; ``expected`` describes such an entry for the error."""
         value = self.header.get(name)
-        if not _is_count(value):
-            raise self.refused(f"'{name}' to be a whole number", f"{value!r:.40}")
-        return cast("int", value)
+        if not is_valid(value):
+            raise self.refused(f"'{name}' to be {expected}", f"{value!r:.40}")
+        return value
 
     def text(self, name: str) -> str:
         """A text in the header."""
-        value = self.header.get(name)
-        if not isinstance(value, str):
-            raise self.refused(f"'{name}' to be a text", f"{value!r:.40}")
-        return value
-
-    def hexadecimal(self, name: str) -> int:
-        """A number of 16 hexadecimal digits in the header."""
-        value = self.header.get(name)
-        try:
-            number = int(value, 16) if isinstance(value, str) and len(value) == 16 else -1
-        except ValueError:
-            number = -1
-        if number < 0:
-            raise self.refused(f"'{name}' to be 16 hexadecimal digits", f"{value!r:.40}")
-        return number
-
-    def counts(self, value: object, name: str) -> dict[str, int]:
-        """Counts by name, called ``name`` in the header."""
-        if not isinstance(value, dict) or not all(map(_is_count, value.values())):
-            raise self.refused(f"'{name}' to be whole numbers by name", f"{value!r:.40}")
-        return value
-
-    def classes(self) -> dict[int, str]:
-        """The class table in the header."""
-        value = self.header.get("classes")
-        try:
-            if not isinstance(value, dict) or not all(isinstance(name, str) for name in value.values()):
-                raise TypeError("not a table")
-            return {int(label): name for label, name in value.items()}
-        except (TypeError, ValueError) as exc:
-            raise self.refused("'classes' to be names by class id", f"{value!r:.40}") from exc
-
-    def photos(self) -> dict[str, dict[str, int]]:
-        """Counts of formats by component, in the header."""
-        value = self.header.get("photos")
-        if not isinstance(value, dict):
-            raise self.refused("'photos' to be counts by component", f"{value!r:.40}")
-        photos = {component: self.counts(counts, f"photos of {component}") for component, counts in value.items()}
-        for counts in photos.values():
-            if unknown := counts.keys() - {*PHOTO_FORMATS, UNSIZED}:
-                raise self.refused(f"photos to be in one of {', '.join(PHOTO_FORMATS)}", f"'{min(unknown)}'")
-        return photos
-
-    def labels(self) -> dict[str, int]:
-        """The range of class ids in the header."""
-        value = self.header.get("labels")
-        if value == {}:
-            return {}
-        if not isinstance(value, dict) or value.keys() != {"min", "max"} or not all(map(_is_int64, value.values())):
-            raise self.refused("'labels' to be min and max", f"{value!r:.40}")
-        return value
+        return cast("str", self.entry(name, "a text", lambda value: isinstance(value, str)))
 
 
-def _is_int64(value: object) -> bool:
+def is_int64(value: object) -> bool:
+    """Whether a value of a JSON header is a whole number of 64 bits (and not a bool)."""
     return type(value) is int and -(2**63) <= value < 2**63
 
 
-def _is_count(value: object) -> bool:
-    return _is_int64(value) and cast("int", value) >= 0
+def is_count(value: object) -> bool:
+    """Whether a value of a JSON header is a whole number that is not negative."""
+    return is_int64(value) and cast("int", value) >= 0
+
+
+def are_counts(value: object) -> bool:
+    """Whether a value of a JSON header is a table of counts by name."""
+    return isinstance(value, dict) and all(map(is_count, value.values()))

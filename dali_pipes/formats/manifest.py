@@ -14,12 +14,16 @@ column                dtype     holds
 ``index_checksum``    uint64 S  XXH64 of each shard's index
 ====================  ========  =====================================================================================
 
-Its header, JSON, sums up the whole data set, so that a loader can refuse what the data set cannot give before it reads
-any shard index. ``classes`` is the class table. ``components`` counts the samples that have each component. ``photos``
-counts the formats of each component that is a photo by its name, ``{"image.jpg": {"JPEG": 990, "unknown": 10}}``, and
-under ``unsized`` the photos without height and width, if their number is not that of the unknown ones. ``labels`` has
-the smallest and the largest class id, ``{"min": 1, "max": 37}``, if there are any. (Version 1 had neither ``photos``
-nor ``labels``.)
+Its header, in JSON, sums up the whole data set, so that a loader can refuse what the data set cannot give before it
+reads any shard index:
+
+* ``classes`` is the class table.
+* ``components`` counts the samples that have each component.
+* ``photos`` counts the formats of each component that is a photo by its name, ``{"image.jpg": {"JPEG": 990, "unknown":
+  10}}``, and under ``unsized`` the photos without height and width, if their number differs from that of ``unknown``.
+* ``labels`` has the smallest and the largest class id, ``{"min": 1, "max": 37}``, if there are any.
+
+(Version 1 had neither ``photos`` nor ``labels``.)
 
 Shards that are read through an ETL (``prep index --etl NAME``) have files of the same formats, named after the ETL:
 ``samples-manifest.NAME.etl.safetensors``. The header of such a manifest has ``etl``, the ETL's name.
@@ -28,7 +32,7 @@ Shards that are read through an ETL (``prep index --etl NAME``) have files of th
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, cast
 
@@ -36,13 +40,17 @@ import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.errors import DataError
-from dali_pipes.formats.column_file import ColumnFile, save_columns
+from dali_pipes.formats.column_file import ColumnFile, are_counts, is_int64, save_columns
+from dali_pipes.formats.photo_header import PHOTO_FORMATS
 from dali_pipes.formats.texts import Texts, object_name_problem, pack_texts
 
 MANIFEST_VERSION = 2
 MANIFEST_KIND = "dali-pipes manifest"
+UNSIZED = "unsized"
+"""Beside the formats in `Manifest.photos`: photos whose header gives no height and width."""
 # AIStore's rule. It matters here that a name has no dot.
 _ETL_NAME = re.compile("[a-z0-9-]{1,64}")
+_CLASS_ID = re.compile("-?[0-9]{1,19}")
 Int64s = npt.NDArray[np.int64]
 UInt64s = npt.NDArray[np.uint64]
 
@@ -64,7 +72,7 @@ class Manifest:
     """class id, as ``cls`` holds it -> name; empty if there is no class table."""
     photos: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """component that is a photo by its name -> format of `PHOTO_FORMATS` -> the number of such photos in the whole data
-    set; and `UNSIZED` -> the number without height and width, if that is not the number of unknown photos."""
+    set; and `UNSIZED` -> the number without height and width, if it differs from the number of unknown photos."""
     labels: Mapping[str, int] = field(default_factory=dict)
     """``{"min": 1, "max": 37}``: the smallest and largest class id of the whole data set; empty if it has none."""
     etl: str = ""
@@ -129,22 +137,18 @@ class Manifest:
         """
         if np.array_equal(chosen, np.arange(self.num_shards)):
             return self
-        return Manifest(
+        return replace(
+            self,
             names=cast("Texts", self.names).take(chosen),
             shard_bytes=self.shard_bytes[chosen],
             checksums=self.checksums[chosen],
             samples=self.samples[chosen],
             index_bytes=self.index_bytes[chosen],
             index_checksums=self.index_checksums[chosen],
-            components=self.components,
-            classes=self.classes,
-            photos=self.photos,
-            labels=self.labels,
-            etl=self.etl,
         )
 
     def to_bytes(self) -> bytes:
-        """The manifest's file. The same manifest always gives the same bytes."""
+        """The manifest's file; the same manifest always gives the same bytes."""
         name_bytes, name_ends = pack_texts(self.names)
         columns: dict[str, npt.NDArray[Any]] = {
             "name/bytes": name_bytes,
@@ -180,14 +184,16 @@ class Manifest:
         counts = {c: file.column(c, np.int64, len(names)) for c in ("bytes", "samples", "index_bytes")}
         for column, values in counts.items():
             if (values < 0).any() or values.sum(dtype=np.float64) >= 2**62:
-                raise file.refused(
-                    f"column '{column}' of values that are not negative and sum to under 2**62", "others"
-                )
+                raise file.refused(f"column '{column}' of counts with a sum under 2**62", "other values")
         checksums, index_checksums = (file.column(c, np.uint64, len(names)) for c in ("checksum", "index_checksum"))
         file.expect_no_more()
         etl = file.text("etl") if "etl" in file.header else ""
         if etl and not _ETL_NAME.fullmatch(etl):
             raise file.refused("'etl' to be an ETL's name", f"{etl!r:.40}")
+        classes = file.entry("classes", "names by class id", _are_classes)
+        photos = file.entry("photos", "whole numbers by component and format", _are_photos)
+        if unknown := set().union(*photos.values()) - {*PHOTO_FORMATS, UNSIZED}:
+            raise file.refused(f"photos to be in one of {', '.join(PHOTO_FORMATS)}", f"'{min(unknown)}'")
         return cls(
             names=names,
             shard_bytes=counts["bytes"],
@@ -195,9 +201,25 @@ class Manifest:
             samples=counts["samples"],
             index_bytes=counts["index_bytes"],
             index_checksums=index_checksums,
-            components=file.counts(file.header.get("components"), "components"),
-            classes=file.classes(),
-            photos=file.photos(),
-            labels=file.labels(),
+            components=file.entry("components", "whole numbers by name", are_counts),
+            classes={int(label): name for label, name in classes.items()},
+            photos=photos,
+            labels=file.entry("labels", "min and max", _is_range),
             etl=etl,
         )
+
+
+def _are_classes(value: object) -> bool:
+    return isinstance(value, dict) and all(
+        _CLASS_ID.fullmatch(label) and isinstance(name, str) for label, name in value.items()
+    )
+
+
+def _are_photos(value: object) -> bool:
+    return isinstance(value, dict) and all(map(are_counts, value.values()))
+
+
+def _is_range(value: object) -> bool:
+    return value == {} or (
+        isinstance(value, dict) and value.keys() == {"min", "max"} and all(map(is_int64, value.values()))
+    )

@@ -1,8 +1,8 @@
 """Read a photo's format, height and width from its first bytes, without decoding it."""
 
+import importlib
 import io
 import struct
-from collections.abc import Callable
 from typing import NamedTuple
 
 MAX_PIXELS = 89_478_485
@@ -42,13 +42,19 @@ def read_photo_header(data: bytes) -> PhotoHeader:
     exactly the size of such a picture is needed here.
     """
     name = _sniff(data)
-    reader = _READERS.get(name)
-    if reader is None:
-        return PhotoHeader(name, 0, 0)
     try:
-        width, height = reader(data)
+        if name == "PNG":
+            # The format fixes the first chunk: after its length and type comes IHDR.
+            width, height = struct.unpack(">II", data[16:24]) if data[12:16] == b"IHDR" else (0, 0)
+        elif name == "GIF":
+            width, height = struct.unpack("<HH", data[6:10])
+        elif name in _PILLOW:
+            module, reader = _PILLOW[name]
+            width, height = getattr(importlib.import_module(f"PIL.{module}"), reader)(io.BytesIO(data)).size
+        else:
+            width, height = 0, 0
     except Exception:  # noqa: BLE001 (Pillow's readers raise anything, also for decompression bombs)
-        return PhotoHeader(name, 0, 0)
+        width, height = 0, 0
     return PhotoHeader(name, height, width)
 
 
@@ -63,55 +69,6 @@ def _sniff(data: bytes) -> str:
     return "unknown"
 
 
-def _jpeg(data: bytes) -> tuple[int, int]:
-    from PIL.JpegImagePlugin import JpegImageFile
-
-    return JpegImageFile(io.BytesIO(data)).size
-
-
-def _png(data: bytes) -> tuple[int, int]:
-    # The format fixes the first chunk: after its length and type comes IHDR.
-    if data[12:16] != b"IHDR":
-        raise ValueError("no IHDR")
-    width, height = struct.unpack(">II", data[16:24])
-    return width, height
-
-
-def _webp(data: bytes) -> tuple[int, int]:
-    from PIL.WebPImagePlugin import WebPImageFile
-
-    return WebPImageFile(io.BytesIO(data)).size
-
-
-def _tiff(data: bytes) -> tuple[int, int]:
-    from PIL.TiffImagePlugin import TiffImageFile
-
-    return TiffImageFile(io.BytesIO(data)).size
-
-
-def _bmp(data: bytes) -> tuple[int, int]:
-    from PIL.BmpImagePlugin import BmpImageFile
-
-    return BmpImageFile(io.BytesIO(data)).size
-
-
-def _ppm(data: bytes) -> tuple[int, int]:
-    from PIL.PpmImagePlugin import PpmImageFile
-
-    return PpmImageFile(io.BytesIO(data)).size
-
-
-def _jpeg2000(data: bytes) -> tuple[int, int]:
-    from PIL.Jpeg2KImagePlugin import Jpeg2KImageFile
-
-    return Jpeg2KImageFile(io.BytesIO(data)).size
-
-
-def _gif(data: bytes) -> tuple[int, int]:
-    width, height = struct.unpack("<HH", data[6:10])
-    return width, height
-
-
 _MAGIC = (
     (b"\xff\xd8\xff", "JPEG"),
     (b"\x89PNG\r\n\x1a\n", "PNG"),
@@ -123,13 +80,12 @@ _MAGIC = (
     (b"\xff\x4f\xff\x51", "JPEG2000"),
     (b"\0\0\0\x0cjP  \r\n\x87\n", "JPEG2000"),
 )
-_READERS: dict[str, Callable[[bytes], tuple[int, int]]] = {
-    "JPEG": _jpeg,
-    "PNG": _png,
-    "WEBP": _webp,
-    "TIFF": _tiff,
-    "BMP": _bmp,
-    "PPM": _ppm,
-    "JPEG2000": _jpeg2000,
-    "GIF": _gif,
+# Format -> the module and the class of Pillow's reader, imported at its first photo.
+_PILLOW = {
+    "JPEG": ("JpegImagePlugin", "JpegImageFile"),
+    "WEBP": ("WebPImagePlugin", "WebPImageFile"),
+    "TIFF": ("TiffImagePlugin", "TiffImageFile"),
+    "BMP": ("BmpImagePlugin", "BmpImageFile"),
+    "PPM": ("PpmImagePlugin", "PpmImageFile"),
+    "JPEG2000": ("Jpeg2KImagePlugin", "Jpeg2KImageFile"),
 }

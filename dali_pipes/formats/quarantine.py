@@ -14,7 +14,6 @@ import glob
 import os
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -46,7 +45,7 @@ class Exclusion(NamedTuple):
         return f"'{self.file}':{self.line}"
 
 
-class QuarantineFile:
+class Quarantine:
     """Adds samples to a quarantine file, each once. A context manager.
 
     Several processes can add to one file: every line is written as a whole.
@@ -54,16 +53,16 @@ class QuarantineFile:
     Args:
         path: The file.
         manifest: The manifest's digest, for the header; empty if there is no manifest.
-        is_made: Create the file now, with its header, if it does not exist: an empty list can be passed to a loader,
-            too. Otherwise it is created with the first sample.
-        takes_lists: Also add to a list of keys that a person wrote; otherwise that is refused.
+        made_now: Create the file now, with its header, so that even an empty list can be passed to a loader; and refuse
+            to add to a list of keys that a person wrote. Otherwise, as for a loader's own file, it is created with its
+            first sample, and may continue such a list.
 
     Raises:
         DataError: If the file exists and is not a list of samples, or is a list that must not be changed.
         StoreError: If the file cannot be read or written.
     """
 
-    def __init__(self, path: str | Path, *, manifest: str, is_made: bool = True, takes_lists: bool = False) -> None:
+    def __init__(self, path: str | Path, *, manifest: str, made_now: bool = False) -> None:
         self.path = Path(path)
         self.num_added = 0
         """Lines that this object wrote."""
@@ -72,13 +71,13 @@ class QuarantineFile:
         self._check_place()
         data = _read(self.path) if self.path.exists() else b""
         is_quarantine = any(line.startswith(f"# {_KIND}".encode()) for line in data.split(b"\n"))
-        if data and not (is_quarantine or takes_lists):
+        if data and made_now and not is_quarantine:
             found = data[:40].decode(errors="backslashreplace")
             raise DataError(f"'{path}' exists and is not a quarantine (found {found!r}); name another file")
         self._known = {(entry.shard, entry.key) for entry in _entries(data, str(self.path))}
         # A file that lists samples of several data sets has a header for each.
         self._has_header = self._header.encode() in data
-        if is_made and not self._has_header:
+        if made_now and not self._has_header:
             self._append("")
 
     def __enter__(self) -> Self:
@@ -122,17 +121,12 @@ class QuarantineFile:
 
     def close(self) -> None:
         """Flush the file to the disk. Can be called twice."""
-        if not self.path.exists():
-            return
-        with _writing(self.path):
-            file = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
+        if self.path.exists():
+            with _writing(self.path), self.path.open("rb") as file:
                 os.fsync(file)
-            finally:
-                os.close(file)
 
     def _check_place(self) -> None:
-        """Check that the file can be written: before a job starts, not at its first bad sample."""
+        """Check that the file can be written, before a job starts and not at its first bad sample."""
         if not self.path.parent.is_dir():
             raise StoreError(
                 f"cannot write the quarantine '{self.path}': No such file or directory: '{self.path.parent}'; make it"
@@ -142,19 +136,15 @@ class QuarantineFile:
             raise StoreError(f"cannot write the quarantine '{self.path}': no permission for '{writable}'")
 
     def _append(self, line: str) -> None:
-        """Append in a single write, so that lines of several processes do not mix."""
-        with _writing(self.path):
-            file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            try:
-                line = line if self._has_header else self._header + line
-                size = os.fstat(file).st_size
-                if size and os.pread(file, 1, size - 1) != b"\n":
-                    line = f"\n{line}"  # a process was killed while it wrote the last line, or a person wrote it
-                data = line.encode(errors="backslashreplace")
-                if os.write(file, data) != len(data):
-                    raise OSError("only a part of the line was written; is the disk full?")
-            finally:
-                os.close(file)
+        """Append by one write, so that lines of several processes do not mix."""
+        with _writing(self.path), self.path.open("ab+", buffering=0) as file:
+            line = line if self._has_header else self._header + line
+            size = file.seek(0, os.SEEK_END)
+            if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
+                line = f"\n{line}"  # a process was killed while it wrote the last line, or a person wrote it
+            data = line.encode(errors="backslashreplace")
+            if file.write(data) != len(data):
+                raise OSError("only a part of the line was written; is the disk full?")
         self._has_header = True
 
 
@@ -164,45 +154,6 @@ def _writing(path: Path) -> Iterator[None]:
         yield
     except OSError as exc:
         raise StoreError(f"cannot write the quarantine '{path}': {exc.strerror or exc}") from exc
-
-
-@dataclass
-class _Lines:
-    """Parses the lines of one file. After a quarantine's header only complete lines are valid."""
-
-    file: str
-    is_quarantine: bool = False
-
-    def entry(self, text: str, number: int) -> Exclusion | None:
-        if text.startswith("#") and "\t" not in text:
-            self._read_note(text, number)
-            return None
-        if not text.strip():
-            return None
-        fields = text.split("\t")
-        # In a quarantine, a line that was cut off must not pass for a key.
-        expected = (
-            "shard, key, component and cause, separated by tabs"
-            if self.is_quarantine
-            else "a key; shard and key; or shard, key, component and cause, separated by tabs"
-        )
-        if len(fields) not in ((4,) if self.is_quarantine else (1, 2, 4)) or not all(fields[:2]):
-            raise DataError(
-                f"'{self.file}':{number}: expected {expected}, found {text[:_SHOWN]!r}; mend the line, or delete it"
-            )
-        shard, key = (None, fields[0]) if len(fields) == 1 else fields[:2]
-        return Exclusion(shard, key, self.file, number)
-
-    def _read_note(self, text: str, number: int) -> None:
-        match = _HEADER.match(text)
-        if match is None:
-            return
-        if int(match[1]) != _VERSION:
-            raise DataError(
-                f"'{self.file}':{number}: expected a {_KIND}, version {_VERSION}, found version "
-                f"{match[1]}; read it with the dali-pipes that wrote it"
-            )
-        self.is_quarantine = True
 
 
 def read_exclusions(paths: str | Path | Iterable[str | Path]) -> list[Exclusion]:
@@ -221,7 +172,7 @@ def read_exclusions(paths: str | Path | Iterable[str | Path]) -> list[Exclusion]
 
 
 def _files(path: str) -> list[str]:
-    """The path itself, or, if it has a wildcard and is not a file, all paths that match; there may be none."""
+    """The path itself. A wildcard that is not the name of a file stands for all paths that match, perhaps none."""
     if not glob.has_magic(path) or Path(path).exists():
         return [path]
     return sorted(glob.glob(path))  # noqa: PTH207 (a wildcard may stand in any part of an absolute path)
@@ -235,14 +186,34 @@ def _read(path: Path) -> bytes:
 
 
 def _entries(data: bytes, file: str) -> Iterator[Exclusion]:
-    lines = _Lines(file)
+    is_quarantine = False
     # Split at line feeds only: keys may hold Unicode's other line breaks. A byte order mark is not part of a key.
     for number, raw in enumerate(data.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
+        where = f"'{file}':{number}"
         try:
             text = raw.removesuffix(b"\r").decode()
         except UnicodeDecodeError as exc:
-            raise DataError(
-                f"'{file}':{number}: expected UTF-8, found {raw[:_SHOWN]!r}; is it a list of keys?"
-            ) from exc
-        if (entry := lines.entry(text, number)) is not None:
-            yield entry
+            raise DataError(f"{where}: expected UTF-8, found {raw[:_SHOWN]!r}; is it a list of keys?") from exc
+        if text.startswith("#") and "\t" not in text:
+            if header := _HEADER.match(text):
+                is_quarantine = True
+                if int(header[1]) != _VERSION:
+                    raise DataError(
+                        f"{where}: expected a {_KIND}, version {_VERSION}, found version {header[1]}; read it with the "
+                        "dali-pipes that wrote it"
+                    )
+        elif text.strip():
+            shard, key = _shard_and_key(text, where=where, is_quarantine=is_quarantine)
+            yield Exclusion(shard, key, file, number)
+
+
+def _shard_and_key(text: str, *, where: str, is_quarantine: bool) -> tuple[str | None, str]:
+    fields = text.split("\t")
+    # A line of a quarantine that was cut off must not be taken for a key.
+    numbers = (4,) if is_quarantine else (1, 2, 4)
+    if len(fields) not in numbers or not all(fields[:2]):
+        expected = "shard, key, component and cause, separated by tabs"
+        if not is_quarantine:
+            expected = f"a key; shard and key; or {expected}"
+        raise DataError(f"{where}: expected {expected}, found {text[:_SHOWN]!r}; mend the line, or delete it")
+    return (None, fields[0]) if len(fields) == 1 else (fields[0], fields[1])

@@ -18,6 +18,7 @@ column                dtype     holds
 Its header, JSON: ``shard``, ``shard_bytes``, ``shard_checksum`` (16 hexadecimal digits).
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +26,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes.formats.column_file import ColumnFile, save_columns
+from dali_pipes.formats.column_file import ColumnFile, is_count, save_columns
 from dali_pipes.formats.names import LABEL_COMPONENT
 from dali_pipes.formats.photo_header import PHOTO_FORMATS
 from dali_pipes.formats.tar_reader import BLOCK
@@ -67,7 +68,7 @@ class ShardIndex:
         return len(self.keys)
 
     def to_bytes(self) -> bytes:
-        """The shard index's file. The same index always gives the same bytes."""
+        """The shard index's file; the same index always gives the same bytes."""
         key_bytes, key_ends = pack_texts(self.keys)
         columns: dict[str, npt.NDArray[Any]] = {"key/bytes": key_bytes, "key/ends": key_ends}
         if self.labels is not None:
@@ -96,7 +97,8 @@ class ShardIndex:
             DataError: If ``data`` is not a shard index of this version, or holds invalid values; ``where`` names it.
         """
         file = ColumnFile.open(data, where=where, kind=INDEX_KIND, version=INDEX_VERSION)
-        shard_bytes = file.whole_number("shard_bytes")
+        shard_bytes = file.entry("shard_bytes", "a whole number", is_count)
+        shard_checksum = file.entry("shard_checksum", "16 hexadecimal digits", _is_checksum)
         keys = file.texts("key")
         # Sorted: safetensors gives columns in no order of its own.
         components = sorted(name.removeprefix("offset/") for name in file.columns if name.startswith("offset/"))
@@ -123,7 +125,7 @@ class ShardIndex:
         return cls(
             shard=file.text("shard"),
             shard_bytes=shard_bytes,
-            shard_checksum=file.hexadecimal("shard_checksum"),
+            shard_checksum=int(shard_checksum, 16),
             keys=keys,
             offsets=offsets,
             sizes=sizes,
@@ -132,7 +134,11 @@ class ShardIndex:
         )
 
 
-def _check_places(file: "ColumnFile", component: str, offsets: Int64s, sizes: Int64s, *, shard_bytes: int) -> None:
+def _is_checksum(value: object) -> bool:
+    return isinstance(value, str) and re.fullmatch("[0-9a-fA-F]{16}", value) is not None
+
+
+def _check_places(file: ColumnFile, component: str, offsets: Int64s, sizes: Int64s, *, shard_bytes: int) -> None:
     is_there = offsets >= 0
     # Subtracted, not added: the sum of two numbers from a file may overflow.
     fits = (offsets <= shard_bytes) & (sizes <= shard_bytes - np.minimum(offsets, shard_bytes))

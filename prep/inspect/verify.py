@@ -19,7 +19,7 @@ from dali_pipes.errors import DataError
 from dali_pipes.formats.checksum import checksum
 from dali_pipes.formats.names import index_name
 from dali_pipes.formats.photo_header import MAX_PIXELS
-from dali_pipes.formats.quarantine import QuarantineFile
+from dali_pipes.formats.quarantine import Quarantine
 from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.progress import bar
 from dali_pipes.store.base import Store
@@ -79,7 +79,7 @@ def verify(
     with contextlib.ExitStack() as resources:
         checker = SetChecker(shards, report)
         if quarantine is not None:
-            checker.quarantine = resources.enter_context(QuarantineFile(quarantine, manifest=checker.digest))
+            checker.quarantine = resources.enter_context(Quarantine(quarantine, manifest=checker.digest, made_now=True))
         checks = Checks(
             masks=None if masks is None else tuple(masks),
             mask_values=None if mask_values is None else frozenset(mask_values),

@@ -24,7 +24,7 @@ from prep.photos.decoders import DecoderName
 
 if TYPE_CHECKING:
     from dali_pipes.formats.manifest import Manifest
-    from dali_pipes.formats.quarantine import QuarantineFile
+    from dali_pipes.formats.quarantine import Quarantine
     from dali_pipes.formats.sample_columns import SampleColumns
 
 
@@ -72,7 +72,7 @@ class SetChecker:
 
     def __init__(self, shards: ShardSet, report: VerifyReport) -> None:
         self._shards, self._report = shards, report
-        self.quarantine: QuarantineFile | None = None
+        self.quarantine: Quarantine | None = None
         self.digest = ""
         """Of the manifest; empty: there is none."""
         self.listed: Manifest | None = None

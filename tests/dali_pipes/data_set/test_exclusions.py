@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dali_pipes.bad_samples.quarantine import Quarantine
 from dali_pipes.data_set.data_set import DataSet
 from dali_pipes.data_set.exclusions import excluded_ordinals
 from dali_pipes.data_set.mixture import Mixture
 from dali_pipes.errors import DataError, StoreError
 from dali_pipes.formats.names import columns_name, manifest_name
+from dali_pipes.formats.quarantine import Quarantine
 from dali_pipes.formats.sample_columns import Columns
 from dali_pipes.store.cluster import embedded_node
 from dali_pipes.store.cluster.ais import AisStore

@@ -17,10 +17,9 @@ from click.testing import CliRunner, Result
 from PIL import Image
 
 import dali_pipes as dp
-from dali_pipes.bad_samples.quarantine import read_exclusions
 from dali_pipes.errors import DataError, PipesError, StoreError
 from dali_pipes.formats.names import index_name
-from dali_pipes.formats.quarantine import QuarantineFile
+from dali_pipes.formats.quarantine import Quarantine, read_exclusions
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.entries import ObjectEntry
 from dali_pipes.store.shard_set import ShardSet
@@ -514,11 +513,9 @@ def test_findings_past_the_most_are_counted_and_quarantined(tmp_path: Path, monk
 
 def test_quarantine_of_the_loader_has_the_same_lines(tmp_path: Path) -> None:
     """One format, whoever writes it."""
-    from dali_pipes.bad_samples.quarantine import Quarantine
-
     loaders = Quarantine(tmp_path / "a.tsv", manifest="0123456789abcdef")
     loaders.add("s.tar", "k\u00e9y", "jpg", "two\nlines")
-    with QuarantineFile(tmp_path / "b.tsv", manifest="0123456789abcdef") as own:
+    with Quarantine(tmp_path / "b.tsv", manifest="0123456789abcdef", made_now=True) as own:
         own.add("s.tar", "k\u00e9y", "jpg", "two\nlines")
         own.add("s.tar", "k\u00e9y", "png", "again")
     assert (tmp_path / "a.tsv").read_bytes() == (tmp_path / "b.tsv").read_bytes()
@@ -534,7 +531,7 @@ def test_quarantine_that_cannot_be_one(tmp_path: Path, small_shards: Path) -> No
     with pytest.raises(StoreError, match=r"cannot write the quarantine '.*nowhere/q.tsv': No such file"):
         run(small_shards, quarantine=tmp_path / "nowhere" / "q.tsv")
     with (
-        QuarantineFile(tmp_path / "q.tsv", manifest="") as own,
+        Quarantine(tmp_path / "q.tsv", manifest="", made_now=True) as own,
         pytest.raises(DataError, match="holds a tab or a line break"),
     ):
         own.add("s.tar", "a\tb", "", "x")
@@ -610,7 +607,7 @@ def test_commands_need_neither_dali_nor_torch(small_shards: Path, tmp_path: Path
     """`prep` works on a machine that packs, and trains nothing; help loads nothing at all."""
     program = (
         "import sys\n"
-        "for name in ('torch', 'nvidia.dali', 'dali_pipes.bad_samples.quarantine'): sys.modules[name] = None\n"
+        "for name in ('torch', 'nvidia.dali', 'dali_pipes.bad_samples.policy'): sys.modules[name] = None\n"
         "from dali_pipes.cli import main\n"
         "for name in ('verify', 'info', 'view'): assert main(['prep', name, '--help']) == 0\n"
         "assert not {'numpy', 'PIL', 'aistore'} & set(sys.modules)\n"
