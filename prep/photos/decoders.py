@@ -30,19 +30,15 @@ class Decoder(Protocol):
     name: DecoderName
 
     def decode(self, data: bytes, header: PhotoHeader, *, output: Output) -> Pixels:
-        """All pixels, decoded: uint8 [height, width, 3] of RGB, [height, width] of gray, [0] of nothing.
+        """All pixels: uint8 [height, width, 3] of RGB, [height, width] of gray, [0] of nothing.
 
         Raises:
-            Undecodable: If it cannot be decoded.
+            Undecodable: If the photo cannot be decoded.
         """
 
 
 def check_decoder(name: DecoderName) -> None:
-    """Refuse a decoder that is not installed, before a process starts.
-
-    Raises:
-        PipesError: If DALI is asked for and not installed.
-    """
+    """Raise `PipesError`, before a process starts, if the decoder is not installed."""
     if name == "dali" and any(importlib.util.find_spec(module) is None for module in ("nvidia", "nvidia.dali")):
         raise PipesError("decoder 'dali' needs DALI; install nvidia-dali-cuda120, or pass --decoder pillow")
 
@@ -54,14 +50,15 @@ def open_decoder(name: DecoderName) -> Decoder:
     loaders use. On 52 odd and broken photos the two disagree on only one: a PNG with more text than Pillow unpacks.
     DALI's stricter rules of how a file must end are in `prep.photos.details.end_problem`.
     """
-    return _open_dali() if name == "dali" else _Pillow()
+    return _Dali() if name == "dali" else _Pillow()
 
 
 def decode(decoder: Decoder, data: bytes, *, max_pixels: int, output: Output) -> tuple[PhotoHeader, Pixels]:
-    """A photo's header and all its pixels; nothing is decoded whose header announces more than ``max_pixels``.
+    """A photo's header and all its pixels.
 
     Raises:
-        Undecodable: If it cannot be decoded, or a loader would refuse it before DALI sees it.
+        Undecodable: If the photo cannot be decoded, its header announces more than ``max_pixels``, or a loader would
+            refuse it before DALI sees it.
     """
     if not data:
         raise Undecodable("is empty")
@@ -88,7 +85,7 @@ class _Pillow:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # about odd metadata; only the pixels count
-                # By name, which Pillow shares with this project: none of its forty other readers is tried.
+                # Pillow has the same names of formats. With a name, it tries only this one of its forty readers.
                 with Image.open(io.BytesIO(data), formats=(header.format,)) as photo:
                     photo.load()
                     if output == "nothing":
@@ -106,8 +103,21 @@ class _Dali:
 
     name: DecoderName = "dali"
 
-    def __init__(self, photos: Any, masks: Any) -> None:
-        self._photos, self._masks = photos, masks
+    def __init__(self) -> None:
+        from nvidia.dali import fn, types
+        from nvidia.dali.pipeline import Pipeline
+
+        def build(output_type: Any) -> Any:
+            pipeline = Pipeline(batch_size=1, num_threads=1, device_id=None, prefetch_queue_depth=1)
+            with pipeline:
+                encoded = fn.external_source(name="encoded", dtype=types.UINT8, ndim=1)
+                pipeline.set_outputs(
+                    fn.decoders.image(encoded, device="cpu", output_type=output_type, adjust_orientation=False)
+                )
+            pipeline.build()
+            return pipeline
+
+        self._photos, self._masks = build(types.RGB), build(types.GRAY)
 
     def decode(self, data: bytes, header: PhotoHeader, *, output: Output) -> Pixels:
         pipeline = self._masks if output == "gray" else self._photos
@@ -120,23 +130,6 @@ class _Dali:
         return cast("Pixels", pixels[..., 0] if output == "gray" else pixels)
 
 
-def _open_dali() -> Decoder:
-    from nvidia.dali import fn, types
-    from nvidia.dali.pipeline import Pipeline
-
-    def build(output_type: Any) -> Any:
-        pipeline = Pipeline(batch_size=1, num_threads=1, device_id=None, prefetch_queue_depth=1)
-        with pipeline:
-            encoded = fn.external_source(name="encoded", dtype=types.UINT8, ndim=1)
-            pipeline.set_outputs(
-                fn.decoders.image(encoded, device="cpu", output_type=output_type, adjust_orientation=False)
-            )
-        pipeline.build()
-        return pipeline
-
-    return _Dali(build(types.RGB), build(types.GRAY))
-
-
 def _rgb(photo: Any) -> Any:
     if photo.mode.startswith("I;16"):  # Pillow does not convert it; DALI takes the high byte
         from PIL import Image
@@ -146,6 +139,6 @@ def _rgb(photo: Any) -> Any:
 
 
 def _dali_reason(exc: RuntimeError) -> str:
-    # The reason stands between the head of the stack and a fixed text, which is wrong: the pipeline still works.
+    # The reason stands between the stack's head and a fixed text, which says wrongly that the pipeline is broken.
     text = str(exc).rpartition("encountered:")[2].partition("Current pipeline object")[0]
     return f"DALI: {' '.join(text.split())[:_SHOWN] or type(exc).__name__}"

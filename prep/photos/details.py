@@ -16,11 +16,11 @@ _PROCESSES = {
     **dict.fromkeys((0xC5, 0xC6, 0xC7), "hierarchical"),
     **dict.fromkeys((0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF), "arithmetic"),
 }
-"""JPEG's markers of a frame -> the process of its coding."""
+"""A JPEG's frame marker -> its coding process."""
 # Sampling factors of luma, if both chroma have 1 x 1 -> the usual name.
 _SUBSAMPLINGS = {(1, 1): "4:4:4", (2, 1): "4:2:2", (2, 2): "4:2:0", (1, 2): "4:4:0", (4, 1): "4:1:1", (4, 2): "4:1:0"}
 _PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
-# Restart markers, start of image, TEM: no length follows them.
+# No length follows these markers: restart, start of image, TEM.
 _BARE = frozenset({0x01, *range(0xD0, 0xD9)})
 _SOS, _EOI, _APP1 = 0xDA, 0xD9, 0xE1
 _ORIENTATION = 274
@@ -51,10 +51,10 @@ class PhotoDetails(NamedTuple):
 
     @property
     def is_for_hardware(self) -> bool:
-        """Whether the JPEG engine of NVIDIA's data-centre GPUs (A100 and later) takes it.
+        """Whether the JPEG engine of NVIDIA's data-centre GPUs (A100 and later) takes the photo.
 
-        It takes baseline JPEGs of 8 bits in one scan, of one channel, or of three that are sampled 4:4:4, 4:2:2, 4:2:0
-        or 4:4:0. Sources: ``NVJPEG_BACKEND_HARDWARE`` in nvJPEG's documentation (https://docs.nvidia.com/cuda/nvjpeg/)
+        It takes baseline JPEGs of 8 bits in one scan, with one channel or with three that are sampled 4:4:4, 4:2:2,
+        4:2:0 or 4:4:0. Sources: ``NVJPEG_BACKEND_HARDWARE`` in nvJPEG's documentation (https://docs.nvidia.com/cuda/nvjpeg/)
         and header, and the samplings that nvImageCodec, DALI's decoder, passes to it (``canDecode``,
         https://github.com/NVIDIA/nvImageCodec, ``extensions/nvjpeg/hw_decoder.cpp``). Other photos are decoded on the
         GPU's cores or on the CPU.
@@ -65,24 +65,20 @@ class PhotoDetails(NamedTuple):
 
 
 def photo_details(data: bytes) -> PhotoDetails | None:
-    """How a photo is encoded, by its first bytes; never raises.
+    """How a photo is encoded, by all its bytes or the first `HEAD_BYTES`. Never raises.
 
-    Args:
-        data: The file, or its first `HEAD_BYTES`.
-
-    Returns:
-        ``None`` if ``data`` ends before a JPEG's first scan begins: call it with more bytes.
+    Returns ``None`` if ``data`` ends before a JPEG's first scan begins: call it with more bytes.
     """
     if data.startswith(b"\xff\xd8\xff"):
         return _jpeg(data)
     header = read_photo_header(data)
-    if header.format == "PNG" and len(data) >= 29:
+    if header.format == "PNG" and header.height and len(data) >= 29:
         return _png(data)
     return PhotoDetails(header.format, header.height, header.width)
 
 
 def end_problem(data: bytes, format: str) -> str | None:
-    """Why a photo ends too early for DALI; ``None`` if its end is right.
+    """The fault of a photo that ends too early for DALI; ``None`` if its end is right.
 
     DALI refuses a JPEG without its end-of-image marker and a PNG without its last chunk; Pillow takes both.
     """
@@ -123,27 +119,22 @@ def _segments(data: bytes) -> tuple[list[tuple[int, int, int]], bool]:
 
 def _jpeg(data: bytes) -> PhotoDetails | None:
     orientation, scan_channels = 0, 0
-    frame: tuple[int, int, int] | None = None
+    process, fields = "", b""
     segments, is_cut = _segments(data)
     if is_cut:
         return None
     for marker, start, stop in segments:
         if marker == _APP1 and data[start : start + 6] == b"Exif\0\0":
             orientation = _exif_orientation(data[start + 6 : stop])
-        elif marker in _PROCESSES and frame is None:
-            frame = marker, start, stop
+        elif marker in _PROCESSES and not process:
+            process, fields = _PROCESSES[marker], data[start:stop]
         elif marker == _SOS:
             scan_channels = data[start]
-    if frame is None:
-        return PhotoDetails("JPEG", 0, 0, orientation=orientation)
-    marker, start, stop = frame
-    fields = data[start:stop]
     if len(fields) < 6 or len(fields) < 6 + 3 * fields[5]:
-        return PhotoDetails("JPEG", 0, 0, process=_PROCESSES[marker], orientation=orientation)
+        return PhotoDetails("JPEG", 0, 0, process=process, orientation=orientation)
     bits, height, width, channels = struct.unpack(">BHHB", fields[:6])
     factors = [(byte >> 4, byte & 15) for byte in fields[7 : 6 + 3 * channels : 3]]
     subsampling = _subsampling(factors) if channels == 3 else ""
-    process = _PROCESSES[marker]
     return PhotoDetails("JPEG", height, width, channels, bits, process, subsampling, orientation, False, scan_channels)
 
 

@@ -5,16 +5,11 @@ import struct
 import zlib
 from collections.abc import Callable, Iterator, Set
 
-from dali_pipes.formats.photo_header import MAX_PIXELS, read_photo_header
+from dali_pipes.formats.photo_header import MAX_PIXELS
+from prep.photos.details import HEAD_BYTES, photo_details
 
 HEADER_BYTES = 2048
 """Enough of most photos to know their size."""
-
-# A JPEG's frame headers; in their range, DHT, JPG and DAC are none.
-_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-# Markers that stand alone, without a length: TEM, RST0 to RST7, SOI.
-_ALONE = frozenset({0x01, *range(0xD0, 0xD9)})
-_SCAN, _END = 0xDA, 0xD9
 
 _MASK_WORDS = frozenset({"mask", "masks", "seg", "segmentation", "trimap", "label", "labels", "annotation"})
 
@@ -30,8 +25,8 @@ Reader = Callable[[int, int], bytes]
 def is_mask_name(component: str, photos: Set[str]) -> bool:
     """Whether a photo component is a mask, by its name and the names of the sample's other photos.
 
-    It is one if a word of its name says so (``seg.png``, ``trimap.png``, ``left-mask.png``), or if it is a PNG beside
-    photos that are none.
+    It is a mask if a word of its name says so (``seg.png``, ``trimap.png``, ``left-mask.png``), or if it is a PNG and
+    another photo is not. The only photo of a sample is never a mask.
 
     >>> is_mask_name("trimap.png", {"image.jpg", "trimap.png"}), is_mask_name("png", {"png"})
     (True, False)
@@ -47,29 +42,22 @@ def is_mask_name(component: str, photos: Set[str]) -> bool:
 
 
 def photo_size(read: Reader, num_bytes: int) -> tuple[int, int] | None:
-    """Height and width by a photo's header; ``None`` if it has none.
-
-    Args:
-        read: Reads the photo.
-        num_bytes: The photo's size.
-    """
+    """Height and width by the header of a photo of ``num_bytes``; ``None`` if it has no readable header."""
     head = read(0, HEADER_BYTES)
-    if head.startswith(b"\xff\xd8"):
-        return _jpeg_size(read, head)
-    if not head.startswith(b"\x89PNG"):
+    if not head.startswith((b"\xff\xd8\xff", b"\x89PNG")):
         head = read(0, num_bytes)  # a TIFF's header may be anywhere
-    header = read_photo_header(head)
-    return (header.height, header.width) if header.height > 0 and header.width > 0 else None
+    details = photo_details(head) or photo_details(read(0, HEAD_BYTES)) or photo_details(read(0, num_bytes))
+    return (details.height, details.width) if details and details.height > 0 and details.width > 0 else None
 
 
 def mask_problem(data: bytes, *, decoded: bool) -> str | None:
-    """Why an 8-bit grey PNG cannot be read, a text that follows its name; ``None`` if it can.
+    """The reason why an 8-bit grey PNG cannot be read, as a text that follows its name; ``None`` if it can be read.
 
-    All its chunks must be there, and those of its pixels must have their checksums: 6 us.
+    All chunks must be there, and the chunks of the pixels must have their checksums: 6 us.
 
     Args:
         data: The whole file; its header is known to be that of an 8-bit grey PNG.
-        decoded: Inflate its pixels, too, without keeping them: 0.2 ms for 200,000. Only a faulty encoder makes a whole
+        decoded: Also inflate the pixels, without keeping them: 0.2 ms for 200,000. Only a faulty encoder makes a whole
             PNG that fails here.
     """
     width, height, _, _, _, _, is_interlaced = struct.unpack(">IIBBBBB", data[16:29])
@@ -91,36 +79,8 @@ def mask_problem(data: bytes, *, decoded: bool) -> str | None:
     return _inflating_problem(pixels, height, width, bool(is_interlaced)) if decoded else None
 
 
-def _jpeg_size(read: Reader, head: bytes) -> tuple[int, int] | None:
-    offset, start = 2, 0
-    while True:
-        if offset - start + 9 > len(head):
-            head, start = read(offset, HEADER_BYTES), offset
-            if len(head) < 9:
-                return None
-        at = offset - start
-        if head[at] != 0xFF:
-            return None
-        marker = head[at + 1]
-        if marker == 0xFF:  # a fill byte
-            offset += 1
-        elif marker in _ALONE:
-            offset += 2
-        elif marker in _FRAMES:
-            height, width = struct.unpack_from(">HH", head, at + 5)
-            return (height, width) if height and width else None
-        elif marker in (_SCAN, _END):
-            return None
-        else:
-            offset += 2 + int.from_bytes(head[at + 2 : at + 4])
-
-
 def _chunks(data: bytes) -> Iterator[tuple[bytes, memoryview]]:
-    """Kind and content of each chunk, up to the end chunk.
-
-    Raises:
-        ValueError: If a checksum is wrong.
-    """
+    """Yield kind and content of each chunk, up to the end chunk; raise `ValueError` if a checksum is wrong."""
     view, at = memoryview(data), _SIGNATURE_BYTES
     while at + 12 <= len(data):
         stop = at + 8 + int.from_bytes(data[at : at + 4])
