@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dali_pipes.commands.options import cluster_options, endpoint_for, format_bytes, json_option
-from prep.commands.options import urls_argument
+from prep.commands.options import seed_option, urls_argument
 from prep.commands.output import counted, print_colored, print_result
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ _CLASSES = 12
     type=click.IntRange(min=0),
     help="Photos of each component that are decoded for mean and deviation; 0: none.",
 )
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(min=0), help="Seed of their random choice.")
+@seed_option("the random choice of these photos")
 @cluster_options
 @json_option
 def info(
@@ -46,11 +46,11 @@ def info(
 ) -> None:
     """Describe the shards at URL: samples, classes, photos' sizes and formats, their pixels' mean and deviation.
 
-    URL is as for verify. The command reads the manifest, the shard indexes, and as much of --headers and --pixels
-    photos as it needs; shards that are not indexed are read in full. It writes nothing.
+    URL is as for verify. The command reads the manifest, the shard indexes, and the needed parts of --headers and
+    --pixels photos; shards that are not indexed are read in full. It writes nothing.
 
-    Mean and deviation are of values from 0 to 1, and each photo counts the same. "JPEG engine" is the share of photos
-    that NVIDIA's hardware decoder takes (baseline, 8 bits, one scan, gray or 4:4:4, 4:2:2, 4:2:0, 4:4:0).
+    Mean and deviation are of values from 0 to 1, with the same weight for each photo. "JPEG engine" is the share of
+    photos that NVIDIA's hardware decoder takes (baseline, 8 bits, one scan, gray or 4:4:4, 4:2:2, 4:2:0, 4:4:0).
     """
     from dali_pipes.store.urls import resolve_shards
     from prep.inspect.info import describe_set

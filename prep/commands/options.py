@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from dali_pipes.commands.options import Command
+from dali_pipes.commands.options import Command, join_options
 
 urls_argument = click.argument("urls", metavar="URL...", nargs=-1, required=True)
 
@@ -20,6 +20,33 @@ def jobs_option(what: str) -> Callable[[Command], Command]:
 def overwrite_option(what: str) -> Callable[[Command], Command]:
     """``--overwrite``: replace existing files or objects."""
     return click.option("--overwrite", is_flag=True, help=f"Replace {what}.")
+
+
+def seed_option(what: str) -> Callable[[Command], Command]:
+    """``--seed`` of a random choice."""
+    return click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help=f"Seed of {what}.")
+
+
+dry_run_option = click.option("--dry-run", is_flag=True, help="Check, print what would be written, and write nothing.")
+
+mask_options = join_options(
+    click.option(
+        "--mask",
+        "masks",
+        metavar="COMPONENT",
+        multiple=True,
+        help="A component that holds a class id for each pixel: an 8-bit grey PNG that can be decoded and has its "
+        "photo's size; may be repeated.  [default: found by their names]",
+    ),
+    click.option("--no-masks", is_flag=True, help="Nothing is a mask; a PNG may have any depth, colour and size."),
+)
+
+
+def chosen_masks(masks: tuple[str, ...], *, no_masks: bool) -> tuple[str, ...] | None:
+    """The components that `mask_options` name; ``None`` to find them by their names."""
+    if no_masks and masks:
+        raise click.UsageError("--no-masks and --mask exclude each other")
+    return () if no_masks else masks or None
 
 
 def pairs_option(name: str, *names: str, **arguments: Any) -> Callable[[Command], Command]:

@@ -15,7 +15,14 @@ from dali_pipes.commands.options import (
     json_option,
     size,
 )
-from prep.commands.options import jobs_option, overwrite_option, pairs_option
+from prep.commands.options import (
+    chosen_masks,
+    dry_run_option,
+    jobs_option,
+    mask_options,
+    overwrite_option,
+    pairs_option,
+)
 from prep.commands.output import counted, fields_of, print_result, print_some, shard_span, there_already
 
 if TYPE_CHECKING:
@@ -37,7 +44,7 @@ _pack_options = join_options(
         "as it is, without the files that cannot be read. (A PNG named .jpg is packed, and noted.)",
     ),
     overwrite_option("other shards under the output's names"),
-    click.option("--dry-run", is_flag=True, help="Check and plan, write nothing."),
+    dry_run_option,
     click.option(
         "--copy",
         type=click.Path(file_okay=False, path_type=Path),
@@ -50,8 +57,12 @@ _pack_options = join_options(
 )
 
 
+# What `_field_options` gives to a command.
+_FIELDS = ("components", "values", "label", "has_labels", "key")
+
+
 def _field_options(kind: str, *, component: str, value: str, label: str, key: str) -> Callable[[Command], Command]:
-    """The options that name the columns of a table, or the features of records: see ``kind``."""
+    """The options that name the columns of a table or the features of records, as ``kind`` says."""
     name = kind.upper()
     return join_options(
         pairs_option("--component", "components", metavar=f"NAME={name}", help=component),
@@ -62,7 +73,7 @@ def _field_options(kind: str, *, component: str, value: str, label: str, key: st
             help=f"A {kind} whose values are written themselves: {value}; may be repeated.  [default: none]",
         ),
         click.option("--label", metavar=name, help=f"Class ids, or names of classes{label}"),
-        click.option("--unlabelled", is_flag=True, help="Pack no cls."),
+        click.option("--unlabelled", "has_labels", is_flag=True, flag_value=False, default=True, help="Pack no cls."),
         click.option("--key", metavar=name, help=f"Keys of samples{key}"),
     )
 
@@ -147,29 +158,10 @@ def pack_demo(url: str, *, count: int, seed: int, **options: Any) -> None:
     type=click.Path(path_type=Path),
     help="The directory that paths in the list start from.  [default: the directory of FILE]",
 )
-@click.option(
-    "--mask",
-    "masks",
-    metavar="COMPONENT",
-    multiple=True,
-    help="A component that holds a class id for each pixel. It must be an 8-bit grey PNG that can be decoded and has "
-    "its photo's size; may be repeated.  [default: by names, as in prep verify]",
-)
-@click.option("--no-masks", is_flag=True, help="Nothing is a mask; a PNG may have any depth, colour and size.")
+@mask_options
 @_pack_options
 def pack_table(
-    file: Path,
-    url: str,
-    *,
-    components: dict[str, str],
-    values: dict[str, str],
-    label: str | None,
-    unlabelled: bool,
-    key: str | None,
-    root: Path | None,
-    masks: tuple[str, ...],
-    no_masks: bool,
-    **options: Any,
+    file: Path, url: str, *, root: Path | None, masks: tuple[str, ...], no_masks: bool, **options: Any
 ) -> None:
     """Pack the files that FILE lists to URL, one sample a row, in the list's order.
 
@@ -179,19 +171,8 @@ def pack_table(
     """
     from prep.sources.tables import table
 
-    if no_masks and masks:
-        raise click.UsageError("--no-masks and --mask exclude each other")
-    source = table(
-        file,
-        components=components,
-        values=values,
-        label=label,
-        has_labels=not unlabelled,
-        key=key,
-        root=root,
-        masks=() if no_masks else masks or None,
-    )
-    _pack(source, url, **options)
+    fields = {name: options.pop(name) for name in _FIELDS}
+    _pack(table(file, root=root, masks=chosen_masks(masks, no_masks=no_masks), **fields), url, **options)
 
 
 @pack.command("tars", short_help="Tars, into shards of another size.")
@@ -227,17 +208,7 @@ def pack_tars(tars: tuple[str, ...], url: str, **options: Any) -> None:
     key=", such as image/filename.  [default: file's name/record's number]",
 )
 @_pack_options
-def pack_tfrecords(
-    files: tuple[Path, ...],
-    url: str,
-    *,
-    components: dict[str, str],
-    values: dict[str, str],
-    label: str | None,
-    unlabelled: bool,
-    key: str | None,
-    **options: Any,
-) -> None:
+def pack_tfrecords(files: tuple[Path, ...], url: str, **options: Any) -> None:
     """Pack the records of FILES, TFRecord files of tf.train.Example, to URL; photos keep their bytes.
 
     A directory stands for the files in it that have "tfrecord" in their names. Checksums are verified. A damaged record
@@ -246,16 +217,9 @@ def pack_tfrecords(
     from prep.sources.tfrecord_files import find_tfrecords
     from prep.sources.tfrecords import tfrecords
 
-    source = tfrecords(
-        find_tfrecords(files),
-        components=components,
-        values=values,
-        label=label,
-        has_labels=not unlabelled,
-        key=key,
-        jobs=options["jobs"],
-        show_progress=not options["as_json"],
-    )
+    fields = {name: options.pop(name) for name in _FIELDS}
+    found = find_tfrecords(files)
+    source = tfrecords(found, jobs=options["jobs"], show_progress=not options["as_json"], **fields)
     _pack(source, url, **options)
 
 

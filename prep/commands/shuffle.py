@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dali_pipes.commands.options import cluster_options, endpoint_for, format_bytes, json_option, size
-from prep.commands.options import overwrite_option
+from prep.commands.options import dry_run_option, overwrite_option, seed_option
 from prep.commands.output import counted, fields_of, print_result, shard_span, there_already
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 _GIVEN = click.core.ParameterSource.COMMANDLINE
-# What a dSort spec says itself.
+# A dSort spec contains these options.
 _IN_SPEC = (
     *("output", "kind", "seed", "epoch", "component", "key_type", "decreasing", "shard_bytes", "extension"),
     *("ekm", "by", "splits"),
@@ -42,7 +42,7 @@ _IN_SPEC = (
     help="The order. shuffle: random, from --seed. alphanumeric: by name. content: by the content of --component. "
     "none: unchanged; only the shards' sizes change.",
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the random order.")
+@seed_option("the random order")
 @click.option(
     "--epoch",
     type=click.IntRange(min=0),
@@ -97,7 +97,7 @@ _IN_SPEC = (
     type=click.Path(file_okay=False, path_type=Path),
     help="Where this machine builds shards.  [default: $TMPDIR; for a directory, beside its shards]",
 )
-@click.option("--dry-run", is_flag=True, help="Check, print the spec and the planned shards, write nothing.")
+@dry_run_option
 @overwrite_option("other shards under the output's names")
 @cluster_options
 @json_option
@@ -108,11 +108,6 @@ def shuffle(
     endpoint: str | None,
     embedded_dir: Path | None,
     as_json: bool,
-    drop_unmapped: bool,
-    engine: Any,
-    overwrite: bool,
-    dry_run: bool,
-    spool_dir: Path | None,
     **options: Any,
 ) -> None:
     """Write the samples of the shards at URL to new shards, in another order.
@@ -126,22 +121,15 @@ def shuffle(
     The same seed gives the same shards, on this machine and on the embedded node; on a cluster of several targets the
     order depends on their timing, too.
     """
-    common: dict[str, Any] = {
-        "drop_unmapped": drop_unmapped,
-        "engine": engine,
-        "overwrite": overwrite,
-        "dry_run": dry_run,
-        "spool_dir": spool_dir,
-        "show_progress": not as_json,
-    }
     context = click.get_current_context()
+    common = {name: value for name, value in options.items() if name not in _IN_SPEC} | {"show_progress": not as_json}
     if spec is not None:
         _check_only_spec(context, urls)
         report = _shuffle_by_spec(spec, endpoint, embedded_dir, common)
     else:
-        _check_options(context, urls, **options)
-        report = _shuffle_urls(urls, endpoint, embedded_dir, common, **options)
-    if dry_run and not as_json:
+        _check_options(context, urls, options)
+        report = _shuffle_urls(urls, endpoint, embedded_dir, options, common)
+    if report.dry_run and not as_json:
         if report.spec is not None:
             click.echo(json.dumps(report.spec, indent=2))
         for shard in report.planned:
@@ -167,20 +155,8 @@ def _shuffle_urls(
     urls: tuple[str, ...],
     endpoint: str | None,
     embedded_dir: Path | None,
+    options: dict[str, Any],
     common: dict[str, Any],
-    *,
-    output: str,
-    kind: str,
-    seed: int,
-    epoch: int | None,
-    component: str | None,
-    key_type: str,
-    decreasing: bool,
-    shard_bytes: int | None,
-    extension: str | None,
-    ekm: str | None,
-    by: str | None,
-    splits: str | None,
 ) -> "ShuffleReport":
     from dali_pipes.store.shard_names import extension_of
     from dali_pipes.store.urls import is_remote, open_store, resolve_shards
@@ -189,14 +165,16 @@ def _shuffle_urls(
     from prep.shuffle.request import Request, epoch_prefix, epoch_seed, load_key_map
     from prep.shuffle.shuffle import shuffle as shuffle_shards
 
+    output, seed, epoch = options["output"], options["seed"], options["epoch"]
+    ekm, extension = options["ekm"], options["extension"]
     algorithm = Algorithm(
-        kind=kind,
+        kind=options["kind"],
         seed=seed if epoch is None else epoch_seed(seed, epoch),
-        decreasing=decreasing,
-        component=component or "",
-        key_type=key_type,
+        decreasing=options["decreasing"],
+        component=options["component"] or "",
+        key_type=options["key_type"],
     )
-    grouping = Grouping(by=by, shares=_parse_shares(splits)) if by else None
+    grouping = Grouping(by=options["by"], shares=_parse_shares(options["splits"])) if options["by"] else None
     with endpoint_for((*urls, ekm or ""), endpoint, embedded_dir, writes=[output]) as answering:
         shards = resolve_shards(urls, endpoint=answering, compressed=True)
         target, prefix = open_store(output, endpoint=answering) if is_remote(output) else (None, output)
@@ -208,7 +186,7 @@ def _shuffle_urls(
             output_prefix=prefix if epoch is None else epoch_prefix(prefix, epoch),
             target=target,
             algorithm=algorithm,
-            shard_bytes=shard_bytes,
+            shard_bytes=options["shard_bytes"],
             mapped=key_map or grouping,
             extension=extension or "",
             **common,
@@ -225,7 +203,7 @@ def _check_only_spec(context: click.Context, urls: Sequence[str]) -> None:
         raise click.UsageError(f"--spec replaces these; drop {', '.join(found)}, or write it into the spec.")
 
 
-def _check_options(context: click.Context, urls: Sequence[str], **options: Any) -> None:
+def _check_options(context: click.Context, urls: Sequence[str], options: dict[str, Any]) -> None:
     from dali_pipes.store.urls import is_remote
 
     ekm, kind = options["ekm"], options["kind"]

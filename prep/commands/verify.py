@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dali_pipes.commands.options import cluster_options, endpoint_for, format_bytes, json_option
-from prep.commands.options import urls_argument
+from prep.commands.options import chosen_masks, mask_options, urls_argument
 from prep.commands.output import counted, fields_of, print_colored, print_result
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def _parse_values(context: click.Context, parameter: click.Parameter, text: str 
         if max(len(first.lstrip("0")), len(last.lstrip("0"))) > 3 or max(int(first), int(last)) > 255:
             raise click.BadParameter(f"a mask's values are 0 to 255, got '{text}'")
         if int(first) > int(last):
-            raise click.BadParameter(f"a range goes from its least number to its greatest, got '{part.strip()}'")
+            raise click.BadParameter(f"a range must begin with its smaller number, got '{part.strip()}'")
         found += range(int(first), int(last) + 1)
     return tuple(found)
 
@@ -46,12 +46,11 @@ def _parse_values(context: click.Context, parameter: click.Parameter, text: str 
     help="pillow: describes in words what is wrong, needs no DALI, and applies DALI's rules of how files must end. "
     "dali: the decoder that loaders use on the CPU.",
 )
-@click.option("--mask", "masks", metavar="COMPONENT", multiple=True, help="A mask's component.  [default: by names]")
-@click.option("--no-masks", is_flag=True, help="Nothing is a mask; a PNG may have any depth and colour.")
+@mask_options
 @click.option(
     "--mask-values", metavar="1,2,3", callback=_parse_values, help="Values that a mask may have.  [default: any]"
 )
-@click.option("--max-pixels", type=click.IntRange(min=1), help="A photo of more pixels is bad.  [default: 89478485]")
+@click.option("--max-pixels", type=click.IntRange(min=1), help="Reject photos with more pixels.  [default: 89478485]")
 @click.option(
     "--workers", type=click.IntRange(min=1), help="Processes.  [default: one for each core, fewer for few bytes]"
 )
@@ -78,26 +77,26 @@ def verify(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Verify the shards at URL: read all of them, decode all photos and masks, and compare their descriptions.
+    """Verify the shards at URL: read all of them, decode all photos and masks, and compare the index files with them.
 
     URL is ais://BUCKET/PREFIX, DIRECTORY[/PREFIX], a glob of local tars, or shards with braces. The command finds tars
-    that are cut off or hold samples in pieces; photos that cannot be decoded; masks that are not 8-bit gray PNGs, or
+    that are cut off or hold samples in pieces; photos that cannot be decoded; masks that are not 8-bit grey PNGs, or
     have another size than their photo, or other values; labels that are not integers or not in the class table; samples
     without a component that most have; keys that occur twice; and a manifest, shard index or column file that does not
-    fit.
+    fit the shards.
 
-    It writes nothing but --quarantine. Exit code 0: nothing is wrong (notes do not count), 1: something is.
+    It writes only the --quarantine file. The exit code is 0 if nothing is wrong (notes do not count), otherwise 1.
     """
     from dali_pipes.formats.photo_header import MAX_PIXELS
     from dali_pipes.store.urls import resolve_shards
     from prep.inspect.verify import verify as verify_shards
 
-    if no_masks and (masks or mask_values):
-        raise click.UsageError("--no-masks goes with neither --mask nor --mask-values")
+    if no_masks and mask_values:
+        raise click.UsageError("--no-masks and --mask-values exclude each other")
     with endpoint_for(urls, endpoint, embedded_dir) as answering:
         report = verify_shards(
             resolve_shards(urls, endpoint=answering),
-            masks=() if no_masks else masks or None,
+            masks=chosen_masks(masks, no_masks=no_masks),
             mask_values=mask_values,
             max_pixels=max_pixels or MAX_PIXELS,
             quarantine=quarantine,

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from dali_pipes.commands.options import cluster_options, endpoint_for, json_option
-from prep.commands.options import urls_argument
+from prep.commands.options import seed_option, urls_argument
 from prep.commands.output import counted, print_result
 
 
@@ -14,8 +14,14 @@ from prep.commands.output import counted, print_result
 @urls_argument
 @click.argument("output", metavar="OUT.png", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--num", default=24, show_default=True, type=click.IntRange(min=1), help="Samples, at most 1000.")
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(min=0), help="Seed of the random choice.")
-@click.option("--where-label", "labels", metavar="CLASS", multiple=True, help="Only of this class: an id or a name.")
+@seed_option("the random choice")
+@click.option(
+    "--where-label",
+    "labels",
+    metavar="CLASS",
+    multiple=True,
+    help="Only samples of this class, an id or a name; may be repeated.",
+)
 @click.option("--keys", metavar="KEY,...", help="The samples with these keys, in this order.")
 @click.option("--photo", metavar="COMPONENT", help="The photo to show.  [default: a sample's first photo]")
 @click.option("--mask", metavar="COMPONENT", help="The mask to lay over it; '' for none.  [default: its first mask]")

@@ -1,17 +1,16 @@
-import json
 import re
 import signal
 from pathlib import Path
-from typing import Any
 
 import click
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from dali_pipes.commands.options import format_bytes, parse_bytes
 from dali_pipes.errors import DataError, StoreError
 from dali_pipes.formats.manifest import Manifest
 from prep.commands.group import prep
+from tests.prep.commands.calls import json_of_prep, run_prep
 from tests.sources import encode_photo, start_python, write_pets
 
 COMMANDS = [
@@ -28,22 +27,6 @@ COMMANDS = [
 ]
 
 
-def _run(*arguments: str | Path, expect: type[BaseException] | None = None, match: str = "") -> Result:
-    result = CliRunner().invoke(prep, [str(argument) for argument in arguments])
-    if expect is None:
-        if result.exception is not None:
-            raise result.exception
-        return result
-    with pytest.raises(expect, match=match):
-        raise result.exception or AssertionError(result.output)
-    return result
-
-
-def _json(*arguments: str | Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(_run(*arguments, "--json").stdout)
-    return found
-
-
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
     """Twelve photos in two classes."""
@@ -56,21 +39,21 @@ def photos(tmp_path: Path) -> Path:
 
 def test_prep_packs_shuffles_and_indexes_in_a_bucket(photos: Path, node: str, tmp_path: Path) -> None:
     """The path that the README shows, each command ending in one line."""
-    line = _run("pack", "imagefolder", photos, "ais://walk", "--max-count", "5", "--endpoint", node).stdout
+    line = run_prep("pack", "imagefolder", photos, "ais://walk", "--max-count", "5", "--endpoint", node).stdout
     assert re.fullmatch(
         r"wrote 3 shards, 12 samples, \d+\.\d KiB in \d+\.\d s -> ais://walk/samples-\{000000\.\.000002\}\.tar\n", line
     )
-    line = _run("shuffle", "ais://walk/samples-", "--seed", "7", "--endpoint", node).stdout
+    line = run_prep("shuffle", "ais://walk/samples-", "--seed", "7", "--endpoint", node).stdout
     assert re.fullmatch(
         r"shuffled 3 shards into \d shards?, 12 samples, \d+\.\d KiB in \d+\.\d s, verified"
         r" -> ais://walk/shuffled-.*\.tar\n",
         line,
     )
-    line = _run("index", "ais://walk/shuffled-", "--endpoint", node).stdout
+    line = run_prep("index", "ais://walk/shuffled-", "--endpoint", node).stdout
     assert re.fullmatch(
         r"indexed \d shards?, 12 samples, .* in .* s -> ais://walk/shuffled-manifest\.safetensors\n", line
     )
-    found = _json("index", "ais://walk/shuffled-", "--endpoint", node)
+    found = json_of_prep("index", "ais://walk/shuffled-", "--endpoint", node)
     assert found["classes"] == {"0": "cat", "1": "dog"}
     assert found["components"] == {"cls": 12, "jpg": 12}
 
@@ -78,20 +61,22 @@ def test_prep_packs_shuffles_and_indexes_in_a_bucket(photos: Path, node: str, tm
 def test_prep_without_endpoint_runs_an_embedded_node_each_time(photos: Path, tmp_path: Path) -> None:
     """What one command stored is there for the next."""
     options = ("--embedded-dir", tmp_path / "node")
-    assert _json("pack", "imagefolder", photos, "ais://pets", *options)["num_written"] == 1
-    assert _json("pack", "imagefolder", photos, "ais://pets", *options)["num_written"] == 0
-    assert _json("index", "ais://pets", *options)["num_samples"] == 12
+    assert json_of_prep("pack", "imagefolder", photos, "ais://pets", *options)["num_written"] == 1
+    assert json_of_prep("pack", "imagefolder", photos, "ais://pets", *options)["num_written"] == 0
+    assert json_of_prep("index", "ais://pets", *options)["num_samples"] == 12
 
 
 def test_prep_takes_the_endpoint_from_the_environment(photos: Path, node: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIS_ENDPOINT", node)
-    assert _json("pack", "imagefolder", photos, "ais://from-environment")["num_samples"] == 12
+    assert json_of_prep("pack", "imagefolder", photos, "ais://from-environment")["num_samples"] == 12
 
 
 def test_pack_to_a_directory_asks_no_cluster(photos: Path, tmp_path: Path, closed_port: int) -> None:
-    found = _json("pack", "imagefolder", photos, tmp_path / "out", "--endpoint", f"http://127.0.0.1:{closed_port}")
+    found = json_of_prep(
+        "pack", "imagefolder", photos, tmp_path / "out", "--endpoint", f"http://127.0.0.1:{closed_port}"
+    )
     assert found["shards"] == ["samples-000000.tar"]
-    manifest = _json("index", tmp_path / "out")["manifest"]
+    manifest = json_of_prep("index", tmp_path / "out")["manifest"]
     assert Manifest.from_bytes(Path(manifest).read_bytes(), where=manifest).classes == {0: "cat", 1: "dog"}
 
 
@@ -100,18 +85,18 @@ def test_pack_pets_names_what_it_leaves_out_on_stderr(tmp_path: Path) -> None:
     (tmp_path / "pets" / "images" / "boxer_1.jpg").write_bytes(encode_photo("gif", mode="L"))
     (tmp_path / "pets" / "annotations" / "trimaps" / "boxer_2.png").unlink()
     arguments = ("pack", "pets", tmp_path / "pets", tmp_path / "out")
-    _run(*arguments, expect=DataError, match=r"1 of 2 records .* are bad: boxer_1: image\.jpg is a GIF")
+    run_prep(*arguments, expect=DataError, match=r"1 of 2 records .* are bad: boxer_1: image\.jpg is a GIF")
     assert not (tmp_path / "out").exists()
-    result = _run(*arguments, "--on-bad", "skip")
+    result = run_prep(*arguments, "--on-bad", "skip")
     assert result.stderr.splitlines() == [
         "skipped: boxer_2: no trimap",
         "skipped: boxer_1: image.jpg is a GIF, which DALI cannot decode",
     ]
     assert re.match(r"wrote 1 shard, 1 sample, 10\.0 KiB in .* \(skipped 2\) -> ", result.stdout)
     (tmp_path / "pets" / "images" / "boxer_3.jpg").write_bytes(encode_photo("png"))
-    result = _run(*arguments, "--on-bad", "skip", "--overwrite")
+    result = run_prep(*arguments, "--on-bad", "skip", "--overwrite")
     assert result.stderr.splitlines()[2:] == ["noted: boxer_3: image.jpg is a PNG"]
-    found = _json(*arguments, "--on-bad", "keep", "--overwrite")
+    found = json_of_prep(*arguments, "--on-bad", "keep", "--overwrite")
     assert found["noted"] == ["boxer_3: image.jpg is a PNG"]
     assert found["kept"] == ["boxer_1: image.jpg is a GIF, which DALI cannot decode"]
     assert found["classes"] == {"9": "boxer"}
@@ -119,19 +104,19 @@ def test_pack_pets_names_what_it_leaves_out_on_stderr(tmp_path: Path) -> None:
 
 def test_pack_pets_download_goes_through_torchvision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("prep.sources.pets.download_pets", lambda directory: write_pets(directory, {"boxer_1": 9}))
-    assert _json("pack", "pets", tmp_path / "new", tmp_path / "out", "--download")["num_samples"] == 1
+    assert json_of_prep("pack", "pets", tmp_path / "new", tmp_path / "out", "--download")["num_samples"] == 1
 
 
 def test_pack_demo_into_shards_by_bytes(tmp_path: Path) -> None:
     pytest.importorskip("skimage")
     arguments = ("pack", "demo", tmp_path, "--count", "16", "--seed", "3", "--max-bytes", "200KiB")
-    dry = _run(*arguments, "--dry-run").stdout
+    dry = run_prep(*arguments, "--dry-run").stdout
     assert dry.startswith("would write ")
     assert list(tmp_path.iterdir()) == []
-    found = _json(*arguments)
+    found = json_of_prep(*arguments)
     assert (found["num_samples"], found["dry_run"]) == (16, False)
     assert len(found["shards"]) > 1
-    line = _run(*arguments).stdout
+    line = run_prep(*arguments).stdout
     assert f"({len(found['shards'])} of the shards were there already)" in line
 
 
@@ -165,7 +150,7 @@ def test_prep_error_says_where_and_what(
     for placeholder, value in places.items():
         arguments = [argument.replace(placeholder, value) for argument in arguments]
         match = match.replace(placeholder, value)
-    _run(*arguments, expect=error, match=match)
+    run_prep(*arguments, expect=error, match=match)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +178,7 @@ def test_prep_without_an_endpoint_names_the_variable_and_starts_nothing(
         ("ais://pets", StoreError, r"no bucket 'ais://pets': AIS_ENDPOINT is not set, .*; set AIS_ENDPOINT, or make"),
         ("s3://pets", ValueError, r"s3:// is supported only through an AIStore cluster .*, or set AIS_ENDPOINT"),
     ):
-        _run(*(argument.replace("{url}", url) for argument in arguments), expect=error, match=match)
+        run_prep(*(argument.replace("{url}", url) for argument in arguments), expect=error, match=match)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -218,7 +203,7 @@ def test_prep_misuse_exits_with_2(arguments: list[str], message: str) -> None:
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_prep_help_names_every_default(command: list[str]) -> None:
-    result = _run(*command, "--help")
+    result = run_prep(*command, "--help")
     found: click.Command | None = prep
     for name in command:
         assert isinstance(found, click.Group)
@@ -313,7 +298,7 @@ def test_format_bytes_takes_the_largest_unit(num_bytes: int, expected: str) -> N
 
 @pytest.mark.parametrize("group", [[], ["pack"]])
 def test_help_of_a_group_cuts_no_line(group: list[str]) -> None:
-    assert "..." not in _run(*group, "--help").stdout.partition("Commands:")[2]
+    assert "..." not in run_prep(*group, "--help").stdout.partition("Commands:")[2]
 
 
 def test_embedded_ends_well_on_ctrl_c(tmp_path: Path) -> None:

@@ -2,34 +2,23 @@
 
 import json
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from dali_pipes.errors import DataError, StoreError
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.local import LocalStore
 from prep.commands.group import prep
 from prep.pack.pack import pack
+from tests.prep.commands.calls import json_of_prep, run_prep
 from tests.sources import make_source
 
-
-def _run(*arguments: str | Path, expect: type[BaseException] | None = None, match: str = "") -> Result:
-    result = CliRunner().invoke(prep, ["shuffle", *map(str, arguments)])
-    if expect is None:
-        if result.exception is not None:
-            raise result.exception
-        return result
-    with pytest.raises(expect, match=match):
-        raise result.exception or AssertionError(result.output)
-    return result
-
-
-def _json(*arguments: str | Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(_run(*arguments, "--json").stdout)
-    return found
+_run = partial(run_prep, "shuffle")
+_json = partial(json_of_prep, "shuffle")
 
 
 @pytest.fixture

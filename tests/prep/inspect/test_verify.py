@@ -545,12 +545,12 @@ def test_quarantine_that_cannot_be_one(tmp_path: Path, small_shards: Path) -> No
     [
         (["--mask-values", "1,x"], 2, "expected numbers such as '1,2,3' or '0-20,255', got '1,x'"),
         (["--mask-values", "256"], 2, "a mask's values are 0 to 255, got '256'"),
-        (["--mask-values", "1,3-1"], 2, "a range goes from its least number to its greatest, got '3-1'"),
+        (["--mask-values", "1,3-1"], 2, "a range must begin with its smaller number, got '3-1'"),
         (["--mask-values", "0-999999999999"], 2, "a mask's values are 0 to 255"),  # no list of as many is made
         (["--decoder", "opencv"], 2, "'opencv' is not one of 'pillow', 'dali'"),
         (["--workers", "0"], 2, "0 is not in the range x>=1"),
         (["--max-pixels", "0"], 2, "0 is not in the range x>=1"),
-        (["--no-masks", "--mask", "x.png"], 2, "--no-masks goes with neither --mask nor --mask-values"),
+        (["--no-masks", "--mask", "x.png"], 2, "--no-masks and --mask exclude each other"),
         (["--quarantine", "."], 2, "File '.' is a directory"),
     ],
 )
