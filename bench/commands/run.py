@@ -22,7 +22,7 @@ from bench.commands.options import (
 from bench.commands.running import needs_extras, run_and_tell
 
 _TIMEOUT_S = 1800.0
-"""`bench.compare.ranks.TIMEOUT_S`, which ``--help`` shows without loading it."""
+"""`bench.compare.turn.TIMEOUT_S`, which ``--help`` shows without loading it."""
 _MILLISECONDS = click.FloatRange(min=0, max=60_000, max_open=True)
 
 timing_options = combined(

@@ -2,9 +2,9 @@
 
 Parts that a loader does not give (`LoaderEntry.gives`) are not compared, and are named in the result.
 
-The reference reads each sample's bytes again, decodes them and transforms them with torchvision; nothing but the place
-of each sample is kept, so memory does not grow with the pictures. Shards in a bucket are copied to a temporary
-directory for as long as the comparison takes.
+The reference reads each sample's bytes again, decodes them and transforms them with torchvision. It keeps only the
+place of each sample, so memory does not grow with the photos. Shards in a bucket are copied to a temporary directory
+for as long as the comparison takes.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -51,23 +51,21 @@ class Tolerance:
 
 
 SAME_PIXELS = Tolerance(max_abs=1e-6, mean_abs=1e-6)
-"""The same pixels, normalised in another order: a float32 near 2.6 has steps of 2.4e-7."""
+"""The same pixels, normalised in another order: a float32 near 2.6 has steps of 2.4e-7.
 
-TURBO = Tolerance(max_abs=1e-6, mean_abs=1e-6)
-"""torchvision 0.29 against Pillow 13, measured: 0 of 255 levels, mean 0, on the 292 photos of an Oxford-IIIT Pet sample
-(JPEG 4:4:4 and 4:2:0, progressive, one RGBA PNG) and on JPEGs of all subsamplings, gray and CMYK. Both carry
-libjpeg-turbo and both use its accurate transform and smooth upsampling; a wheel built otherwise would fail here."""
+This holds for turbo, too. torchvision 0.29 against Pillow 13, measured: 0 of 255 levels, mean 0, on the 292 photos of
+an Oxford-IIIT Pet sample (JPEG 4:4:4 and 4:2:0, progressive, one RGBA PNG) and on JPEGs of all subsamplings, gray and
+CMYK. Both carry libjpeg-turbo and both use its accurate transform and smooth upsampling. A wheel that was built
+otherwise would fail here."""
 
 GPU = Tolerance(max_abs=4.8, mean_abs=0.07)
-"""Not measured, and so wide: nvJPEG repeats chroma where the CPU's decoder interpolates it, from which a level or two
-are to be expected on average, and up to a hundred at the edge of two colours. Any single value passes, four levels on
-average do not. ``bench gpu --scenarios parity`` measures what should stand here."""
+"""Not measured, and therefore wide. nvJPEG repeats chroma where the CPU's decoder interpolates it; expect a difference
+of one or two levels on average, and of up to a hundred at the edge of two colours. So any single value passes, and four
+levels on average do not. ``bench gpu --scenarios parity`` measures what should stand here."""
 
 
 def tolerance_of(*, decode: str, device: str) -> Tolerance:
-    """The tolerance for what a loader decodes with, and where."""
-    if decode == "turbo":
-        return TURBO
+    """Return the tolerance for a decoder and the device on which it decodes."""
     return GPU if decode == "dali" and device == "cuda" else SAME_PIXELS
 
 
@@ -110,74 +108,68 @@ class Comparison:
     not_compared: tuple[str, ...] = ()
     """The parts that the loader does not give."""
 
-    def to_json(self) -> dict[str, Any]:
-        """The fields, for the report."""
-        return asdict(self)
-
-
-@dataclass(frozen=True)
-class _Place:
-    shard: int
-    offset: int
-    size: int
-
 
 class Reference:
-    """What the shards hold: keys, and for each the tensors that Pillow and torchvision make of it."""
+    """The keys of the shards, and for each key the tensors that Pillow and torchvision make of its sample.
+
+    Args:
+        paths: The shards as files.
+        names: Their names, for errors.
+        options: For the crop and the components' names.
+
+    Raises:
+        DataError: If a shard is not a whole tar, or a key comes twice in the shards: samples are matched by key.
+    """
 
     def __init__(self, paths: Sequence[Path], *, names: Sequence[str], options: LoaderOptions) -> None:
-        self._paths = paths
         self._decode = SampleDecoder(LoaderOptions(crop=options.crop, photo=options.photo, mask=options.mask))
-        self._places: dict[str, dict[str, _Place]] = {}
-        for row, name in enumerate(names):
-            self._add_shard(row, name)
+        # Key -> component -> path, offset, size.
+        self._places: dict[str, dict[str, tuple[Path, int, int]]] = {}
+        for path, name in zip(paths, names, strict=True):
+            current: str | None = None
+            with path.open("rb") as stream:
+                for member in ArchiveReader(stream, shard=name):
+                    if member.key != current and member.key in self._places:
+                        raise DataError(
+                            f"key '{member.key}' comes twice in the shards; outputs are compared by key, so keys must "
+                            "be unique"
+                        )
+                    current = member.key
+                    components = self._places.setdefault(member.key, {})
+                    components.setdefault(member.component, (path, member.offset, member.size))
 
     @classmethod
     @contextlib.contextmanager
     def open(cls, shards: "ShardSet", *, options: LoaderOptions) -> Iterator["Reference"]:
-        """The reference for ``shards``.
+        """Open the reference of shards, wherever they lie.
 
         Raises:
-            DataError: If a shard is no whole tar, or a key comes twice in the shards: samples are matched by key.
+            DataError: As the class.
         """
+        names = [shards.store.locate(name) for name in shards.names]
         with contextlib.ExitStack() as stack:
             if shards.store.directory is not None:
-                paths = [Path(shards.store.locate(name)) for name in shards.names]
+                paths = [Path(name) for name in names]
             else:
                 copies = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dali-pipes-compare-")))
-                paths = []
-                for row, name in enumerate(progress(shards.names, what="copy shards", unit="shard")):
-                    path = copies / f"{row:06d}.tar"
+                paths = [copies / f"{row:06d}.tar" for row in range(len(names))]
+                for path, name in zip(paths, progress(shards.names, what="copy shards", unit="shard"), strict=True):
                     with shards.store.open(name) as source, path.open("wb") as target:
                         shutil.copyfileobj(source, target, 1 << 20)
-                    paths.append(path)
-            yield cls(paths, names=[shards.store.locate(name) for name in shards.names], options=options)
+            yield cls(paths, names=names, options=options)
 
     @property
     def keys(self) -> set[str]:
         return set(self._places)
 
     def sample(self, key: str) -> TensorSample:
-        """The reference for one key; its bytes are read and decoded anew each time."""
+        """Read and decode one sample; nothing is kept."""
         members: dict[str, Any] = {"__key__": key}
-        for component, place in self._places[key].items():
-            with self._paths[place.shard].open("rb") as stream:
-                stream.seek(place.offset)
-                members[component] = stream.read(place.size)
+        for component, (path, offset, size) in self._places[key].items():
+            with path.open("rb") as stream:
+                stream.seek(offset)
+                members[component] = stream.read(size)
         return self._decode(members)
-
-    def _add_shard(self, row: int, name: str) -> None:
-        current: str | None = None
-        with self._paths[row].open("rb") as stream:
-            for member in ArchiveReader(stream, shard=name):
-                if member.key != current and member.key in self._places:
-                    raise DataError(
-                        f"key '{member.key}' comes twice in the shards; outputs are compared by key, so keys must be "
-                        "unique"
-                    )
-                current = member.key
-                place = _Place(row, member.offset, member.size)
-                self._places.setdefault(member.key, {}).setdefault(member.component, place)
 
 
 def compare_epoch(
@@ -196,9 +188,9 @@ def compare_epoch(
         reference: What is expected.
         loader: For messages.
         tolerance: For photos.
-        gives: The parts that are compared, those that the loader gives. Photos that it does not normalise are
-            normalised here. Of a loader that gives nothing, rows are counted.
-        show: The label of a progress bar; none is drawn without.
+        gives: The parts that the loader gives; only these are compared. Photos that are not ``normalised`` are
+            normalised here. If it is empty, only rows are counted.
+        show: The label of a progress bar; ``None``: no bar.
 
     Raises:
         OutputError: At the first difference.
@@ -226,11 +218,13 @@ def compare_epoch(
                 if key not in expected_keys:
                     raise OutputError(f"loader '{loader}', key '{key}': is not in the shards")
                 seen.add(key)
-            for sample_largest, sample_mean in pool.map(check, batch["key"], *_columns(batch, gives)):
+            # A batch on the GPU is copied to the CPU once. Parts that are not given are None in every row.
+            absent = [None] * len(batch["key"])
+            columns: list[Iterable[Any]] = [batch[name].cpu() if name in gives else absent for name in _TENSORS]
+            for sample_largest, sample_mean in pool.map(check, batch["key"], *columns):
                 largest, total = max(largest, sample_largest), total + sample_mean
                 drawn.update(1)
-    missing = sorted(expected_keys - seen) if gives else []
-    if missing:
+    if gives and (missing := sorted(expected_keys - seen)):
         named = ", ".join(f"'{key}'" for key in missing[:3])
         raise OutputError(
             f"loader '{loader}': {len(seen)} of {len(expected_keys)} keys came in one epoch; missing: {named}"
@@ -250,78 +244,56 @@ def compare_epoch(
     )
 
 
-def _columns(batch: BenchBatch, gives: frozenset[str]) -> tuple[Iterable[Any], Iterable[Any], Iterable[Any]]:
-    """Photos, masks and labels, row by row; ``None`` in place of what is not given."""
-    absent = [None] * len(batch["key"])
-    return (
-        # A batch on the GPU is brought over once.
-        batch["image"].cpu() if "image" in gives else absent,
-        batch["trimap"].cpu() if "trimap" in gives else absent,
-        batch["label"].tolist() if "label" in gives else absent,
-    )
-
-
 def _check_batch(batch: BenchBatch, *, loader: str, gives: frozenset[str]) -> None:
     wanted = (gives or ALL_PARTS) - {"normalised"}
     if wanted - batch.keys():
-        raise OutputError(f"loader '{loader}': a batch must have {_named(wanted)}, found {_named(batch)}")
+        found = ", ".join(sorted(batch)) or "nothing"
+        raise OutputError(f"loader '{loader}': a batch must have {', '.join(sorted(wanted))}, found {found}")
     if not gives:
         return
     size = len(batch["key"])
     lengths = {name: len(batch[name]) for name in _TENSORS if name in gives}
-    wrong = {name: length for name, length in lengths.items() if length != size}
-    if wrong:
+    if wrong := {name: length for name, length in lengths.items() if length != size}:
         raise OutputError(f"loader '{loader}': a batch of {size} keys has {wrong} rows")
     if "label" in gives and (batch["label"].dtype != torch.int64 or batch["label"].ndim != 1):
-        found = f"{batch['label'].dtype} {list(batch['label'].shape)}"
-        raise OutputError(f"loader '{loader}': labels must be int64 [{size}], found {found}")
-
-
-def _named(parts: Iterable[str]) -> str:
-    return ", ".join(sorted(parts)) or "nothing"
+        shape = f"{batch['label'].dtype} {list(batch['label'].shape)}"
+        raise OutputError(f"loader '{loader}': labels must be int64 [{size}], found {shape}")
 
 
 def _check_sample(
     key: str,
     image: "Tensor | None",
     trimap: "Tensor | None",
-    label: int | None,
+    label: "Tensor | None",
     *,
     reference: Reference,
     loader: str,
     tolerance: Tolerance,
     is_normalised: bool,
 ) -> tuple[float, float]:
+    """Check one sample; return the largest and the mean difference of its photo."""
     where = f"loader '{loader}', key '{key}'"
     expected = reference.sample(key)
-    if label is not None and label != expected["label"]:
-        raise OutputError(f"{where}: label differs: expected {expected['label']}, found {label}")
+    if label is not None and int(label) != expected["label"]:
+        raise OutputError(f"{where}: label differs: expected {expected['label']}, found {int(label)}")
     if trimap is not None:
-        _check_mask(trimap, expected["trimap"], where=where)
+        mask = expected["trimap"]
+        _assert_alike(trimap, mask, what="mask", where=where)
+        unequal = trimap != mask
+        if unequal.any():
+            at = _position(unequal, int(unequal.int().argmax()))
+            raise OutputError(
+                f"{where}: {int(unequal.sum())} mask pixels differ, expected 0; the first at {at}: "
+                f"expected {int(mask[at])}, found {int(trimap[at])}"
+            )
     if image is None:
         return 0.0, 0.0
     if not is_normalised:
-        image = _normalised(image, where=where)
+        if image.dtype != torch.uint8:
+            raise OutputError(f"{where}: a photo that is not normalised must be torch.uint8, found {image.dtype}")
+        mean, std = (torch.tensor(values)[:, None, None] for values in (IMAGENET_MEAN, IMAGENET_STD))
+        image = (image.float() / 255 - mean) / std
     return assert_images_close(image, expected["image"], tolerance=tolerance, where=where)
-
-
-def _check_mask(trimap: "Tensor", expected: "Tensor", *, where: str) -> None:
-    _assert_alike(trimap, expected, what="mask", where=where)
-    unequal = trimap != expected
-    if unequal.any():
-        at = _position(unequal, int(unequal.int().argmax()))
-        raise OutputError(
-            f"{where}: {int(unequal.sum())} mask pixels differ, expected 0; the first at {at}: "
-            f"expected {int(expected[at])}, found {int(trimap[at])}"
-        )
-
-
-def _normalised(image: "Tensor", *, where: str) -> "Tensor":
-    """A photo as it is decoded, uint8 [3, crop, crop], normalised as the reference does."""
-    if image.dtype != torch.uint8:
-        raise OutputError(f"{where}: a photo that is not normalised must be torch.uint8, found {image.dtype}")
-    mean, std = (torch.tensor(values)[:, None, None] for values in (IMAGENET_MEAN, IMAGENET_STD))
-    return (image.float() / 255 - mean) / std
 
 
 def _assert_alike(actual: "Tensor", expected: "Tensor", *, what: str, where: str) -> None:

@@ -1,9 +1,9 @@
 """Time loaders on the same shards, under each setting: the scenario of `bench run` and `bench sweep`.
 
 The loaders' outputs are compared first. Then each turn opens one loader under one setting in fresh processes, draws a
-first epoch, in a warm turn those that count, and closes it (`bench.compare.ranks`, `bench.compare.turn`). Nothing of
-one loader is alive while another is timed: no thread, no worker, no prefetched batch. Ratios to the baseline are taken
-round by round.
+first epoch, in a warm turn also the timed epochs, and closes it (`bench.compare.turn`). While one loader is timed,
+nothing of another one exists: no thread, no worker, no prefetched batch. Ratios to the baseline are taken within each
+round.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -14,19 +14,18 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 from bench.compare.check_loaders import compare_outputs
 from bench.compare.data import DataFacts, DataSets
 from bench.compare.outputs import Comparison, OutputError
-from bench.compare.ranks import TIMEOUT_S, Turn, run_turn
 from bench.compare.records import record_of
 from bench.compare.settings import TurnSetting
-from bench.compare.turn import TurnJob
+from bench.compare.turn import TIMEOUT_S, Turn, TurnJob, run_turn
 from bench.engine.scenario import Rounds, Scenario
 from bench.engine.turn_process import fork_server
 from bench.loaders.encoded import endpoint_of
-from bench.loaders.protocol import LoaderOptions, Prepared
+from bench.loaders.protocol import LoaderOptions
 from bench.loaders.registry import LOADERS
 from bench.loaders.selection import LoaderSpec
 from bench.reports.figures import FIGURES, Figure
 from bench.reports.notes import notes_of
-from bench.reports.summary import setting_text, summarise
+from bench.reports.summary import summarise
 from bench.reports.tables import format_table
 from bench.tools.folders import RunFolder
 
@@ -35,10 +34,9 @@ if TYPE_CHECKING:
 
 
 DEFAULT_BASELINE = "webloader"
-"""The loader that ratios are to, where it was timed; else the first."""
 
 BY_SETTING = ("batch_size", "num_threads", "keeps_shards")
-"""Those of `LoaderOptions` that each setting has itself."""
+"""The fields of `LoaderOptions` that each setting has itself."""
 
 
 class Contender(NamedTuple):
@@ -48,19 +46,17 @@ class Contender(NamedTuple):
     setting: TurnSetting
 
 
-@dataclass(frozen=True, kw_only=True)
-class Inputs:
-    """What the turns of a run read, and what is known of it."""
+class Inputs(NamedTuple):
+    """What was prepared for the turns of a run."""
 
     data: DataSets
     comparisons: Mapping[Contender, Comparison]
-    facts: Mapping[TurnSetting, DataFacts]
-    prepared: Mapping[Contender, Sequence[Prepared | None]]
+    jobs: Mapping[Contender, TurnJob]
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderScenario(Scenario[Inputs, Contender, Turn]):
-    """How often, how long and on what loaders are timed."""
+    """Time loaders under settings."""
 
     kind = "run"
     title = "time loaders"
@@ -75,19 +71,19 @@ class LoaderScenario(Scenario[Inputs, Contender, Turn]):
     options: LoaderOptions = field(default_factory=LoaderOptions)
     """What the loaders share."""
     settings: Sequence[TurnSetting] = ()
-    """What each of them is timed under; none: once, as ``options`` say, from a warm cache."""
+    """Each loader is timed under each of these; if empty, under ``options`` from a warm cache."""
     repeats: int = 7
-    """Of seven turns, a 95 % interval is narrower than smallest to largest."""
+    """With seven turns, a 95 % interval is narrower than the range from the smallest to the largest value."""
     epochs: int = 1
-    """Timed in each warm turn, after the first: more of them where one is short."""
+    """Timed in each warm turn, after the first; take more of them if one is short."""
     baseline: LoaderSpec | None = None
-    """The loader that ratios are to; ``None``: webloader, where it is timed, else the first."""
+    """The loader that ratios are to; ``None``: webloader if it is timed, otherwise the first."""
     num_samples: int | None = None
-    """The samples are repeated to this number; ``None``: as they are."""
+    """The samples are repeated up to this number; ``None``: they are taken as they are."""
     direct: bool = False
-    """No gateway before a cluster: bytes are not counted."""
+    """Put no gateway before a cluster: bytes are not counted."""
     bystanders: Collection[int] = ()
-    """Processes below this one whose CPU time counts for no loader, such as an embedded AIS node."""
+    """Processes below this one whose CPU time belongs to no loader, such as an embedded AIS node."""
     timeout_s: float = TIMEOUT_S
     """For a turn, and for comparing the outputs of one loader."""
 
@@ -100,75 +96,65 @@ class LoaderScenario(Scenario[Inputs, Contender, Turn]):
             object.__setattr__(self, "settings", (only,))
 
     def prepare(self, folder: RunFolder, stack: ExitStack) -> Inputs:
-        """Make the data sets, compare the outputs, and have converted what loaders read in a format of their own.
+        """Make the data sets, compare the outputs, and convert the shards for loaders with a format of their own.
 
         Raises:
             OutputError: If a loader does not yield what the shards hold.
             PipesError: If a loader cannot be opened, or takes too long.
-            ValueError: If the shards do not allow a setting, or there is no room for what is to be written.
+            ValueError: If the shards do not allow a setting, or there is too little space for what is to be written.
         """
-        data = stack.enter_context(
-            DataSets(
-                self.shards,
-                photo=self.options.photo,
-                mask=self.options.mask,
-                num_samples=self.num_samples,
-                direct=self.direct,
-                folder=folder,
-            )
+        data = DataSets(
+            self.shards,
+            options=self.options,
+            folder=folder,
+            stack=stack,
+            num_samples=self.num_samples,
+            direct=self.direct,
         )
         data.check(self.settings, loaders={spec.name for spec in self.loaders})
         fork_server()  # loads libraries while nothing is timed
         found = compare_outputs(data, self.loaders, self.settings, options=self.options, timeout_s=self.timeout_s)
-        contenders = self._contenders()
-        return Inputs(
-            data=data,
-            comparisons={one: found[one] for one in contenders},
-            facts={setting: data.open(setting).facts for setting in self.settings},
-            # Before the first clock: conversion takes the cores.
-            prepared={one: data.prepared(one.spec.name, one.setting) for one in contenders},
-        )
+        contenders = [Contender(spec, setting) for setting in self.settings for spec in self.loaders]
+        # All jobs now: the conversions take the cores, and must not run while a clock does.
+        jobs = {one: data.turn_job(*one, options=self.options, epochs=self.epochs) for one in contenders}
+        return Inputs(data, {one: found[one] for one in contenders}, jobs)
 
     def subjects(self, made: Inputs) -> Sequence[Contender]:
-        """Each loader under each setting."""
-        return self._contenders()
-
-    def _contenders(self) -> list[Contender]:
-        return [Contender(spec, setting) for setting in self.settings for spec in self.loaders]
+        return list(made.jobs)
 
     def name_of(self, subject: Contender) -> str:
         """``loader 'dali' (threads 2, batch 64)``."""
-        return f"loader '{subject.spec}' ({setting_text(subject.setting.to_json())})"
+        return f"loader '{subject.spec}' ({subject.setting})"
 
     def measure(self, made: Inputs, subject: Contender, number: int) -> Turn:
-        """One turn, all ranks.
+        """Take one turn, with all ranks.
 
-        Memory is not touched before (`bench.tools.memory`): turns follow each other sooner than a host takes pages
-        back, and neither CPU-ms a sample nor samples/s were seen to change with it.
+        Memory is not touched before (`bench.tools.memory`): turns follow each other before a host takes pages back, and
+        neither CPU-ms a sample nor samples/s changed with it in our measurements.
         """
-        spec, setting = subject
-        if setting.cache == "cold":
-            made.data.drop_pages(setting, made.prepared[subject])
-        jobs = turn_jobs(made.data, spec, setting, options=self.options, epochs=self.epochs)
-        turn = run_turn(jobs, bystanders={*self.bystanders, *made.data.bystanders}, timeout_s=self.timeout_s)
-        check_counts(spec, turn, made.facts[setting])
+        job = made.jobs[subject]
+        if job.setting.cache == "cold":
+            made.data.drop_pages(job.setting, job.prepared)
+        turn = run_turn(job, bystanders={*self.bystanders, *made.data.bystanders}, timeout_s=self.timeout_s)
+        check_counts(job.spec, turn, made.data.open(job.setting)[1])
         return turn
 
     def report(self, made: Inputs, rounds: Rounds[Contender, Turn]) -> dict[str, Any]:
-        """``{"options", "data", "baseline", "records": [one a loader and setting]}``.
+        """Return ``{"options", "baseline", "data", "records"}``, with one record for each loader and setting.
 
-        Each of the records has ``repeats``, every turn as it was measured, and ``summary``, medians and intervals.
+        Each record has ``repeats``, every turn as it was measured, and ``summary``, medians and intervals.
         """
-        data = list(dict.fromkeys(made.facts.values()))
+        facts = {setting: made.data.open(setting)[1] for setting in self.settings}
+        data = list(dict.fromkeys(facts.values()))
         report: dict[str, Any] = {
             "options": self._options(),
             "baseline": self._baseline(),
-            "data": [facts.to_json() for facts in data],
+            "data": [asdict(one) for one in data],
             "records": [
                 {
-                    **record_of(*one, rounds.whole(one), facts=made.facts[one.setting], prepared=made.prepared[one]),
-                    "data": data.index(made.facts[one.setting]),
-                    "outputs": made.comparisons[one].to_json(),
+                    **record_of(made.jobs[one], rounds.whole(one), facts=facts[one.setting]),
+                    "data": data.index(facts[one.setting]),
+                    "outputs": asdict(made.comparisons[one]),
                 }
                 for one in rounds.subjects
             ],
@@ -189,7 +175,7 @@ class LoaderScenario(Scenario[Inputs, Contender, Turn]):
         }
 
     def _baseline(self) -> str:
-        """With the decoder that it was given: webloader:turbo may stand before it."""
+        """The baseline with its decoder: the run may have webloader:turbo before webloader:pil."""
         default = next((spec for spec in self.loaders if spec.name == DEFAULT_BASELINE), self.loaders[0])
         baseline = self.baseline or default
         if not LOADERS[baseline.name].decodes:
@@ -198,7 +184,7 @@ class LoaderScenario(Scenario[Inputs, Contender, Turn]):
 
     @staticmethod
     def table(report: Any) -> str:
-        """A row a loader and setting, and the notes that a reader needs."""
+        """One row for each loader and setting, and the notes below the table."""
         return "\n".join([format_table(report), "", *notes_of(report)])
 
 
@@ -207,11 +193,12 @@ def check_specs(specs: Sequence[LoaderSpec], baseline: LoaderSpec | None, *, is_
 
     Args:
         specs: The loaders.
-        baseline: What ratios are to, if it was named.
-        is_served: They will read from a bucket, wherever the shards lie now.
+        baseline: What ratios are to, if the user named it.
+        is_served: They will read from a bucket, even if the shards are local now.
 
     Raises:
-        ValueError: If there is none, one twice, the baseline is not among them, or one reads no bucket and is to.
+        ValueError: If there is no loader, or one comes twice; the baseline is not among them; or a loader cannot read
+            from a bucket and must.
     """
     if not specs:
         raise ValueError("loaders must name at least one loader")
@@ -221,32 +208,11 @@ def check_specs(specs: Sequence[LoaderSpec], baseline: LoaderSpec | None, *, is_
         raise ValueError(f"baseline must be one of the loaders, {', '.join(map(str, specs))}, got '{baseline}'")
     for spec in specs if is_served else ():
         if not {"ais", "converted"} & set(LOADERS[spec.name].source):
-            raise ValueError(f"loader '{spec}' reads shards in a directory, and a latency is added before a bucket")
-
-
-def turn_jobs(
-    data: DataSets, spec: LoaderSpec, setting: TurnSetting, *, options: LoaderOptions, epochs: int
-) -> list[TurnJob]:
-    """What each rank of a turn is to do."""
-    opened = data.open(setting)
-    prepared = data.prepared(spec.name, setting)
-    return [
-        TurnJob(
-            spec=spec,
-            urls=opened.urls_of_rank(rank, setting.ranks),
-            endpoint=opened.endpoint,
-            options=options,
-            setting=setting,
-            epochs=epochs,
-            prepared=prepared[rank],
-            counters=opened.counters,
-        )
-        for rank in range(setting.ranks)
-    ]
+            raise ValueError(f"loader '{spec}' reads shards in a directory, and a latency needs shards in a bucket")
 
 
 def check_counts(spec: LoaderSpec, turn: Turn, facts: DataFacts) -> None:
-    """Every sample of every epoch, over all ranks: what was compared is what was timed."""
+    """Check that every epoch had every sample, over all ranks: what was compared is what was timed."""
     for name in ("first", "steady"):
         drawn = [getattr(rank, name) for rank in turn.ranks]
         if drawn[0] is not None:

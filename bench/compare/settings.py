@@ -1,11 +1,12 @@
 """Define the settings of a turn, and combine the axes of a sweep, such as ``threads=1,2``, to settings."""
 
 import itertools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, get_args
 
 from bench.loaders.protocol import LoaderOptions
+from bench.reports.summary import setting_text
 from bench.tools.environment import available_cores
 
 Cache = Literal["warm", "cold"]
@@ -19,18 +20,18 @@ class TurnSetting:
     """One point of a sweep: what may differ between the turns of one loader. ``None`` changes nothing."""
 
     threads: int | None = None
-    """DALI's threads, or worker processes, of one rank; ``None``: the cores, shared out among the ranks."""
-    batch_size: int = 64
-    """Samples a batch, of one rank."""
-    crop: int = 350
-    """Side of the centre crop."""
+    """DALI's threads, or worker processes, of one rank; ``None``: the ranks share the cores."""
     ranks: int = 1
     """Processes, each with its own loader over its share of the shards, which begin and end an epoch together."""
+    batch_size: int = 64
+    """Of one rank."""
+    crop: int = 350
+    """Side of the centre crop."""
     cache: Cache = "warm"
-    """``warm``: timed are epochs after the first. ``cold``: the first, from before the loader is made, and what of the
-    shards the page cache holds is dropped before."""
+    """``warm``: the epochs after the first are timed. ``cold``: the first one is timed, with opening the loader; before
+    it, the shards are dropped from the page cache."""
     compute_ms: float = 0.0
-    """Of an emulated training step with a whole batch; a short one takes its share of it."""
+    """Length of an emulated training step with a whole batch; a short batch takes its share of it."""
     latency_ms: float | None = None
     """Added to each request by a gateway; 0 is a gateway that adds nothing. ``None`` for local shards."""
     shards: int | None = None
@@ -54,13 +55,16 @@ class TurnSetting:
         if self.shards is not None and self.shards < self.ranks:
             raise ValueError(f"each rank needs a shard, got shards={self.shards} with ranks={self.ranks}")
 
+    def __str__(self) -> str:
+        return setting_text(self.to_json())
+
     @property
-    def data(self) -> tuple[int | None, int | None]:
-        """The part that decides which shards are read."""
-        return self.shards, self.photo_side
+    def num_threads(self) -> int:
+        """Threads of one rank, at least 1."""
+        return self.threads or max(1, available_cores() // self.ranks)
 
     def apply(self, options: LoaderOptions) -> LoaderOptions:
-        """A run's options with this setting's."""
+        """Return a run's options with the values of this setting."""
         return replace(
             options,
             batch_size=self.batch_size,
@@ -69,42 +73,24 @@ class TurnSetting:
             keeps_shards=self.cache == "warm",
         )
 
-    @property
-    def num_threads(self) -> int:
-        """Of one rank; at least 1.
-
-        >>> TurnSetting(threads=3).num_threads
-        3
-        """
-        return self.threads or max(1, available_cores() // self.ranks)
-
     def to_json(self) -> dict[str, Any]:
-        """The fields by name, the threads as they are."""
-        return {field.name: getattr(self, field.name) for field in fields(self)} | {"threads": self.num_threads}
+        """The fields by name, with the number of threads that is used."""
+        return asdict(self) | {"threads": self.num_threads}
 
 
-AXES: Mapping[str, type] = {
-    "threads": int,
-    "ranks": int,
-    "batch-size": int,
-    "crop": int,
-    "photo-side": int,
-    "shards": int,
-    "latency-ms": float,
-    "compute-ms": float,
-    "cache": str,
-}
-"""What can be swept, and the type of its values."""
-
-ALIASES: Mapping[str, str] = {"num-threads": "threads", "num-shards": "shards"}
-"""The names of the options."""
+AXES = tuple(field.name.replace("_", "-") for field in fields(TurnSetting))
+"""What can be swept, as ``--over`` names it."""
+ALIASES = {"num-threads": "threads", "num-shards": "shards"}
+"""Other names of axes: those of the options."""
+_TYPES: dict[str, type] = {"compute-ms": float, "latency-ms": float, "cache": str}
+"""Types of an axis' values where they are not whole numbers."""
 
 
 def parse_axis(text: str) -> tuple[str, tuple[Any, ...]]:
     """Read ``NAME=VALUE,VALUE,...``.
 
     Raises:
-        ValueError: If there is no such axis, a value is of another kind, or one comes twice.
+        ValueError: If there is no such axis, a value has another type, or a value comes twice.
 
     >>> parse_axis("threads=1,2")
     ('threads', (1, 2))
@@ -115,31 +101,33 @@ def parse_axis(text: str) -> tuple[str, tuple[Any, ...]]:
     name = ALIASES.get(name, name)
     if name not in AXES:
         raise ValueError(f"--over: NAME must be one of {', '.join(AXES)}, got '{name}' in '{text}'")
-    kind = AXES[name]
+    kind = _TYPES.get(name, int)
     try:
         values = tuple(kind(word.strip()) for word in listed.split(","))
     except ValueError:
-        wanted = "whole numbers" if kind is int else "numbers"
-        raise ValueError(f"--over: {name} expects {wanted} with commas between them, got '{listed}'") from None
+        expected = "whole numbers" if kind is int else "numbers"
+        raise ValueError(f"--over: {name} expects {expected} separated by commas, got '{listed}'") from None
     if len(set(values)) != len(values):
         raise ValueError(f"--over: the values of {name} must not repeat, got '{listed}'")
     return name, values
 
 
 def sweep(base: TurnSetting, texts: Sequence[str]) -> list[TurnSetting]:
-    """Every combination of the axes, the last one changing fastest; all else as in ``base``.
+    """Return every combination of the axes, the last one changing fastest; the other fields are those of ``base``.
 
     Raises:
-        ValueError: As `parse_axis`; if an axis is named twice, a combination is none, or there are more than a
-            thousand.
+        ValueError: As `parse_axis`; if an axis is named twice, a combination is not a valid setting, or there are more
+            than 1000.
     """
     axes = [parse_axis(text) for text in texts]
     names = [name for name, _ in axes]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise ValueError(f"--over: {twice} is named twice; give all its values at once")
+    fields_of_axes = [name.replace("-", "_") for name in names]
+    combinations = itertools.product(*(values for _, values in axes))
     settings = [
-        replace(base, **{name.replace("-", "_"): value for name, value in zip(names, values, strict=True)})
-        for values in itertools.islice(itertools.product(*(values for _, values in axes)), MAX_SETTINGS + 1)
+        replace(base, **dict(zip(fields_of_axes, values, strict=True)))
+        for values in itertools.islice(combinations, MAX_SETTINGS + 1)
     ]
     if len(settings) > MAX_SETTINGS:
         raise ValueError(f"--over: more than {MAX_SETTINGS} combinations")

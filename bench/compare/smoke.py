@@ -1,26 +1,27 @@
 """Try every installed loader in every mode on tiny data, and find those that fail or whose output is wrong.
 
 Times do not matter here. Each loader's outputs are compared with Pillow's and torchvision's, from files and from a
-bucket. It takes a warm turn in one process, from files, and a cold one in two processes, each with a part of the
+bucket. It takes a warm turn in one process, from files, and a cold turn in two processes, each with a part of the
 shards, from a bucket that is a millisecond away, with an emulated step. A loader with two decoders uses the first with
 files and the last with the bucket.
 """
 
+import contextlib
 import io
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
 
 from bench.compare.check_loaders import compare_outputs
 from bench.compare.data import DataSets
-from bench.compare.ranks import run_turn
 from bench.compare.records import figures_of
-from bench.compare.run import Contender, check_counts, turn_jobs
+from bench.compare.run import check_counts
 from bench.compare.settings import TurnSetting
+from bench.compare.turn import run_turn
 from bench.engine.turn_process import fork_server
 from bench.loaders.protocol import LoaderOptions
 from bench.loaders.registry import GROUPS, LOADERS
@@ -49,8 +50,7 @@ MODES = {
 """Name to the setting of the turn that is made."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Trial:
+class Trial(NamedTuple):
     """The outcome of one loader in one mode."""
 
     loader: str
@@ -58,15 +58,15 @@ class Trial:
     outcome: str
     """``ok``, ``skipped`` or ``failed``."""
     reason: str
-    """Why, in one line; if it is ok, what was seen."""
+    """One line: why it was skipped or failed, or what was compared."""
     elapsed_s: float
 
 
 def named_loaders(texts: Sequence[str]) -> list[LoaderSpec]:
-    """The loaders of names, ``NAME:DECODE`` and groups, none twice.
+    """Return the loaders of names, ``NAME:DECODE`` and groups, each once.
 
-    A loader of a group has no decoder yet: it takes one with files and another with the bucket. It is there even if it
-    is not installed: a trial says that it is skipped.
+    A loader of a group has no decoder yet: `run_smoke` chooses one for each mode. The group includes loaders that are
+    not installed: their trials say that they were skipped.
 
     Raises:
         ValueError: If there is no such loader, group or decoder.
@@ -76,8 +76,10 @@ def named_loaders(texts: Sequence[str]) -> list[LoaderSpec]:
     """
     found: list[LoaderSpec] = []
     for text in texts:
-        named = [LoaderSpec(name=name) for name in filter(GROUPS[text], LOADERS)] if text in GROUPS else []
-        found += named or [LoaderSpec.parse(text)]
+        if text in GROUPS:
+            found += [LoaderSpec(name=name) for name in filter(GROUPS[text], LOADERS)]
+        else:
+            found.append(LoaderSpec.parse(text))
     return list(dict.fromkeys(found))
 
 
@@ -89,39 +91,24 @@ def run_smoke(directory: Path, *, loaders: Sequence[LoaderSpec] | None = None) -
         loaders: ``None``: all of the registry. A loader that is named with a decoder uses it in all modes.
     """
     missing = available_loaders()
-    named = loaders or [LoaderSpec(name=name) for name in LOADERS]
-    shards = make_shards(directory)
-    options = LoaderOptions(device="cpu")
+    shards, options = make_shards(directory), LoaderOptions(device="cpu")
     fork_server()
-    with RunFolder() as folder, DataSets(shards, photo=options.photo, mask=options.mask, folder=folder) as data:
-        for name in named:
-            for row, (mode, setting) in enumerate(MODES.items()):
-                spec = _with_decoder(name, row)
-                kind = "local" if setting.latency_ms is None else "ais"
+    with RunFolder() as folder, contextlib.ExitStack() as stack:
+        data = DataSets(shards, options=options, folder=folder, stack=stack)
+        for named in loaders or named_loaders(["all"]):
+            for (mode, setting), which in zip(MODES.items(), (0, -1), strict=True):
+                decodes = LOADERS[named.name].decodes
+                spec = LoaderSpec(name=named.name, decode=decodes[which]) if decodes and not named.decode else named
                 started = time.perf_counter()
-                outcome, reason = "ok", ""
-                if missing[spec.name] is not None:
-                    outcome, reason = "skipped", str(missing[spec.name])
-                elif not {kind, "converted"} & set(LOADERS[spec.name].source):
-                    outcome, reason = "skipped", "it does not read these"
+                if (reason := missing[spec.name]) is not None:
+                    outcome = "skipped"
                 else:
-                    try:
-                        reason = _try(data, spec, setting, options=options)
-                    except Exception as exc:  # noqa: BLE001 (a loader's library may raise anything; the next is tried)
-                        said = str(exc).splitlines() or [""]
-                        kept = said[0] if isinstance(exc, PipesError) else f"{type(exc).__name__}: {said[0]}"
-                        outcome, reason = "failed", kept
-                yield Trial(
-                    loader=str(spec),
-                    mode=mode,
-                    outcome=outcome,
-                    reason=reason,
-                    elapsed_s=time.perf_counter() - started,
-                )
+                    outcome, reason = _try(data, spec, setting, options=options)
+                yield Trial(str(spec), mode, outcome, reason, time.perf_counter() - started)
 
 
 def make_shards(directory: Path) -> ShardSet:
-    """22 photos with masks and labels in four indexed shards, the same each time."""
+    """Make 22 photos with masks and labels in four indexed shards, the same each time."""
     draw = np.random.default_rng(0)
     names = tuple(f"smoke-{shard:06d}.tar" for shard in range(NUM_SHARDS))
     for shard, name in enumerate(names):
@@ -142,7 +129,7 @@ def make_shards(directory: Path) -> ShardSet:
 
 
 def format_trials(trials: Sequence[Trial]) -> str:
-    """A row a trial, and how many failed."""
+    """One row for each trial, and below the table the number of each outcome."""
     rows = [["loader", "mode", "", "s", "why"]]
     rows += [[one.loader, one.mode, one.outcome, f"{one.elapsed_s:.1f}", one.reason] for one in trials]
     counts = {outcome: sum(one.outcome == outcome for one in trials) for outcome in ("ok", "skipped", "failed")}
@@ -150,24 +137,22 @@ def format_trials(trials: Sequence[Trial]) -> str:
     return "\n".join([format_rows(rows, left=5), "", told])
 
 
-def _with_decoder(spec: LoaderSpec, mode: int) -> LoaderSpec:
-    decodes = LOADERS[spec.name].decodes
-    if spec.decode is not None or not decodes:
-        return spec
-    return LoaderSpec(name=spec.name, decode=decodes[-1 if mode else 0])
-
-
-def _try(data: DataSets, spec: LoaderSpec, setting: TurnSetting, *, options: LoaderOptions) -> str:
-    """Compare and make a turn; what was seen, in words."""
-    comparison = compare_outputs(data, [spec], [setting], options=options, timeout_s=TURN_S)[Contender(spec, setting)]
-    jobs = turn_jobs(data, spec, setting, options=options, epochs=1)
-    turn = run_turn(jobs, bystanders=data.bystanders, timeout_s=TURN_S)
-    facts = data.open(setting).facts
-    check_counts(spec, turn, facts)
-    figures = figures_of(turn, setting=setting, facts=facts)
-    assert figures["samples_per_s"], "a turn takes time"
+def _try(data: DataSets, spec: LoaderSpec, setting: TurnSetting, *, options: LoaderOptions) -> tuple[str, str]:
+    """Compare the outputs and take a turn; return outcome and reason."""
+    if not {"local" if setting.latency_ms is None else "ais", "converted"} & set(LOADERS[spec.name].source):
+        return "skipped", "it does not read these"
+    try:
+        comparison = compare_outputs(data, [spec], [setting], options=options, timeout_s=TURN_S)[spec, setting]
+        job = data.turn_job(spec, setting, options=options, epochs=1)
+        turn = run_turn(job, bystanders=data.bystanders, timeout_s=TURN_S)
+        _, facts = data.open(setting)
+        check_counts(spec, turn, facts)
+        assert figures_of(turn, setting=setting, facts=facts)["samples_per_s"], "a turn takes time"
+    except Exception as exc:  # noqa: BLE001 (a loader's library may raise anything; the next is tried)
+        line = (str(exc).splitlines() or [""])[0]
+        return "failed", line if isinstance(exc, PipesError) else f"{type(exc).__name__}: {line}"
     parts = f"without {', '.join(comparison.not_compared)}" if comparison.not_compared else "all parts"
-    return f"{comparison.num_samples} samples, {parts}"
+    return "ok", f"{comparison.num_samples} samples, {parts}"
 
 
 def _encoded(image: Image.Image, kind: str) -> bytes:

@@ -1,112 +1,224 @@
-"""Take one rank's part of a turn: open a loader, draw its epochs as a training does, with a clock at every step.
+"""Take one turn of one loader: one process for each rank, which open a loader and draw its epochs as a training does.
 
-The times are those that a training step would see: a batch has arrived when it lies on the step's device and a value of
-each of its parts was read. All ranks begin an epoch together; `bench.compare.ranks` starts them.
+The first half of this file runs in the command's process. It starts the ranks' processes (`bench.engine.turn_process`),
+lets them begin and end together, and watches their memory. Its own memory and time are not part of any figure.
+
+The second half runs in the process of a rank, with a clock at every step. The times are those that a training step
+would see: a batch has arrived when it lies on the step's device and one value of each of its parts was read.
 """
 
+import contextlib
+import importlib
+import os
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
 import torch
 
 from bench.compare.settings import TurnSetting
+from bench.engine.turn_process import PRELOAD, Meet, TimeLimit, TurnProcess, meet, move_on
 from bench.loaders.opening import delivery_device, open_loader
 from bench.loaders.protocol import BenchBatch, BenchLoader, LoaderOptions, Prepared, num_rows
+from bench.loaders.registry import LOADERS
 from bench.loaders.selection import LoaderSpec
 from bench.tools.gateway import Traffic, read_traffic
-from bench.tools.processes import ProcessTree
+from bench.tools.processes import ProcessTree, shared_memory_bytes
 from bench.tools.step import Step, open_step
+from dali_pipes.errors import PipesError
 from dali_pipes.store.urls import resolve_shards
+
+TIMEOUT_S = 1800.0
+"""Default limit of a turn: a hundred times what one takes on the few thousand samples that most runs read."""
+PLACES = {
+    "open": "where it opens the loader",
+    "drawn": "the end of its first epoch",
+    "steady": "the start of the timed epochs",
+    "end": "the end of the timed epochs",
+    "close": "where it closes the loader",
+    "done": "its end",
+}
+"""The places where ranks wait for each other, in their order, with the words for errors."""
+WATCH_S = 1.0
+"""Between two looks at memory, in epochs that are not timed: a look takes 50 ms a process, from one of the cores."""
+MIB = 1 << 20
+
+_Spent = tuple[float, Traffic | None]
+"""CPU seconds, and the traffic through the gateway if there is one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TurnJob:
-    """The task of one rank, which is sent to its process."""
+    """What the processes of a turn must know."""
 
     spec: LoaderSpec
-    urls: tuple[str, ...]
-    """Of this rank's shards."""
-    endpoint: str | None
-    options: LoaderOptions
     setting: TurnSetting
+    options: LoaderOptions
+    """The options of the run, before those of the setting and the loader."""
     epochs: int
-    """Timed, after the first; none of a cold turn."""
-    prepared: Prepared | None = None
+    """Timed epochs after the first; a cold turn has none."""
+    urls: tuple[str, ...]
+    """All shards. Each rank reads every ``ranks``-th one: no loader distributes samples, all take shards."""
+    prepared: tuple[Prepared | None, ...]
+    """One for each rank."""
+    endpoint: str | None = None
     counters: Path | None = None
-    """Of the gateway, where there is one."""
+    """The gateway's file of counts, if there is a gateway."""
+
+    def __str__(self) -> str:
+        return f"loader '{self.spec}' ({self.setting})"
+
+    def urls_of(self, rank: int) -> tuple[str, ...]:
+        return self.urls[rank :: self.setting.ranks]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Drawn:
-    """One or more epochs of one rank."""
+    """The measurements of one rank over one or more epochs."""
 
     num_samples: int
     num_epochs: int
     elapsed_s: float
     waits_s: tuple[float, ...]
-    """One a batch, from asking for it to having it; the first of a first epoch from before the loader is made."""
+    """For each batch, from asking for it to having it. A first epoch's first wait starts before the loader is made."""
     ends_s: float
-    """Waiting to learn that an epoch is over, all epochs together."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Spent:
-    """CPU time of all processes of the turn, and the traffic through the gateway."""
-
-    cpu_s: float
-    traffic: Traffic | None
+    """Time from asking for a further batch to learning that the epoch is over, summed over the epochs."""
+    cpu_s: float | None = None
+    """CPU time of all processes of the turn; only the first rank measures it."""
+    traffic: Traffic | None = None
+    """All traffic through the gateway, if there is one; only the first rank measures it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankTurn:
-    """One rank's measurements. The first rank measures what all of them spent."""
+    """The measurements of one rank."""
 
     first: Drawn
     steady: Drawn | None
     """The timed epochs after the first; ``None`` in a cold turn."""
-    first_spent: Spent | None
-    steady_spent: Spent | None
     num_workers: int
     decode: str
     device: str
     gives: tuple[str, ...]
 
+    @property
+    def timed(self) -> Drawn:
+        return self.steady or self.first
 
-def time_rank(job: TurnJob, *, meet: Callable[[str], None], tree: ProcessTree | None) -> RankTurn:
-    """Draw a first epoch, and in a warm turn those that are timed.
+
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """The measurements of all ranks, and the memory that they used together."""
+
+    ranks: tuple[RankTurn, ...]
+    start_mib: float
+    """Memory of all processes before the loader was made; pages that they share are divided among them."""
+    peak_mib: float
+    """The largest value that was seen: once a second in the first epoch of a warm turn, and after the last epoch."""
+    shared_memory_mib: float
+    """The largest growth of ``/dev/shm``: cache files, and batches on their way from workers."""
+
+
+def run_turn(job: TurnJob, *, bystanders: Collection[int] = (), timeout_s: float | None = None) -> Turn:
+    """Take one turn.
 
     Args:
         job: What to do.
-        meet: Called with a place, it returns when all ranks have come there: ``open``, before the loader is made;
-            ``drawn``, after the first epoch; in a warm turn ``steady`` and ``end``, before and after the timed epochs;
-            and ``close``, before the loader is closed.
-        tree: For the rank that measures what all of them spend; ``None`` for the others.
+        bystanders: Processes below this one that are not measured; see `ProcessTree`.
+        timeout_s: Limit of the turn, from the start of its processes; ``None``: no limit.
+
+    Raises:
+        PipesError: If a rank's process ends early or takes too long; names loader and setting.
+        Exception: What a rank raised.
     """
-    shards = resolve_shards(list(job.urls), endpoint=job.endpoint)
+    limit = TimeLimit(timeout_s)
+    tree = ProcessTree(bystanders={*bystanders, os.getpid()})
+    with contextlib.ExitStack() as stack:
+        ranks = [
+            stack.enter_context(
+                TurnProcess(_run_rank, job, rank, os.getpid(), tuple(bystanders), name=f"rank {rank} of {job}")
+            )
+            for rank in range(job.setting.ranks)
+        ]
+        _gather(ranks, "open", limit)
+        start, start_shared = tree.pss_bytes(), shared_memory_bytes()
+        peak, peak_shared = start, start_shared
+        move_on(ranks)
+        is_warm = job.setting.cache == "warm"
+        while is_warm and limit.left_s() and not meet(ranks, "drawn", timeout_s=min(WATCH_S, limit.left_s())):
+            peak, peak_shared = max(peak, tree.pss_bytes()), max(peak_shared, shared_memory_bytes())
+        _gather(ranks, "drawn", limit)
+        move_on(ranks)
+        # Do not look at memory between epochs: a loader that reads ahead would decode meanwhile, outside the clock.
+        for place in ("steady", "end") if is_warm else ():
+            _gather(ranks, place, limit)
+            move_on(ranks)
+        # Here CPU time is already measured, and the loader is still open.
+        _gather(ranks, "close", limit)
+        peak, peak_shared = max(peak, tree.pss_bytes()), max(peak_shared, shared_memory_bytes())
+        move_on(ranks)
+        _gather(ranks, "done", limit)
+        return Turn(
+            ranks=tuple(rank.result for rank in ranks),
+            start_mib=start / MIB,
+            peak_mib=peak / MIB,
+            shared_memory_mib=(peak_shared - start_shared) / MIB,
+        )
+
+
+def _gather(ranks: Sequence[TurnProcess], place: str, limit: TimeLimit) -> None:
+    if not meet(ranks, place, timeout_s=limit.left_s()):
+        late = next(rank for rank in ranks if rank.at != place)
+        raise PipesError(
+            f"{late.name} did not reach '{place}', {PLACES[place]}, within {limit.timeout_s:g} s of the turn's start; "
+            "it hangs or needs more time: raise --timeout-s, or leave the loader out"
+        )
+
+
+def _run_rank(meet: Meet, job: TurnJob, rank: int, main_pid: int, bystanders: tuple[int, ...]) -> RankTurn:
+    """The main function of a rank's process."""
+    # Import what the loader needs before the clock starts; most of it was imported by the fork server.
+    entry = LOADERS[job.spec.name]
+    for module in (entry.module, *entry.requires, *(() if entry.decodes else PRELOAD)):
+        importlib.import_module(module)
+    if job.options.device != "cpu" and torch.cuda.is_available():
+        # Each rank takes its own GPU if there are enough, as in a training, before it opens a loader.
+        torch.cuda.set_device(rank % torch.cuda.device_count())
+        torch.cuda.synchronize()
+    tree = ProcessTree(root=main_pid, bystanders={*bystanders, main_pid}) if rank == 0 else None
+    return time_rank(job, rank, meet=meet, tree=tree)
+
+
+def time_rank(job: TurnJob, rank: int, *, meet: Meet, tree: ProcessTree | None) -> RankTurn:
+    """Draw a first epoch, and in a warm turn the timed epochs.
+
+    Args:
+        job: What to do.
+        rank: The number of this rank.
+        meet: Called with each of `PLACES` but the last, it returns when all ranks have come there.
+        tree: The processes to measure, for the rank that measures; ``None`` for the others.
+    """
+    shards = resolve_shards(list(job.urls_of(rank)), endpoint=job.endpoint)
     options = job.spec.apply(job.setting.apply(job.options))
     step = open_step(job.setting.compute_ms / 1000, device=delivery_device(options.device))
     meet("open")
     before, started = _spent(job, tree), time.perf_counter()
-    with open_loader(job.spec.name, shards, options=options, prepared=job.prepared) as loader:
-        first = draw_epoch(loader, step, batch_size=options.batch_size, started=started)
+    with open_loader(job.spec.name, shards, options=options, prepared=job.prepared[rank]) as loader:
+        first, steady = _draw(loader, step, batch_size=options.batch_size, started=started), None
         meet("drawn")
-        first_spent = _since(before, _spent(job, tree))
-        steady = steady_spent = None
+        first = _with_spent(first, before, _spent(job, tree))
         if job.setting.cache == "warm":
             meet("steady")
             before = _spent(job, tree)
-            steady = _joined([draw_epoch(loader, step, batch_size=options.batch_size) for _ in range(job.epochs)])
+            steady = _draw(loader, step, batch_size=options.batch_size, num_epochs=job.epochs)
             meet("end")
-            steady_spent = _since(before, _spent(job, tree))
+            steady = _with_spent(steady, before, _spent(job, tree))
         meet("close")
         return RankTurn(
             first=first,
             steady=steady,
-            first_spent=first_spent,
-            steady_spent=steady_spent,
             num_workers=loader.num_workers,
             decode=loader.decode,
             device=loader.device,
@@ -114,40 +226,38 @@ def time_rank(job: TurnJob, *, meet: Callable[[str], None], tree: ProcessTree | 
         )
 
 
-def draw_epoch(loader: BenchLoader, step: Step, *, batch_size: int, started: float | None = None) -> Drawn:
-    """Draw one epoch, with a step after each batch; the device is idle at both ends.
+def _draw(
+    loader: BenchLoader, step: Step, *, batch_size: int, num_epochs: int = 1, started: float | None = None
+) -> Drawn:
+    """Draw epochs, with a step after each batch; the device is idle before and after each epoch.
 
-    Args:
-        loader: Open.
-        step: What is done with a batch.
-        batch_size: Of a whole one.
-        started: What the clock showed when the loader was about to be made, for an epoch that includes that.
+    ``started`` is the time before the loader was made, for a first epoch, which includes that.
     """
-    _synchronise()
-    asked = began = time.perf_counter() if started is None else started
     waits: list[float] = []
     num_samples = 0
-    batches = loader.epoch()
-    while (batch := next(batches, None)) is not None:
-        rows = _deliver(batch, loader.device)
-        arrived = time.perf_counter()
-        waits.append(arrived - asked)
-        num_samples += rows
-        step(rows / batch_size)
-        asked = time.perf_counter()
-    _synchronise()
-    ended = time.perf_counter()
+    elapsed_s = ends_s = 0.0
+    for _ in range(num_epochs):
+        _synchronise()
+        asked = began = time.perf_counter() if started is None else started
+        batches = loader.epoch()
+        while (batch := next(batches, None)) is not None:
+            rows = _deliver(batch, loader.device)
+            arrived = time.perf_counter()
+            waits.append(arrived - asked)
+            num_samples += rows
+            step(rows / batch_size)
+            asked = time.perf_counter()
+        _synchronise()
+        ended = time.perf_counter()
+        elapsed_s += ended - began
+        ends_s += ended - asked
     return Drawn(
-        num_samples=num_samples,
-        num_epochs=1,
-        elapsed_s=ended - began,
-        waits_s=tuple(waits),
-        ends_s=ended - asked,
+        num_samples=num_samples, num_epochs=num_epochs, elapsed_s=elapsed_s, waits_s=tuple(waits), ends_s=ends_s
     )
 
 
 def delivered(loader: BenchLoader) -> Iterator[BenchBatch]:
-    """An epoch's batches as a training step finds them: on its device, and touched; the device is idle at both ends."""
+    """Yield an epoch's batches as a training step gets them; the device is idle before and after the epoch."""
     _synchronise()
     for batch in loader.epoch():
         _deliver(batch, loader.device)
@@ -155,27 +265,13 @@ def delivered(loader: BenchLoader) -> Iterator[BenchBatch]:
     _synchronise()
 
 
-def _joined(epochs: list[Drawn]) -> Drawn:
-    return Drawn(
-        num_samples=sum(epoch.num_samples for epoch in epochs),
-        num_epochs=len(epochs),
-        elapsed_s=sum(epoch.elapsed_s for epoch in epochs),
-        waits_s=tuple(wait for epoch in epochs for wait in epoch.waits_s),
-        ends_s=sum(epoch.ends_s for epoch in epochs),
-    )
-
-
 def _deliver(batch: BenchBatch, device: str) -> int:
-    """Bring a batch to where a training step wants it, and read enough of it to find one that is not there yet.
-
-    Returns:
-        Its samples.
-    """
+    """Move a batch to the step's device, wait until it is there, and return its number of samples."""
     parts = cast("dict[str, object]", batch)
     for name, part in parts.items():
         if isinstance(part, torch.Tensor):
             moved = part.to(device, non_blocking=True)
-            # One value of each sample.
+            # Read one value of each sample: that fails, or waits, if the data is not there.
             column = moved
             while column.ndim > 1:
                 column = column[:, 0]
@@ -185,19 +281,20 @@ def _deliver(batch: BenchBatch, device: str) -> int:
     return num_rows(batch)
 
 
-def _spent(job: TurnJob, tree: ProcessTree | None) -> Spent | None:
-    if tree is None:
-        return None
-    return Spent(cpu_s=tree.cpu_s(), traffic=None if job.counters is None else read_traffic(job.counters))
-
-
-def _since(before: Spent | None, after: Spent | None) -> Spent | None:
-    if before is None or after is None:
-        return None
-    traffic = None if before.traffic is None or after.traffic is None else after.traffic - before.traffic
-    return Spent(cpu_s=after.cpu_s - before.cpu_s, traffic=traffic)
-
-
 def _synchronise() -> None:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
+
+
+def _spent(job: TurnJob, tree: ProcessTree | None) -> _Spent | None:
+    """CPU time and traffic so far, on the rank that measures."""
+    if tree is None:
+        return None
+    return tree.cpu_s(), None if job.counters is None else read_traffic(job.counters)
+
+
+def _with_spent(drawn: Drawn, before: _Spent | None, after: _Spent | None) -> Drawn:
+    if before is None or after is None:
+        return drawn
+    traffic = None if before[1] is None or after[1] is None else after[1] - before[1]
+    return replace(drawn, cpu_s=after[0] - before[0], traffic=traffic)

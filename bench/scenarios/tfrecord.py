@@ -346,7 +346,7 @@ def _record(name: str, read: Sequence[TfrecordTurn], decoded: Sequence[TfrecordT
         "data_bytes": made.num_bytes[name][0],
         "index_bytes": made.num_bytes[name][1],
         **summarised(figures),
-        "outputs": made.outputs[name].to_json(),
+        "outputs": asdict(made.outputs[name]),
         "repeats": {"read": [turn._asdict() for turn in read], "decoded": [turn._asdict() for turn in decoded]},
     }
 

@@ -12,8 +12,8 @@ import bench.commands
 from bench.cli import _COMMANDS
 from bench.cli import bench as bench_command
 from bench.commands.run import run
-from bench.compare.ranks import TIMEOUT_S
 from bench.compare.run import LoaderScenario
+from bench.compare.turn import TIMEOUT_S
 
 FILES = sorted(path.stem for path in Path(bench.commands.__file__).parent.glob("*.py"))
 

@@ -1,20 +1,22 @@
 """Figures come from what was measured as they are said to: waits, shares, utilisation, bytes, of all ranks together."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from bench.compare.data import DataFacts
-from bench.compare.ranks import Turn
-from bench.compare.records import figures_of, percentile
+from bench.compare.records import figures_of
 from bench.compare.settings import TurnSetting, sweep
-from bench.compare.turn import Drawn, RankTurn, Spent
+from bench.compare.turn import Drawn, RankTurn, Turn
 from bench.loaders.protocol import LoaderOptions
 from bench.reports.figures import FIGURES
 from bench.tools.gateway import Traffic
 from bench.tools.step import open_step
 
 FACTS = DataFacts(num_samples=30, num_shards=2, shard_bytes=3 << 20, needed_bytes=2000, digest="d")
-FIRST = Spent(cpu_s=9.0, traffic=Traffic(num_bytes=2200, num_requests=4, num_connections=1))
-STEADY = Spent(cpu_s=3.0, traffic=Traffic(num_bytes=1000, num_requests=2, num_connections=0))
+FIRST: Any = {"cpu_s": 9.0, "traffic": Traffic(num_bytes=2200, num_requests=4, num_connections=1)}
+STEADY: Any = {"cpu_s": 3.0, "traffic": Traffic(num_bytes=1000, num_requests=2, num_connections=0)}
 
 
 def drawn(
@@ -24,16 +26,9 @@ def drawn(
 
 
 def rank(first: Drawn, steady: Drawn | None, *, measures: bool) -> RankTurn:
-    return RankTurn(
-        first=first,
-        steady=steady,
-        first_spent=FIRST if measures else None,
-        steady_spent=STEADY if measures and steady is not None else None,
-        num_workers=0,
-        decode="dali",
-        device="cpu",
-        gives=(),
-    )
+    if measures:
+        first, steady = replace(first, **FIRST), None if steady is None else replace(steady, **STEADY)
+    return RankTurn(first=first, steady=steady, num_workers=0, decode="dali", device="cpu", gives=())
 
 
 def test_figures_of_two_ranks_over_two_epochs() -> None:
@@ -115,17 +110,20 @@ def test_all_hidden_behind_the_step_is_full_utilisation() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "percent", "expected"),
+    ("waits", "figure", "expected"),
     [
-        ([5.0], 50, 5.0),
-        ([1.0, 2.0, 3.0, 4.0], 50, 2.0),  # half of them do not exceed it
-        ([float(value) for value in range(1, 101)], 99, 99.0),
-        ([float(value) for value in range(1, 51)], 99, 50.0),  # of fewer than a hundred the longest
+        ([5.0], "batch_p50_ms", 5.0),
+        ([4.0, 2.0, 1.0, 3.0], "batch_p50_ms", 2.0),  # half of them do not exceed it
+        ([float(value) for value in range(1, 101)], "batch_p99_ms", 99.0),
+        ([float(value) for value in range(1, 51)], "batch_p99_ms", 50.0),  # of fewer than a hundred the longest
     ],
 )
-def test_percentile_is_one_of_the_values(values: list[float], percent: float, expected: float) -> None:
+def test_percentile_is_one_of_the_values(waits: list[float], figure: str, expected: float) -> None:
     """The smallest that so many do not exceed."""
-    assert percentile(values, percent) == expected
+    epoch = drawn(30, waits=tuple(wait / 1000 for wait in waits), elapsed_s=5, epochs=1)
+    turn = Turn(ranks=(rank(epoch, None, measures=True),), start_mib=1, peak_mib=1, shared_memory_mib=0)
+    found = figures_of(turn, setting=TurnSetting(batch_size=10, threads=1, cache="cold"), facts=FACTS)
+    assert found[figure] == pytest.approx(expected)
 
 
 def test_sweep_makes_every_combination() -> None:

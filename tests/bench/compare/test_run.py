@@ -21,10 +21,9 @@ import bench.loaders
 from bench.cli import bench as bench_command
 from bench.compare.data import DataSets
 from bench.compare.outputs import OutputError
-from bench.compare.ranks import Turn, run_turn
 from bench.compare.run import LoaderScenario
 from bench.compare.settings import TurnSetting
-from bench.compare.turn import Drawn, RankTurn, Spent, TurnJob, time_rank
+from bench.compare.turn import Drawn, RankTurn, Turn, TurnJob, run_turn, time_rank
 from bench.engine.run import run_scenario
 from bench.engine.turn_process import meet
 from bench.loaders.opening import open_loader
@@ -156,7 +155,10 @@ def test_run_bad_file_is_refused_first(shards: ShardSet, tmp_path: Path, monkeyp
         (["run", "--loaders", "nothing"], "loader must be one of"),
         (["run", "--ranks", "4"], "each rank needs a shard, got ranks=4 with 3 shards; .*--num-shards 4"),
         (["run", "--ranks", "65", "--num-shards", "70"], "ranks must be at most 64, got 65"),
-        (["run", "--direct", "--latency-ms", "1"], "--direct and a latency exclude each other"),
+        (
+            ["run", "--direct", "--latency-ms", "1"],
+            "--direct and a latency exclude each other: the gateway",
+        ),
         (["run", "--samples", "5", "--num-shards", "6"], "6 shards need as many samples, got --samples 5"),
         (["run", "--work", str(tmp_path / "none")], "--work '.*none': no such directory"),
         (["run", "--work", "/proc/self"], "--work '/proc/self': cannot be written: .*; name another directory"),
@@ -169,7 +171,7 @@ def test_run_bad_file_is_refused_first(shards: ShardSet, tmp_path: Path, monkeyp
         (["sweep", "--endpoint", "http://a", "--over", "latency-ms=1"], "--endpoint says where buckets are"),
         (["sweep", "--over", "threads"], "--over expects NAME=VALUE,VALUE,..., got 'threads'"),
         (["sweep", "--over", "speed=1"], "--over: NAME must be one of threads, ranks, .*, got 'speed'"),
-        (["sweep", "--over", "threads=1,x"], "--over: threads expects whole numbers .*, got '1,x'"),
+        (["sweep", "--over", "threads=1,x"], "--over: threads expects whole numbers separated by commas, got '1,x'"),
         (["sweep", "--over", "threads=1,1"], "--over: the values of threads must not repeat"),
         (["sweep", "--over", "threads=1", "--over", "num-threads=2"], "--over: threads is named twice"),
         (["sweep", "--over", "cache=hot"], "cache must be one of warm, cold, got 'hot'"),
@@ -213,8 +215,9 @@ def test_room_is_asked_for_all_copies_of_a_run(
     size = sum(Path(shards.store.locate(name)).stat().st_size for name in shards.names)
     with (
         RunFolder() as folder,
-        DataSets(shards, photo="image.jpg", mask="trimap.png", folder=folder, num_samples=num_samples) as data,
+        contextlib.ExitStack() as stack,
     ):
+        data = DataSets(shards, options=LoaderOptions(), folder=folder, stack=stack, num_samples=num_samples)
         assert data._copied_bytes([TurnSetting(**one) for one in settings], loaders) == copies * size
 
 
@@ -280,24 +283,14 @@ def test_record_replaces_a_links_target_and_writes_to_a_pipe(tmp_path: Path) -> 
     assert Path("/dev/null").is_char_device()
 
 
-def made_up_turn(jobs: list[TurnJob]) -> Turn:
+def made_up_turn(job: TurnJob) -> Turn:
     """What a turn of 22 samples would give."""
     drawn = [
-        Drawn(num_samples=num_samples, num_epochs=1, elapsed_s=1, waits_s=(0.5,), ends_s=0)
-        for num_samples in ([22] if len(jobs) == 1 else [21, 1])
+        Drawn(num_samples=num_samples, num_epochs=1, elapsed_s=1, waits_s=(0.5,), ends_s=0, cpu_s=1.0)
+        for num_samples in ([22] if job.setting.ranks == 1 else [21, 1])
     ]
-    spent = Spent(cpu_s=1.0, traffic=None)
     ranks = [
-        RankTurn(
-            first=one,
-            steady=one,
-            first_spent=spent,
-            steady_spent=spent,
-            num_workers=0,
-            decode="dali",
-            device="cpu",
-            gives=tuple(ALL_PARTS),
-        )
+        RankTurn(first=one, steady=one, num_workers=0, decode="dali", device="cpu", gives=tuple(ALL_PARTS))
         for one in drawn
     ]
     return Turn(ranks=tuple(ranks), start_mib=1, peak_mib=2, shared_memory_mib=0)
@@ -310,12 +303,12 @@ def test_run_interleaves_repeats_one_loader_at_a_time(
     turns: list[tuple[str, int]] = []
     urls: list[str] = []
 
-    def spied(jobs: list[TurnJob], **keywords: object) -> Turn:
+    def spied(job: TurnJob, **keywords: object) -> Turn:
         assert keywords["timeout_s"] == 9.0
-        turns.append((jobs[0].spec.name, len(jobs)))
-        if len(jobs) == 2:
-            urls.extend(url for job in jobs for url in job.urls)
-        return made_up_turn(jobs)
+        turns.append((job.spec.name, job.setting.ranks))
+        if job.setting.ranks == 2:
+            urls.extend(url for rank in range(2) for url in job.urls_of(rank))
+        return made_up_turn(job)
 
     monkeypatch.setattr("bench.compare.run.run_turn", spied)
     monkeypatch.setattr("bench.compare.run.fork_server", lambda: None)
@@ -349,12 +342,12 @@ def test_run_that_is_stopped_keeps_its_whole_rounds(
     """In the third round, whose first turn is through: two are written, said to be two, shown and compared."""
     made = 0
 
-    def stopped(jobs: list[TurnJob], **keywords: object) -> Turn:
+    def stopped(job: TurnJob, **keywords: object) -> Turn:
         nonlocal made
         made += 1
         if made == 6:
             raise error
-        return made_up_turn(jobs)
+        return made_up_turn(job)
 
     monkeypatch.setattr("bench.compare.run.run_turn", stopped)
     monkeypatch.setattr("bench.compare.run.fork_server", lambda: None)
@@ -381,7 +374,7 @@ def test_run_that_fails_in_its_first_round_leaves_the_earlier_record(
     out = tmp_path / "run.json"
     out.write_text("earlier")
 
-    def failing(jobs: list[TurnJob], **keywords: object) -> Turn:
+    def failing(job: TurnJob, **keywords: object) -> Turn:
         raise PipesError("gone")
 
     monkeypatch.setattr("bench.compare.run.run_turn", failing)
@@ -444,9 +437,7 @@ def test_run_loader_that_hangs_in_the_comparison_is_ended(
     monkeypatch.setattr("bench.compare.check_loaders.open_loader", hanging)
     monkeypatch.setattr("bench.compare.run.fork_server", lambda: None)
     handler = signal.getsignal(signal.SIGALRM)
-    expected = (
-        r"loader 'spdl' \(threads .*, batch 5, .*\) hangs, or needs longer: its outputs were not compared in 0.2 s"
-    )
+    expected = r"the outputs of loader 'spdl' \(threads .*, batch 5, .*\) were not compared within 0.2 s: it hangs"
     with pytest.raises(PipesError, match=expected):
         run_scenario(LoaderScenario(shards=shards, loaders=[LoaderSpec(name="spdl")], options=options, timeout_s=0.2))
     assert signal.getsignal(signal.SIGALRM) == handler, "it is pytest's again"
@@ -478,12 +469,10 @@ def test_turn_counts_workers_that_live_for_one_epoch(
 
     monkeypatch.setattr("bench.compare.turn.open_loader", burning)
     places: list[str] = []
-    timed = time_rank(job(shards, options, "webloader"), meet=places.append, tree=ProcessTree())
-    assert timed.first_spent is not None
-    assert timed.steady_spent is not None
+    timed = time_rank(job(shards, options, "webloader"), 0, meet=places.append, tree=ProcessTree())
     assert timed.steady is not None
-    assert timed.first_spent.cpu_s >= BURNT_S - TICKS_S
-    assert timed.steady_spent.cpu_s >= BURNT_S - TICKS_S
+    assert (timed.first.cpu_s or 0) >= BURNT_S - TICKS_S
+    assert (timed.steady.cpu_s or 0) >= BURNT_S - TICKS_S
     assert (timed.steady.num_samples, len(timed.steady.waits_s)) == (1, 1)
     assert places == ["open", "drawn", "steady", "end", "close"]
 
@@ -492,7 +481,7 @@ def job(shards: ShardSet, options: LoaderOptions, name: str, **setting: Any) -> 
     return TurnJob(
         spec=LoaderSpec(name=name),
         urls=tuple(shards.store.locate(shard) for shard in shards.names),
-        endpoint=None,
+        prepared=(None,) * setting.get("ranks", 1),
         options=options,
         setting=TurnSetting(batch_size=5, crop=CROP, threads=1, **setting),
         epochs=1,
@@ -503,7 +492,7 @@ def test_turn_says_what_went_wrong_in_a_rank(shards: ShardSet, options: LoaderOp
     """A rank's own error comes as itself, here of a shard that is not there; no process is left."""
     missing = replace(job(shards, options, "dali"), urls=(shards.store.locate("none-000000.tar"),))
     with pytest.raises(PipesError, match=r"none-000000\.tar"):
-        run_turn([missing])
+        run_turn(missing)
     assert not [child for child in multiprocessing.active_children() if child.name == "bench-turn"]
 
 
@@ -516,21 +505,21 @@ def test_turn_whose_rank_is_killed_says_so(
         ranks[1].process.kill()
         return meet(ranks, place, timeout_s=timeout_s)
 
-    monkeypatch.setattr("bench.compare.ranks.meet", killed)
+    monkeypatch.setattr("bench.compare.turn.meet", killed)
     with pytest.raises(PipesError, match=r"rank 1 of loader 'memory' \(.*ranks 2.*\) ended with exit status -9"):
-        run_turn([job(shards, options, "memory", ranks=2)] * 2)
+        run_turn(job(shards, options, "memory", ranks=2))
 
 
 def test_turn_that_takes_too_long_is_ended(shards: ShardSet, options: LoaderOptions) -> None:
     """A loader that hangs does not hang what times it."""
-    run_turn([job(shards, options, "memory")])  # the fork server has its libraries by now
+    run_turn(job(shards, options, "memory"))  # the fork server has its libraries by now
     slow = job(shards, options, "memory", compute_ms=59_000.0, cache="cold")
     expected = (
-        r"rank 0 of loader 'memory' \(threads 1, .*cache cold, compute ms 59000\) hangs, or needs longer: 3 s after "
-        r"the turn began it had not come to 'drawn', the end of its first epoch; give turns more with --timeout-s"
+        r"rank 0 of loader 'memory' \(threads 1, .*cache cold, compute ms 59000\) did not reach 'drawn', the end of "
+        r"its first epoch, within 3 s of the turn's start; it hangs or needs more time: raise --timeout-s"
     )
     with pytest.raises(PipesError, match=expected):
-        run_turn([slow], timeout_s=3.0)
+        run_turn(slow, timeout_s=3.0)
 
 
 @pytest.mark.parametrize(
