@@ -1,4 +1,4 @@
-"""Where a loader stands: what its epochs are planned from, their feeds, and the batches of the current epoch.
+"""A loader's epochs: the inputs of their plans, their feeds, and the position in the current epoch.
 
 At most three segments are open at a time: the one that is read, the one opened ahead, and the next epoch's first.
 """
@@ -35,17 +35,17 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PlanInputs:
-    """What the plan of every epoch depends on."""
+    """The inputs of every epoch's plan."""
 
     manifest: Manifest
     set_shards: Sequence[int]
-    """Numbers of shards of consecutive data sets."""
+    """The number of shards of each data set; the data sets follow each other in the manifest."""
     selection: Selection
     order: OrderInputs
     """Its epoch is the one that the loader starts with."""
 
     def plan(self, epoch: int) -> Plan:
-        """The order of one epoch."""
+        """Plan one epoch."""
         return Plan(
             shard_bytes=self.manifest.shard_bytes,
             shard_samples=self.manifest.samples,
@@ -55,7 +55,7 @@ class PlanInputs:
         )
 
     def reserved_bytes(self, extent_bytes: npt.NDArray[np.int64], batching: Batching) -> int:
-        """Bytes that a loader must be able to hold, whichever the epoch; ``extent_bytes``: int64 [shards]."""
+        """Compute the bytes that a loader must be able to hold in any epoch; ``extent_bytes``: int64 [shards]."""
         process = batching.process
         return reserved_bytes(
             extent_bytes,
@@ -74,12 +74,12 @@ class PlanInputs:
 
     @property
     def group(self) -> int:
-        """A number that loaders have in common if they read the same shards in the same order: the ranks of a job."""
+        """A number that is the same in all loaders that read the same shards in the same order: the ranks of a job."""
         inputs = (self.manifest.digest, tuple(self.set_shards), self.selection.digest, self.order)
         return int.from_bytes(hashlib.blake2b(repr(inputs).encode(), digest_size=8).digest(), "little")
 
     def state(self, epoch: int, delivered: int) -> LoaderState:
-        """The state after so many samples of an epoch."""
+        """Make the state of a loader that has delivered this number of samples of an epoch."""
         return LoaderState(
             manifest=self.manifest.digest,
             selection=self.selection.digest,
@@ -103,7 +103,7 @@ class PlanInputs:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LoaderParts:
-    """What `dali_pipes.open_loader` has opened for a loader; the loader closes it."""
+    """The parts of a loader, which `dali_pipes.open_loader` has opened; the loader closes them."""
 
     inputs: PlanInputs
     batching: Batching
@@ -119,7 +119,7 @@ class LoaderParts:
 
 
 class Feeds:
-    """Opens the feeds of epochs, and has the next epoch's ready ahead of time."""
+    """Opens the feeds of epochs; opens the next epoch's feed ahead of time."""
 
     def __init__(self, parts: LoaderParts) -> None:
         self._parts = parts
@@ -131,27 +131,27 @@ class Feeds:
         """Seconds for which batches had to wait for their shards, in feeds that are closed."""
 
     def begin(self, epoch: int, *, start: int = 0) -> "Epoch":
-        """An epoch from position ``start`` of its order on."""
+        """Begin an epoch at position ``start`` of its order."""
         num_samples = self._parts.inputs.plan(epoch).num_samples if start else 0
         if start and not self._parts.batching.num_steps(num_samples - start):
-            # Nothing of an epoch that is over is read or staged: the start of the next one comes next.
-            self._close_ahead(unless=epoch + 1)
+            # The epoch is over: none of its samples is read or staged, because the start of the next one comes next.
+            self.close(unless=epoch + 1)
             feed = self._open(epoch, start=num_samples)
-            self.prepare(epoch + 1, with_reader=False)
+            self._prepare(epoch + 1, with_reader=False)
         else:
-            self._close_ahead(unless=None if start else epoch)
+            self.close(unless=None if start else epoch)
             feed, self.ahead = self.ahead or self._open(epoch, start=start), None
         return Epoch(feed, start=start, batching=self._parts.batching)
 
     def begin_again(self, epoch: "Epoch") -> "Epoch":
-        """An epoch that was cut short, from the batch on that comes after the last delivered one."""
+        """Begin again an epoch that was cut short, with the batch after the last delivered one."""
         feed = self._open(epoch.feed.epoch, start=epoch.position)
         return Epoch(feed, start=epoch.start, batching=self._parts.batching, delivered=epoch.delivered)
 
-    def prepare(self, epoch: int, *, with_reader: bool = True) -> None:
-        """Have the feed of the next epoch opened, and with it its reader if its shards are resident.
+    def _prepare(self, epoch: int, *, with_reader: bool = True) -> None:
+        """Open the feed of the next epoch, and its reader if the shards are resident.
 
-        An error is left for the epoch's start to raise.
+        An error is not raised here: it comes again when the epoch starts.
         """
         try:
             if self.ahead is None:
@@ -167,60 +167,55 @@ class Feeds:
 
         Args:
             feed: Of the current epoch.
-            is_read: Whether all its batches are read: while the last ones are decoded, the next reader is made ready.
+            is_read: Whether all its batches are read: the next reader is opened while the last ones are decoded.
         """
         if is_read:
-            self.prepare(feed.epoch + 1)
+            self._prepare(feed.epoch + 1)
         elif self._is_windowed and feed.has_staged_all:
             # The next epoch's first windows are staged while this epoch's last ones are read.
-            self.prepare(feed.epoch + 1, with_reader=False)
+            self._prepare(feed.epoch + 1, with_reader=False)
 
     def retire(self, feed: Feed) -> None:
-        """Close a feed and keep what it has waited. Can be called twice."""
+        """Close a feed and add its waiting time to the total. Can be called twice."""
         feed.close()
         self.waited_s, feed.wait_s = self.waited_s + feed.wait_s, 0.0
 
-    def close(self) -> None:
-        """Close what was opened ahead. Can be called twice."""
-        self._close_ahead(unless=None)
-
-    def _close_ahead(self, *, unless: int | None) -> None:
+    def close(self, *, unless: int | None = None) -> None:
+        """Close the feed that was opened ahead, unless it is of this epoch. Can be called twice."""
         if self.ahead is not None and self.ahead.epoch != unless:
             self.ahead.close()
             self.ahead = None
 
     def _open(self, epoch: int, *, start: int) -> Feed:
-        with profiling.busy("read"):
-            return self._open_plan(self._parts.inputs.plan(epoch), start=start)
-
-    def _open_plan(self, plan: Plan, *, start: int) -> Feed:
         parts, batching = self._parts, self._parts.batching
-        needed = plan.bytes_at_a_time(
-            parts.share.extent_bytes, batching.lanes_of(plan), global_batch_size=batching.global_batch_size
-        )
-        if needed > parts.share.reserved:
-            parts.share.reserve_more(needed)
-        return Feed(
-            plan,
-            samples=parts.samples,
-            components=parts.decode.read_components,
-            share=parts.share,
-            stager=parts.stager,
-            batching=batching,
-            start=start,
-            show_progress=parts.show_progress,
-        )
+        with profiling.busy("read"):
+            plan = parts.inputs.plan(epoch)
+            needed = plan.bytes_at_a_time(
+                parts.share.extent_bytes, batching.lanes_of(plan), global_batch_size=batching.global_batch_size
+            )
+            if needed > parts.share.reserved:
+                parts.share.reserve_more(needed)
+            return Feed(
+                plan,
+                samples=parts.samples,
+                components=parts.decode.read_components,
+                share=parts.share,
+                stager=parts.stager,
+                batching=batching,
+                start=start,
+                show_progress=parts.show_progress,
+            )
 
 
 class Epoch:
-    """One epoch, and how far it has come; its methods are what can happen to it.
+    """One epoch and the position in it; its methods are the events of an epoch.
 
     Between `ask` and `deliver` or `lose` the epoch counts as cut short: if the loop is left there, by Ctrl-C for
     instance, DALI may have taken a part of a batch's inputs, and the decode pipeline must be built anew.
 
     Args:
-        feed: Its batches that are still to come.
-        start: The position in the order at which it begins: not 0 only after a resume.
+        feed: The batches that are still to come.
+        start: The position in the order at which the epoch begins: greater than 0 only after a resume.
         batching: How samples are dealt to the ranks.
         delivered: Batches since ``start`` that were delivered already.
     """
@@ -233,8 +228,8 @@ class Epoch:
         self.is_cut_short = False
         self.is_running = False
         """Whether a batch was asked for: decoded batches may be in flight."""
-        self._error: Exception | None = None  # ended the feed; raised after the batches before it
-        self._owes_end = False  # its last batch was lost, and the loop has not yet seen the epoch's end
+        self._error: Exception | None = None  # of the feed; it is raised after the batches before it
+        self._owes_end = False  # the last batch was lost, and the loop has not yet seen the epoch's end
 
     @property
     def num_samples(self) -> int:
@@ -243,7 +238,7 @@ class Epoch:
 
     @property
     def position(self) -> int:
-        """Samples of the epoch that all ranks together were given."""
+        """Samples of the epoch that were delivered, on all ranks together."""
         return min(self.start + self.delivered * self._global_batch_size, self.num_samples)
 
     @property
@@ -253,16 +248,16 @@ class Epoch:
 
     @property
     def has_ended(self) -> bool:
-        """Whether no batch is left, and the loop knows it."""
+        """Whether no batch is left, and the loop has seen the end."""
         return self.is_over and not self._owes_end
 
     @property
     def has_failed(self) -> bool:
-        """Whether its feed ended with an error that is still to be raised."""
+        """Whether the feed ended with an error that is still to be raised."""
         return self._error is not None
 
     def stands_at(self, epoch: int, start: int) -> bool:
-        """Whether it is this epoch from this position on, and no batch was asked for."""
+        """Whether this is the given epoch at the given position, and no batch was asked for."""
         is_touched = self.is_running or self.is_cut_short
         return not is_touched and (self.feed.epoch, self.start) == (epoch, start)
 
@@ -271,27 +266,27 @@ class Epoch:
         self._owes_end = False
 
     def ask(self) -> None:
-        """A batch is asked for."""
+        """Note that a batch is asked for."""
         self.is_running = self.is_cut_short = True
 
     def deliver(self) -> None:
-        """The batch is delivered."""
+        """Note that the batch is delivered."""
         self.delivered, self.is_cut_short = self.delivered + 1, False
 
     def lose(self) -> None:
-        """The batch cannot be delivered; the next ones can."""
-        self.delivered, self.is_cut_short = self.delivered + 1, False
+        """Note that the batch cannot be delivered; the next ones can."""
+        self.deliver()
         self._owes_end = self.is_over
 
     def keep(self, error: Exception) -> None:
-        """The feed cannot give its next batch: the error is raised after the batches before it."""
+        """Keep the error of a feed that cannot give its next batch, until the batches before it are delivered."""
         self._error = error
 
     def take_error(self) -> Exception:
-        """The kept error, to be raised now.
+        """Return the kept error, which is to be raised now.
 
-        The epoch stays cut short, so that the next batch is read by a new feed: the same one again, or, if it has a bad
-        sample, the one behind it.
+        The epoch stays cut short, so that a new feed reads the next batch. That is the same batch again or, if it has a
+        bad sample, the one after it.
         """
         error, self._error = self._error, None
         assert error is not None, "the plan has as many steps as len() says"

@@ -1,7 +1,7 @@
-"""The loader: what a training loop iterates, epoch after epoch. `dali_pipes.open_loader` makes it.
+"""The loader, which a training loop iterates epoch after epoch. `dali_pipes.open_loader` makes it.
 
 A loader owns its share of the cache file, the stager's threads, the decode pipeline and the feeds of its epochs. Except
-for the stager and DALI's own threads, everything runs in the thread that iterates.
+for the work of the stager's and DALI's threads, everything runs in the thread that iterates.
 """
 
 import dataclasses
@@ -11,7 +11,6 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any, NoReturn
 
 import torch
@@ -44,22 +43,22 @@ _numbers: Counter[tuple[int, int]] = Counter()
 class Loader(DALIGenericIterator):  # type: ignore[misc]
     """Batches of one data set, in the order that a seed fixes. Made by `dali_pipes.loader`; a context manager.
 
-    Iterating gives ``[{name: tensor}]``, a list of one dict as DALI's own iterators do: the graph's outputs by name, on
-    the loader's device, each of shape [batch, ...]; with ``Outputs(keys=True)`` also ``"key"``, a list of str; with
-    ``Outputs(valid=True)`` also ``"valid"``, bool [batch].
+    Iterating gives ``[{name: tensor}]``, a list of one dict, as DALI's own iterators do. The dict holds the graph's
+    outputs by name, on the loader's device, each of shape [batch, ...]. With ``Outputs(keys=True)`` it also has
+    ``"key"``, a list of str, and with ``Outputs(valid=True)`` ``"valid"``, bool [batch].
 
-    An epoch ends with `StopIteration`. After `break`, iterating again goes on with the same epoch, as in DALI; after
-    the end, iterating again, or `reset`, starts the next epoch. `reset` in mid-epoch gives up the rest of it.
+    An epoch ends with `StopIteration`. After `break`, iterating again continues the same epoch, as in DALI. After the
+    end, iterating again, or `reset`, starts the next epoch. `reset` in mid-epoch gives up the rest of it.
 
-    On a GPU a batch belongs to the stream that is torch's current one when the batch is taken. The host may not have
-    waited for it, and its memory is reused when that stream has passed the last use. If another stream reads the
-    tensors, this stream must wait for it (``current_stream().wait_stream(other)``) before they are dropped.
+    On a GPU a batch belongs to torch's current stream at the time when the batch is taken. The host may not have waited
+    for it, and its memory is reused when that stream has passed the last use. If another stream reads the tensors, this
+    stream must wait for it (``current_stream().wait_stream(other)``) before they are dropped.
     """
 
     def __init__(self, parts: LoaderParts, *, state: LoaderState | None) -> None:
+        self.parts = parts  # for this package's commands, not for users
         self._inputs, self._batching, self._outputs = parts.inputs, parts.batching, parts.outputs
-        self._decode, self._share, self._stager = parts.decode, parts.share, parts.stager
-        self._repair, self._seen = parts.repair, parts.seen
+        self._decode, self._repair, self._seen = parts.decode, parts.repair, parts.seen
         self._feeds = Feeds(parts)
         self._pid = os.getpid()
         process, policy = parts.batching.process, LastBatchPolicy[parts.batching.last_batch_policy]
@@ -67,9 +66,9 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
         _numbers[process.rank, process.world_size] += 1
         self._has_compared = False
         self.num_valid = 0
-        """Samples of the last delivered batch that count: fewer than it holds only in a ``PARTIAL`` last batch."""
+        """The number of valid samples in the last delivered batch: all of them, except in a ``PARTIAL`` last batch."""
         self.substituted: tuple[int, ...] = ()
-        """Positions in the last delivered batch at which another sample stands in for a bad one."""
+        """Positions in the last delivered batch at which another sample replaces a bad one."""
         self.num_substituted = 0
         """The number of such positions in all delivered batches."""
         profiling.follow_environment()
@@ -82,8 +81,8 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
         )
         if state is not None:
             self._warn_of_random_operators()
-        first = (self._inputs.order.epoch, 0) if state is None else (state.order.epoch, state.delivered)
-        self._begin(self._feeds.begin(first[0], start=first[1]))
+        epoch, start = (self._inputs.order.epoch, 0) if state is None else (state.order.epoch, state.delivered)
+        self._begin(self._feeds.begin(epoch, start=start))
         # Loops that were written for DALI's iterators look at this; nothing here depends on it.
         drops = policy == LastBatchPolicy.DROP
         rank_samples = self.num_samples // process.world_size if drops else -(-self.num_samples // process.world_size)
@@ -100,11 +99,11 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
 
     @property
     def num_samples(self) -> int:
-        """Samples of this epoch over all ranks, exact before the first batch.
+        """The number of samples of this epoch, over all ranks; it is exact before the first batch.
 
-        With several slices the shards are dealt anew to them in each epoch, and slices shorter than the longest repeat
-        their first samples: the number is the longest's times the number of slices, and may differ in the next epoch.
-        ``Select(epoch_samples=)`` fixes it.
+        With several slices each epoch deals the shards to them anew, and slices shorter than the longest repeat their
+        first samples. The number is then that of the longest slice times the number of slices, and may differ in the
+        next epoch. ``Select(epoch_samples=)`` fixes it.
         """
         return self._epoch.num_samples
 
@@ -125,16 +124,16 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
 
     @property
     def bad_samples(self) -> list[BadSample]:
-        """The bad samples that this rank has seen since the loader was made, in that order."""
+        """The bad samples that this rank has seen since the loader was made, in the order in which it saw them."""
         return list(self._seen.seen.values())
 
     @property
     def added_outputs(self) -> list[str]:
-        """What batches hold besides the graph's outputs: ``"key"``, ``"valid"``, both or nothing."""
+        """The names that are added to the graph's outputs: ``"key"``, ``"valid"``, both or none."""
         return [name for name, is_added in (("key", self._outputs.keys), ("valid", self._outputs.valid)) if is_added]
 
     def __len__(self) -> int:
-        """Batches of this epoch, exact before the first; after a resume too, it is the number of the whole epoch.
+        """The number of batches of this epoch, exact before the first batch; after a resume still of the whole epoch.
 
         With several slices another epoch may have another number: see `num_samples`.
         """
@@ -157,8 +156,9 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
             self._epoch.end()
             raise StopIteration
         self._compare_ranks()
-        if self._epoch.is_cut_short:
-            self._recover()
+        if self._epoch.is_cut_short:  # the next batch is the one after the last delivered one
+            self._start_anew()
+            self._begin(self._feeds.begin_again(self._epoch))
         self._epoch.ask()
         inputs, tensors = self._take()
         batch = self._hand_over(inputs.batch, tensors)
@@ -166,27 +166,27 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
         return batch
 
     def _take(self) -> tuple[BatchInputs, dict[str, Any]]:
-        """The next batch, decoded; if DALI refused it, with other samples in the places of those that are bad."""
-        self._schedule(self._epoch.delivered, may_wait=True)
+        """Take the next decoded batch; if DALI refused it, put other samples in the places of the bad ones."""
+        self._schedule(self._epoch.delivered, must_come=True)
         try:
             inputs, tensors = self._decode.take()
         except StopIteration:  # the feed ended early
             raise self._epoch.take_error() from None
         except RuntimeError as exc:
             refused = self._decode.scheduled.popleft()
-            self._schedule(self._epoch.delivered + 1, may_wait=False)
+            self._schedule(self._epoch.delivered + 1, must_come=False)
             try:
                 return self._repair.decode(refused, exc)
             except DecodeError:
-                # An error of the store or of a disk is no reason to lose the batch: it is tried again.
+                # After an error of the store or of a disk the batch is not lost: it is tried again.
                 self._epoch.lose()
                 raise
-        self._repair.delivered(inputs)
-        self._schedule(self._epoch.delivered + 1, may_wait=False)
+        self._repair.decoded = inputs
+        self._schedule(self._epoch.delivered + 1, must_come=False)
         return inputs, tensors
 
     def _hand_over(self, batch: Batch, tensors: Mapping[str, Any]) -> dict[str, Any]:
-        """What is delivered: the outputs as torch's tensors, and what was added to them."""
+        """Make the delivered dict: the outputs as torch tensors, and the names added to them."""
         delivered = {
             name: output if isinstance(output, list) else from_dlpack(output) for name, output in tensors.items()
         }
@@ -209,13 +209,13 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
         column_labels: bool = False,
         auto_reset: bool | str | None = False,
     ) -> DaliIterator:
-        """The batches for a loop that was written for ``DALIClassificationIterator`` or another iterator of DALI's.
+        """Give the batches to a loop that was written for ``DALIClassificationIterator`` or another DALI iterator.
 
         With ``output_map=["data", "label"], column_labels=True`` the loop runs unchanged.
 
         Args:
-            output_map: New names of the graph's outputs, in their order; ``None``: the graph's own.
-            column_labels: Give ``"label"`` as [batch, 1], not as [batch].
+            output_map: New names of the graph's outputs, in their order; ``None``: the graph's own names.
+            column_labels: Give ``"label"`` as [batch, 1] instead of [batch].
             auto_reset: Start the next epoch when one has ended, as DALI does.
 
         Raises:
@@ -224,23 +224,23 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
         return DaliIterator(self, output_map=output_map, column_labels=column_labels, auto_reset=auto_reset)
 
     def as_dicts(self) -> DictBatches:
-        """The batches of an epoch as plain dicts, without the list of one around them; as many as ``len(loader)``."""
+        """Give the ``len(loader)`` batches of an epoch as plain dicts, without the list around each."""
         return DictBatches(self)
 
     def as_dataset(self) -> LoaderDataset:
-        """For torch's ``DataLoader(loader.as_dataset(), batch_size=None, num_workers=0)``, or torchdata's
-        ``StatefulDataLoader``, which resumes at the exact next batch.
+        """Give the batches to torch's ``DataLoader(loader.as_dataset(), batch_size=None, num_workers=0)``, or to
+        torchdata's ``StatefulDataLoader``, which resumes at the exact next batch.
         """
         return LoaderDataset(self)
 
     def reset(self) -> None:
-        """Start the next epoch and give up the rest of this one. Before an epoch's first batch it does nothing."""
+        """Give up the rest of this epoch and start the next one. Before an epoch's first batch this does nothing."""
         self._check_usable()
         if self._epoch.position:
             self._start_epoch(self.epoch + 1)
 
     def set_epoch(self, epoch: int) -> None:
-        """Start this epoch from its first sample, and give up the rest of the current one.
+        """Start the given epoch from its first sample, and give up the rest of the current one.
 
         Raises:
             ValueError: If ``epoch`` is negative.
@@ -252,7 +252,7 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
         self._start_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the job stands, as plain values: delivered batches count, batches decoded ahead do not.
+        """Return the position of the job, as plain values: delivered batches count, batches decoded ahead do not.
 
         It is the same on every rank after the same number of batches. See `dali_pipes.order.state.LoaderState`.
         """
@@ -260,13 +260,13 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
         return self._inputs.state(self.epoch, self._epoch.position).to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where ``state_dict`` was taken: the next batch begins with the exact next sample; nothing is replayed.
+        """Continue where ``state_dict`` was taken: the next batch begins with the exact next sample.
 
-        Batch size and world size may differ from before. A job that is started again passes ``state=`` to
-        `dali_pipes.loader` instead, which does the same before the start of the first epoch is staged.
+        No batch is replayed. Batch size and world size may differ from before. A job that is started again passes
+        ``state=`` to `dali_pipes.loader` instead; then the start of the first epoch is not staged.
 
         Raises:
-            StateError: If the state is of other shards or another order; the loader goes on as it was.
+            StateError: If the state is of other shards or another order; the loader continues as before.
         """
         self._check_usable()
         loaded = LoaderState.from_dict(state)
@@ -279,7 +279,7 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
         if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
-        with self._resources:  # closed last, whatever happens before
+        with self._resources:  # closed last, even after an error
             self._epoch.feed.close()
             self._feeds.close()
             self._repair.close()
@@ -289,18 +289,16 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
     def __enter__(self) -> "Loader":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __del__(self) -> None:
-        # There is nothing to close if the constructor failed, and nothing of this process's in a forked child.
+        # There is nothing to close if the constructor failed. In a forked child the loader belongs to the parent.
         if getattr(self, "_closed", True) or os.getpid() != self._pid:
             return
         if in_mutex() or in_fetcher():
-            # Collected in the middle of work on the cache, its own or another loader's, for which the threads that
-            # close() ends may wait.
+            # The garbage collector runs in the middle of work on a cache, of this loader or another one. The threads
+            # that close() ends may wait for that work.
             threading.Thread(target=self.close, name="dali-pipes-close", daemon=True).start()
         else:
             self.close()
@@ -337,7 +335,7 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
 
     def _start_epoch(self, epoch: int, *, start: int = 0) -> None:
         if self._epoch.stands_at(epoch, start):
-            return  # what is staged is what is wanted
+            return  # the right shards are staged already
         with profiling.busy("hand-over"):
             was_cut_short, self._epoch.is_cut_short = self._epoch.is_cut_short, True  # until the other has begun
             if was_cut_short:
@@ -348,18 +346,13 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
                 self._feeds.retire(self._epoch.feed)
             self._begin(self._feeds.begin(epoch, start=start))
 
-    def _recover(self) -> None:
-        """Go on with an epoch that was cut short: the next batch is the one after the last delivered one."""
-        self._start_anew()
-        self._begin(self._feeds.begin_again(self._epoch))
-
     def _start_anew(self) -> None:
         """Give up all work in progress: an interruption may have left any of it half done."""
         self._decode.rebuild()
         set_pipelines(self, [self._decode.pipeline])
         self._feeds.retire(self._epoch.feed)
         self._feeds.close()
-        self._stager.give_up()
+        self.parts.stager.give_up()
 
     def _begin(self, epoch: Epoch) -> None:
         self._epoch = epoch
@@ -368,10 +361,10 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
         self._decode.feed = lambda: method() if (method := next_inputs()) is not None else None
 
     def _next_inputs(self) -> BatchInputs | None:
-        """The next batch for the decode pipeline; ``None`` at the end, and after an error, which the epoch keeps."""
+        """Read the decode pipeline's next batch; ``None`` at the end, and after an error, which the epoch keeps."""
         epoch = self._epoch
         if epoch.has_failed:
-            return None  # DALI asks for each input, also after the first one has ended
+            return None  # DALI asks for every input, also after the first one has ended
         try:
             with profiling.busy("read"):
                 read = epoch.feed.next()
@@ -383,16 +376,16 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
             epoch.keep(exc)
             return None
 
-    def _schedule(self, delivered: int, *, may_wait: bool) -> None:
-        """Have batches decoded ahead, as many as asked for, but wait for shards only if no batch is in flight.
+    def _schedule(self, delivered: int, *, must_come: bool) -> None:
+        """Fill the queue of batches that are decoded ahead.
 
         Args:
             delivered: Batches of the epoch that are delivered, or taken to be delivered next.
-            may_wait: Whether a batch must come.
+            must_come: Whether to wait for shards if no batch is in flight.
         """
         epoch, scheduled = self._epoch, self._decode.scheduled
         while not epoch.has_failed and delivered + len(scheduled) < epoch.num_batches:
-            must_wait = may_wait and not scheduled
+            must_wait = must_come and not scheduled
             if len(scheduled) >= self._decode.prefetch_queue_depth or not (epoch.feed.is_ready() or must_wait):
                 break
             self._decode.schedule()

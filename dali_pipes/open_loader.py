@@ -47,11 +47,10 @@ from dali_pipes.order.selection import Selection
 from dali_pipes.order.state import LoaderState
 from dali_pipes.processes.ranks import Rank, find_rank
 from dali_pipes.reader.batching import Batching
-from dali_pipes.reader.samples import Samples
+from dali_pipes.reader.samples import Samples, StoredSamples
 from dali_pipes.reader.shard_table import SampleRules
-from dali_pipes.reader.stored_samples import StoredSamples
 from dali_pipes.store.urls import ShardUrls
-from dali_pipes.tuning import Settings, choose_settings
+from dali_pipes.tuning import choose_settings
 
 _log = logging.getLogger(__name__)
 
@@ -80,43 +79,44 @@ def loader(
 
     Args:
         shards: ``"ais://pets/shuffled-{000000..000003}.tar"``, ``"ais://pets/shuffled-"``, a glob, a directory or a
-            list; `Shards`, for an ETL; or a `Mixture` of several data sets. Shards without an index (``dali-pipes prep
-            index``) are indexed when the loader opens, which reads them once more, each time.
-        graph: ``dali_pipes.segmentation(...)``, another of `dali_pipes.graph.pipelines`, or a
+            list; `Shards`, to read through an ETL; or a `Mixture` of several data sets. Shards without an index
+            (``dali-pipes prep index``) are indexed each time when a loader opens, which reads all of them.
+        graph: ``dali_pipes.segmentation(...)``, another graph of `dali_pipes.graph.pipelines`, or your own function
             ``graph(components, random)``.
         batch_size: Samples in a batch, on this rank.
-        seed: Fixes the order and every augmentation that is drawn from the graph's second argument; each epoch has its
-            own. It also seeds DALI's own random operators, but what they draw depends on the batches before.
-        shuffle: ``True``: an exact global shuffle, of shards that all fit the cache. ``False``: the manifest's order.
+        seed: Fixes the order, and every augmentation that is drawn from the graph's second argument, for each epoch.
+            It also seeds DALI's own random operators, but their numbers depend on the batches before.
+        shuffle: ``True``: an exact global shuffle; all shards must fit the cache. ``False``: the manifest's order.
             `Shuffle`: windows for shards that do not fit, and slices for several nodes.
         select: Which samples an epoch has, and how often: see `Select`.
         bad_samples: What to do about samples that cannot be read or decoded: see `BadSamples`.
         cache: Where shards are staged: see `Cache`.
         decode: Threads, batches decoded ahead, the GPU's JPEG engines: see `Decode`.
         outputs: Keys and a validity mask beside the graph's outputs, and the kind of class ids: see `Outputs`.
-        state: What `Loader.state_dict` returned, of a loader with the same order: the job goes on at the exact next
+        state: The result of `Loader.state_dict`, of a loader with the same order. The job continues at the exact next
             sample, with the batches that `Loader.load_state_dict` would give. The shards of the first batch are fetched
-            first, and nothing of epoch 0 is. Batch size and world size may differ. ``None``: from the start, so that
-            one line serves both: ``state=checkpoint["loader"] if checkpoint else None``.
-        rank: Number of this process among those that share the order. ``None``, with ``world_size``: what
-            `torch.distributed` says, else torchrun's, Slurm's or MPI's variables; else this is the only process.
+            first; those of epoch 0 are not. Batch size and world size may differ. ``None``: from the start, so that one
+            line serves both cases: ``state=checkpoint["loader"] if checkpoint else None``.
+        rank: Number of this process among those that share the order. If rank and ``world_size`` are ``None``, they
+            come from `torch.distributed`, else from the variables of torchrun, Slurm or MPI; else this is the only
+            process.
         world_size: Number of processes that share the order.
         last_batch_policy: ``"PARTIAL"`` gives the last batch short, ``"FILL"`` fills it with the epoch's first samples,
             ``"DROP"`` leaves it out. DALI's `LastBatchPolicy` serves as well.
-        device: ``"cpu"``; ``"cuda:1"``: that CUDA device; ``"gpu"`` or ``"cuda"``: the current CUDA device, or, where
-            the process has not set one, the device with the launcher's number of this process on its host; ``"auto"``:
-            likewise, or the CPU where there is no CUDA device.
+        device: ``"cpu"``; ``"cuda:1"``: that CUDA device; ``"gpu"`` or ``"cuda"``: the current CUDA device or, if the
+            process has not set one, the device with the number that the launcher gave this process on its host;
+            ``"auto"``: as ``"gpu"``, or the CPU if there is no CUDA device.
         endpoint: AIStore's proxy. ``None``: ``AIS_ENDPOINT``; if that is not set, an embedded node is started.
 
     Raises:
         DecodeError: While iterating: if a sample is bad, or too many are.
-        DataError: If the shards are not what their index says, or a sample lacks a component that the graph takes; if
-            the ETL returns other bytes than when it was indexed; if the tuning file is missing or broken.
+        DataError: If the shards differ from their index, or a sample lacks a component that the graph takes; if the ETL
+            returns other bytes than when it was indexed; if the tuning file is missing or broken.
         StateError: If ``state`` is not a state, or is of other shards or another order. Nothing has been staged then.
         StoreError: If a shard, the store or the ETL is missing, also while iterating; a `NoEtlError` if the cluster
-            runs no ETLs.
+            cannot run ETLs.
         CacheError: If two windows do not fit the cache; says how many bytes are needed.
-        WorkerProcessError: In a DataLoader's worker process.
+        WorkerProcessError: If this is a DataLoader's worker process.
     """
     _check_groups(select=select, bad_samples=bad_samples, cache=cache, decode=decode, outputs=outputs)
     process = find_rank(rank=rank, world_size=world_size)
@@ -126,7 +126,7 @@ def loader(
     resumed = _early_checked(state, order)
     _refuse_workers()
     device_id = _device_id(device, process.local_rank)
-    settings = _settings(decode, device_id)
+    settings = choose_settings(decode, device_id=device_id)
     with contextlib.ExitStack() as resources:
         data_set = _open_data_set(shards, endpoint, cache, resources)
         order = dataclasses.replace(order, weights=data_set.weights)
@@ -152,12 +152,18 @@ def loader(
         _check_memory(inputs)
         stored = stored.without(selection.excluded)
         _check_graph(pipeline, stored, bad_samples, outputs)
-        share = _open_share(data_set, inputs, batching, cache)
+        share = data_set.open_share(
+            reserved=inputs.reserved_bytes(data_set.extent_bytes, batching),
+            is_windowed=window_bytes(order, data_set.manifest.shard_bytes) != "all",
+            group=inputs.group,
+            cache_dir=_directory(cache),
+            cache_bytes=cache.max_bytes,
+        )
         resources.callback(share.close)
         stager = data_set.open_stager(share, num_fetchers=cache.fetchers)
         resources.callback(stager.close)
         samples = Samples(data_set.manifest, lambda shard: share.index_extent(shard).read(), rules=rules)
-        seen = _open_bad_samples(bad_samples, data_set, batching)
+        seen = BadSamplesSeen(bad_samples, quarantine=_open_quarantine(bad_samples, data_set, batching))
         repair = Repair(pipeline, stored=stored, seen=seen, read=_range_reader(data_set, share, stager))
         parts = LoaderParts(
             inputs=inputs,
@@ -235,22 +241,12 @@ def _device_id(device: str, local_rank: int) -> int | None:
             raise ValueError(f"device='{device}', and torch finds {num_devices} CUDA devices, from cuda:0")
         return int(number)
     current = int(torch.cuda.current_device())
-    # The first device is every process's until it sets its own; where each process sees one only, that is it.
+    # Device 0 is the current one until the process sets another. It is right if each process sees only one device.
     return local_rank if current == 0 and local_rank < num_devices else current
 
 
-def _settings(decode: Decode, device_id: int | None) -> Settings:
-    return choose_settings(
-        decode.tuning,
-        device_id=device_id,
-        num_threads=decode.threads,
-        prefetch_queue_depth=decode.queue_depth,
-        hw_decoder_load=decode.engine_share,
-    )
-
-
 def _early_checked(state: Mapping[str, Any] | None, order: OrderInputs) -> LoaderState | None:
-    """A state, refused if its order is known to be another before the shards are found."""
+    """Read a state, and refuse it if its order is another, as far as that is known before the shards are found."""
     if state is None:
         return None
     resumed = LoaderState.from_dict(state)
@@ -289,7 +285,7 @@ def _open_data_set(
 
 
 def _select(data_set: DataSet, stored: StoredSamples, pipeline: DecodePipeline, select: Select) -> Selection:
-    """The samples of an epoch: without those that are excluded or lack what the graph takes, oversampled by class."""
+    """Select the samples of an epoch: leave out excluded and incomplete ones, and oversample by class."""
     excluded = stored.excluded
     if select.missing == "skip":
         lacking = excluded_ordinals(data_set, lacking=pipeline.taken_components)
@@ -300,19 +296,19 @@ def _select(data_set: DataSet, stored: StoredSamples, pipeline: DecodePipeline, 
 
 
 def _check_memory(inputs: PlanInputs) -> None:
-    """Refuse to permute more samples at once than memory holds."""
+    """Refuse an exact global shuffle for which memory is too small."""
     order, num_samples = inputs.order, inputs.selection.num_per_pass
     needed, available = BYTES_PER_SAMPLE * num_samples // order.num_slices, available_memory()
     if order.shuffle and order.shuffle_window == "all" and needed > available:
         raise ValueError(
             f"window_bytes='all' permutes {num_samples} samples at once, which takes {needed} bytes of memory, and "
-            f"{available} are available; pass shuffle=Shuffle(window_bytes=...): on dSorted shards a window shuffles "
-            "as well"
+            f"{available} are available; pass shuffle=Shuffle(window_bytes=...): on dSorted shards windows shuffle as "
+            "well"
         )
 
 
 def _check_graph(pipeline: DecodePipeline, stored: StoredSamples, bad_samples: BadSamples, outputs: Outputs) -> None:
-    """Refuse samples that the graph cannot process, and names of outputs that it uses itself."""
+    """Refuse samples that the graph cannot process, and added outputs whose names the graph uses."""
     for component in sorted(pipeline.inputs.photos):
         stored.check_sized(component)
     if bad_samples.on_error == "raise":
@@ -325,32 +321,21 @@ def _check_graph(pipeline: DecodePipeline, stored: StoredSamples, bad_samples: B
             )
 
 
-def _open_share(data_set: DataSet, inputs: PlanInputs, batching: Batching, cache: Cache) -> CacheShare:
-    return data_set.open_share(
-        reserved=inputs.reserved_bytes(data_set.extent_bytes, batching),
-        is_windowed=window_bytes(inputs.order, data_set.manifest.shard_bytes) != "all",
-        group=inputs.group,
-        cache_dir=_directory(cache),
-        cache_bytes=cache.max_bytes,
-    )
-
-
 def _directory(cache: Cache) -> Path | None:
     return None if cache.directory is None else Path(cache.directory)
 
 
-def _open_bad_samples(bad_samples: BadSamples, data_set: DataSet, batching: Batching) -> BadSamplesSeen:
-    """The bad samples seen so far, none; with a quarantine file if others are to stand in for them."""
+def _open_quarantine(bad_samples: BadSamples, data_set: DataSet, batching: Batching) -> Quarantine | None:
     if bad_samples.on_error == "raise":
-        return BadSamplesSeen(bad_samples, quarantine=None)
+        return None
     digest = data_set.manifest.digest
     path = str(bad_samples.quarantine or f"quarantine-{digest[:12]}-rank{{rank}}.tsv")
     path = path.replace("{rank}", str(batching.process.rank))
-    return BadSamplesSeen(bad_samples, quarantine=Quarantine(Path(path), manifest=digest))
+    return Quarantine(path, manifest=digest)
 
 
 def _range_reader(data_set: DataSet, share: CacheShare, stager: Stager) -> Callable[[int, int, int], bytes]:
-    """A function that reads bytes ``[start, start + size)`` of a shard, which may have left the cache."""
+    """Make a function that reads bytes ``[start, start + size)`` of a shard, which may have left the cache."""
 
     def read(shard: int, start: int, size: int) -> bytes:
         # A resident shard is not requested again; through an ETL it would be transformed again.

@@ -7,7 +7,7 @@ configuration file can hold them: ``dp.Shuffle(**config["shuffle"])``.
 import functools
 import operator
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, get_args
 
@@ -33,12 +33,12 @@ class Shards:
     """Shards that are read through an ETL: ``dp.Shards("ais://pets/shuffled-", etl="small-pets")``."""
 
     urls: "ShardUrls"
-    """As `dali_pipes.loader` takes them: a URL, a pattern, a directory or a list of these."""
+    """A URL, a pattern, a directory or a list of these, as `dali_pipes.loader` takes them."""
     etl: str | None = None
-    """The ETL, which runs in the cluster (``dali-pipes prep etl start``) and gives every shard. Transformed shards are
-    another data set than the stored ones: they are indexed on their own (``dali-pipes prep index URL --etl NAME``) and
-    lie in another cache file. The transform must give the same bytes each time. ``None``: the shards as stored. For
-    the data sets of a mixture see `dali_pipes.Mixture`."""
+    """The name of an ETL that runs in the cluster (``dali-pipes prep etl start``); every shard is read through it.
+    Transformed shards are another data set than the stored ones: they are indexed separately (``dali-pipes prep index
+    URL --etl NAME``) and lie in another cache file. The ETL must give the same bytes each time. ``None``: the shards as
+    they are stored. For the data sets of a mixture see `dali_pipes.Mixture`."""
 
     def __post_init__(self) -> None:
         if isinstance(self.urls, Iterable) and not isinstance(self.urls, str):
@@ -49,24 +49,24 @@ class Shards:
 
 @dataclass(frozen=True, kw_only=True)
 class Select:
-    """Which samples an epoch has. All are inputs of the order."""
+    """Which samples an epoch has. All these values are inputs of the order."""
 
     exclude: Paths = ()
     """Files that list samples to leave out: quarantine files, or lists with one key a line. ``"/logs/bad-*.tsv"`` names
     all files that match."""
     where: "Where | None" = None
-    """A predicate. It is called once with `dali_pipes.formats.sample_columns.Columns` and returns bool [samples],
-    ``True`` for the samples that stay: ``lambda columns: columns.labels == 3``."""
+    """A function that selects samples. It is called once with `dali_pipes.formats.sample_columns.Columns` and returns
+    bool [samples], ``True`` for the samples that stay: ``lambda columns: columns.labels == 3``."""
     oversample: Mapping[int, float] | None = None
-    """Class id, as ``cls`` holds it, to a factor: 2 reads each sample of the class twice in an epoch, 0.5 every other
-    one, others in each epoch; see `dali_pipes.order.selection.Selection`."""
+    """Class id, as ``cls`` holds it, to a factor. The factor 2 reads each sample of the class twice in an epoch; 0.5
+    reads half of them, and the other half in the next epoch; see `dali_pipes.order.selection.Selection`."""
     missing: Missing = "error"
     """What to do with a sample that lacks a component that the graph takes. ``"error"``: refuse the data set.
     ``"skip"``: leave the sample out. ``"empty"``: keep it, with no bytes, a photo of one black pixel or a class id of
     -1; ``components.present(name)`` tells the graph which samples these are."""
     epoch_samples: int | None = None
-    """Samples of an epoch over all ranks, of an endless stream: the next epoch goes on where this one stopped.
-    ``None``: all samples once; for a mixture with weights, the shortest epoch that has all samples at least once."""
+    """Samples of an epoch, over all ranks. Each epoch then continues where the one before stopped. ``None``: all
+    samples once; for a mixture with weights, the shortest epoch that has all samples at least once."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.exclude, str | Path):
@@ -83,21 +83,25 @@ class Select:
 
 @dataclass(frozen=True, kw_only=True)
 class Shuffle:
-    """How the samples are shuffled. All are inputs of the order."""
+    """How the samples are shuffled. All these values are inputs of the order."""
 
     window_bytes: int | Literal["all"] = "all"
     """Bytes of shards that are shuffled together, and resident together: two windows must fit the cache. ``"all"``: an
-    exact global shuffle, of shards that all fit."""
+    exact global shuffle; all shards must fit the cache."""
     ramp_up: bool = False
     """Start each epoch with windows of 1, 2, 4, ... shards, so that its first batch waits for one shard only."""
     slices: int = 1
     """Nodes that each stage a share of the shards; shorter slices repeat their first samples."""
     enabled: bool = True
-    """``False`` reads in the manifest's order, as ``shuffle=False`` does, in windows and slices as given here."""
+    """``False`` reads in the manifest's order, as ``shuffle=False`` does, with the windows and slices given here."""
 
     def __post_init__(self) -> None:
         if self.window_bytes != "all":
-            _keep_window(self)
+            try:
+                _keep_integer(self, "window_bytes", at_least=1)
+            except (TypeError, ValueError):
+                expected = "window_bytes must be 'all' or a positive number of bytes"
+                raise ValueError(f"{expected}, got {self.window_bytes!r}") from None
         _check_bool("ramp_up", self.ramp_up)
         _keep_integer(self, "slices", at_least=1)
         _check_bool("enabled", self.enabled)
@@ -108,17 +112,18 @@ class BadSamples:
     """What to do about samples that cannot be read or decoded."""
 
     on_error: OnError = "raise"
-    """``"raise"``: stop, and name shard, key, component and cause. ``"substitute"``: the nearest good sample before it
-    in its batch takes its place (after it, if there is none; in a batch of bad samples only, a neighbour in the shard,
-    else in the next shard), so that batches keep their number and size. ``loader.substituted`` says where that was."""
+    """``"raise"``: stop, and name shard, key, component and cause. ``"substitute"``: put another sample in the place of
+    the bad one, so that batches keep their number and size. It is the nearest good sample before the bad one in its
+    batch, else the nearest one after it; if the whole batch is bad, a neighbour in the shard, else a sample of the next
+    shards. ``loader.substituted`` gives the positions."""
     max_bad: int = 100
     """Stop when this rank has seen more different bad samples than this."""
     max_pixels: int = MAX_PIXELS
-    """Photos of more pixels are bad: decoding them would take gigabytes."""
+    """Photos with more pixels are bad: decoding them would take gigabytes of memory."""
     quarantine: str | Path | None = None
-    """The file that lists bad samples, for the next job's ``exclude=``; ``{rank}`` in its name is this rank's number.
-    ``None``: ``quarantine-DIGEST-rank{rank}.tsv`` in the working directory, where DIGEST is the manifest's. It is made
-    with the first bad sample, and only for ``on_error="substitute"``."""
+    """The file that lists bad samples, for the next job's ``exclude=``; ``{rank}`` in its name becomes this rank's
+    number. ``None``: ``quarantine-DIGEST-rank{rank}.tsv`` in the working directory, with the manifest's digest. It is
+    made with the first bad sample, and only for ``on_error="substitute"``."""
 
     def __post_init__(self) -> None:
         _check_choice("on_error", self.on_error, OnError)
@@ -134,12 +139,12 @@ class Cache:
     directory: str | Path | None = None
     """A local directory for the cache file. The file stays there for the next job, and all loaders on this node that
     name the directory share it. ``None``: shared memory if the shards fit there, else the directory for temporary
-    files; shared as well, and removed with the last loader."""
+    files; such a cache file is shared as well, and removed with the last loader."""
     max_bytes: int | None = None
-    """The most that all cache files in that directory may take. ``None``: half of what is free in memory, or nine
-    tenths of what is free on a disk; never more than the file system and the container's memory limit allow."""
+    """The limit for all cache files in that directory together. ``None``: half of the free memory, or nine tenths of
+    the free space on a disk; never more than the file system and the container's memory limit allow."""
     fetchers: int = NUM_FETCHERS
-    """Shards in flight."""
+    """Shards that are fetched at a time."""
     show_progress: bool = True
     """Draw a bar while the first window is staged, if stderr is a terminal; on rank 0 only."""
 
@@ -152,11 +157,11 @@ class Cache:
 
 @dataclass(frozen=True, kw_only=True)
 class Decode:
-    """How batches are decoded. None of these is an input of the order."""
+    """How batches are decoded. No value here is an input of the order."""
 
     threads: int | None = None
-    """Decoding threads. ``None``: as the tuning file says, else one for each core that the process may use, or its
-    share of those that the launcher lets all ranks of this host use."""
+    """Decoding threads. ``None``: as the tuning file says, else one for each core that the process may use. If the
+    launcher lets all ranks of this host use the same cores, these are divided among the ranks."""
     queue_depth: int | None = None
     """Batches decoded ahead. ``None``: as the tuning file says, else 2."""
     engine_share: float | None = None
@@ -164,7 +169,7 @@ class Decode:
     DALI's ``hw_decoder_load`` themselves. ``None``: as the tuning file says, else DALI's own default."""
     tuning: str | Path | None = None
     """The file that ``dali-pipes tune`` wrote. ``None``: the file that ``DALI_PIPES_TUNING`` names, if any. The other
-    arguments here come first. The file of another machine is not used, which is logged once."""
+    values of this class take precedence. A file that was made on another machine is not used; this is logged once."""
 
     def __post_init__(self) -> None:
         _keep_integer(self, "threads", at_least=1, none=True)
@@ -180,13 +185,13 @@ class Decode:
 
 @dataclass(frozen=True, kw_only=True)
 class Outputs:
-    """What batches hold besides the graph's outputs, and which class ids."""
+    """What batches hold besides the graph's outputs, and the kind of class ids."""
 
     keys: bool = False
     """Add ``"key"``, a list of str, to each batch."""
     valid: bool = False
-    """Add ``"valid"``, bool [batch], to each batch: ``False`` where another sample stands in for a bad one, and where a
-    rank has nothing in a ``PARTIAL`` last step."""
+    """Add ``"valid"``, bool [batch], to each batch: ``False`` where another sample replaces a bad one, and where a rank
+    has no sample left in a ``PARTIAL`` last step."""
     labels: Labels = "raw"
     """``"raw"``: class ids as ``cls`` holds them. ``"contiguous"``: from 0, by the manifest's class table."""
 
@@ -196,31 +201,30 @@ class Outputs:
         _check_choice("labels", self.labels, Labels)
 
 
-def _same(names: str) -> dict[str, str]:
-    return {name: name for name in names.split()}
-
-
-def _in_group(group: str, **names: str) -> dict[str, str]:
-    return {old: f"{group}({new}=...)" for old, new in names.items()}
-
-
-# Arguments that `dali_pipes.loader` once had, and attributes of the option classes -> what is passed.
-NEW_FORMS: Mapping[str, str] = {
-    **_in_group("select=dali_pipes.Select", **_same("exclude where oversample missing epoch_samples")),
-    **_in_group("shuffle=dali_pipes.Shuffle", shuffle_window="window_bytes", num_slices="slices", **_same("ramp_up")),
-    **_in_group("bad_samples=dali_pipes.BadSamples", **_same("on_error max_bad max_pixels quarantine")),
-    **_in_group("cache=dali_pipes.Cache", cache_dir="directory", cache_bytes="max_bytes", num_fetchers="fetchers"),
-    **_in_group("cache=dali_pipes.Cache", **_same("show_progress")),
-    **_in_group("decode=dali_pipes.Decode", num_threads="threads", prefetch_queue_depth="queue_depth"),
-    **_in_group("decode=dali_pipes.Decode", hw_decoder_load="engine_share", **_same("tuning")),
-    **_in_group("outputs=dali_pipes.Outputs", with_keys="keys", with_valid="valid", **_same("labels")),
-    **_in_group("shuffle=dali_pipes.Shuffle", **_same("enabled window_bytes slices")),
-    **_in_group("cache=dali_pipes.Cache", **_same("directory max_bytes fetchers")),
-    **_in_group("decode=dali_pipes.Decode", **_same("threads queue_depth engine_share")),
-    **_in_group("outputs=dali_pipes.Outputs", **_same("keys valid")),
-    "local_rank": 'device="cuda:N"',
-    "etl": "dali_pipes.Shards(urls, etl=...) as the shards",
-    **{name: f"loader.as_dali({name}=...)" for name in ("output_map", "column_labels", "auto_reset")},
+_GROUPS = {
+    "select": Select,
+    "shuffle": Shuffle,
+    "bad_samples": BadSamples,
+    "cache": Cache,
+    "decode": Decode,
+    "outputs": Outputs,
+}
+# Arguments that `dali_pipes.loader` once had, where an option class now has another name for them.
+_RENAMED = {
+    "shuffle": {"shuffle_window": "window_bytes", "num_slices": "slices"},
+    "cache": {"cache_dir": "directory", "cache_bytes": "max_bytes", "num_fetchers": "fetchers"},
+    "decode": {"num_threads": "threads", "prefetch_queue_depth": "queue_depth", "hw_decoder_load": "engine_share"},
+    "outputs": {"with_keys": "keys", "with_valid": "valid"},
+}
+# Arguments that `dali_pipes.loader` once had, and attributes of the option classes -> what to do instead.
+NEW_FORMS = {
+    old: f"pass {argument}=dali_pipes.{group.__name__}({new}=...)"
+    for argument, group in _GROUPS.items()
+    for old, new in ({field.name: field.name for field in fields(group)} | _RENAMED.get(argument, {})).items()
+} | {
+    "local_rank": 'pass device="cuda:N"',
+    "etl": "pass dali_pipes.Shards(urls, etl=...) as the shards",
+    **{name: f"use loader.as_dali({name}=...)" for name in ("output_map", "column_labels", "auto_reset")},
 }
 
 
@@ -232,12 +236,11 @@ def refuse_old_arguments(names: Iterable[str]) -> None:
     """
     for name in names:
         if name in NEW_FORMS:
-            verb = "use" if name in ("output_map", "column_labels", "auto_reset") else "pass"
-            raise TypeError(f"loader() has no argument '{name}'; {verb} {NEW_FORMS[name]}")
+            raise TypeError(f"loader() has no argument '{name}'; {NEW_FORMS[name]}")
 
 
 def names_new_form(function: Callable[_Arguments, _Returned]) -> Callable[_Arguments, _Returned]:
-    """Have a function refuse `NEW_FORMS`' old arguments with their new form; its signature stays."""
+    """Make a function refuse the old arguments in `NEW_FORMS`; its signature stays as it is."""
 
     @functools.wraps(function)
     def checked(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Returned:
@@ -270,15 +273,6 @@ def _keep_integer(options: object, name: str, *, at_least: int, none: bool = Fal
         expected = "be positive" if at_least else "not be negative"
         raise ValueError(f"{name} must {expected}, got {value}")
     object.__setattr__(options, name, value)
-
-
-def _keep_window(shuffle: Shuffle) -> None:
-    try:
-        _keep_integer(shuffle, "window_bytes", at_least=1)
-    except (TypeError, ValueError):
-        raise ValueError(
-            f"window_bytes must be 'all' or a positive number of bytes, got {shuffle.window_bytes!r}"
-        ) from None
 
 
 def _check_bool(name: str, value: object) -> None:

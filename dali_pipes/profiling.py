@@ -1,8 +1,8 @@
 """Report a loader's stages while they run: as seconds busy and waiting, and as ranges in a profiler's timeline.
 
 The modules along the data path mark the begin and end of a stage a few times per batch, never once per sample. Without
-a listener a mark costs one read of a variable. Listeners see the whole process, like profilers: threads of different
-loaders cannot be told apart, so measure one loader at a time.
+a listener a mark costs the reading of three variables. Listeners see the whole process, as profilers do: they cannot
+distinguish the threads of different loaders, so measure one loader at a time.
 """
 
 import contextlib
@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
-from types import TracebackType
 from typing import Any, Literal
 
 _log = logging.getLogger(__name__)
@@ -21,10 +20,10 @@ _log = logging.getLogger(__name__)
 Stage = Literal["fetch", "stage", "read", "inputs", "hand-over"]
 """The stages that report, in the order of the data path.
 
-``fetch``: bytes from the store to the cache file, in the stager's threads. ``stage``: the other work of these threads
-for a shard: free space, checks, the table. ``read``: the plan, segments, encoded bytes. ``inputs``: arrays and parsed
-components, and feeding them to DALI. ``hand-over``: everything else in the loader that the training step waits for.
-Decoding runs in DALI's own threads, which are measured from outside; the step is the time between two batches.
+``fetch``: bringing bytes from the store to the cache file, in the stager's threads. ``stage``: the other work of these
+threads for a shard: free space, checks, the table. ``read``: the plan, segments, encoded bytes. ``inputs``: arrays and
+parsed components, and feeding them to DALI. ``hand-over``: everything else in the loader that the training step waits
+for. Decoding runs in DALI's own threads, which are measured from outside; the step is the time between two batches.
 """
 Kind = Literal["busy", "waiting"]
 Seconds = Mapping[tuple[Stage, Kind], float]
@@ -39,15 +38,14 @@ _recorder: "Recorder | None" = None
 _nvtx: Any = None  # a domain of the package nvtx
 _torch: Any = None  # torch.profiler.record_function, while a profiler runs or if `annotate` turned it on
 _asked: bool | None = None  # the argument of `annotate`; None: on if a profiler is found
-_is_on = False
 _changing = threading.Lock()
 
 
 class Recorder:
     """Seconds that each stage was busy and waiting, summed over threads; made by `recording`.
 
-    While one stage runs inside another, the time counts for the inner one only, so that a thread's stages add up to
-    the time that it spent in them. A stage that has not ended yet counts up to now.
+    While one stage runs inside another, the time counts for the inner stage only. So a thread's stages add up to the
+    time that the thread spent in them. A stage that has not ended yet counts up to now.
     """
 
     def __init__(self) -> None:
@@ -104,44 +102,37 @@ class Recorder:
         self._since[thread] = now
 
 
-class _Span:
-    """One run of a stage, reported to the listeners that were there at its begin."""
-
-    def __init__(self, stage: Stage, kind: Kind) -> None:
-        self._stage, self._kind = stage, kind
-        self._ends: list[Any] = []
-
-    def __enter__(self) -> None:
-        name = self._stage if self._kind == "busy" else f"{self._stage} waits"
+@contextlib.contextmanager
+def _reported(stage: Stage, kind: Kind) -> Iterator[None]:
+    """Report one run of a stage to the listeners that are there at its begin."""
+    name = stage if kind == "busy" else f"{stage} waits"
+    with contextlib.ExitStack() as ends:
         if (recorder := _recorder) is not None:
-            depth = recorder.enter(self._stage, self._kind)
-            self._ends.append(lambda: recorder.leave(depth))
+            ends.callback(recorder.leave, recorder.enter(stage, kind))
         if (domain := _nvtx) is not None:
             domain.push_range(domain.get_event_attributes(message=name))
-            self._ends.append(domain.pop_range)
+            ends.callback(domain.pop_range)
         if (record_function := _torch) is not None:
-            shown = record_function(f"{_DOMAIN}: {name}")
-            shown.__enter__()
-            self._ends.append(lambda: shown.__exit__(None, None, None))
+            ends.enter_context(record_function(f"{_DOMAIN}: {name}"))
+        yield
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        while self._ends:
-            self._ends.pop()()
+
+def _span(stage: Stage, kind: Kind) -> AbstractContextManager[None]:
+    has_listener = _recorder is not None or _nvtx is not None or _torch is not None
+    return _reported(stage, kind) if has_listener else _NOTHING
 
 
 _NOTHING = contextlib.nullcontext()
 
 
 def busy(stage: Stage) -> AbstractContextManager[None]:
-    """A context in which this stage works."""
-    return _Span(stage, "busy") if _is_on else _NOTHING
+    """Return a context in which this stage works."""
+    return _span(stage, "busy")
 
 
 def waiting(stage: Stage) -> AbstractContextManager[None]:
-    """A context in which this stage waits for the one before it."""
-    return _Span(stage, "waiting") if _is_on else _NOTHING
+    """Return a context in which this stage waits for the one before it."""
+    return _span(stage, "waiting")
 
 
 @contextlib.contextmanager
@@ -156,13 +147,10 @@ def recording() -> Iterator[Recorder]:
         if _recorder is not None:
             raise RuntimeError("stages are being recorded already; one recording at a time")
         recorder = _recorder = Recorder()
-    _update()
     try:
         yield recorder
     finally:
-        with _changing:
-            _recorder = None
-        _update()
+        _recorder = None
 
 
 def annotate(wanted: bool | None = None) -> None:
@@ -178,7 +166,6 @@ def annotate(wanted: bool | None = None) -> None:
         wants_nvtx = wanted if wanted is not None else any(os.environ.get(name) for name in _INJECTIONS)
         _nvtx = _nvtx_domain() if wants_nvtx else None
         _torch = _record_function() if wanted else None
-    _update()
 
 
 def follow_environment() -> None:
@@ -204,15 +191,7 @@ def look_for_profiler() -> None:
     autograd = sys.modules.get("torch.autograd")
     is_there = autograd is not None and autograd._profiler_enabled()
     if is_there != (_torch is not None):
-        with _changing:
-            _torch = _record_function() if is_there else None
-        _update()
-
-
-def _update() -> None:
-    global _is_on
-    with _changing:
-        _is_on = _recorder is not None or _nvtx is not None or _torch is not None
+        _torch = _record_function() if is_there else None
 
 
 def _nvtx_domain() -> Any:

@@ -1,10 +1,10 @@
 """Read and write tuning files: the decode settings that ``dali-pipes tune`` found to be fastest on a machine.
 
 A file is used only on the machine that it was made on: the same processor, number of cores and GPU. A caller's own
-settings take precedence. No setting changes the order: with a file or without, batches hold the same samples, and on
-the CPU the same pixels. On a GPU the JPEG engines and CUDA kernels may round a photo differently (``bench gpu
---scenarios parity`` says by how much); which of them decodes a photo depends on ``hw_decoder_load`` and on its position
-in the batch.
+settings take precedence. No setting changes the order: with a file or without one, batches hold the same samples, and
+on the CPU the same pixels. On a GPU the JPEG engines and CUDA kernels may round a photo differently (``bench gpu
+--scenarios parity`` shows by how much). ``hw_decoder_load`` and the photo's position in the batch decide which of them
+decodes it.
 """
 
 import json
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dali_pipes.errors import DataError
+from dali_pipes.options import Decode
 from dali_pipes.processes.ranks import cores_of_rank
 from dali_pipes.store.local import LocalStore
 
@@ -28,7 +29,7 @@ FORMAT = "dali-pipes tuning 1"
 PREFETCH_QUEUE_DEPTH = 2
 
 # Files of another machine about which this process has logged a warning, by path.
-_logged: set[str] = set()
+_logged: set[Path] = set()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +45,7 @@ class Machine:
 
     @classmethod
     def here(cls, device_id: int | None) -> "Machine":
-        """Describe this machine, for decoding on a CUDA device, or on the CPU (``None``)."""
+        """Describe this machine; ``device_id`` is the CUDA device that decodes, ``None`` for the CPU."""
         gpu = None
         if device_id is not None:
             import torch
@@ -94,9 +95,9 @@ class Tuning:
         """Read the file at ``path``.
 
         Raises:
-            DataError: If there is none, or it is not a tuning file.
+            DataError: If the file is missing, or is not a tuning file.
         """
-        make = "make it: dali-pipes tune URL -o " + str(path)
+        make = f"make it: dali-pipes tune URL -o {path}"
         try:
             report = json.loads(path.read_text())
         except OSError as exc:
@@ -116,38 +117,27 @@ class Tuning:
             raise DataError(f"tuning file '{path}' is broken: {exc}; {make}") from exc
 
 
-def choose_settings(
-    path: str | Path | None,
-    *,
-    device_id: int | None,
-    num_threads: int | None = None,
-    prefetch_queue_depth: int | None = None,
-    hw_decoder_load: float | None = None,
-) -> Settings:
-    """The settings with which a loader decodes: the caller's, else those of a tuning file, else the defaults.
+def choose_settings(decode: Decode, *, device_id: int | None) -> Settings:
+    """Choose a loader's settings: the caller's, else those of a tuning file, else the defaults.
 
     The defaults are one thread for each core that this rank may keep busy, 2 batches decoded ahead, and DALI's default
-    for the JPEG engines.
+    for the JPEG engines. A file made on another machine is not used; this is logged once. A loader on the CPU does not
+    use a GPU's file, and vice versa.
 
     Args:
-        path: A tuning file; ``None`` for the one that ``DALI_PIPES_TUNING`` names, if it is set. A file made on another
-            machine is not used, which is logged once. A loader on the CPU does not use a GPU's file, and vice versa.
+        decode: The caller's settings, and the tuning file.
         device_id: The CUDA device that decodes, ``None`` for the CPU.
-        num_threads: The caller's setting, like the next two; ``None`` if the caller sets none.
-        prefetch_queue_depth: Likewise.
-        hw_decoder_load: Likewise.
 
     Raises:
-        DataError: If there is no such file, or it is not a tuning file.
-        ValueError: If a setting of the caller is out of its range.
+        DataError: If the tuning file is missing, or is not a tuning file.
     """
-    path = path or os.environ.get(TUNING_VARIABLE)
+    path = decode.tuning or os.environ.get(TUNING_VARIABLE)
     tuned = _for_this_machine(Path(path), device_id) if path else None
     found = tuned or Settings(num_threads=cores_of_rank(), prefetch_queue_depth=PREFETCH_QUEUE_DEPTH)
     return Settings(
-        num_threads=found.num_threads if num_threads is None else num_threads,
-        prefetch_queue_depth=found.prefetch_queue_depth if prefetch_queue_depth is None else prefetch_queue_depth,
-        hw_decoder_load=found.hw_decoder_load if hw_decoder_load is None else hw_decoder_load,
+        num_threads=decode.threads or found.num_threads,
+        prefetch_queue_depth=decode.queue_depth or found.prefetch_queue_depth,
+        hw_decoder_load=found.hw_decoder_load if decode.engine_share is None else decode.engine_share,
     )
 
 
@@ -160,8 +150,8 @@ def _for_this_machine(path: Path, device_id: int | None) -> Settings | None:
     here = Machine.here(device_id)
     if tuning.machine == here:
         return tuning.settings
-    if str(path) not in _logged:
-        _logged.add(str(path))
+    if path not in _logged:
+        _logged.add(path)
         differences = "; ".join(
             f"{name} {expected!r}, here {getattr(here, name)!r}"
             for name, expected in asdict(tuning.machine).items()

@@ -186,7 +186,9 @@ def _two_halves(kind: Literal["shared", "copied", "pinned"]) -> Callable[[Worklo
     def open_case(workload: Workload, setting: GpuSetting) -> Iterator[Running]:
         path, index = workload.lines(setting)
         with contextlib.ExitStack() as stack:
-            segment = stack.enter_context(Segment(str(path), index, num_components=1, batch_size=setting.batch_size))
+            segment = stack.enter_context(
+                contextlib.closing(Segment(str(path), index, num_components=1, batch_size=setting.batch_size))
+            )
             source = _pinned_source(segment, setting) if kind == "pinned" else lambda: segment.read()[0]
             pipeline = pipeline_of(setting)
             with pipeline:

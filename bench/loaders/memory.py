@@ -37,8 +37,7 @@ def open_loader(shards: "ShardSet", *, options: LoaderOptions) -> Iterator[Bench
     from dali_pipes.formats.manifest import Manifest
     from dali_pipes.formats.names import manifest_name
     from dali_pipes.graph.decode import DecodePipeline
-    from dali_pipes.reader.samples import Samples
-    from dali_pipes.reader.stored_samples import StoredSamples
+    from dali_pipes.reader.samples import Samples, StoredSamples
 
     name = manifest_name(shards.prefix)
     manifest = Manifest.from_bytes(shards.store.read(name), where=name).select(shards.names, where=name)

@@ -1,30 +1,19 @@
 """Remember the bad samples that a rank has seen, and stop when they are too many.
 
 A sample is bad if the shard index says so (a GIF, too many pixels), if a component cannot be parsed, or if DALI cannot
-decode it. ``on_error="raise"`` names it and stops; ``"substitute"`` lists it and has another sample take its place.
+decode it. ``on_error="raise"`` names it and stops; ``"substitute"`` lists it and replaces it by another sample.
 """
 
 import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
-
-import numpy as np
-import numpy.typing as npt
+from typing import NamedTuple
 
 from dali_pipes.errors import DecodeError
+from dali_pipes.formats.quarantine import Quarantine
 from dali_pipes.options import BadSamples
-from dali_pipes.reader.batch import Batch
-
-if TYPE_CHECKING:
-    from dali_pipes.formats.quarantine import Quarantine
-
+from dali_pipes.reader.batch import NUM_NAMED, Batch
 
 _log = logging.getLogger(__name__)
-
-# Keys of a batch that an error names.
-NUM_NAMED = 8
-
-Int64s = npt.NDArray[np.int64]
 
 
 class BadSample(NamedTuple):
@@ -49,21 +38,14 @@ class BadSamplesSeen:
         quarantine: The file that lists them.
     """
 
-    def __init__(self, policy: BadSamples, *, quarantine: "Quarantine | None") -> None:
-        self.policy = policy
+    def __init__(self, policy: BadSamples, *, quarantine: Quarantine | None) -> None:
+        self._policy, self._quarantine = policy, quarantine
         self.seen: dict[int, BadSample] = {}
         """By ordinal, in the order in which they were seen."""
-        self._ordinals = np.empty(0, np.int64)
-        self._quarantine = quarantine
 
     def positions(self, batch: Batch) -> list[int]:
-        """Positions in a batch of samples that are known to be bad."""
-        if not len(self._ordinals):
-            return []
-        return np.flatnonzero(np.isin(batch.ordinals, self._ordinals)).tolist()
-
-    def __contains__(self, ordinal: int) -> bool:
-        return ordinal in self.seen
+        """Find the positions in a batch of samples that are known to be bad."""
+        return [position for position, ordinal in enumerate(batch.ordinals.tolist()) if ordinal in self.seen]
 
     def add(self, batch: Batch, problems: Mapping[int, tuple[str, str]]) -> None:
         """Add the bad samples of a batch.
@@ -73,32 +55,31 @@ class BadSamplesSeen:
             problems: Position in the batch -> the component at fault, and why.
 
         Raises:
-            DecodeError: If they must not be substituted, or are too many with the new ones; names them.
+            DecodeError: If bad samples must not be substituted, or there are too many now; names them.
             StoreError: If the quarantine file cannot be written.
         """
         found: dict[int, BadSample] = {}
         for position, (component, cause) in sorted(problems.items()):
             shard, key = batch.name(position)
             found.setdefault(int(batch.ordinals[position]), BadSample(shard, key, component, cause))
-        if self.policy.on_error == "raise":
+        if self._policy.on_error == "raise":
             first, *others = found.values()
             names = ", ".join(f"'{other.key}'" for other in others[:NUM_NAMED])
             more = f"; bad in this batch as well: {names}{', ...' if len(others) > NUM_NAMED else ''}" if others else ""
             raise DecodeError(
-                f"{first}{more}; leave it out (select=Select(exclude=...)), or have others stand in for bad samples "
+                f"{first}{more}; leave it out (select=Select(exclude=...)), or replace bad samples by others "
                 "(bad_samples=BadSamples(on_error='substitute'))"
             )
         new = {ordinal: bad for ordinal, bad in found.items() if ordinal not in self.seen}
         for ordinal, bad in new.items():
             if self._quarantine is not None:
-                self._quarantine.add(*bad)  # first, so that it is tried again if that fails
+                self._quarantine.add(*bad)  # first: if it fails, it is tried again with the next batch
             self.seen[ordinal] = bad
-            _log.warning("bad sample, another stands in for it: %s", bad)
-        self._ordinals = np.array(list(self.seen), np.int64)
-        if new and len(self.seen) > self.policy.max_bad:
+            _log.warning("bad sample, another one replaces it: %s", bad)
+        if new and len(self.seen) > self._policy.max_bad:
             where = f", all in '{self._quarantine.path}'" if self._quarantine is not None else ""
             last = list(self.seen.values())[-1]
             raise DecodeError(
-                f"{len(self.seen)} samples are bad, max_bad={self.policy.max_bad} are allowed{where}; the last: "
+                f"{len(self.seen)} samples are bad, max_bad={self._policy.max_bad} are allowed{where}; the last: "
                 f"{last}; look at the data, leave them out (select=Select(exclude=...)), or raise max_bad"
             )

@@ -1,21 +1,21 @@
 """Repair batches with bad samples: find the bad samples and put good ones in their places.
 
-A bad sample is replaced by the nearest good one before it in its batch, else by the nearest after it; in a batch of bad
-samples only, by the nearest good neighbour of the first one in its shard, before it or else after it, else by the first
-good sample of the following shards. So the result depends on the order and on which samples are bad, and not on when
-they were found.
+A bad sample is replaced by the nearest good one before it in its batch, else by the nearest after it. If the whole
+batch is bad, it is the nearest good neighbour of the first sample in its shard, before it or else after it, else the
+first good sample of the following shards. So the result depends on the order and on which samples are bad, and not on
+the time when they were found.
 
-DALI does not always name the sample that it cannot decode, and loses the batch. But the batch's inputs are still here:
-its bad samples are found by decoding halves of the batch, and halves of those, in a retry pipeline apart from the
-batches in flight. There the repaired batch is decoded as well, by the same graph, on the same device, with the same
-random numbers.
+DALI does not always name the sample that it cannot decode, and loses the batch. But the batch's inputs are still here.
+The repair finds bad samples by decoding halves of the batch, and halves of these, in a retry pipeline apart from the
+batches in flight. The retry pipeline also decodes the repaired batch: by the same graph, on the same device, with the
+same random numbers.
 """
 
 import contextlib
 import io
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,14 +28,12 @@ from dali_pipes.bad_samples.policy import BadSamplesSeen
 from dali_pipes.errors import DecodeError
 from dali_pipes.graph.decode import BatchInputs, DecodePipeline
 from dali_pipes.reader.batch import Batch
-from dali_pipes.reader.stored_samples import StoredSamples
+from dali_pipes.reader.samples import StoredSamples
 
 # If this many samples fail besides those of the first batch, and none succeeds, the graph is at fault.
 NUM_PROOFS = 8
 
 Int64s = npt.NDArray[np.int64]
-Problems = Mapping[int, tuple[str, str]]
-"""Position in a batch -> the component that is at fault, and why."""
 
 
 class Repair:
@@ -57,10 +55,11 @@ class Repair:
         read: Callable[[int, int, int], bytes],
     ) -> None:
         self._decode, self._stored, self._seen, self._read = decode, stored, seen, read
-        self._decoded: BatchInputs | None = None
+        self.decoded: BatchInputs | None = None
+        """The last batch that DALI could decode: it proves that the graph can be run."""
 
     def feed(self, batch: Batch, encoded: Sequence[Any]) -> BatchInputs:
-        """The inputs of a batch, with other samples in the places of those that are known to be bad.
+        """Make the inputs of a batch, with other samples in the places of those that are known to be bad.
 
         Raises:
             DecodeError: If a sample is bad and must not be substituted, or too many are.
@@ -70,15 +69,11 @@ class Repair:
             self._seen.add(batch, refused)
         return self._completed(batch, encoded, {*self._seen.positions(batch), *refused})
 
-    def delivered(self, inputs: BatchInputs) -> None:
-        """Keep a batch that DALI could decode: it proves that the graph can be run."""
-        self._decoded = inputs
-
     def decode(self, inputs: BatchInputs, error: RuntimeError) -> tuple[BatchInputs, dict[str, Any]]:
-        """The outputs of a batch that DALI refused, with other samples in the places of the bad ones.
+        """Decode a batch that DALI refused, with other samples in the places of the bad ones.
 
         Raises:
-            DecodeError: If they must not be substituted, are too many, or no sample is at fault.
+            DecodeError: If bad samples must not be substituted, too many are bad, or no sample is at fault.
         """
         with contextlib.closing(self._decode.second_pipeline()) as retry:
             while True:
@@ -87,29 +82,32 @@ class Repair:
                     self._seen.add(inputs.batch, bad)
                     inputs = self._completed(inputs.batch, inputs.encoded, set(bad))
                 try:
-                    # Copied, because they outlive the pipeline that made them.
+                    # Copied, because they are used after the pipeline that made them is closed.
                     return inputs, {
                         name: output if isinstance(output, list) else from_dlpack(output).clone()
                         for name, output in retry.decode(inputs).items()
                     }
                 except RuntimeError as exc:
                     if not bad:
-                        raise DecodeError(f"{_among(inputs.batch)}: {reason_of(exc)}") from exc
+                        raise DecodeError(
+                            f"DALI cannot decode one of the {len(inputs.batch)} samples {inputs.batch.some_keys}: "
+                            f"{reason_of(exc)}"
+                        ) from exc
                     error = exc
 
     def close(self) -> None:
         """Drop the kept batch. Can be called twice."""
-        self._decoded = None
+        self.decoded = None
 
     def _culprits(self, retry: DecodePipeline, inputs: BatchInputs, error: RuntimeError) -> dict[int, tuple[str, str]]:
-        """The samples that DALI cannot decode, each with the reason that it gives for this sample alone."""
+        """Find the samples that DALI cannot decode, each with the reason that it gives for this sample alone."""
         batch = inputs.batch
-        # A sample that is there twice is tried once.
+        # A sample that is in the batch twice is tried once.
         each = {
             pair: at for at, pair in enumerate(zip(batch.ordinals.tolist(), batch.occurrences.tolist(), strict=True))
         }
         found: dict[int, RuntimeError] = {}
-        parts: list[tuple[list[int], RuntimeError]] = [(sorted(each.values()), error)]
+        parts = [(sorted(each.values()), error)]
         while parts:
             part, refused = parts.pop()
             if len(part) == 1:
@@ -127,10 +125,10 @@ class Repair:
         """Find out whether the graph or the device is at fault when all samples of a batch fail.
 
         Raises:
-            DecodeError: If a batch fails that was decoded before, or, if there is none, other samples fail as well.
+            DecodeError: If a batch fails that was decoded before or, if there is none, other samples fail as well.
         """
-        if self._decoded is not None:
-            if (exc := _refusal(retry, self._decoded.part([0]))) is not None:
+        if self.decoded is not None:
+            if (exc := _refusal(retry, self.decoded.part([0]))) is not None:
                 raise DecodeError(
                     f"DALI fails on every batch now, also on one that it has decoded before: {reason_of(exc)}"
                 ) from exc
@@ -145,7 +143,7 @@ class Repair:
             if unparsed:
                 continue
             if _refusal(retry, inputs) is None:
-                self._decoded = inputs
+                self.decoded = inputs
                 return
             num_failed += 1
         if num_failed:
@@ -155,7 +153,7 @@ class Repair:
             ) from error
 
     def _cause(self, inputs: BatchInputs, ordinal: int, error: RuntimeError) -> tuple[str, str]:
-        """The component at fault, empty if it is not known, and what DALI and Pillow report."""
+        """Find the component at fault, empty if it is not known, and what DALI and Pillow report."""
         position = int(np.argmax(inputs.batch.ordinals == ordinal))
         components = self._decode.decoded_components
         operator = re.search(r"operator `(?:nvidia\.dali\.)?([^`]*)`", str(error))
@@ -169,7 +167,7 @@ class Repair:
         return "", f"cannot be processed: {operator[1] if operator else 'DALI'} says: {reason_of(error)}"
 
     def _completed(self, batch: Batch, encoded: Sequence[Any], bad: set[int]) -> BatchInputs:
-        """The inputs of a batch with good samples in the places of bad ones, also of those that parsing finds."""
+        """Make a batch's inputs, with good samples in the places of bad ones, also of those that parsing finds."""
         while True:
             if bad:
                 batch, encoded = self._replaced(batch, encoded, bad)
@@ -182,26 +180,20 @@ class Repair:
     def _replaced(self, batch: Batch, encoded: Sequence[Any], bad: set[int]) -> tuple[Batch, Sequence[Any]]:
         substituted = tuple(sorted({*batch.substituted, *bad}))
         sources = _sources(len(batch), bad)
-        if sources is None:
-            return self._neighbours(batch, substituted)
-        replaced = batch.replaced(batch.ordinals[sources], batch.occurrences[sources], substituted=substituted)
-        return replaced, [[samples[position] for position in sources.tolist()] for samples in encoded]
-
-    def _neighbours(self, batch: Batch, substituted: tuple[int, ...]) -> tuple[Batch, Sequence[Any]]:
-        """The batch filled with one good sample from outside it."""
+        if sources is not None:
+            replaced = batch.replaced(batch.ordinals[sources], batch.occurrences[sources], substituted=substituted)
+            return replaced, [[samples[position] for position in sources.tolist()] for samples in encoded]
         for made in self._others(batch, num=len(batch), substituted=substituted):
             if not (refused := made.refused(self._decode.decoded_components)):
                 return made, self._encoded(made)
             self._seen.add(made, refused)
-        raise DecodeError(
-            f"shard '{batch.name(0)[0]}', key '{batch.name(0)[1]}': no good sample of the data set is left that could "
-            "stand in for it"
-        )
+        shard, key = batch.name(0)
+        raise DecodeError(f"shard '{shard}', key '{key}': the data set has no good sample left to replace it")
 
     def _others(self, batch: Batch, *, num: int, substituted: tuple[int, ...] = ()) -> Iterator[Batch]:
-        """Batches of one repeated sample each that is not known to be bad, the neighbours of the first sample first."""
+        """Yield batches of one repeated sample that is not known to be bad, nearest to the first sample first."""
         for neighbours in self._stored.neighbours(int(batch.ordinals[0])):
-            candidates = [ordinal for ordinal in neighbours.tolist() if ordinal not in self._seen]
+            candidates = [ordinal for ordinal in neighbours.tolist() if ordinal not in self._seen.seen]
             if not candidates:
                 continue
             rows = self._stored.rows(np.array(candidates, np.int64))
@@ -210,7 +202,7 @@ class Repair:
                 yield batch.replaced(repeated, np.zeros_like(repeated), substituted=substituted, rows=rows)
 
     def _encoded(self, batch: Batch) -> list[list[npt.NDArray[np.uint8]]]:
-        """The bytes of a batch of one sample and its repeats."""
+        """Read the bytes of a batch that repeats one sample."""
         return [[self._bytes(batch, component)] * len(batch) for component in self._decode.read_components]
 
     def _bytes(self, batch: Batch, component: str) -> npt.NDArray[np.uint8]:
@@ -221,7 +213,7 @@ class Repair:
 
 
 def _sources(num: int, bad: set[int]) -> Int64s | None:
-    """For each position the position of its sample: itself, or the nearest good one; ``None`` if none is good.
+    """For each position find the nearest good one, which may be itself; ``None`` if no position is good.
 
     >>> _sources(6, {0, 2, 3}).tolist()
     [1, 1, 1, 1, 4, 5]
@@ -242,7 +234,7 @@ def _refusal(retry: DecodePipeline, inputs: BatchInputs) -> RuntimeError | None:
 
 
 def _decodes(data: npt.NDArray[np.uint8]) -> bool:
-    """Whether DALI's decoders can decode it, whatever the graph does with it then."""
+    """Whether DALI's decoders can decode the data, whatever the graph does with it then."""
     pipeline = Pipeline(batch_size=1, num_threads=1, device_id=None, exec_dynamic=True)
     with pipeline:
         encoded = fn.external_source(source=lambda: [data], batch=True, dtype=types.UINT8, ndim=1)
@@ -255,7 +247,7 @@ def _decodes(data: npt.NDArray[np.uint8]) -> bool:
 
 
 def _pillow_says(data: npt.NDArray[np.uint8]) -> str:
-    """Why Pillow cannot read it either; empty if it can."""
+    """Ask Pillow why it cannot read the data either; empty if it can."""
     from PIL import Image
 
     try:
@@ -270,14 +262,9 @@ def _pillow_says(data: npt.NDArray[np.uint8]) -> str:
 
 
 def reason_of(exc: RuntimeError) -> str:
-    """DALI's reason for a failure, in one line."""
+    """Put DALI's reason for a failure into one line."""
     reason = str(exc).partition("encountered:")[2].strip() or str(exc)
     # Without the number in the batch and the place in the cache file, which mean nothing to the user.
     reason = re.split(r"C\+\+ context|Current pipeline object is no longer valid", reason)[0]
     reason = re.sub(r" sample #\d+ :.*", " ", reason)
     return " ".join(reason.split())
-
-
-def _among(batch: Batch) -> str:
-    keys = ", ".join(batch.keys[:8]) + (", ..." if len(batch) > 8 else "")
-    return f"DALI cannot decode one of the {len(batch)} samples {keys}"

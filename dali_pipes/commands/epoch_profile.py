@@ -67,7 +67,7 @@ class _Clocks(NamedTuple):
 
     @classmethod
     def read(cls, loader: "Loader", recorder: "Recorder") -> "_Clocks":
-        return cls(recorder.seconds(), recorder.in_loader_s(), _dali_threads(), loader._stager.fetched_bytes)
+        return cls(recorder.seconds(), recorder.in_loader_s(), _dali_threads(), loader.parts.stager.fetched_bytes)
 
 
 def profile_loader(
@@ -82,9 +82,9 @@ def profile_loader(
         compute_s: How long a step takes after each batch: the time of a training step, slept.
     """
     kept: list[BatchInputs] = []
-    loader._decode.waits_on_host = True  # else no stage would be seen waiting for a GPU
+    loader.parts.decode.waits_on_host = True  # else no stage would be seen waiting for a GPU
     profiles = [_measure_epoch(loader, recorder, compute_s=compute_s, kept=kept) for _ in range(epochs)]
-    share = _decode_share(loader._decode, kept)
+    share = _decode_share(loader.parts.decode, kept)
     return [_split_decoding(profile, share) for profile in profiles]
 
 
@@ -102,8 +102,8 @@ def _measure_epoch(
         if not num_batches:
             first_batch_s = time.perf_counter() - started
         num_batches, num_samples = num_batches + 1, num_samples + loader.num_valid
-        num_fetchers = max(num_fetchers, len(loader._stager._threads))
-        inputs = loader._repair._decoded  # kept there until the next one comes
+        num_fetchers = max(num_fetchers, loader.parts.stager.num_threads)
+        inputs = loader.parts.repair.decoded
         if inputs is not None and len(kept) < NUM_SHARE_BATCHES:
             kept.append(inputs)
         if compute_s:
@@ -117,7 +117,7 @@ def _measure_epoch(
         wall_s=wall_s,
         first_batch_s=first_batch_s,
         fetched_bytes=after.fetched_bytes - before.fetched_bytes,
-        stages=_stages(loader._decode, before, after, wall_s=wall_s, num_fetchers=num_fetchers),
+        stages=_stages(loader.parts.decode, before, after, wall_s=wall_s, num_fetchers=num_fetchers),
     )
 
 

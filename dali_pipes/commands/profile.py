@@ -60,11 +60,11 @@ def profile(
     asked = Decode(threads=num_threads, queue_depth=prefetch_queue_depth)
     with recording() as recorder, job.open(cache=cache, decode=asked) as loader:
         profiles = profile_loader(loader, epochs=epochs, recorder=recorder, compute_s=compute_ms / 1000)
-        decode, is_in_memory = loader._decode, loader._share.space.is_memory
+        decode, is_in_memory = loader.parts.decode, loader.parts.share.space.is_memory
         settings = {
             "num_threads": decode.num_threads,
             "prefetch_queue_depth": decode.prefetch_queue_depth,
-            "num_fetchers": loader._stager._num_fetchers,
+            "num_fetchers": cache.fetchers,
         }
     cores, on_gpu = cores_of_rank(), decode.device_id is not None
     diagnoses = [

@@ -150,11 +150,11 @@ def tune_job(job: Job, *, cores: int, budget_s: float, show: bool = True) -> "Tu
     from dali_pipes.tuning import Machine, Tuning
 
     with job.open(cache=replace(job.cache, show_progress=show)) as loader:
-        decode = loader._decode
+        decode = loader.parts.decode
         batches: list[BatchInputs] = []
         for _ in range(min(NUM_BATCHES, len(loader))):
             next(loader)
-            inputs = loader._repair._decoded  # kept there until the next one comes
+            inputs = loader.parts.repair.decoded
             assert inputs is not None, "a batch was delivered"
             batches.append(inputs)
         # The last one may be short.

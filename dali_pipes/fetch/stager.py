@@ -108,6 +108,11 @@ class Stager:
         """Bytes of shards that this loader brought into the cache file so far, indexes included."""
 
     @property
+    def num_threads(self) -> int:
+        """The number of threads that fetch now: no more than there is work for."""
+        return len(self._threads)
+
+    @property
     def is_short(self) -> bool:
         """Whether less is wanted ahead than may be held, so that another window can be asked for."""
         return self._demand.ahead_bytes < self._share.reserved

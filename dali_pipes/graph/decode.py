@@ -31,7 +31,7 @@ from dali_pipes.graph.parse import Problems
 from dali_pipes.graph.random import Random
 from dali_pipes.processes.forks import keep_in_children
 from dali_pipes.reader.batch import Batch
-from dali_pipes.reader.stored_samples import StoredSamples
+from dali_pipes.reader.samples import StoredSamples
 
 __all__ = ["BatchInputs", "DecodePipeline"]
 

@@ -17,8 +17,4 @@ def keep_in_children(pipeline: object) -> None:
     _alive.add(pipeline)
 
 
-def _inherit() -> None:
-    _inherited.extend(_alive)
-
-
-os.register_at_fork(after_in_child=_inherit)
+os.register_at_fork(after_in_child=lambda: _inherited.extend(_alive))

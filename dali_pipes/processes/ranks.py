@@ -11,17 +11,16 @@ from typing import NamedTuple
 
 
 class _Launcher(NamedTuple):
-    """A launcher and the names of its variables."""
-
+    # A launcher's name, and the names of its variables.
     name: str
     rank: str
     world_size: str
     local_rank: str
     local_world_size: str
-    """How many processes it started on this host."""
+    """The number of processes that it started on this host."""
 
 
-# The first launcher whose rank and world size are set counts. torchrun comes first: it is started inside a Slurm job
+# The first launcher whose rank and world size are set is taken. torchrun comes first: it is started inside a Slurm job
 # more often than the other way round.
 _LAUNCHERS = (
     _Launcher("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
@@ -58,7 +57,7 @@ class Rank:
 
 
 def find_rank(*, rank: int | None, world_size: int | None, environment: Mapping[str, str] | None = None) -> Rank:
-    """The rank of this process.
+    """Find the rank of this process.
 
     ==========================================  ==============================================
     given                                       taken
@@ -66,7 +65,7 @@ def find_rank(*, rank: int | None, world_size: int | None, environment: Mapping[
     ``rank`` and ``world_size``                 these two
     neither, `torch.distributed` initialised    its default group
     neither, a launcher's variables             torchrun's, Slurm's, Open MPI's or MPICH's
-    nothing                                     one process
+    none of these                               one process
     ==========================================  ==============================================
 
     ``local_rank`` is the launcher's; without a launcher it is 0.
@@ -88,7 +87,7 @@ def find_rank(*, rank: int | None, world_size: int | None, environment: Mapping[
 
 
 def rank_from_environment(environment: Mapping[str, str]) -> Rank:
-    """The rank by a launcher's variables; one process if there are none.
+    """Read the rank from a launcher's variables; without them there is one process.
 
     >>> rank_from_environment({"SLURM_PROCID": "3", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1"})
     Rank(rank=3, world_size=8, local_rank=1)
@@ -99,16 +98,18 @@ def rank_from_environment(environment: Mapping[str, str]) -> Rank:
     launcher = _launcher(environment)
     if launcher is None:
         return Rank()
-    names = launcher.rank, launcher.world_size, launcher.local_rank
-    rank, world_size, local_rank = (_number(environment, name, launcher=launcher, default=0) for name in names)
-    return Rank(rank=rank, world_size=world_size, local_rank=local_rank)
+    return Rank(
+        rank=_number(environment, launcher.rank, launcher),
+        world_size=_number(environment, launcher.world_size, launcher),
+        local_rank=_number(environment, launcher.local_rank, launcher),
+    )
 
 
 def cores_of_rank(environment: Mapping[str, str] | None = None) -> int:
-    """Cores that this process may keep busy: all it may use, or its share if all ranks of this host may use them.
+    """Count the cores that this process may keep busy: all that it may use, or its share of them.
 
-    ``torchrun`` lets each rank use every core unless it is asked to bind them; ``srun`` binds by default. A process
-    that may use the same cores as its launcher is not bound, and shares them.
+    ``torchrun`` lets each rank use every core unless it is asked to bind ranks to cores; ``srun`` binds by default. A
+    process that may use the same cores as its launcher is not bound, and shares them with the other ranks of the host.
 
     >>> cores_of_rank({"RANK": "0", "WORLD_SIZE": "1000000", "LOCAL_WORLD_SIZE": "1000000"})
     1
@@ -121,22 +122,22 @@ def cores_of_rank(environment: Mapping[str, str] | None = None) -> int:
     launcher = _launcher(found)
     if launcher is None or _is_bound(cores):
         return len(cores)
-    return max(1, len(cores) // max(1, _number(found, launcher.local_world_size, launcher=launcher, default=1)))
+    return max(1, len(cores) // max(1, _number(found, launcher.local_world_size, launcher, default=1)))
 
 
 def refuse_disagreement(inputs: Mapping[str, str], *, process: Rank, number: int) -> None:
-    """Compare the inputs of this rank's order with those of other ranks, by the process group's store.
+    """Compare the inputs of this rank's order with those of other ranks, through the process group's store.
 
-    It does not wait for other ranks: of two that disagree, the later one notices. Without a process group of this size
-    nothing is compared.
+    The function does not wait for other ranks: if two ranks disagree, the later one finds out. Without a process group
+    of this size it compares nothing.
 
     Args:
-        inputs: What must be the same on every rank, by name.
+        inputs: Name -> value; each must be the same on every rank.
         process: This process.
         number: The loader's number, counted in the same way on every rank.
 
     Raises:
-        ValueError: Names the rank, the input and both values.
+        ValueError: If an input differs; names the rank, the input and both values.
     """
     found = _distributed()
     if found is None or found != (process.rank, process.world_size) or process.world_size == 1:
@@ -156,7 +157,7 @@ def refuse_disagreement(inputs: Mapping[str, str], *, process: Rank, number: int
             if theirs.get(name) != ours:
                 raise ValueError(
                     f"the ranks disagree: {name} is {ours} on rank {process.rank} and {theirs.get(name)} on rank "
-                    f"{other}; every rank must be given the same, or they read the same samples twice and others never"
+                    f"{other}; give every rank the same value; otherwise some samples are read twice and others never"
                 )
 
 
@@ -173,7 +174,7 @@ def _launcher(environment: Mapping[str, str]) -> _Launcher | None:
     return next((it for it in _LAUNCHERS if it.rank in environment and it.world_size in environment), None)
 
 
-def _number(environment: Mapping[str, str], name: str, *, launcher: _Launcher, default: int) -> int:
+def _number(environment: Mapping[str, str], name: str, launcher: _Launcher, *, default: int = 0) -> int:
     text = environment.get(name, str(default))
     if not text.strip().isdigit():
         raise ValueError(f"{launcher.name}'s variable {name} must be a number, got '{text}'")
@@ -181,8 +182,7 @@ def _number(environment: Mapping[str, str], name: str, *, launcher: _Launcher, d
 
 
 def _is_bound(cores: set[int]) -> bool:
-    """Whether the launcher, this process's parent, may use other cores."""
     try:
-        return cores != os.sched_getaffinity(os.getppid())
-    except OSError:  # it is gone, or not to be seen from this container
+        return cores != os.sched_getaffinity(os.getppid())  # the launcher's cores
+    except OSError:  # the launcher has ended, or cannot be seen from this container
         return False

@@ -1,4 +1,4 @@
-"""What is known of the samples of a segment and of one batch: the graph's arrays are computed from it.
+"""The samples of a segment and of one batch; the graph's arrays are computed from them.
 
 `Rows` are the samples of one segment, or of a few shards; a `Batch` is a run of these rows.
 """
@@ -6,12 +6,16 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.order.randomness import Stream
 from dali_pipes.reader.shard_table import ShardTable, is_undecodable, photo_problem
+
+# Keys of a batch that an error names.
+NUM_NAMED = 8
 
 Int64s = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
@@ -20,7 +24,7 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Places:
-    """One component of some samples; all are int64 [N]."""
+    """Where one component of some samples lies; all columns are int64 [N]."""
 
     offset: Int64s
     """First byte in the shard; -1 where the sample lacks the component."""
@@ -30,29 +34,27 @@ class Places:
     """Rows of a photo as stored; 0 for a component that is not a photo."""
     width: Int64s
     format: Int64s
-    """Index into `dali_pipes.formats.photo_header.PHOTO_FORMATS`; -1 if the component is not a photo by its name."""
+    """Index into `dali_pipes.formats.photo_header.PHOTO_FORMATS`; -1 if its name is not that of a photo."""
 
     def part(self, rows: slice) -> "Places":
-        """A run of them."""
+        """Take a run of the samples."""
         return Places(*(getattr(self, field.name)[rows] for field in fields(self)))
 
 
-@dataclass(frozen=True)
-class _Part:
-    """The rows of one shard among others'."""
-
+class _Part(NamedTuple):
+    # The rows of one shard among those of other shards.
     table: ShardTable
     where: Int64s  # positions among the rows, ascending
     rows: Int64s  # rows of the shard
 
 
 class Rows:
-    """Some samples, in their order.
+    """Some samples, in a given order.
 
     Args:
-        ordinals: int64 [N]: which samples.
-        tables: Their shards' tables, in the order of the shards.
-        max_pixels: Photos of more pixels must not be decoded.
+        ordinals: int64 [N].
+        tables: The tables of their shards, in the order of the shards.
+        max_pixels: Photos with more pixels must not be decoded.
     """
 
     def __init__(self, ordinals: Int64s, tables: Sequence[ShardTable], *, max_pixels: int) -> None:
@@ -73,11 +75,11 @@ class Rows:
         return len(self.ordinals)
 
     def of(self, ordinals: Int64s) -> "Rows":
-        """Other samples of the same shards; nothing is read for it."""
+        """Take other samples of the same shards, without reading anything."""
         return Rows(ordinals, self._tables, max_pixels=self._max_pixels)
 
     def places(self, component: str) -> Places:
-        """Where one component of each lies.
+        """Locate one component of each sample.
 
         Args:
             component: Its name, or alternatives: ``"jpg;jpeg"``, the first that a sample has.
@@ -90,7 +92,7 @@ class Rows:
         return self._places[component]
 
     def refused(self, components: Sequence[str]) -> Bools:
-        """Which samples must not be decoded, by what the shard index says of these components: bool [N]."""
+        """Tell which samples must not be decoded, by the shard index's columns of these components: bool [N]."""
         if tuple(components) not in self._refused:
             refused = np.zeros(len(self), np.bool_)
             for places in map(self.places, components):
@@ -100,7 +102,7 @@ class Rows:
         return self._refused[tuple(components)]
 
     def problem(self, position: int, components: Sequence[str]) -> tuple[str, str]:
-        """The component for which a sample is refused, and why."""
+        """Return the component for which a sample is refused, and the reason."""
         for component in components:
             places = self.places(component)
             photo = (int(column[position]) for column in (places.height, places.width, places.format))
@@ -110,24 +112,20 @@ class Rows:
 
     @cached_property
     def labels(self) -> Int64s:
-        """The class id of each: int64 [N]."""
+        """The class ids: int64 [N]."""
         labels = np.empty(len(self), np.int64)
         for part in self._parts.values():
             labels[part.where] = part.table.labels(part.rows)
         return labels
 
-    def key(self, position: int) -> str:
-        """The key of one sample."""
+    def name(self, position: int) -> tuple[str, str]:
+        """Return the shard and the key of one sample."""
         part = self._parts[int(self.shard[position])]
-        return part.table.keys[int(part.rows[np.searchsorted(part.where, position)])]
-
-    def shard_name(self, position: int) -> str:
-        """The shard of one sample."""
-        return self._parts[int(self.shard[position])].table.name
+        return part.table.name, part.table.keys[int(part.rows[np.searchsorted(part.where, position)])]
 
 
 class Batch:
-    """One batch's rows, from ``start`` to ``stop``. All arrays are [B], in the order of the batch."""
+    """One batch: the rows from ``start`` to ``stop``. All arrays are [B], in the order of the batch."""
 
     def __init__(
         self,
@@ -143,12 +141,12 @@ class Batch:
         self.rows = rows
         self._start, self._stop = start, stop
         self.ordinals = rows.ordinals[start:stop]
-        """int64 [B]: which samples."""
+        """int64 [B]."""
         self.occurrences = occurrences
-        """int64 [B]: how often the epoch had each before."""
+        """int64 [B]: how often the epoch had each sample before."""
         self.num_valid = num_valid
         self.substituted = substituted
-        """Positions at which another sample stands in for a bad one."""
+        """Positions at which another sample replaces a bad one."""
         self._stream = stream
 
     def __len__(self) -> int:
@@ -157,7 +155,7 @@ class Batch:
     def replaced(
         self, ordinals: Int64s, occurrences: Int64s, *, substituted: tuple[int, ...], rows: Rows | None = None
     ) -> "Batch":
-        """The batch with other samples in it: of its own shards, or of those that ``rows`` has."""
+        """Make the batch with other samples: of its own shards, or of the shards of ``rows``."""
         return Batch(
             (rows or self.rows).of(ordinals),
             0,
@@ -169,11 +167,11 @@ class Batch:
         )
 
     def places(self, component: str) -> Places:
-        """Where one component of each lies; see `Rows.places`."""
+        """Locate one component of each sample; see `Rows.places`."""
         return self.rows.places(component).part(slice(self._start, self._stop))
 
     def refused(self, components: Sequence[str]) -> dict[int, tuple[str, str]]:
-        """The samples that must not be decoded: position -> component and reason; see `Rows.refused`."""
+        """Find the samples that must not be decoded: position -> component and reason; see `Rows.refused`."""
         bad = np.flatnonzero(self.rows.refused(components)[self._start : self._stop]).tolist()
         return {position: self.rows.problem(self._start + position, components) for position in bad}
 
@@ -183,19 +181,24 @@ class Batch:
         return self.rows.labels[self._start : self._stop]
 
     def size(self, component: str) -> tuple[Int32s, Int32s]:
-        """Heights and widths of a component's photos as stored: int32 [B] each."""
+        """Return heights and widths of a component's photos as stored: int32 [B] each."""
         places = self.places(component)
         return places.height.astype(np.int32), places.width.astype(np.int32)
 
     @cached_property
     def keys(self) -> list[str]:
         """The samples' keys."""
-        return [self.rows.key(position) for position in range(self._start, self._stop)]
+        return [self.name(position)[1] for position in range(len(self))]
+
+    @property
+    def some_keys(self) -> str:
+        """The first keys, as an error names a batch."""
+        return ", ".join(self.keys[:NUM_NAMED]) + (", ..." if len(self) > NUM_NAMED else "")
 
     def name(self, position: int) -> tuple[str, str]:
-        """Shard and key of one of its samples."""
-        return self.rows.shard_name(self._start + position), self.rows.key(self._start + position)
+        """Return the shard and the key of one sample."""
+        return self.rows.name(self._start + position)
 
     def uniforms(self, stream: str, num: int) -> npt.NDArray[np.float64]:
-        """``num`` numbers in [0, 1) for each sample, its own in this epoch: float64 [B, num]."""
+        """Draw ``num`` numbers in [0, 1) for each sample, which belong to it in this epoch: float64 [B, num]."""
         return self._stream(stream).uniforms(self.ordinals, num, occurrence=self.occurrences)

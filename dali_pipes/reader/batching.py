@@ -1,4 +1,4 @@
-"""How each step's samples are dealt to the ranks."""
+"""Deal each step's samples to the ranks."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,17 +22,17 @@ class Batching:
         return self.batch_size * self.process.world_size
 
     def num_steps(self, num_samples: int) -> int:
-        """Steps of so many samples over all ranks; see `dali_pipes.order.plan.num_steps`."""
+        """Count the steps of this number of samples over all ranks; see `dali_pipes.order.plan.num_steps`."""
         return num_steps(
             num_samples, global_batch_size=self.global_batch_size, last_batch_policy=self.last_batch_policy
         )
 
     def lanes_of(self, plan: Plan) -> list[int]:
-        """The lanes from which the rank takes samples; see `dali_pipes.order.plan.Plan.lanes_of`."""
+        """List the lanes from which the rank takes samples; see `dali_pipes.order.plan.Plan.lanes_of`."""
         return plan.lanes_of(batch_size=self.batch_size, rank=self.process.rank, world_size=self.process.world_size)
 
     def steps_of(self, plan: Plan, *, start: int) -> Iterator[Step]:
-        """The batches of the rank; see `dali_pipes.order.plan.Plan.steps`."""
+        """Yield the batches of the rank; see `dali_pipes.order.plan.Plan.steps`."""
         return plan.steps(
             batch_size=self.batch_size,
             rank=self.process.rank,

@@ -3,8 +3,8 @@
 Windows are staged as far ahead as the cache may hold them, and given up when their last segment is closed. The step in
 which a window ends is a segment of its own: only this step names shards of two windows.
 
-The next segment is opened while the batches of this one are decoded, if its shards are resident: opening it when its
-first batch is wanted would take some 5 ms each time. For the same reason the loader prepares the next epoch's feed
+The next segment is opened while the batches of this one are decoded, if its shards are resident. To open it only when
+its first batch is needed would add some 5 ms each time. For the same reason the loader prepares the next epoch's feed
 before this epoch's last batches are delivered.
 """
 
@@ -13,8 +13,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -32,19 +31,18 @@ from dali_pipes.reader.segments import MAX_LINES, Segment, index_text
 
 _log = logging.getLogger(__name__)
 
-# If shards must still be staged, the first segment is one batch, so that it waits for its own shards only; each further
-# segment is longer, up to MAX_LINES.
+# If shards must still be staged, the first segment is one batch, so that it waits for its own shards only. Each further
+# segment is longer by this factor, up to MAX_LINES.
 SEGMENT_GROWTH = 4
 # Batches whose bytes are requested from the disk before they are read, if the cache file is on a disk.
 READ_AHEAD_BATCHES = 8
-# While the first window is staged, a bar shows a wait of this length.
+# While the first window is staged, a progress bar appears after this time.
 SHOW_AFTER_S = 0.5
 
 Int64s = npt.NDArray[np.int64]
 
 
-@dataclass(kw_only=True)
-class _Opened:
+class _Opened(NamedTuple):
     segment: Segment
     steps: list[Step]
     rows: Rows
@@ -59,9 +57,9 @@ class Feed:
     Args:
         plan: The epoch.
         samples: The data set.
-        components: What is read of each sample, as the graph named it.
-        share: Where shards lie.
-        stager: Brings them there.
+        components: The components to read of each sample, as the graph named them.
+        share: The cache file that holds the shards.
+        stager: Brings shards into the cache file.
         batching: How the epoch's samples are dealt to the ranks.
         start: Position in the order, a multiple of the global batch size.
         show_progress: Draw a bar while the first window is staged.
@@ -92,24 +90,23 @@ class Feed:
         self._ahead: _Opened | None = None
         self._open: _Opened | None = None
         self._num_read = 0  # batches of the open segment
-        self._is_faulty = False  # the segment that is to be opened next
-        self._is_first = True  # nothing has been read yet
+        self._is_faulty = False  # whether the next segment could not be opened
+        self._is_first = True  # whether no segment has been opened yet
         steps = batching.steps_of(plan, start=start)
         first_step = next(steps, None)
         steps = itertools.chain([] if first_step is None else [first_step], steps)
-        # The first batch's shards are fetched before the rest of the window, or each fetcher would be busy with another
-        # shard when they are needed.
+        # The first batch's shards are fetched before the rest of the window; otherwise all fetchers could be busy with
+        # other shards when these are needed.
         self._stage_ahead(first=[] if first_step is None else self._shards([first_step]))
         first = [shard for staged in self._staged.values() for _, window in staged for shard in window]
         first_lines = batching.batch_size if stager.num_missing(first)[0] else MAX_LINES
         done = plan.finished_at(start)
         finished = tuple(done[lane] for lane in lanes)
         self._runs = _cut(steps, first_lines=first_lines, lanes=lanes, finished=finished)
-        self._run = next(self._runs, None)  # the steps of the segment that is to be opened next
+        self._run = next(self._runs, None)  # the steps of the next segment
 
     @property
     def epoch(self) -> int:
-        """The number of the epoch."""
         return self.plan.order.epoch
 
     @property
@@ -120,7 +117,7 @@ class Feed:
     def prepare(self) -> None:
         """Open the next segment now, if all its shards are resident and none is open ahead.
 
-        An error is left for `next` to raise, after the batches before it.
+        An error is not raised here: `next` raises it, after the batches before it.
         """
         if self._ahead is not None or self._run is None or self._is_faulty:
             return
@@ -129,7 +126,7 @@ class Feed:
             try:
                 with profiling.busy("read"):
                     self._ahead = self._open_segment(self._run, shards)
-            except Exception:  # noqa: BLE001 (raised again when it is its turn)
+            except Exception:  # noqa: BLE001 (raised again when the segment is needed)
                 self._is_faulty = True
                 _log.debug("the next segment could not be opened ahead", exc_info=True)
 
@@ -141,10 +138,10 @@ class Feed:
         return self._ahead is not None or self._run is None or self._is_faulty
 
     def next(self) -> tuple[Batch, Sequence[Any]] | None:
-        """The next batch: its rows, and for each component a TensorList of its encoded bytes; ``None`` at the end.
+        """Read the next batch: its rows, and for each component a TensorList of encoded bytes; ``None`` at the end.
 
         Raises:
-            CacheError, DataError, StoreError: A shard of it could not be staged.
+            CacheError, DataError, StoreError: If a shard of the batch could not be staged.
         """
         # This is not a generator: its cleanup could run in any thread, and would wait for the cache's mutex there.
         if self._open is not None:
@@ -152,7 +149,10 @@ class Feed:
             if self._num_read == len(self._open.steps):
                 finished = self._open.steps[-1].finished
                 self._close_open()
-                self._finish_windows(finished)
+                for lane, staged in self._staged.items():
+                    while staged and staged[0][0] < finished[lane]:
+                        self._give_up(staged.popleft()[1])
+                self._stage_ahead()
         if self._open is None:
             self._open, self._num_read = self._take_segment(), 0
             if self._open is None:
@@ -216,7 +216,7 @@ class Feed:
             rows = self._samples.rows(ordinals)
             extents = self._share.starts[rows.shard]
             places = [rows.places(component) for component in self._components]
-            # A component that a sample may lack has no bytes there.
+            # A sample that lacks the component has an offset of -1 and no bytes.
             starts = [extents + np.maximum(place.offset, 0) for place in places]
             sizes = [place.size for place in places]
             segment = Segment(
@@ -237,7 +237,7 @@ class Feed:
             self._open = None
 
     def _close_segment(self, opened: _Opened) -> None:
-        # The reader comes first: it may be reading past its last line.
+        # The reader is closed first: it may be reading past its last line.
         opened.segment.close()
         self._stager.done(opened.shards)
         self._forget(opened.shards)
@@ -245,13 +245,6 @@ class Feed:
     def _forget(self, shards: list[int]) -> None:
         # Indexes of shards in the next epoch's windows are kept. Shards that FILL repeats are in no window any more.
         self._samples.forget(shard for shard in shards if not self._stager.is_ahead(shard))
-
-    def _finish_windows(self, finished: Sequence[int]) -> None:
-        """Release the windows that are read, and stage others in their place."""
-        for lane, staged in self._staged.items():
-            while staged and staged[0][0] < finished[lane]:
-                self._give_up(staged.popleft()[1])
-        self._stage_ahead()
 
     def _give_up(self, window: list[int]) -> None:
         self._stager.unstage(window)
@@ -292,20 +285,20 @@ class Feed:
 def _cut(
     steps: Iterator[Step], *, first_lines: int, lanes: Sequence[int], finished: tuple[int, ...]
 ) -> Iterator[list[Step]]:
-    """The steps of each segment. All have one batch size, as a reader's batches do, and all but the last one window.
+    """Cut the epoch's steps into segments; the steps of a segment have one batch size, as a reader's batches do.
 
     Args:
-        steps: The epoch's.
+        steps: The epoch's steps.
         first_lines: Index lines of the first segment.
-        lanes: The lanes whose windows count.
-        finished: For each of them the number of windows that are read to their end before the first step.
+        lanes: The lanes whose windows end segments.
+        finished: For each lane the number of windows that are read to their end before the first step.
     """
     limit = first_lines
     run: list[Step] = []
     for step in steps:
         before, finished = finished, tuple(step.finished[lane] for lane in lanes)
-        # The step that ends a window may name the next window, too. It stands alone, so that the window's other steps
-        # wait for no shard of the next one, for which there may be no space before this window's end.
+        # The step that ends a window may also name shards of the next window. It is a segment of its own, so that the
+        # other steps do not wait for these shards: the cache may have no space for them before this window's end.
         ends = finished != before
         is_full = (len(run) + 1) * len(step.ordinals) > limit
         if run and (ends or is_full or len(step.ordinals) != len(run[0].ordinals)):

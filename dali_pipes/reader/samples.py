@@ -1,22 +1,43 @@
 """Find what is known of samples by their ordinals, in the indexes of their shards.
 
-The index of a shard is read when a segment first names the shard, and forgotten with its window: memory is that of the
-windows that are read, whatever the size of the data set.
+`Samples` serves a running loader. It reads a shard's index when a segment first names the shard, and forgets it with
+the shard's window. So it needs memory for the windows that are read only, whatever the size of the data set.
+
+`StoredSamples` serves before anything is staged: it checks a data set against a graph, by the manifest's sums and the
+store's shard indexes.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.errors import DataError
 from dali_pipes.formats.manifest import Manifest
-from dali_pipes.formats.names import index_name
+from dali_pipes.formats.names import LABEL_COMPONENT, classes_name, index_name
 from dali_pipes.formats.shard_index import ShardIndex
-from dali_pipes.reader.batch import Rows
-from dali_pipes.reader.shard_table import SampleRules, ShardTable
+from dali_pipes.order.randomness import Stream
+from dali_pipes.reader.batch import Batch, Rows
+from dali_pipes.reader.shard_table import (
+    FORMAT,
+    HEIGHT,
+    NO_PHOTO,
+    OFFSET,
+    UNDECODABLE,
+    WIDTH,
+    SampleRules,
+    ShardTable,
+    is_undecodable,
+    photo_problem,
+)
+from dali_pipes.store.shard_names import shared_prefix
+
+# Shard indexes read at a time in search of a fault; the wait is the store's latency.
+NUM_READERS = 16
 
 Int64s = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
 
 class Samples:
@@ -42,11 +63,11 @@ class Samples:
         return int(self._stops[-1]) if len(self._stops) else 0
 
     def shard_of(self, ordinals: Int64s) -> Int64s:
-        """The shard of each ordinal: int64 [N]."""
+        """Return the shard of each ordinal: int64 [N]."""
         return np.searchsorted(self._stops, ordinals, side="right").astype(np.int64)
 
     def rows(self, ordinals: Int64s) -> Rows:
-        """These samples, in this order. The indexes of their shards must be readable, and are kept.
+        """Look up these samples, in this order. The indexes of their shards must be readable, and are kept.
 
         Raises:
             DataError: If an index does not fit the manifest.
@@ -55,7 +76,7 @@ class Samples:
         return Rows(ordinals, tables, max_pixels=self.rules.max_pixels)
 
     def forget(self, shards: Iterable[int]) -> None:
-        """Drop the indexes of these shards; one that is wanted again is read again."""
+        """Drop the indexes of these shards; they are read again if they are named again."""
         for shard in shards:
             self._tables.pop(shard, None)
 
@@ -75,3 +96,163 @@ class Samples:
             )
         first = int(self._starts[shard])
         return ShardTable(shard, name=name, first=first, index=index, rules=self.rules, class_ids=self._class_ids)
+
+
+class StoredSamples(Samples):
+    """Samples whose indexes are read from the store each time and not kept.
+
+    Args:
+        manifest: The loader's shards.
+        read_index: See `Samples`.
+        rules: How samples are read.
+        whole: The manifest of which ``manifest`` is a part, and to which the sums belong; ``None``: ``manifest``.
+        excluded: int64, sorted: ordinals that no plan names. They are not checked.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        read_index: Callable[[int], bytes],
+        *,
+        rules: SampleRules | None = None,
+        whole: Manifest | None = None,
+        excluded: Int64s | None = None,
+    ) -> None:
+        super().__init__(manifest, read_index, rules=rules)
+        self._whole = whole or manifest
+        self.excluded = np.empty(0, np.int64) if excluded is None else excluded
+        # A graph is built again after an iteration was cut short: then these components are not checked again.
+        self._found: set[str] = set()
+
+    def without(self, excluded: Int64s) -> "StoredSamples":
+        """Copy the data set, with these ordinals excluded instead."""
+        return StoredSamples(self.manifest, self._read_index, rules=self.rules, whole=self._whole, excluded=excluded)
+
+    def example(self) -> Batch:
+        """Make a batch of the first sample that is not excluded; it shows the kinds of a graph's arrays."""
+        is_left = self.excluded != np.arange(len(self.excluded))
+        first = np.array([np.argmax(is_left) if is_left.any() else len(self.excluded)], np.int64)
+        once = np.zeros(1, np.int64)
+        return Batch(self.rows(first), 0, 1, once, num_valid=1, stream=lambda name: Stream(0, 0, name))
+
+    def neighbours(self, ordinal: int) -> Iterator[Int64s]:
+        """Yield the other samples that are not excluded, one shard at a time.
+
+        First comes the sample's own shard: the samples before it, then those after it, the nearest ones first. Then
+        come the following shards in their order, and after the last shard the first ones.
+        """
+        own = int(self.shard_of(np.array([ordinal]))[0])
+        for number in range(own, own + self.manifest.num_shards):
+            shard = number % self.manifest.num_shards
+            others = np.arange(self._starts[shard], self._stops[shard], dtype=np.int64)
+            if number == own:
+                others = np.concatenate([others[others < ordinal][::-1], others[others > ordinal]])
+            others = others[~np.isin(others, self.excluded)]
+            if len(others):
+                yield others
+
+    def check_component(self, component: str) -> None:
+        """Refuse a component that a sample lacks; read shard indexes only if the manifest's sums leave a doubt.
+
+        Args:
+            component: Its name, or alternatives as DALI's reader takes them: ``"jpg;jpeg;png"``, the first that a
+                sample has.
+
+        Raises:
+            DataError: If a sample has none of the alternatives; names the first such sample.
+        """
+        if component in self._found:
+            return
+        whole, names = self._whole, component.split(";")
+        most = max(whole.components.get(name, 0) for name in names)
+        if self.rules.missing != "error" and not most:
+            there = ", ".join(f"'{name}'" for name in whole.components)
+            raise DataError(f"no sample has component '{component}'; the data set has {there or 'none'}")
+        is_in_doubt = self.rules.missing == "error" and most < whole.num_samples
+        if is_in_doubt and (found := self._first(lambda table: table.column(component)[:, OFFSET] < 0)) is not None:
+            table, row = found
+            lacking = whole.num_samples - most
+            more = f"; {lacking} of {whole.num_samples} samples lack it" if len(names) == 1 and lacking > 1 else ""
+            there = ", ".join(table.components_of(row)) or "none"
+            raise DataError(
+                f"{table.name_of(row)}: no component '{component}' (found: {there}){more}; name a "
+                "component that is there in the graph, such as photo='jpg'"
+            )
+        self._found.add(component)
+
+    def check_sized(self, component: str) -> None:
+        """Refuse a component whose height and width the graph asks for, but whose name is not that of a photo.
+
+        Raises:
+            DataError: If a sample has such a component; names the first.
+        """
+        if all(name in self._whole.photos for name in component.split(";")):
+            return
+
+        def is_unsized(table: ShardTable) -> Bools:
+            columns = table.column(component)
+            unsized: Bools = (columns[:, FORMAT] == NO_PHOTO) & (columns[:, OFFSET] >= 0)
+            return unsized
+
+        if (found := self._first(is_unsized)) is not None:
+            table, row = found
+            raise DataError(
+                f"{table.name_of(row)}: component '{component}' has no height and width in the index, because its name "
+                "is not a photo's; name it .jpg, .png or the like when packing"
+            )
+
+    def check_photos(self, component: str) -> None:
+        """Refuse photos that DALI cannot decode, by the headers that were read when the shards were indexed.
+
+        Raises:
+            DataError: If a photo is a GIF, or its header is of an unknown kind; names the first.
+        """
+        formats = [self._whole.photos[name] for name in component.split(";") if name in self._whole.photos]
+        num_bad = sum(found.get(kind, 0) for found in formats for kind in (*UNDECODABLE, "unsized"))
+        if not num_bad:
+            return
+
+        def is_bad(table: ShardTable) -> Bools:
+            columns = table.column(component)
+            return is_undecodable(columns[:, FORMAT], columns[:, HEIGHT]) & (columns[:, OFFSET] >= 0)
+
+        if (found := self._first(is_bad)) is not None:
+            table, row = found
+            photo = table.column(component)[row, [HEIGHT, WIDTH, FORMAT]].tolist()
+            problem = photo_problem(*photo, max_pixels=self.rules.max_pixels)
+            # With exclusions it is not known how many of the bad samples are among those that are left.
+            more = f"; so do {num_bad - 1} more samples" if num_bad > 1 and not len(self.excluded) else ""
+            raise DataError(
+                f"{table.name_of(row)}: component '{component}' {problem}{more}; pass "
+                "bad_samples=BadSamples(on_error='substitute'), leave it out (select=Select(exclude=...)), or pack "
+                "without it: dali-pipes prep pack --on-bad skip"
+            )
+
+    def check_labels(self) -> None:
+        """Refuse a data set that lacks labels.
+
+        Raises:
+            DataError: If a sample has no ``cls``, or if the loader asks for contiguous ids without a class table.
+        """
+        self.check_component(LABEL_COMPONENT)
+        if self.rules.labels == "contiguous" and not len(self._class_ids):
+            table = classes_name(shared_prefix(self.manifest.names))
+            raise DataError(
+                f"labels='contiguous' needs a class table, and the manifest has none; write '{table}' beside the "
+                'shards, {"1": "name", ...}, and index them anew: dali-pipes prep index URL'
+            )
+
+    def _table(self, shard: int) -> ShardTable:
+        return self._load(shard)
+
+    def _first(self, is_found: Callable[[ShardTable], Bools]) -> tuple[ShardTable, int] | None:
+        """Find the first sample that is not excluded and for which ``is_found``: its shard's table and its row."""
+        with ThreadPoolExecutor(NUM_READERS) as readers:
+            for first in range(0, self.manifest.num_shards, 16 * NUM_READERS):
+                shards = range(first, min(first + 16 * NUM_READERS, self.manifest.num_shards))
+                for table in readers.map(self._load, shards):
+                    rows = np.flatnonzero(is_found(table))
+                    rows = rows[~np.isin(rows + table.first, self.excluded)]
+                    if len(rows):
+                        return table, int(rows[0])
+        return None

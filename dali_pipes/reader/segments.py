@@ -6,7 +6,6 @@ GIL for about 16 us a line, so segments are short. Reading costs one Python call
 
 import os
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -22,11 +21,11 @@ Int64s = npt.NDArray[np.int64]
 
 
 def index_text(ordinals: Int64s, offsets: Sequence[Int64s], sizes: Sequence[Int64s]) -> str:
-    """A DALI index, version 1.2: one line a sample, in this order.
+    """Write a DALI index, version 1.2, with one line for each sample, in this order.
 
-    The reader believes an index: components are called ``c0``, ``c1``, ... here, whatever they are called in the
-    archive, and the member's name, which DALI repeats in its errors, is the sample's ordinal. So names with white
-    space, which no index made by others can hold, do not come into it.
+    The reader does not compare an index with the archive. So components are called ``c0``, ``c1``, ... here, whatever
+    their names are in the archive. The member's name, which DALI repeats in its errors, is the sample's ordinal. So the
+    index holds no names with white space, which its format does not allow.
 
     >>> print(index_text(np.array([42]), [np.array([512]), np.array([1536])], [np.array([7]), np.array([3])]), end="")
     v1.2 1
@@ -39,7 +38,7 @@ def index_text(ordinals: Int64s, offsets: Sequence[Int64s], sizes: Sequence[Int6
 
 
 class Segment:
-    """A `fn.readers.webdataset` over the cache file, alone in its pipeline; a context manager.
+    """A `fn.readers.webdataset` over the cache file, alone in its pipeline.
 
     Args:
         cache_path: The cache file.
@@ -49,12 +48,12 @@ class Segment:
     """
 
     def __init__(self, cache_path: str, index: str, *, num_components: int, batch_size: int) -> None:
-        # A file without a name: the reader takes a path, and nothing is left of the file when it is closed.
+        # A file without a name: the reader needs a path, and the file is gone when it is closed.
         index_file = os.memfd_create("dali-pipes-index", os.MFD_CLOEXEC)
         try:
             with os.fdopen(os.dup(index_file), "w", encoding="ascii") as stream:
                 stream.write(index)
-            # Without exec_dynamic the next run overwrites the TensorLists that were handed on.
+            # Without exec_dynamic the next run would overwrite the TensorLists that were handed on.
             self._pipeline = Pipeline(batch_size=batch_size, num_threads=1, device_id=None, exec_dynamic=True)
             with self._pipeline:
                 outputs = fn.readers.webdataset(
@@ -73,17 +72,9 @@ class Segment:
             os.close(index_file)
 
     def read(self) -> Sequence[Any]:
-        """The next batch's encoded bytes: for each component a TensorListCPU of uint8 [bytes]."""
+        """Read the next batch's encoded bytes: for each component a TensorListCPU of uint8 [bytes]."""
         return self._pipeline.run()  # type: ignore[no-any-return]
 
     def close(self) -> None:
-        """Destroy the reader, which closes the image. Can be called twice."""
+        """Destroy the reader, which closes the cache file. Can be called twice."""
         self._pipeline = None
-
-    def __enter__(self) -> "Segment":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()

@@ -18,7 +18,7 @@ from dali_pipes.options import Labels, Missing
 # Columns of a component's table.
 OFFSET, SIZE, HEIGHT, WIDTH, FORMAT = range(5)
 NO_PHOTO = -1
-"""The format of a component that is not a photo by its name."""
+"""The format of a component whose name is not that of a photo."""
 UNDECODABLE = ("unknown", "GIF")
 _UNDECODABLE_CODES = [PHOTO_FORMATS.index(kind) for kind in UNDECODABLE]
 
@@ -58,7 +58,7 @@ class ShardTable:
         return self._index.num_samples
 
     def column(self, component: str) -> Int64s:
-        """The table of a component, or of the first of alternatives that each sample has: int64 [N, 5], see `OFFSET`.
+        """Make the table of a component, or of the first alternative that each sample has: int64 [N, 5], see `OFFSET`.
 
         Where a sample lacks it, the offset is -1 and the size 0.
         """
@@ -76,33 +76,33 @@ class ShardTable:
             if (photo := index.photos.get(name)) is not None:
                 found[rows, HEIGHT], found[rows, WIDTH] = photo.height[rows], photo.width[rows]
                 found[rows, FORMAT] = photo.format[rows]
-        if self._rules.missing != "error":  # 1 x 1 pixel, so that windows can be drawn and sizes divided by
+        if self._rules.missing != "error":  # 1 x 1 pixel, so that crops can be drawn and a size can be a divisor
             lacking = found[:, OFFSET] < 0
             found[lacking, HEIGHT] = found[lacking, WIDTH] = 1
         self._columns[component] = found
         return found
 
     def components_of(self, row: int) -> list[str]:
-        """The components that one sample has."""
+        """List the components that one sample has."""
         return [name for name, offsets in self._index.offsets.items() if offsets[row] >= 0]
 
     def name_of(self, row: int) -> str:
-        """Shard and key of one sample, as errors give them."""
+        """Name shard and key of one sample, for errors."""
         return f"shard '{self.name}', key '{self.keys[row]}'"
 
     def labels(self, rows: Int64s) -> Int64s:
-        """The class ids of some rows: int64 [N].
+        """Return the class ids of some rows: int64 [N].
 
         Raises:
-            DataError: If a sample has none, or one that is not in the class table.
+            DataError: If a sample has no class id, or one that is not in the class table.
         """
-        if self._rules.missing == "empty":
-            is_there = self.column(LABEL_COMPONENT)[rows, OFFSET] >= 0
-            labels = np.full(len(rows), NO_LABEL, np.int64)
-            if is_there.any():
-                labels[is_there] = self._known_labels(rows[is_there])
-            return labels
-        return self._known_labels(rows)
+        if self._rules.missing != "empty":
+            return self._known_labels(rows)
+        is_there = self.column(LABEL_COMPONENT)[rows, OFFSET] >= 0
+        labels = np.full(len(rows), NO_LABEL, np.int64)
+        if is_there.any():
+            labels[is_there] = self._known_labels(rows[is_there])
+        return labels
 
     def _known_labels(self, rows: Int64s) -> Int64s:
         if self._index.labels is None:
@@ -124,13 +124,13 @@ class ShardTable:
 
 
 def is_undecodable(formats: Int64s, heights: Int64s) -> Bools:
-    """Which photos DALI cannot decode, by format and size: bool [N]."""
+    """Tell which photos DALI cannot decode, by format and size: bool [N]."""
     bad: Bools = np.isin(formats, _UNDECODABLE_CODES) | ((formats >= 0) & (heights == 0))
     return bad
 
 
 def photo_problem(height: int, width: int, format_: int, *, max_pixels: int) -> str | None:
-    """Why a photo cannot be decoded, by its index columns; ``None`` if they show no reason."""
+    """Say why a photo cannot be decoded, by its columns in the index; ``None`` if they show no reason."""
     expected = "expected JPEG, PNG or another format that DALI decodes"
     if format_ == PHOTO_FORMATS.index("GIF"):
         return f"holds a GIF, {expected}"

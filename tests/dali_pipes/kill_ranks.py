@@ -133,7 +133,7 @@ def run_rank(shards: Path, cache_dir: Path, work: Path, rank: int, cache_bytes: 
         while not (work / "stop").exists():
             read_epoch(loader, wanted, after_batch=lambda: print("batch", file=told))
             print("epoch", file=told)
-        print("fetched", loader._stager.fetched_bytes, file=told)
+        print("fetched", loader.parts.stager.fetched_bytes, file=told)
 
 
 def make_samples_again() -> list[Sample]:

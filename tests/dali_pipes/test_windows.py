@@ -129,7 +129,7 @@ def test_cache_never_takes_more_than_it_may(shards: Path, samples: list[Sample],
             shuffle=dp.Shuffle(window_bytes=allowed // 4),
         ) as loader,
     ):
-        assert sum(loader._share.extent_bytes) == total
+        assert sum(loader.parts.share.extent_bytes) == total
         for _ in range(3):
             assert len(read_epoch([loader], samples)) == NUM_SAMPLES
     assert 0 < peak.num_bytes <= allowed
@@ -177,7 +177,7 @@ def test_break_and_going_on_keeps_the_windows(shards: Path, samples: list[Sample
         loader._epoch.feed.close()
         if loader._feeds.ahead is not None:
             loader._feeds.ahead.close()
-        assert not loader._stager._demand.held
+        assert not loader.parts.stager._demand.held
 
 
 def test_ramp_up_waits_for_one_shard_only(shards: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

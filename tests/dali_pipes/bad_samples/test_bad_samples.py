@@ -262,7 +262,7 @@ def test_a_shard_of_one_bad_sample(tmp_path: Path, good_samples: list[Sample]) -
 def test_a_data_set_of_bad_samples_is_an_error(tmp_path: Path, good_samples: list[Sample]) -> None:
     """GIFs: every one is known to be bad. Cut off: as likely it is the graph, and nothing is quarantined for that."""
     shards = write_shards(tmp_path / "gif", spoilt(good_samples, range(12), how=gif), per_shard=6)
-    with open_loader(shards) as loader, pytest.raises(dp.DecodeError, match="no good sample of the data set is left"):
+    with open_loader(shards) as loader, pytest.raises(dp.DecodeError, match="the data set has no good sample left"):
         next(loader)
     shards = write_shards(tmp_path / "cut", spoilt(good_samples, range(12), how=cut), per_shard=6)
     text = "the graph fails on all of 12 samples that were tried, the first of them s00000, s00001, s00002: Failed to"
@@ -286,7 +286,7 @@ def test_repair_in_windows(tmp_path: Path, good_samples: list[Sample]) -> None:
             assert len(keys) == 12
             assert {"s00001", "s00004", "s00007", "s00010"}.isdisjoint(keys)
             assert len(set(keys)) == 8
-        assert loader._share.reserved < int(loader._share.extent_bytes.sum())
+        assert loader.parts.share.reserved < int(loader.parts.share.extent_bytes.sum())
 
 
 @pytest.mark.parametrize("leave", ["reset", "set_epoch", "load_state_dict"])

@@ -42,7 +42,7 @@ rows = [
      for (batch,) in loader for row in range(len(batch["ordinal"]))]
     for _ in range(epochs)
 ]
-print(json.dumps({"rows": rows, "fetched": loader._stager.fetched_bytes}), flush=True)
+print(json.dumps({"rows": rows, "fetched": loader.parts.stager.fetched_bytes}), flush=True)
 sys.stdin.readline()
 loader.close()
 """
@@ -168,7 +168,7 @@ def test_two_jobs_with_space_for_both_reservations_and_no_more(
         cache=dp.Cache(directory=cache_dir),
         shuffle=dp.Shuffle(window_bytes=window),
     ) as loader:
-        reserved = loader._share.reserved
+        reserved = loader.parts.share.reserved
     options = {"shuffle": {"window_bytes": window}, "cache": {"max_bytes": 2 * reserved}, "epochs": 3}
     NodeCache(cache_dir).clear()
     jobs = [Job(shards, cache_dir, seed=seed, **options) for seed in (1, 2)]
@@ -211,7 +211,7 @@ def test_train_and_validation_share_a_budget(
             shuffle=dp.Shuffle(window_bytes=window),
             **options,
         ) as loader:
-            reserved.append(loader._share.reserved)
+            reserved.append(loader.parts.share.reserved)
     NodeCache(cache_dir).clear()
     options |= {"cache": dp.Cache(directory=cache_dir, max_bytes=sum(reserved))}
     with (
@@ -265,8 +265,8 @@ def test_extents_are_read_at_their_place(shards: Path, samples: list[Sample], ca
     with dp.loader(
         str(shards), summed, batch_size=3, shuffle=False, device="cpu", cache=dp.Cache(directory=cache_dir)
     ) as loader:
-        loader._stager.need(list(range(20)))
-        extent = loader._share.shard_extent(7)
+        loader.parts.stager.need(list(range(20)))
+        extent = loader.parts.share.shard_extent(7)
         punch(extent.file, extent.start, extent.size)
         rows = [
             {name: values.reshape(len(values), -1)[row, 0].item() for name, values in batch.items()}

@@ -92,7 +92,7 @@ def test_loader_finds_what_was_warmed(shards: Path, samples: list[Sample], run: 
     run("warm", shards)
     with dp.loader(str(shards), raw, batch_size=4, device="cpu", cache=dp.Cache(directory=cache_dir)) as loader:
         assert len(read_epoch([loader], samples)) == 16
-        assert loader._stager.fetched_bytes == 0
+        assert loader.parts.stager.fetched_bytes == 0
 
 
 def test_full_cache_says_so(shards: Path, run: Command) -> None:

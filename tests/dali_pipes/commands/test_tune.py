@@ -13,6 +13,7 @@ from dali_pipes.cli import main
 from dali_pipes.commands.tune import HW_DECODER_LOADS, search
 from dali_pipes.errors import DataError
 from dali_pipes.graph.dali_internals import argument_lines, operator_name, operators_of
+from dali_pipes.options import Decode
 from dali_pipes.tuning import TUNING_VARIABLE, Machine, Settings, Tuning, choose_settings
 
 HERE = Machine.here(None)
@@ -39,10 +40,10 @@ def test_what_is_written_is_read(path: Path) -> None:
 
 def test_what_was_asked_for_comes_first(path: Path) -> None:
     """Then the file, then the defaults."""
-    assert choose_settings(path, device_id=None) == TUNED.settings
-    asked = choose_settings(path, device_id=None, num_threads=1, hw_decoder_load=0.25)
+    assert choose_settings(Decode(tuning=path), device_id=None) == TUNED.settings
+    asked = choose_settings(Decode(tuning=path, threads=1, engine_share=0.25), device_id=None)
     assert asked == Settings(num_threads=1, prefetch_queue_depth=4, hw_decoder_load=0.25)
-    assert choose_settings(None, device_id=None) == Settings(num_threads=HERE.cores, prefetch_queue_depth=2)
+    assert choose_settings(Decode(), device_id=None) == Settings(num_threads=HERE.cores, prefetch_queue_depth=2)
 
 
 def test_environment_names_a_file_where_no_argument_does(
@@ -50,10 +51,10 @@ def test_environment_names_a_file_where_no_argument_does(
 ) -> None:
     """An argument is stronger."""
     monkeypatch.setenv(TUNING_VARIABLE, str(path))
-    assert choose_settings(None, device_id=None) == TUNED.settings
+    assert choose_settings(Decode(), device_id=None) == TUNED.settings
     other = dataclasses.replace(TUNED, settings=Settings(num_threads=5, prefetch_queue_depth=1))
     other.write(tmp_path / "other.json")
-    assert choose_settings(tmp_path / "other.json", device_id=None) == other.settings
+    assert choose_settings(Decode(tuning=tmp_path / "other.json"), device_id=None) == other.settings
 
 
 def test_another_machine_s_file_is_told_once_and_not_used(path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -61,7 +62,7 @@ def test_another_machine_s_file_is_told_once_and_not_used(path: Path, caplog: py
     other = dataclasses.replace(TUNED, machine=dataclasses.replace(HERE, cores=HERE.cores + 126))
     other.write(path)
     with caplog.at_level(logging.INFO, logger="dali_pipes.tuning"):
-        found = [choose_settings(path, device_id=None) for _ in range(3)]
+        found = [choose_settings(Decode(tuning=path), device_id=None) for _ in range(3)]
     assert found == [Settings(num_threads=HERE.cores, prefetch_queue_depth=2)] * 3
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
@@ -71,7 +72,7 @@ def test_another_machine_s_file_is_told_once_and_not_used(path: Path, caplog: py
 def test_a_gpu_s_file_is_left_alone_by_a_loader_on_the_cpu(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A validation on the CPU beside a training on the GPU is no reason to warn."""
     dataclasses.replace(TUNED, machine=dataclasses.replace(HERE, gpu="NVIDIA H100")).write(path)
-    assert choose_settings(path, device_id=None).num_threads == HERE.cores
+    assert choose_settings(Decode(tuning=path), device_id=None).num_threads == HERE.cores
     assert not caplog.records
 
 
@@ -96,7 +97,7 @@ def test_a_file_that_is_none_is_an_error(text: str | None, message: str, tmp_pat
     if text is not None:
         path.write_text(text)
     with pytest.raises(DataError, match=message):
-        choose_settings(path, device_id=None)
+        choose_settings(Decode(tuning=path), device_id=None)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +111,7 @@ def test_a_file_that_is_none_is_an_error(text: str | None, message: str, tmp_pat
 def test_settings_out_of_range_are_refused(asked: dict[str, float], message: str) -> None:
     """With the argument's name."""
     with pytest.raises(ValueError, match=message):
-        choose_settings(None, device_id=None, **asked)  # type: ignore[arg-type]
+        Settings(**{"num_threads": 1, "prefetch_queue_depth": 1} | asked)  # type: ignore[arg-type]
 
 
 def test_search_finds_the_best_of_each_in_turn() -> None:
@@ -149,7 +150,7 @@ def test_tune_command_writes_what_loaders_take(
     assert tuning.machine == HERE
     assert tuning.settings.hw_decoder_load is None
     assert str(tuning.settings.num_threads) in tuning.measured["samples_per_s"]["num_threads"]
-    assert choose_settings(path, device_id=None) == tuning.settings
+    assert choose_settings(Decode(tuning=path), device_id=None) == tuning.settings
 
 
 def test_tune_for_several_ranks_is_for_as_many(small_shards: Path, tmp_path: Path) -> None:
@@ -255,4 +256,4 @@ def test_tune_on_a_gpu_finds_a_share_of_the_engines(gpu: None, small_shards: Pat
     tuning = Tuning.read(path)
     assert tuning.machine == Machine.here(0)
     assert tuning.settings.hw_decoder_load in HW_DECODER_LOADS
-    assert choose_settings(path, device_id=None).hw_decoder_load is None
+    assert choose_settings(Decode(tuning=path), device_id=None).hw_decoder_load is None

@@ -62,8 +62,8 @@ def test_shards_of_which_nothing_is_left_are_not_staged(small_shards: Path, tmp_
     }
     with open_loader(small_shards, **options) as loader:
         assert sorted(keys_of(loader)) == [f"s{i:05d}" for i in range(6, 12)]
-        assert loader._stager.num_missing([1])[0] == 0
-        assert loader._stager.num_missing([0, 2, 3])[0] == 3
+        assert loader.parts.stager.num_missing([1])[0] == 0
+        assert loader.parts.stager.num_missing([0, 2, 3])[0] == 3
 
 
 def test_oversample_by_class(small_shards: Path) -> None:

@@ -20,7 +20,7 @@ from dali_pipes.fetch.local import LocalFetcher
 from dali_pipes.formats.checksum import checksum
 from dali_pipes.formats.manifest import Manifest
 from dali_pipes.formats.names import classes_name, index_name
-from dali_pipes.reader.stored_samples import StoredSamples
+from dali_pipes.reader.samples import StoredSamples
 from dali_pipes.store.cluster import embedded_node
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.local import LocalStore
@@ -131,7 +131,7 @@ def test_mixture_is_one_data_set(pets: Path, texts: Path) -> None:
     with pytest.raises(DataError, match=r"shard 'texts/s-000000.tar', key 't00': no component 'cls' .*; 6 of 16"):
         samples.check_component("cls")
     rows = samples.rows(np.array([15]))
-    assert (rows.shard_name(0), rows.key(0)) == ("texts/s-000001.tar", "t12")
+    assert rows.name(0) == ("texts/s-000001.tar", "t12")
 
 
 def test_mixture_in_another_order_is_another_data_set(pets: Path, texts: Path) -> None:

@@ -1,5 +1,6 @@
 """What becomes of components that are not photos: arrays as numpy reads them, objects, errors that name the sample."""
 
+import contextlib
 import io
 import json
 import re
@@ -380,7 +381,7 @@ def test_views_of_a_reader_half(tmp_path: Path, size_of: Callable[[int], int]) -
     numbers = np.arange(12)
     index = index_text(numbers, [numbers * 1024], [np.array([len(data) for data in files])])
     seen = []
-    with Segment(str(image), index, num_components=1, batch_size=4) as segment:
+    with contextlib.closing(Segment(str(image), index, num_components=1, batch_size=4)) as segment:
         for _ in range(3):
             (encoded,) = segment.read()
             seen += parse.views(encoded)

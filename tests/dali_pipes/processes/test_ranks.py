@@ -125,7 +125,7 @@ for number, (seeds, what) in enumerate(cases):
 
 DISAGREEMENTS = [
     ((1, 1), "", "agreed"),
-    ((1, 2), "", "the ranks disagree: seed is 2 on rank 1 and 1 on rank 0; every rank must be given the same"),
+    ((1, 2), "", "the ranks disagree: seed is 2 on rank 1 and 1 on rank 0; give every rank the same value"),
     ((1, 1), "validates", "agreed"),  # rank 0 has a loader of its own before
     ((1, 1), "resumes", "the ranks disagree: the position in the epoch is 0 on rank 1 and 8 on rank 0"),
 ]

@@ -68,12 +68,12 @@ def check_nothing_is_held(loader: dp.Loader) -> None:
     loader._epoch.feed.close()
     if loader._feeds.ahead is not None:
         loader._feeds.ahead.close()
-    stager = loader._stager
+    stager = loader.parts.stager
     until(lambda: not (stager._demand.held or stager._filling or stager._asking))
     assert not any(
         (stager._demand.needs, stager._demand.ahead, stager._demand.needed_missing, stager._demand.ahead_missing)
     )
-    (status,) = loader._share._cache.status()
+    (status,) = loader.parts.share._cache.status()
     assert status.num_held == 0
     assert not loader._feeds._parts.samples._tables
 
@@ -141,7 +141,7 @@ def test_set_epoch_gives_up_the_epoch_that_was_prepared(
         loader.set_epoch(epoch)
         assert loader._feeds.ahead is None
         wanted = sum(len(window) for staged in loader._epoch.feed._staged.values() for _, window in staged)
-        assert sum(loader._stager._demand.ahead.values()) == wanted
+        assert sum(loader.parts.stager._demand.ahead.values()) == wanted
     assert len(read_epoch([loader], samples)) == NUM_SAMPLES
     check_nothing_is_held(loader)
 
@@ -289,7 +289,7 @@ def test_read_shards_can_be_punched_at_once(
             freed += cache.clear()[0]
     assert count == Counter(range(NUM_SAMPLES))
     # All but what was still ahead at the end: the next epoch's.
-    assert freed >= int(loader._share.extent_bytes.sum()) // 2
+    assert freed >= int(loader.parts.share.extent_bytes.sum()) // 2
     assert sum(path.stat().st_blocks for path in cache_root(tmp_path).glob("*.image")) * 512 <= 160_000
 
 
@@ -373,7 +373,7 @@ def test_loader_collected_in_one_of_its_own_threads_does_not_hang(
             shuffle=dp.Shuffle(window_bytes=1),
         )
         next(iter(loader))
-        stager = loader._stager
+        stager = loader.parts.stager
         loader.itself = loader  # type: ignore[attr-defined]
         is_dropped.set()
         del loader
@@ -391,7 +391,7 @@ def test_no_more_threads_than_shards(shards: Path, tmp_path: Path, num_shards: i
     named = [shards / f"s-{number:06d}.tar" for number in range(num_shards)]
     with dp.loader(named, raw, batch_size=2, device="cpu", cache=dp.Cache(directory=tmp_path, fetchers=50)) as loader:
         list(loader)
-        assert 1 <= len(loader._stager._threads) <= num_shards
+        assert 1 <= len(loader.parts.stager._threads) <= num_shards
 
 
 def test_a_rank_that_breaks_off_holds_only_its_windows(
@@ -406,9 +406,9 @@ def test_a_rank_that_breaks_off_holds_only_its_windows(
             check_rows(batch, samples)
             if number == 3:
                 break
-        stager = loader._stager
+        stager = loader.parts.stager
         until(lambda stager=stager: not stager._filling)
         held.append(stager._demand.held_bytes)
-    assert max(held) <= loader._share.reserved
-    assert np.ptp([len(loader._stager._demand.needs) for _ in held]) == 0
+    assert max(held) <= loader.parts.share.reserved
+    assert np.ptp([len(loader.parts.stager._demand.needs) for _ in held]) == 0
     assert sys.getrefcount(loader) < 10

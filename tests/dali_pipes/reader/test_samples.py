@@ -15,9 +15,8 @@ from dali_pipes.formats.photo_header import PHOTO_FORMATS
 from dali_pipes.formats.shard_index import PhotoColumns, ShardIndex
 from dali_pipes.order.randomness import Stream
 from dali_pipes.reader.batch import Batch
-from dali_pipes.reader.samples import Samples
+from dali_pipes.reader.samples import Samples, StoredSamples
 from dali_pipes.reader.shard_table import NO_PHOTO, SampleRules
-from dali_pipes.reader.stored_samples import StoredSamples
 
 JPEG = PHOTO_FORMATS.index("JPEG")
 CLASSES = {10: "a", 20: "b", 40: "c"}
@@ -124,16 +123,16 @@ def test_rows_are_those_of_a_loop(sizes: list[int], data: st.DataObject) -> None
     for position, ordinal in enumerate(ordinals.tolist()):
         index, row = data_set.naive(ordinal)
         assert rows.labels[position] == index.labels[row]
-        assert rows.key(position) == index.keys[row]
-        assert rows.shard_name(position) == index.shard
+        assert rows.name(position)[1] == index.keys[row]
+        assert rows.name(position)[0] == index.shard
     # A batch is a run of the rows.
     start = data.draw(st.integers(0, len(ordinals) - 1))
     stop = data.draw(st.integers(start + 1, len(ordinals)))
     batch = Batch(rows, start, stop, np.zeros(stop - start, np.int64), num_valid=stop - start, stream=stream)
     assert batch.ordinals.tolist() == ordinals[start:stop].tolist()
     assert batch.labels.tolist() == rows.labels[start:stop].tolist()
-    assert batch.keys == [rows.key(position) for position in range(start, stop)]
-    assert batch.name(0) == (rows.shard_name(start), rows.key(start))
+    assert batch.keys == [rows.name(position)[1] for position in range(start, stop)]
+    assert batch.name(0) == rows.name(start)
     height, width = batch.size("jpg;jpeg")
     assert height.dtype == width.dtype == np.int32
     assert height.tolist() == rows.places("jpg;jpeg").height[start:stop].tolist()
@@ -153,7 +152,7 @@ def test_index_is_read_once_until_it_is_forgotten() -> None:
     assert data_set.read == [0, 1]
     samples.forget([0, 1])
     samples.forget([0])
-    assert [rows.key(position) for position in range(3)] == ["0/k0", "1/k1", "0/k1"]
+    assert [rows.name(position)[1] for position in range(3)] == ["0/k0", "1/k1", "0/k1"]
     assert rows.places("cls").offset.tolist() == [512 * number for number in (1, 1011, 11)]
     assert data_set.read == [0, 1]
     samples.rows(np.array([3]))
@@ -175,7 +174,7 @@ def test_stored_samples_keep_nothing() -> None:
     rows = stored.rows(np.array([0, 4]))
     stored.rows(np.array([5]))
     assert data_set.read == [0, 1, 1]
-    assert rows.key(1) == "1/k1"
+    assert rows.name(1)[1] == "1/k1"
 
 
 def test_labels_contiguous_are_places_in_the_class_table() -> None:

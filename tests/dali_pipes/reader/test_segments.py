@@ -1,5 +1,6 @@
 """The index as a program: lines in any order, repeated, from anywhere in the file; DALI reads exactly those."""
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -31,7 +32,7 @@ def test_segment_reads_exactly_its_lines(image: Path, data: st.DataObject) -> No
     sizes = [np.array(data.draw(st.lists(st.integers(1, 1000), min_size=num, max_size=num))) for _ in offsets]
     content = image.read_bytes()
     text = index_text(np.arange(num), offsets, sizes)
-    with Segment(str(image), text, num_components=num_components, batch_size=batch_size) as segment:
+    with contextlib.closing(Segment(str(image), text, num_components=num_components, batch_size=batch_size)) as segment:
         for first in range(0, num, batch_size):
             outputs = segment.read()
             assert len(outputs) == num_components
@@ -45,7 +46,9 @@ def test_outputs_stay_while_later_batches_are_read(image: Path) -> None:
     """TensorLists are held at the seam while the reader goes on."""
     offsets, sizes = [np.arange(40) * 512], [np.full(40, 300)]
     content = image.read_bytes()
-    with Segment(str(image), index_text(np.arange(40), offsets, sizes), num_components=1, batch_size=2) as segment:
+    with contextlib.closing(
+        Segment(str(image), index_text(np.arange(40), offsets, sizes), num_components=1, batch_size=2)
+    ) as segment:
         held = [segment.read()[0] for _ in range(20)]
         for batch, output in enumerate(held):
             assert np.asarray(output.at(1)).tobytes() == content[(2 * batch + 1) * 512 :][:300]
@@ -54,7 +57,7 @@ def test_outputs_stay_while_later_batches_are_read(image: Path) -> None:
 def test_source_info_ends_in_the_ordinal(image: Path) -> None:
     """What DALI's own errors repeat: image, offset, ordinal."""
     text = index_text(np.array([2**40]), [np.array([512])], [np.array([5])])
-    with Segment(str(image), text, num_components=1, batch_size=1) as segment:
+    with contextlib.closing(Segment(str(image), text, num_components=1, batch_size=1)) as segment:
         assert segment.read()[0][0].source_info().endswith(f":512:{2**40}")
 
 
