@@ -1,6 +1,6 @@
-"""Cut a few hundred records with masks, in many sizes, from the photographs inside scikit-image.
+"""Cut a few hundred photos with masks, in many sizes, from the photographs inside scikit-image.
 
-They are for first runs and tests without a data set at hand. Nothing is downloaded. Each choice is a digest of the
+They are for first runs and for tests without a data set. Nothing is downloaded. Each choice is a digest of the
 seed, the record's number and the choice's name, so the same seed gives the same bytes on every machine with the same
 Pillow.
 """
@@ -37,7 +37,7 @@ MIN_SIDE, MAX_SIDE = 150, 1000
 FOREGROUND, BACKGROUND, BOUNDARY = 1, 2, 3
 # Half the width of the boundary's band, in pixels, as in Oxford's trimaps.
 BAND = 3
-# Blur before the threshold, in pixels: without it, noise gives specks instead of regions.
+# Blur before the threshold, in pixels. Without it, noise gives specks instead of regions.
 BLUR = 4
 
 _Draw = Callable[[str, int], int]
@@ -153,7 +153,7 @@ def _segment(photo: Image.Image) -> Mask:
 
 
 def _otsu(values: Mask) -> int:
-    """The threshold that makes the variance between the two sides of the histogram largest."""
+    """Otsu's threshold: the largest variance between the two sides of the histogram."""
     counts = np.bincount(values.ravel(), minlength=256).astype(np.float64)
     below = np.cumsum(counts)
     above = below[-1] - below

@@ -13,12 +13,9 @@ from prep.sources.record import Record, Source, require_directory
 def imagefolder(directory: Path, *, show_progress: bool = False) -> Source:
     """The records of a directory with one folder for each class, sorted by class and name.
 
-    Class ids count the folders in sorted order, from 0. ``cats/a/001.JPG`` becomes the key ``cats/a/001`` with the
-    component ``jpg``. Files that start with a dot are ignored; files that are not photos are skipped and named.
-
-    Args:
-        directory: Holds the folders.
-        show_progress: Draw a bar, in classes, where finding the photos takes more than a second.
+    Class ids number the sorted folders from 0. ``cats/a/001.JPG`` becomes the key ``cats/a/001`` with the component
+    ``jpg``. Files that start with a dot are ignored; files that are not photos are skipped and named. With
+    ``show_progress`` a bar counts classes, if finding the photos takes more than a second.
 
     Raises:
         DataError: If there is no such directory, class or photo; if two photos differ only in their extension, since

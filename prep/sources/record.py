@@ -1,7 +1,7 @@
 """Describe the records that `prep.pack.pack` writes: found and named, but not yet read.
 
-A record is the files of one sample before they are in a shard. Its bytes are read when it is packed, so a source of any
-size needs memory for its names only. The other modules of this folder make sources.
+A record is the files of one sample before they are in a shard. Their bytes are read when the record is packed, so a
+source of any size needs memory only for names. The other modules of this folder make sources.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +20,7 @@ class Record:
     """component -> its bytes, its file, a `prep.tar.writer.Range` of a file, or a value that is encoded as
     `webdataset.TarWriter` does: a string, JSON values for ``json``, an array for ``npy``."""
     label: int | None
-    """The source's class id, packed as the component ``cls``; ``None`` if there is none, or the components hold it."""
+    """The source's class id, packed as the component ``cls``; ``None`` without a class, or if a component holds it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class Source:
     name: str
     """The origin of the records, for messages."""
     records: Sequence[Record]
-    """Their number is known before one is read: ``len(source.records)``."""
+    """``len(source.records)`` is known before a record is read."""
     classes: Mapping[int, str]
     """class id -> name."""
     skipped: Sequence[str] = ()
@@ -38,7 +38,7 @@ class Source:
     masks: frozenset[str] = frozenset()
     """Components that hold a class id for each pixel: they must be 8-bit grey PNGs of their photo's size."""
     decodes_masks: bool = False
-    """Whether each mask is decoded before it is packed, 0.2 ms of CPU; else its header and checksums are checked."""
+    """Whether masks are decoded before they are packed (0.2 ms of CPU each); else headers and checksums are checked."""
     broken: Sequence[str] = ()
     """Records that cannot be packed, one line each: place and reason."""
     reads: frozenset[str] = frozenset()
@@ -58,7 +58,7 @@ def require_directory(directory: Path) -> None:
 
 
 def find_known(names: Iterable[str], known: Sequence[str]) -> str | None:
-    """The first of the ``known`` names that a column or feature has, in whatever case; ``None`` if none has one.
+    """The column or feature with the first of the ``known`` names, in upper or lower case; ``None`` without one.
 
     >>> find_known(["Label", "Path"], ["path", "file"])
     'Path'
@@ -68,7 +68,7 @@ def find_known(names: Iterable[str], known: Sequence[str]) -> str | None:
 
 
 def number_classes(names: Iterable[str]) -> dict[str, int]:
-    """Class ids of classes that have only names: they count the sorted names from 0."""
+    """Class ids for classes that have only names: the positions of the sorted names, from 0."""
     return {name: number for number, name in enumerate(sorted(set(names)))}
 
 

@@ -31,12 +31,7 @@ class Table:
 
 
 def column_names(path: Path) -> list[str]:
-    """The names of a table's columns.
-
-    Raises:
-        DataError: If the file cannot be read, or has none.
-        ValueError: If its suffix is not one of `TABLE_SUFFIXES`.
-    """
+    """The names of a table's columns; `ValueError` if the suffix is not one of `TABLE_SUFFIXES`."""
     suffix = path.suffix.lower()
     if suffix not in TABLE_SUFFIXES:
         raise ValueError(f"'{path}': a table's suffix must be one of {', '.join(TABLE_SUFFIXES)}, got '{suffix}'")
@@ -44,19 +39,15 @@ def column_names(path: Path) -> list[str]:
         with _parquet(path) as file:
             return list(file.schema_arrow.names)
     with _reading(path):
-        if suffix in _DELIMITERS:
-            with _csv(path) as (names, _):
-                pass
-        else:
-            first = next(_objects(path), None)
-            names = list(first[1]) if first else []
+        _, found = next(_csv_lines(path) if suffix in _DELIMITERS else _objects(path), (0, []))
+    names = list(found)
     if not names:
         raise DataError(f"'{path}' is empty; expected a row of column names, or objects, such as path and label")
     return names
 
 
 def read_columns(path: Path, wanted: list[str]) -> Table:
-    """Those columns of a table."""
+    """The wanted columns of a table."""
     suffix = path.suffix.lower()
     if suffix == ".parquet":
         with _parquet(path) as file:
@@ -76,26 +67,26 @@ def read_columns(path: Path, wanted: list[str]) -> Table:
     return Table(columns=columns, where=lambda row: f"'{path}', {unit} {numbers[row]}")
 
 
-@contextlib.contextmanager
-def _csv(path: Path) -> Iterator[tuple[list[str], Any]]:
-    """The names in the first line, and a reader of the other lines."""
+def _csv_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """The number and the fields of each line that is not empty; the first line names the columns."""
     with path.open(encoding="utf-8-sig", newline="") as stream:
         reader = csv.reader(stream, delimiter=_DELIMITERS[path.suffix.lower()], strict=True)
         names = next(reader, [])
         if len(set(names)) != len(names):
             raise DataError(f"'{path}', line 1: two columns have one name: {', '.join(names)}")
-        yield names, reader
-
-
-def _csv_rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
-    """Rows that are not empty, with the numbers of their lines."""
-    with _csv(path) as (names, reader):
+        yield 1, names
         for row in filter(None, reader):
             if len(row) != len(names):
                 raise DataError(
                     f"'{path}', line {reader.line_num}: {len(row)} fields, the first line names {len(names)} columns"
                 )
-            yield reader.line_num, dict(zip(names, row, strict=True))
+            yield reader.line_num, row
+
+
+def _csv_rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
+    lines = _csv_lines(path)
+    _, names = next(lines)
+    return ((number, dict(zip(names, row, strict=True))) for number, row in lines)
 
 
 def _objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:

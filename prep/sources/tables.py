@@ -1,4 +1,4 @@
-"""Read a list of paths and labels, one sample a row: CSV, TSV, JSON, JSON lines or Parquet.
+"""Read a list of paths and labels, with one sample a row: CSV, TSV, JSON, JSON lines or Parquet.
 
 Only the needed columns are kept in memory; a record is made when it is used.
 """
@@ -12,10 +12,11 @@ from typing import overload
 
 from dali_pipes.errors import DataError, shown
 from dali_pipes.formats.photo_header import is_photo
+from prep.photos.masks import is_mask_name
 from prep.sources.record import Record, Source, find_known, number_classes, preview
 from prep.sources.table_files import Table, column_names, read_columns
 
-# Usual names of columns, in whatever case; the first that a table has is taken.
+# Usual names of columns, in upper or lower case. The first one that a table has is taken.
 PATH_COLUMNS = ("path", "image", "image_path", "filepath", "file", "file_name", "filename", "img")
 LABEL_COLUMNS = ("label", "class", "cls", "class_id", "class_name", "category", "target")
 KEY_COLUMNS = ("key", "__key__")
@@ -51,13 +52,13 @@ def table(
             list has it, without its extension.
         root: The directory that paths in the list start from; by default the list's own directory.
         masks: Components that hold a class id for each pixel. They must be 8-bit grey PNGs that can be decoded, and
-            have their photo's height and width. By default those that `prep verify` takes for masks, by their names;
-            in a list of one photo a row, none.
+            have their photo's height and width. By default they are found by their names, as in `prep verify`; a list
+            of one photo a row has no mask.
 
     Raises:
         DataError: If the file cannot be read in the format of its name, a column is missing, or a cell has a wrong
             value; names the line or row.
-        PipesError: If it is Parquet, and pyarrow is not installed.
+        PipesError: If the file is Parquet, and pyarrow is not installed.
         ValueError: If the file's suffix is not known, or a mask is not a component.
     """
     names = column_names(path)
@@ -89,7 +90,7 @@ def table(
 
 
 class _Rows(Sequence[Record]):
-    """Records that are made from the columns when they are used."""
+    """Makes each record from the columns when it is used."""
 
     def __init__(
         self,
@@ -144,7 +145,7 @@ class _Rows(Sequence[Record]):
         if "." in path.stem or ".." in path.parts:
             raise DataError(
                 f"{self._table.where(row)}: '{text}' makes no key: WebDataset cuts at the first dot of a file's name, "
-                "and '..' is no part of one; name a column of keys: --key COLUMN"
+                "and a key cannot contain '..'; name a column of keys: --key COLUMN"
             )
         return str(path.with_suffix("")).removeprefix("/")
 
@@ -166,13 +167,11 @@ def _check_paths(read: Table, column: str) -> None:
 
 
 def _masks(read: Table, paths: Mapping[str, str], masks: Collection[str] | None) -> frozenset[str]:
-    """The components that are masks; their extensions may differ from row to row."""
+    # The extensions of components may differ from row to row.
     columns = [(name, read.columns[column]) for name, column in paths.items()]
     rows = range(read.num_rows) if len(columns) > 1 or masks else range(0)
     sets = {tuple(_component(name, cells[row]) for name, cells in columns) for row in rows}
     if masks is None:
-        from prep.photos.masks import is_mask_name
-
         photos = [{component for component in names if is_photo(component)} for names in sets]
         return frozenset(component for names in photos for component in names if is_mask_name(component, names))
     found = {component for names in sets for component in names}
@@ -182,7 +181,7 @@ def _masks(read: Table, paths: Mapping[str, str], masks: Collection[str] | None)
 
 
 def _labels(read: Table, column: str) -> "tuple[array[int], dict[int, str]]":
-    """Class ids of all rows, and the class table."""
+    """The class ids of all rows, and the class table."""
     cells = read.columns[column]
     for row, cell in enumerate(cells):
         if isinstance(cell, bool) or not isinstance(cell, str | int) or cell == "":

@@ -1,8 +1,8 @@
 """Find the members of tars, to pack them into shards of another size; order, names and bytes stay.
 
-Each tar is read once to find its members, and again when they are packed; in a bucket, a new shard reads one range or
-two, front to back. A compressed tar is unpacked on the way, from its start for each shard that takes from it: two or
-three times in all for shards of its own size, six or seven times for ten times smaller ones.
+Each tar is read once to find its members, and again when they are packed. For tars in a bucket, each new shard reads
+one or two ranges, front to back. A compressed tar is unpacked from its start for each shard that takes members of it:
+two or three times in all for shards of its own size, six or seven times for shards of a tenth of its size.
 """
 
 from itertools import chain
@@ -32,18 +32,18 @@ File = Path | RemoteFile | UnpackedFile
 def tars(shards: ShardSet, *, jobs: int | None = None, show_progress: bool = False) -> Source:
     """The samples of tars, in their order; a sample is the members that stand together and share a key.
 
-    Members keep bytes and order; components are lower-cased, as in WebDataset. Members of no sample (directories,
-    links, names without a dot) are left out. The class table beside the tars is taken over.
+    Members keep their bytes and order; components become lower case, as in WebDataset. Members that belong to no sample
+    (directories, links, names without a dot) are left out. The class table beside the tars is used.
 
     Args:
         shards: In a bucket or a directory; ``.tar``, ``.tgz`` or ``.tar.gz``.
-        jobs: Tars read at a time, each by a process; by default the number of cores, at most 16.
+        jobs: The number of processes, each of which reads a tar; by default the cores, at most 16.
         show_progress: Draw a bar.
 
     Raises:
-        DataError: If one is no tar or no gzip file, or was cut off, if there is no sample, or a sample has two members
-            of one component.
-        StoreError: If one cannot be read.
+        DataError: If a file is not a tar or not a gzip file, or was cut off, if there is no sample, or a sample has two
+            members of one component.
+        StoreError: If a file cannot be read.
     """
     store = shards.store
     access = store.access()
@@ -65,6 +65,7 @@ def tars(shards: ShardSet, *, jobs: int | None = None, show_progress: bool = Fal
     records = list(chain.from_iterable(found))
     if not records:
         raise DataError(f"'{shards.url}' holds no sample; expected members such as 'a.jpg', 'a.cls'")
+    # Workers import this module, and numpy would cost each of them a tenth of a second.
     from dali_pipes.data_set.indexing import read_class_table
 
     return Source(
@@ -77,7 +78,6 @@ def tars(shards: ShardSet, *, jobs: int | None = None, show_progress: bool = Fal
 
 
 def _find_records(task: "tuple[File, str]", report: Report) -> list[Record]:
-    """The records of one tar; in a worker."""
     file, shard = task
     records: list[Record] = []
     components: dict[str, object] = {}

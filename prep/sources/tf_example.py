@@ -18,14 +18,10 @@ FieldRange = tuple[int, int]
 
 
 def find_features(data: bytes) -> dict[str, FieldRange]:
-    """Feature name -> the range of its message.
-
-    Raises:
-        DataError: If the bytes are not an Example, or an Example without features.
-    """
+    """Feature name -> the range of its message."""
     features: dict[str, FieldRange] = {}
-    for _, _, outer in _messages(data, (0, len(data)), number=1):
-        for _, _, entry in _messages(data, outer, number=1):
+    for outer in _messages(data, (0, len(data))):
+        for entry in _messages(data, outer):
             name, message = b"", (0, 0)
             for number, wire, span in _fields(data, entry):
                 if (number, wire) == (1, _BYTES):
@@ -34,16 +30,12 @@ def find_features(data: bytes) -> dict[str, FieldRange]:
                     message = span
             features[name.decode(errors="replace")] = message
     if not features:
-        raise DataError("is not a tf.train.Example, or one without features")
+        raise DataError("is not a tf.train.Example, or has no features")
     return features
 
 
 def list_of(features: Mapping[str, FieldRange], data: bytes, feature: str) -> tuple[int, list[FieldRange]]:
-    """The kind of a feature's list (1 bytes, 2 floats, 3 integers), and the ranges of its values' fields.
-
-    Raises:
-        DataError: If there is no such feature; names the others.
-    """
+    """The kind of a feature's list (1 bytes, 2 floats, 3 integers), and the ranges of its values' fields."""
     if feature not in features:
         raise DataError(f"no feature '{feature}' (found: {', '.join(sorted(features))})")
     for kind, wire, span in _fields(data, features[feature]):
@@ -53,7 +45,7 @@ def list_of(features: Mapping[str, FieldRange], data: bytes, feature: str) -> tu
 
 
 def values_of(features: Mapping[str, FieldRange], data: bytes, feature: str) -> list[Any]:
-    """The values of a feature: bytes, floats or integers; may be empty."""
+    """The values of a feature: bytes, floats or integers; an empty list without values."""
     kind, spans = list_of(features, data, feature)
     values: list[Any] = []
     for first, stop in spans:
@@ -71,8 +63,9 @@ def values_of(features: Mapping[str, FieldRange], data: bytes, feature: str) -> 
     return values
 
 
-def _messages(data: bytes, span: FieldRange, *, number: int) -> Iterator[tuple[int, int, FieldRange]]:
-    return (field for field in _fields(data, span) if field[:2] == (number, _BYTES))
+def _messages(data: bytes, span: FieldRange) -> Iterator[FieldRange]:
+    """The ranges of the messages in field 1."""
+    return (content for number, wire, content in _fields(data, span) if (number, wire) == (1, _BYTES))
 
 
 def _fields(data: bytes, span: FieldRange) -> Iterator[tuple[int, int, FieldRange]]:
@@ -97,7 +90,7 @@ def _fields(data: bytes, span: FieldRange) -> Iterator[tuple[int, int, FieldRang
 
 
 def _varint(data: bytes, at: int, stop: int) -> tuple[int, int]:
-    """A number and the byte after it."""
+    """A number, and the position after it."""
     value = shift = 0
     while at < stop and shift < 70:
         byte = data[at]
@@ -106,4 +99,4 @@ def _varint(data: bytes, at: int, stop: int) -> tuple[int, int]:
         if byte < 0x80:
             return value & 0xFFFFFFFFFFFFFFFF, at
         shift += 7
-    raise DataError(f"is not a tf.train.Example: a number without end at its byte {at}")
+    raise DataError(f"is not a tf.train.Example: the number before its byte {at} has no end")

@@ -20,16 +20,12 @@ LENGTH_BYTES = _LENGTH.size
 """Bytes before a record's data: its length, and the length's checksum."""
 FRAME_BYTES = _LENGTH.size + _CRC.size
 """Bytes of a record without its data."""
-# A record is in memory while it is read. Protocol buffers end at 2 GiB.
+# A record is in memory while it is read. A protocol buffer has less than 2 GiB.
 MAX_RECORD_BYTES = 1 << 31
 
 
 def find_tfrecords(paths: Sequence[Path]) -> list[Path]:
-    """The files, and for a directory its files with ``tfrecord`` in their names, sorted.
-
-    Raises:
-        DataError: If there is no such file or directory, or a directory holds none.
-    """
+    """The named files, and of a directory its files with ``tfrecord`` in their names, sorted."""
     files: list[Path] = []
     for path in paths:
         if path.is_dir():
@@ -50,7 +46,7 @@ def find_tfrecords(paths: Sequence[Path]) -> list[Path]:
 
 
 def masked_crc32c(data: bytes) -> int:
-    """TFRecord's checksum: CRC32C, rotated and shifted, so that a file of checksums is not its own.
+    """TFRecord's checksum: CRC32C, rotated and plus a constant, because the data may contain CRCs of their own.
 
     >>> hex(masked_crc32c(b"123456789"))
     '0xc78ab0e5'
@@ -60,7 +56,7 @@ def masked_crc32c(data: bytes) -> int:
 
 
 def read_frames(stream: BinaryIO, num_bytes: int) -> Iterator[tuple[int, bytes, str | None]]:
-    """Yield each record's offset, data and fault, if any. A wrong length ends the search."""
+    """Yield each record's offset, data and fault, if it has one. A wrong length ends the search."""
     offset = 0
     while head := stream.read(_LENGTH.size):
         if len(head) < _LENGTH.size:
@@ -86,7 +82,6 @@ def read_frames(stream: BinaryIO, num_bytes: int) -> Iterator[tuple[int, bytes, 
 
 
 def file_bytes(path: Path) -> int:
-    """The size of a file."""
     try:
         return path.stat().st_size
     except OSError as exc:

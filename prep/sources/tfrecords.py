@@ -4,7 +4,7 @@ Each file is read once; a photo's bytes are read again, from their place in the 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from prep.sources.tfrecord_files import FRAME_BYTES, LENGTH_BYTES, file_bytes, r
 from prep.tar.writer import Range
 from prep.workers import Report, Workers
 
-# Usual names of features, in whatever case; the first that a record has is taken.
+# Usual names of features, in upper or lower case. The first one that a record has is taken.
 IMAGE_FEATURES = ("image/encoded", "image", "image_raw", "jpeg", "img")
 LABEL_FEATURES = ("image/class/label", "label", "image/label", "class/label")
 TEXT_FEATURES = ("image/class/text", "class/text", "label/text")
@@ -39,7 +39,7 @@ _EXTENSIONS = {
 
 @dataclass(frozen=True, kw_only=True)
 class _Wanted:
-    """The features that a record is searched for, by name."""
+    """The names of the features to find: see `tfrecords`."""
 
     components: Mapping[str, str]
     values: Mapping[str, str]
@@ -49,20 +49,11 @@ class _Wanted:
 
 
 class _Found(NamedTuple):
-    """A record of a file."""
-
     key: str
     components: dict[str, object]
     label: int | None
     text: str | None
-
-
-@dataclass
-class _File:
-    """The records of a file, and descriptions of those that cannot be packed."""
-
-    found: list[_Found] = field(default_factory=list)
-    broken: list[str] = field(default_factory=list)
+    """The name of the class."""
 
 
 def tfrecords(
@@ -85,18 +76,18 @@ def tfrecords(
         values: Component -> feature that is written as `webdataset.TarWriter` writes values: ``caption.txt`` a text,
             ``boxes.json`` a list, ``boxes.npy`` an array.
         label: The feature with the class id, an integer, or with the class's name; by default the first of
-            `LABEL_FEATURES`. Names, where labels are integers, come from `TEXT_FEATURES`.
+            `LABEL_FEATURES`. If labels are integers, the names of classes come from `TEXT_FEATURES`.
         has_labels: ``False`` packs no ``cls``.
         key: The feature with the key, whose extension is left out; by default the file's name and the record's number:
             ``train-00000-of-00008/000017``.
-        jobs: Files read at a time, each by a process; by default the number of cores, at most 16.
+        jobs: The number of processes, each of which reads a file; by default the cores, at most 16.
         show_progress: Draw a bar.
 
     Returns:
         A source whose ``broken`` names, by file and byte, the records that are damaged or lack a wanted feature.
 
     Raises:
-        DataError: If a file cannot be read or is compressed, no record is whole, or one class id has two names.
+        DataError: If a file cannot be read or is compressed, no record can be packed, or one class id has two names.
     """
     wanted = _Wanted(
         components=dict(components or {}), values=dict(values or {}), label=label, has_labels=has_labels, key=key
@@ -108,29 +99,26 @@ def tfrecords(
     ):
         tasks = ((path, _stem(path, files), wanted) for path in files)
         read = workers.map(_read_file, tasks, inline=lambda _: total < MIN_SHARED_BYTES, on_progress=drawn.update)
-    broken = [line for file in read for line in file.broken]
+    rows = [found for found_here, _ in read for found in found_here]
+    broken = [line for _, broken_here in read for line in broken_here]
     name = f"tfrecords '{files[0]}'" + (f" and {len(files) - 1} more" if len(files) > 1 else "")
-    if not any(file.found for file in read):
+    if not rows:
         raise DataError(f"{name}: no record can be packed: {shown(broken, are_names=False) or 'the files are empty'}")
-    classes, numbers = _classes(read, name) if has_labels else ({}, {})
-    records = [
-        Record(
-            key=found.key,
-            components=found.components,
-            label=None if not has_labels else found.label if found.label is not None else numbers[found.text or ""],
-        )
-        for file in read
-        for found in file.found
-    ]
+    classes: dict[int, str] = {}
+    if has_labels:
+        rows, classes = _with_labels(rows, name)
+    records = [Record(key=found.key, components=found.components, label=found.label) for found in rows]
     return Source(name=name, records=records, classes=classes, broken=broken)
 
 
 # Files
 
 
-def _read_file(task: tuple[Path, str, _Wanted], report: Report) -> _File:
+def _read_file(task: tuple[Path, str, _Wanted], report: Report) -> tuple[list[_Found], list[str]]:
+    """The records of a file, and one line for each record that cannot be packed."""
     path, stem, wanted = task
-    file = _File()
+    records: list[_Found] = []
+    broken: list[str] = []
     try:
         with path.open("rb") as stream:
             for number, (offset, data, problem) in enumerate(read_frames(stream, file_bytes(path))):
@@ -138,18 +126,16 @@ def _read_file(task: tuple[Path, str, _Wanted], report: Report) -> _File:
                 if number == 0 and problem and data[:2] == b"\x1f\x8b":
                     raise DataError(f"'{path}' is compressed, expected a plain TFRecord file; gunzip it")
                 if problem:
-                    file.broken.append(f"{where}: {problem}")
+                    broken.append(f"{where}: {problem}")
                     continue
                 try:
-                    file.found.append(
-                        _find(path, offset + LENGTH_BYTES, data, wanted=wanted, key=f"{stem}/{number:06d}")
-                    )
+                    records.append(_find(path, offset + LENGTH_BYTES, data, wanted=wanted, key=f"{stem}/{number:06d}"))
                 except DataError as exc:
-                    file.broken.append(f"{where}: {exc}")
+                    broken.append(f"{where}: {exc}")
                 report(len(data) + FRAME_BYTES)
     except OSError as exc:
         raise DataError(f"cannot read '{path}': {exc.strerror or exc}") from exc
-    return file
+    return records, broken
 
 
 def _stem(path: Path, files: Sequence[Path]) -> str:
@@ -164,7 +150,7 @@ def _stem(path: Path, files: Sequence[Path]) -> str:
 
 
 def _find(path: Path, start: int, data: bytes, *, wanted: _Wanted, key: str) -> _Found:
-    """The wanted features of an Example, whose data begin at byte ``start`` of the file."""
+    """The wanted features of the Example ``data``, which begins at byte ``start`` of the file."""
     features = find_features(data)
     photo = find_known(features, IMAGE_FEATURES)
     if photo is None and not wanted.components:
@@ -198,14 +184,14 @@ def _label(features: Mapping[str, FieldRange], data: bytes, wanted: _Wanted) -> 
     return values[0], _text(features, data, text_feature) if has_text and text_feature else None
 
 
-def _classes(read: Sequence[_File], name: str) -> tuple[dict[int, str], dict[str, int]]:
-    """The class table, and the class ids of names if labels are names."""
-    rows = [found for file in read for found in file.found]
+def _with_labels(rows: list[_Found], name: str) -> tuple[list[_Found], dict[int, str]]:
+    """The records with class ids, also where their labels are names, and the class table."""
     if any(found.label is None for found in rows):
         if odd := next((found for found in rows if found.label is not None), None):
             raise DataError(f"{name}: labels are names and integers, {odd.label} at '{odd.key}'; expected one of both")
         numbers = number_classes(found.text or "" for found in rows)
-        return {number: text for text, number in numbers.items()}, numbers
+        rows = [found._replace(label=numbers[found.text or ""]) for found in rows]
+        return rows, {number: text for text, number in numbers.items()}
     classes: dict[int, str] = {}
     for found in rows:
         assert found.label is not None, "checked above"
@@ -214,7 +200,7 @@ def _classes(read: Sequence[_File], name: str) -> tuple[dict[int, str], dict[str
             raise DataError(
                 f"{name}: class id {found.label} is '{classes[found.label]}' and, at '{found.key}', '{text}'"
             )
-    return dict(sorted(classes.items())), {}
+    return rows, dict(sorted(classes.items()))
 
 
 def _unknown(features: Mapping[str, FieldRange], names: Sequence[str], advice: str) -> DataError:

@@ -12,7 +12,7 @@ def encode_value(value: object, *, component: str, where: str) -> bytes:
     """The bytes that ``TarWriter`` would write for a value, and that WebDataset's ``decode()`` reads back.
 
     Args:
-        value: A string for any extension; an integer or the like for ``cls``; JSON values for ``json``; an array for
+        value: A string for any extension; an integer or similar for ``cls``; JSON values for ``json``; an array for
             ``npy``; anything for ``pyd`` and ``pickle``; for ``npz``, ``pth``, ``png`` and others, as in WebDataset.
         component: Its last part is the extension.
         where: The record, for errors.

@@ -151,7 +151,7 @@ LAST = _frame(_example(_photo(1)))
         (_damage(GOOD, 9), "its length has the checksum", 1),
         (GOOD[:-700], "its data have the checksum", 1),  # and then it is out of step
         (_frame(b"no Example"), "is not a tf.train.Example: ", 2),
-        (_frame(b""), "is not a tf.train.Example, or one without features", 2),
+        (_frame(b""), "is not a tf.train.Example, or has no features", 2),
         (_frame(_example({"image": encode_photo()})), r"no feature image/class/label or label or .*--label FEATURE", 2),
         (_frame(_example({"label": 1})), r"no feature image/encoded or image or .* \(found: label\)", 2),
         (_frame(_example({"image": 3, "label": 1})), "feature 'image' holds 1 values, expected one of bytes", 2),
