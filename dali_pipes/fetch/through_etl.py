@@ -121,7 +121,7 @@ class TransformedShards:
         if is_unknown_etl(answer.status, text, name=self._etl):
             # It may come back: a lost pod is started again, and targets learn of an ETL one after the other.
             return FaultError(f"no ETL '{self._etl}' runs there ({text})")
-        if answer.status == 422:  # what `prep.etl.server` answers for a shard that it cannot transform
+        if answer.status == 422:  # what `prep.etl` answers for a shard that it cannot transform
             return StoreError(f"{item.address}: the ETL failed: {text}")
         return self._stored.refusal(item, answer, body, is_known=is_known)
 

@@ -1,1 +1,1 @@
-"""Apply a function of a sample to whole shards: here, in the pods of AIStore's ETL, or in the embedded node."""
+"""Apply a function of a sample to whole shards: on this machine, in a cluster's pods, or in the embedded node."""

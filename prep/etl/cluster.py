@@ -1,4 +1,4 @@
-"""Transform shards by a cluster's ETL: read one transformed, or transform many by a job, from bucket to bucket.
+"""Transform shards by a cluster's ETL: read one shard through it, or run a job from bucket to bucket.
 
 AIStore runs a transform in pods, one beside each target, so it needs Kubernetes. The embedded node runs it as a
 process, if that is allowed.
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 IMAGE = "dali-pipes-etl:latest"
 """The image that ``deploy/etl`` builds; a cluster pulls it under the name of its registry."""
+# Seconds between two looks at a job: the first pause and the longest; the pause doubles.
 POLL_S = (0.05, 1.0)
-"""Seconds between two looks at a job: at first, and at most; the pause doubles."""
-# A job over a list of objects does not end by itself. It is done when all targets were idle at this many looks; AIS
-# calls a target idle after four seconds without work.
+# A job over a list of objects does not end by itself. It is done when all targets were idle at this many looks. AIS
+# reports a target as idle after four seconds without work.
 NUM_IDLE = 2
 _READ_BYTES = 1 << 20
 
@@ -41,13 +41,13 @@ def start_etl(store: Bucket, name: str, *, transform: str, image: str = IMAGE, i
     Args:
         store: Any bucket of the cluster.
         name: 6 to 32 lower-case letters, digits and dashes.
-        transform: ``pets``, or ``MODULE:FUNCTION`` of a module that the image has.
+        transform: ``pets``, or ``MODULE:FUNCTION`` of a module in the image.
         image: The image of ``deploy/etl``, or one based on it.
-        init_timeout_s: How long the cluster waits for its pods.
+        init_timeout_s: The cluster waits this long for the pods.
 
     Raises:
-        NoEtlError: If the cluster has no ETL.
-        StoreError: If it cannot be started: the name is taken, the image is not found.
+        NoEtlError: If the cluster cannot run ETLs.
+        StoreError: If the ETL does not start, for example because the name is taken or the image is not found.
         ValueError: If the name is invalid.
     """
     from aistore.sdk.errors import AISError
@@ -69,7 +69,7 @@ def start_etl(store: Bucket, name: str, *, transform: str, image: str = IMAGE, i
 
 
 def stop_etl(store: Bucket, name: str) -> None:
-    """End the ETL's pods and delete it; raises `StoreError` if there is none of this name."""
+    """End the ETL's pods and delete the ETL; raises `StoreError` for an unknown name."""
     etl = store.client.etl(name)
     with asking_etl(store, name):
         etl.stop()
@@ -78,7 +78,7 @@ def stop_etl(store: Bucket, name: str) -> None:
 
 @contextlib.contextmanager
 def running_etl(store: Bucket, *, transform: str, image: str = IMAGE) -> Iterator[str]:
-    """Start an ETL under a new name and stop it afterwards; raises what `start_etl` raises."""
+    """Start an ETL under a new name, and stop it at the end; raises the errors of `start_etl`."""
     name = f"dali-pipes-{uuid.uuid4().hex[:12]}"
     start_etl(store, name, transform=transform, image=image)
     try:
@@ -91,15 +91,15 @@ def running_etl(store: Bucket, *, transform: str, image: str = IMAGE) -> Iterato
 
 
 def get_transformed(store: Bucket, shard: str, file: BinaryIO, *, etl: str) -> int:
-    """Read one shard through an ETL into ``file``; nothing is stored in the cluster. Returns its bytes.
+    """Read one shard through an ETL into ``file``, and return its size in bytes. The cluster stores nothing.
 
     Raises:
-        NoEtlError: If the cluster has no ETL.
-        StoreError: If there is no such shard or ETL, or the transform fails: with its message.
+        NoEtlError: If the cluster cannot run ETLs.
+        StoreError: If the shard or the ETL does not exist, or the transform fails; includes the transform's message.
     """
     from aistore.sdk.etl import ETLConfig
 
-    # By `raw`: without retries, and without the SDK's chunks of 10 KiB. A transform may take long to answer.
+    # `raw` does not retry, and does not read in the SDK's chunks of 10 KiB. A transform may take long to answer.
     bucket = store.client.bucket(store.bucket, provider=store.provider)
     num_bytes = 0
     with asking_etl(store, etl, shard=shard):
@@ -114,28 +114,29 @@ def get_transformed(store: Bucket, shard: str, file: BinaryIO, *, etl: str) -> i
 def run_offline(
     shards: ShardSet, output: Output, *, etl: str, overwrite: bool = False, show_progress: bool = False
 ) -> TransformReport:
-    """Transform shards inside the cluster, from bucket to bucket; returns when all outputs are there.
+    """Transform shards inside the cluster, from bucket to bucket; return when all outputs exist.
 
     Args:
         shards: The input, in a bucket.
         output: A bucket of the same cluster.
-        etl: A running ETL's name.
-        overwrite: Replace objects of the outputs' names.
+        etl: The name of a running ETL.
+        overwrite: Replace outputs that exist.
         show_progress: Draw a bar if stderr is a terminal.
 
     Raises:
-        NoEtlError: If the cluster has no ETL.
-        StoreError: If outputs are there already, or the job fails: with the transform's message about a shard.
+        NoEtlError: If the cluster cannot run ETLs.
+        StoreError: If outputs exist already, or the job fails; includes the transform's message about a shard.
         ValueError: If an output is an input, or one of the two is a directory.
     """
     why = "a cluster's ETL goes from bucket to bucket; here: dali-pipes prep transform"
     source, target = shards.store.need_cluster(why), output.store.need_cluster(why)
-    _check_etl(source, etl)
+    with asking_etl(source, etl):
+        source.client.etl(etl).view()  # refuses an ETL that does not run, before any output is deleted or created
     check_output(shards, output, overwrite=overwrite)
     started = time.perf_counter()
     names = [output.name_of(name) for name in shards.names]
     if overwrite:
-        # Deleted, so that all outputs that are there afterwards are of this job.
+        # Deleted, so that all outputs that exist afterwards come from this job.
         for entry in target.list(output.name_of(shards.prefix)):
             if entry.name in names:
                 target.delete(entry.name)
@@ -161,14 +162,8 @@ def run_offline(
     )
 
 
-def _check_etl(store: Bucket, name: str) -> None:
-    """Refuse an ETL that is not running, before anything is deleted or created."""
-    with asking_etl(store, name):
-        store.client.etl(name).view()
-
-
 def _wait(client: "Client", job: str, *, num_shards: int, show_progress: bool) -> str:
-    """Wait until the job is done; returns why it was aborted, or an empty text."""
+    """Wait until the job is done; return the reason of an abort, or an empty text."""
     pause, longest = POLL_S
     num_idle = 0
     watched = client.job(job)
@@ -188,13 +183,13 @@ def _wait(client: "Client", job: str, *, num_shards: int, show_progress: bool) -
 
 
 def _is_idle(snap: "JobSnap") -> bool:
-    """Whether a target has done its part: it is idle, or was idle for so long that its part ended."""
+    """Whether a target has done its part: it is idle, or its part has ended because it was idle for long."""
     has_ended = bool(snap.end_time) and not snap.end_time.startswith("0001")  # Go's zero
     return bool(snap.is_idle or has_ended)
 
 
 def _object_errors(store: Bucket, name: str, job: str) -> str:
-    """The messages of the job's transforms, if the cluster kept them."""
+    """Return the messages of the job's transforms, if the cluster kept them."""
     with contextlib.suppress(StoreError), asking_etl(store, name):
         errors = store.client.etl(name).view(job_id=job).obj_errors or []
         return shown([f"'{error.obj_name}': {message_of(error.msg)}" for error in errors], are_names=False)

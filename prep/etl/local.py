@@ -13,19 +13,19 @@ from dali_pipes.progress import bar
 from dali_pipes.store.base import Store
 from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import open_prefix
-from prep.etl.transforms import ShardTransform, load_transform
+from prep.etl.transforms import load_transform
 from prep.workers import Report, Workers
 
 
 @dataclass(frozen=True, kw_only=True)
 class Output:
-    """Where transformed shards go: a store, and a prefix before each shard's own name."""
+    """The place of transformed shards: a store, and a prefix before each shard's own name."""
 
     store: Store
     prefix: str
 
     def name_of(self, shard: str) -> str:
-        """The output's name of a shard; its whole name follows the prefix, as in a cluster's ETL.
+        """Return the name of a shard's output: the prefix and the whole name, as in a cluster's ETL.
 
         >>> from dali_pipes.store.local import LocalStore
         >>> Output(store=LocalStore(Path("out")), prefix="small/").name_of("train/samples-000000.tar")
@@ -36,16 +36,16 @@ class Output:
 
 @dataclass(frozen=True, kw_only=True)
 class TransformReport:
-    """What a transform did."""
+    """The result of a transform."""
 
     url: str
     """The beginning of all outputs' names."""
     shards: tuple[str, ...]
     num_bytes: int
-    """Of the outputs."""
+    """Bytes of the outputs."""
     elapsed_s: float
     job: str | None = None
-    """The number of the cluster's job, if a cluster did it."""
+    """The id of the cluster's job, for a transform in a cluster."""
 
 
 @dataclass(frozen=True)
@@ -66,24 +66,24 @@ def transform_shards(
     jobs: int | None = None,
     show_progress: bool = False,
 ) -> TransformReport:
-    """Apply a transform to each shard, and copy the class table beside them.
+    """Apply a transform to each shard, and copy the class table beside the outputs.
 
-    An output is there whole or not at all. Outputs that were written before an error stay.
+    An output is either complete or does not exist. Outputs that were written before an error stay.
 
     Args:
         shards: The input.
-        output: Where the shards go, under their names.
+        output: The place of the outputs.
         transform: ``pets`` or ``MODULE:FUNCTION``.
-        overwrite: Replace objects of the outputs' names.
-        jobs: The number of processes; by default the cores, at most 16.
+        overwrite: Replace outputs that exist.
+        jobs: The number of processes; by default the number of cores, at most 16.
         show_progress: Draw a bar if stderr is a terminal.
 
     Raises:
-        DataError: If a shard cannot be read or a sample not be transformed; names shard and key.
-        StoreError: If outputs are there already, or a store fails.
-        ValueError: If there is no such transform, or an output is an input.
+        DataError: If a shard cannot be read or a sample cannot be transformed; names shard and key.
+        StoreError: If outputs exist already, or a store fails.
+        ValueError: If the transform does not exist, or an output is an input.
     """
-    load_transform(transform)  # so that a wrong name is refused before anything starts
+    load_transform(transform)  # so that a wrong name is refused before any work
     check_output(shards, output, overwrite=overwrite)
     started = time.perf_counter()
     tasks = [_Task(transform, shards.store, name, output.store, output.name_of(name)) for name in shards.names]
@@ -112,7 +112,7 @@ def open_output(url: str | Path, *, endpoint: str | None) -> Output:
 
 
 def check_output(shards: ShardSet, output: Output, *, overwrite: bool) -> None:
-    """Refuse outputs that are inputs or exist; create the bucket, delete the files that describe replaced shards.
+    """Refuse outputs that are inputs or exist; create the bucket, and delete files that describe replaced shards.
 
     Raises:
         StoreError: If an output exists and ``overwrite`` is false.
@@ -134,28 +134,24 @@ def check_output(shards: ShardSet, output: Output, *, overwrite: bool) -> None:
 
 
 def copy_classes(shards: ShardSet, output: Output) -> None:
-    """Copy the class table, if there is one: `prep index` reads it beside the output."""
+    """Copy the class table, if it exists: `prep index` reads it beside the outputs."""
     name = classes_name(shards.prefix)
     if (table := shards.store.find(name)) is not None:
-        json.loads(table)  # so that a broken one is found here, and not by the index
+        json.loads(table)  # so that a broken table is found here, and not by the index
         output.store.write(output.name_of(name), table)
 
 
 def _transform_one(task: _Task, report: Report) -> int:
     """Transform one shard, in a worker; returns the output's bytes."""
-    pieces = _transform(task.transform).pieces
     with tempfile.TemporaryDirectory(prefix="dali-pipes-etl-") as folder:
-        # A file, because an upload begins with the length, which is known at the end.
+        # A file, because an upload begins with the length, which is not known before the end.
         path = Path(folder) / "shard.tar"
         with task.source.open(task.shard) as stream, path.open("wb") as file:
-            for piece in pieces(stream, shard=task.shard):
-                file.write(piece)
+            file.writelines(_transform(task.transform).pieces(stream, shard=task.shard))
         task.target.upload(task.name, path)
         num_bytes = path.stat().st_size
     report(1)
     return num_bytes
 
 
-@lru_cache(maxsize=1)
-def _transform(spec: str) -> ShardTransform:
-    return load_transform(spec)
+_transform = lru_cache(maxsize=1)(load_transform)

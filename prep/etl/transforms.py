@@ -1,7 +1,7 @@
-"""Transform a shard: apply one function to each sample, in order; keys stay.
+"""Transform a shard: apply one function to each sample, in order. Keys stay the same.
 
-The output is a function of the shard's bytes, the transform and its libraries: headers have no time and no owner, but a
-JPEG decoder of another version may round differently.
+The output depends only on the shard's bytes, the transform and its libraries: headers hold no time and no owner. A JPEG
+decoder of another version may round pixels differently.
 """
 
 import importlib
@@ -24,11 +24,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 
-# A tar is padded to a multiple of this.
-RECORD = 20 * BLOCK
-
-CROP = 350
-"""As in the tutorial."""
+_RECORD = 20 * BLOCK  # a tar is padded to a multiple of this
+CROP = 350  # as in the tutorial
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 Sample = dict[str, bytes]
@@ -36,83 +33,76 @@ Sample = dict[str, bytes]
 
 
 class ShardTransform(ABC):
-    """Transforms shards; a subclass transforms a sample."""
+    """Transforms shards; a subclass says how to transform a sample."""
 
     name: str
-    """The text that `load_transform` makes it of."""
+    """The text from which `load_transform` made it."""
 
     @abstractmethod
     def transform_sample(self, sample: Sample) -> Mapping[str, bytes]:
-        """The components to write instead of a sample's, in order; none: the sample is left out.
+        """Return the components to write for a sample, in order; an empty mapping leaves the sample out.
 
-        It may raise anything: the error will name shard and key. Several threads may call it at a time.
+        It may raise any exception: the error will name shard and key. Several threads may call it at a time.
         """
 
     def pieces(self, stream: BinaryIO, *, shard: str) -> Iterator[bytes]:
-        """The new shard's bytes, sample by sample; two samples are in memory.
+        """Yield the new shard's bytes, sample by sample; two samples are in memory.
 
         Raises:
-            DataError: While iterating, if the shard is not a tar, holds a sample in pieces, or the transform fails;
-                names the ``shard``.
+            DataError: While iterating, if the shard is not a tar, the members of a sample do not stand together, or the
+                transform fails; names the ``shard``.
         """
         num_bytes = 0
         for key, sample in _samples(stream, shard):
-            for name, data in self._members(key, sample, shard):
+            for name, data in self._members(key, sample, shard).items():
                 for piece in (member_header(name, len(data)), data, bytes(-len(data) % BLOCK)):
                     num_bytes += len(piece)
                     yield piece
         # Two empty blocks, and padding.
-        yield bytes(2 * BLOCK + -(num_bytes + 2 * BLOCK) % RECORD)
+        yield bytes(2 * BLOCK + -(num_bytes + 2 * BLOCK) % _RECORD)
 
     def transform(self, data: bytes, path: str, etl_args: str = "") -> bytes:
-        """The whole new shard, for an ETL server, which never sends a part before an error.
+        """Return the whole new shard, for an ETL server, which must not send a part of a shard before an error.
 
         Args:
             data: The shard.
             path: ``BUCKET/NAME``, quoted or not.
-            etl_args: Arguments of a request; transforms take none.
+            etl_args: Arguments of a request, which must be empty.
 
         Raises:
-            DataError: As `pieces`.
-            ValueError: If there are ``etl_args``.
+            DataError: For the same reasons as `pieces`.
+            ValueError: If ``etl_args`` is not empty.
         """
         shard = unquote(path).rpartition("/")[2]
         if etl_args:
             raise ValueError(f"transform '{self.name}' takes no arguments with a request, got '{etl_args}'")
         return b"".join(self.pieces(io.BytesIO(data), shard=shard))
 
-    def _members(self, key: str, sample: Sample, shard: str) -> list[tuple[str, bytes]]:
-        where = f"shard '{shard}', key '{key}'"
+    def _members(self, key: str, sample: Sample, shard: str) -> dict[str, bytes]:
+        """Transform a sample, and check the result; return its files by name."""
+        where = f"shard '{shard}', key '{key}': transform '{self.name}'"
         try:
             made: object = self.transform_sample(sample)
         except Exception as exc:
             cause = str(exc) if isinstance(exc, DataError) else f"{type(exc).__name__}: {exc}"
-            raise DataError(f"{where}: transform '{self.name}' failed: {' '.join(cause.split())}") from exc
+            raise DataError(f"{where} failed: {' '.join(cause.split())}") from exc
         if not isinstance(made, Mapping):
             raise DataError(
-                f"{where}: transform '{self.name}' returned {type(made).__name__}, expected a dict of component to "
-                "bytes; an empty one leaves the sample out"
+                f"{where} returned {type(made).__name__}, expected a dict of component to bytes; an empty one leaves "
+                "the sample out"
             )
         members: dict[str, bytes] = {}
         for component, data in made.items():
             name = f"{key}.{component}"
             if not isinstance(component, str) or split_key(name) != (key, component):
-                raise DataError(
-                    f"{where}: transform '{self.name}' named a component {component!r}, expected an extension such as "
-                    "'jpg' or 'seg.png'"
-                )
+                expected = "an extension such as 'jpg' or 'seg.png'"
+                raise DataError(f"{where} named a component {component!r}, expected {expected}")
             if component.lower() != component:
-                raise DataError(
-                    f"{where}: transform '{self.name}' named a component '{component}', expected lower case, as which "
-                    "it is read"
-                )
+                raise DataError(f"{where} named a component '{component}', expected lower case: readers lower the name")
             if not isinstance(data, bytes):
-                raise DataError(
-                    f"{where}: transform '{self.name}' made component '{component}' of {type(data).__name__}, "
-                    "expected bytes"
-                )
+                raise DataError(f"{where} made component '{component}' of {type(data).__name__}, expected bytes")
             members[name] = data
-        return list(members.items())
+        return members
 
 
 class FunctionTransform(ShardTransform):
@@ -123,7 +113,7 @@ class FunctionTransform(ShardTransform):
         self._function = function
 
     def transform_sample(self, sample: Sample) -> Mapping[str, bytes]:
-        """The function's result."""
+        """Call the function."""
         return self._function(sample)
 
 
@@ -131,9 +121,9 @@ class PetsTransform(ShardTransform):
     """The tutorial's transform: crops photo and trimap to their centre, normalises the photo, stores both as ``.npy``.
 
     ``image.npy`` replaces ``image.jpg``: float32 [3, crop, crop], ``(pixel / 255 - mean) / std`` with ImageNet's mean
-    and deviation. ``trimap.npy`` replaces ``trimap.png``: uint8 [1, crop, crop], the mask's values. The window is that
-    of torchvision's ``CenterCrop``; outside a smaller photo, pixels are 0 before they are normalised. Other components
-    stay as they are. A sample becomes 1.5 MB, so pack small shards for it (``--max-count 100``).
+    and standard deviation. ``trimap.npy`` replaces ``trimap.png``: uint8 [1, crop, crop], the mask's values. The crop
+    is that of torchvision's ``CenterCrop``; outside a smaller photo, pixels are 0 before they are normalised. Other
+    components stay as they are. A sample grows to 1.5 MB, so pack small shards for it (``--max-count 100``).
     """
 
     name = "pets"
@@ -144,7 +134,7 @@ class PetsTransform(ShardTransform):
         self.crop = crop
 
     def transform_sample(self, sample: Sample) -> Mapping[str, bytes]:
-        """The sample with its tensors; raises `DataError` if photo or trimap is missing or cannot be decoded."""
+        """Return the sample with its tensors; raises `DataError` if a component is missing or cannot be decoded."""
         if lacking := next((name for name in (PHOTO, MASK) if name not in sample), None):
             raise DataError(f"no component '{lacking}' (found: {', '.join(sample)})")
         made: dict[str, bytes] = {}
@@ -171,12 +161,12 @@ class PetsTransform(ShardTransform):
 
 
 def load_transform(spec: str) -> ShardTransform:
-    """The transform ``pets``, or ``MODULE:NAME``: a function of a sample or a subclass of `ShardTransform`.
+    """Return the transform ``pets``, or ``MODULE:NAME``: a function of a sample or a subclass of `ShardTransform`.
 
-    A module that Python does not find otherwise is searched in the current directory.
+    The module may also lie in the current directory, which is searched last.
 
     Raises:
-        ValueError: If ``spec`` is neither, there is no such module or name, or it cannot be called.
+        ValueError: If ``spec`` has another form, the module or the name does not exist, or it cannot be called.
     """
     if spec == PetsTransform.name:
         return PetsTransform()
@@ -184,7 +174,7 @@ def load_transform(spec: str) -> ShardTransform:
     if not (module_name and mark and name):
         raise ValueError(f"a transform is 'pets' or MODULE:FUNCTION, such as my_module:crop, got '{spec}'")
     if (here := os.getcwd()) not in sys.path:  # noqa: PTH109 (sys.path holds strings)
-        sys.path.append(here)  # last, so that it hides no other module
+        sys.path.append(here)  # last, so that it does not hide another module
         importlib.invalidate_caches()
     try:
         found: Any = importlib.import_module(module_name)
@@ -207,7 +197,7 @@ def load_transform(spec: str) -> ShardTransform:
 
 
 def _samples(stream: BinaryIO, shard: str) -> Iterator[tuple[str, Sample]]:
-    """A shard's samples, in order; refuses a sample whose members do not stand together."""
+    """Yield a shard's samples, in order; refuse a sample whose members do not stand together."""
     seen: set[str] = set()
     key: str | None = None
     sample: Sample = {}
@@ -217,9 +207,7 @@ def _samples(stream: BinaryIO, shard: str) -> Iterator[tuple[str, Sample]]:
                 yield key, sample
             key, sample = member.key, {}
             if key in seen:
-                raise DataError(
-                    f"shard '{shard}', key '{key}': its members do not stand together; pack or shuffle it anew"
-                )
+                raise DataError(f"shard '{shard}', key '{key}': its members do not stand together; pack it anew")
             seen.add(key)
         if member.component in sample:
             raise DataError(f"shard '{shard}', key '{key}': component '{member.component}' comes twice; pack it anew")
@@ -229,7 +217,7 @@ def _samples(stream: BinaryIO, shard: str) -> Iterator[tuple[str, Sample]]:
 
 
 def _decode(data: bytes, mode: str, *, component: str) -> "npt.NDArray[np.uint8]":
-    """Pixels, [height, width] or [height, width, 3]."""
+    """Return pixels, [height, width] or [height, width, 3]."""
     import numpy as np
     from PIL import Image
 
@@ -242,7 +230,7 @@ def _decode(data: bytes, mode: str, *, component: str) -> "npt.NDArray[np.uint8]
 
 
 def _center_crop(pixels: "npt.NDArray[np.uint8]", crop: int) -> "npt.NDArray[np.uint8]":
-    """[crop, crop, ...], 0 where the photo is smaller."""
+    """Return [crop, crop, ...], filled with 0 where the photo is smaller."""
     import numpy as np
 
     height, width = pixels.shape[:2]
@@ -254,7 +242,7 @@ def _center_crop(pixels: "npt.NDArray[np.uint8]", crop: int) -> "npt.NDArray[np.
 
 
 def _center_window(size: int, crop: int) -> tuple[slice, slice]:
-    """The visible part of ``size`` pixels, and its place in the crop; rounds halves to even, as torchvision does.
+    """Return the visible part of ``size`` pixels, and its place in the crop; rounds halves to even, as torchvision.
 
     >>> _center_window(355, 350), _center_window(347, 350)
     ((slice(2, 352, None), slice(0, 350, None)), (slice(0, 347, None), slice(1, 348, None)))
