@@ -207,10 +207,12 @@ def _samples(stream: BinaryIO, shard: str) -> Iterator[tuple[str, Sample]]:
                 yield key, sample
             key, sample = member.key, {}
             if key in seen:
-                raise DataError(f"shard '{shard}', key '{key}': its members do not stand together; pack it anew")
+                raise DataError(
+                    f"shard '{shard}', key '{key}': its members do not stand together; pack or shuffle it again"
+                )
             seen.add(key)
         if member.component in sample:
-            raise DataError(f"shard '{shard}', key '{key}': component '{member.component}' comes twice; pack it anew")
+            raise DataError(f"shard '{shard}', key '{key}': component '{member.component}' comes twice; pack it again")
         sample[member.component] = member.read()
     if key is not None:
         yield key, sample
