@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from bench.commands.options import words
+from bench.engine.options import words
 
 
 @click.command()
@@ -13,19 +13,16 @@ from bench.commands.options import words
 @click.option(
     "--threshold",
     default=0.05,
-    show_default=True,
     type=float,
     help="The share by which a figure may be worse before it is called worse.",
 )
 @click.option(
     "--figures",
-    default=None,
     help="Comma separated, as the records call them.  [default: samples_per_s, cpu_ms_per_sample, "
     "time_to_first_batch_s, loader_memory_mib, shared_memory_mib, fetched_ratio]",
 )
 @click.option(
     "--relative-to",
-    default=None,
     metavar="LOADER",
     help="Compare ratios to this loader's figures (memory, for example), round by round within each run, for figures "
     "that depend on the machine: a busier machine slows all loaders alike.  [default: the figures themselves]",

@@ -6,15 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bench.commands.options import (
-    at_least,
-    cluster_options,
-    json_option,
-    opened_shards,
-    repeats_option,
-    shards_option,
-    words,
-)
+from bench.commands.options import json_option, opened_shards
+from bench.commands.running import needs_extras
+from bench.engine.options import at_least, words
+from dali_pipes.commands.options import cluster_options
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,18 +47,17 @@ def _sweeps(
 
 
 @click.command()
-@shards_option(required=False, help="Photos, masks and labels.  [default: drawn]")
+@click.option("--shards", help="Photos, masks and labels.  [default: drawn]")
 @click.option("--scenarios", help="Comma separated; see above.  [default: rn50]")
 @click.option("--all", "everything", is_flag=True, help="All of them, the most important first, each to a file in -o.")
 @click.option("-o", "--output", type=click.Path(file_okay=False, path_type=Path), help="Directory for --all.")
 @json_option
-@click.option("--device", default="auto", show_default=True, type=click.Choice(["auto", "cpu", "gpu"]))
+@click.option("--device", default="auto", type=click.Choice(["auto", "cpu", "gpu"]))
 @click.option("--num-threads", type=at_least(1), help="DALI's threads.  [default: cores]")
 @click.option("--batch-size", type=at_least(1), help="Samples a batch.  [default: 256, on the CPU 64]")
 @click.option(
     "--hw-decoder-load",
     default=0.65,
-    show_default=True,
     type=click.FloatRange(0, 1),
     help="Share of a batch for the JPEG engines.",
 )
@@ -76,26 +70,25 @@ def _sweeps(
     help=f"What to vary, one at a time: {', '.join(_SWEEPABLE)}.  [default: all of them]",
 )
 @click.option("--no-sweep", is_flag=True, help="Only the base setting.")
-@click.option("--photo", default="image.jpg", show_default=True, help="Component that holds the photo.")
-@click.option("--mask", default="trimap.png", show_default=True, help="Component that holds the mask.")
-@click.option("--num-photos", default=1024, show_default=True, type=at_least(1), help="Photos kept in memory.")
+@click.option("--photo", default="image.jpg", help="Component that holds the photo.")
+@click.option("--mask", default="trimap.png", help="Component that holds the mask.")
+@click.option("--num-photos", default=1024, type=at_least(1), help="Photos kept in memory.")
 @click.option(
     "--seconds",
     default=2.0,
-    show_default=True,
     type=click.FloatRange(min=0.001),
     help="Each point is timed for this long in each repeat.",
 )
-@repeats_option(2, help="Times that each point is opened; points take turns.")
+@click.option("--repeats", default=2, type=at_least(1), help="Times that each point is opened; points take turns.")
 @click.option(
     "--minutes",
     default=25.0,
-    show_default=True,
     type=click.FloatRange(min=0.01),
     help="For --all: points that would begin later are left out, and listed.",
 )
 @cluster_options
 @click.pass_context
+@needs_extras
 def gpu(
     context: click.Context,
     /,
@@ -135,9 +128,6 @@ def gpu(
     """
     import time
 
-    from bench.tools.environment import check_extras
-
-    check_extras()
     if everything and (output is None or scenarios is not None or json_path is not None):
         raise ValueError("--all needs -o DIR, and goes with neither --scenarios nor --json")
     if output is not None and not everything:

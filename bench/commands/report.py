@@ -4,15 +4,16 @@ from pathlib import Path
 
 import click
 
-from bench.commands.options import target_option, words
+from bench.commands.options import target_option
+from bench.engine.options import words
 
 
 @click.command()
 @click.argument("records", metavar="[RECORD]...", nargs=-1, type=click.Path(path_type=Path))
 @target_option("-o", "--output", "html_path", help="Write one HTML page that needs no other file: tables and plots.")
 @target_option("--markdown", "markdown_path", help="Write Markdown, without the plots; - for stdout.")
-@click.option("--baseline", default=None, help="The loader that ratios are to.  [default: as in the run]")
-@click.option("--loaders", default=None, help="Comma separated: show these only.  [default: all of the run]")
+@click.option("--baseline", help="The loader that ratios are to.  [default: as in the run]")
+@click.option("--loaders", help="Comma separated: show these only.  [default: all of the run]")
 @click.option(
     "--update",
     "documents",

@@ -6,111 +6,90 @@ from typing import Any
 
 import click
 
-from bench.commands.options import (
-    at_least,
-    cluster_options,
-    combined,
-    json_option,
-    loading_options,
-    opened_shards,
-    photo_options,
-    repeats_option,
-    shards_option,
-    target_option,
-    words,
-)
+from bench.commands.options import json_option, opened_shards, target_option
 from bench.commands.running import needs_extras, run_and_tell
+from bench.engine.options import at_least, words
+from dali_pipes.commands.options import cluster_options, join_options
 
 _TIMEOUT_S = 1800.0
 """`bench.compare.turn.TIMEOUT_S`, which ``--help`` shows without loading it."""
 _MILLISECONDS = click.FloatRange(min=0, max=60_000, max_open=True)
 
-timing_options = combined(
-    [
-        shards_option(help="What to read: ais://bucket/prefix, a glob of local tars, or a directory.", name="data"),
-        click.option(
-            "--loaders",
-            default="dali,webloader,memory",
-            show_default=True,
-            help="Comma separated names; webloader:turbo has its own decoder. all, peers, dali-decode and "
-            "python-decode stand for those of the kind that are installed.",
-        ),
-        click.option("--baseline", default=None, help="What ratios are to.  [default: webloader, else the first]"),
-        repeats_option(7, help="Turns of each loader; they are interleaved. A 95 % interval takes 6."),
-        click.option(
-            "--epochs",
-            default=1,
-            show_default=True,
-            type=at_least(1),
-            help="Epochs timed in each turn, after the first, which is not.",
-        ),
-        loading_options(by_rank=True),
-        click.option(
-            "--ranks",
-            default=1,
-            show_default=True,
-            type=at_least(1),
-            help="Processes, each with its own loader over its share of the shards.",
-        ),
-        click.option(
-            "--cache",
-            default="warm",
-            show_default=True,
-            type=click.Choice(["warm", "cold"]),
-            help="cold: time the first epoch, opening included; before it, the kernel is told to forget the files.",
-        ),
-        click.option(
-            "--compute-ms",
-            default=0.0,
-            show_default=True,
-            type=_MILLISECONDS,
-            help="Emulate a training step of this length: asleep on a CPU, at work on a GPU.",
-        ),
-        click.option(
-            "--latency-ms",
-            default=None,
-            type=_MILLISECONDS,
-            help="Add this delay to each request. Local shards are served from a copy, from a server of their own.",
-        ),
-        click.option("--direct", is_flag=True, help="No gateway before a cluster: no bytes are counted, none delayed."),
-        click.option(
-            "--samples",
-            "num_samples",
-            default=None,
-            type=at_least(1),
-            help="Samples to pack, the given ones repeated.",
-        ),
-        click.option(
-            "--num-shards",
-            "shards",
-            default=None,
-            type=at_least(1),
-            help="Shards to pack the samples into.",
-        ),
-        click.option(
-            "--photo-side",
-            default=None,
-            type=at_least(1),
-            help="Scale photos and masks to this longer side.",
-        ),
-        photo_options(),
-        click.option(
-            "--timeout-s",
-            default=_TIMEOUT_S,
-            show_default=True,
-            type=click.FloatRange(min=0, min_open=True),
-            help="A turn, or the comparison of a loader, that takes longer ends the run, with an error that names it.",
-        ),
-        click.option(
-            "--work",
-            default=None,
-            type=click.Path(path_type=Path),
-            help="Where what is packed, served and converted is written.  [default: the directory for temporary files]",
-        ),
-        target_option("-o", "--output", "html_path", help="Write the report here, as `bench report -o` does."),
-        json_option,
-        cluster_options,
-    ]
+timing_options = join_options(
+    click.option(
+        "--shards",
+        "data",
+        required=True,
+        help="What to read: ais://bucket/prefix, a glob of local tars, or a directory.",
+    ),
+    click.option(
+        "--loaders",
+        default="dali,webloader,memory",
+        help="Comma separated names; webloader:turbo has its own decoder. all, peers, dali-decode and "
+        "python-decode stand for those of the kind that are installed.",
+    ),
+    click.option("--baseline", help="What ratios are to.  [default: webloader, else the first]"),
+    click.option(
+        "--repeats",
+        default=7,
+        type=at_least(1),
+        help="Turns of each loader; they are interleaved. A 95 % interval takes 6.",
+    ),
+    click.option(
+        "--epochs", default=1, type=at_least(1), help="Epochs timed in each turn, after the first, which is not."
+    ),
+    click.option("--batch-size", default=64, type=at_least(1), help="Samples a batch of each rank."),
+    click.option(
+        "--num-threads",
+        "threads",
+        type=at_least(1),
+        help="DALI's threads, or worker processes of each rank.  [default: the cores, shared by the ranks]",
+    ),
+    click.option("--device", default="auto", type=click.Choice(["auto", "cpu", "gpu"])),
+    click.option("--crop", default=350, type=at_least(1), help="Side of the centre crop."),
+    click.option(
+        "--ranks", default=1, type=at_least(1), help="Processes, each with its own loader over its share of the shards."
+    ),
+    click.option(
+        "--cache",
+        default="warm",
+        type=click.Choice(["warm", "cold"]),
+        help="cold: time the first epoch, opening included; before it, the kernel is told to forget the files.",
+    ),
+    click.option(
+        "--compute-ms",
+        default=0.0,
+        type=_MILLISECONDS,
+        help="Emulate a training step of this length: asleep on a CPU, at work on a GPU.",
+    ),
+    click.option(
+        "--latency-ms",
+        type=_MILLISECONDS,
+        help="Add this delay to each request. Local shards are served from a copy, from a server of their own.",
+    ),
+    click.option("--direct", is_flag=True, help="No gateway before a cluster: no bytes are counted, none delayed."),
+    click.option("--samples", "num_samples", type=at_least(1), help="Samples to pack, the given ones repeated."),
+    click.option("--num-shards", "shards", type=at_least(1), help="Shards to pack the samples into."),
+    click.option("--photo-side", type=at_least(1), help="Scale photos and masks to this longer side."),
+    click.option("--photo", default="image.jpg", help="Component that holds the photo."),
+    click.option("--mask", default="trimap.png", help="Component that holds the mask."),
+    click.option(
+        "--seed", default=7, type=at_least(0), help="Order of the shards and samples, for loaders that have one."
+    ),
+    click.option(
+        "--timeout-s",
+        default=_TIMEOUT_S,
+        type=click.FloatRange(min=0, min_open=True),
+        help="A turn, or the comparison of a loader, that takes longer ends the run, with an error that names it.",
+    ),
+    click.option(
+        "--work",
+        type=click.Path(path_type=Path),
+        help="Where what is packed, served and converted is written.  [default: the directory for temporary files]",
+    ),
+    target_option("-o", "--output", "html_path", help="Write the report here, as `bench report -o` does."),
+    json_option,
+    cluster_options,
 )
 """What `bench run` and `bench sweep` have in common: all but what is swept."""
 

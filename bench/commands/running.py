@@ -1,15 +1,18 @@
-"""Run a scenario for a command: print its table, and write its record."""
+"""Make the command of a scenario; run the scenario, print its table, and write its record."""
 
 import contextlib
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
-from bench.commands.options import opened_shards
+from bench.commands.options import json_option, opened_shards
+from bench.engine.options import field_options
+from dali_pipes.commands.options import cluster_options, join_options
 
 if TYPE_CHECKING:
     from bench.engine.scenario import Scenario
@@ -19,7 +22,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def needs_extras(command: Command) -> Command:
-    """Have a command say in one line which packages are missing, before it imports what needs them."""
+    """Make a command say in one line which packages are missing, before it imports what needs them."""
 
     @functools.wraps(command)
     def checked(*arguments: Any, **keywords: Any) -> Any:
@@ -31,15 +34,42 @@ def needs_extras(command: Command) -> Command:
     return cast("Command", checked)
 
 
+def scenario_command(kind: "type[Scenario[Any, Any, Any]]") -> click.Command:
+    """Make the command that runs a scenario.
+
+    Args:
+        kind: The scenario's class. Its ``kind`` is the command's name, its docstring the help; its fields that were
+            made by `option` are the options. With a field ``shards``, the command opens the shards that it names.
+    """
+    options = field_options(kind)
+    reads_shards = "shards" in options
+
+    @click.command(kind.kind, help=inspect.getdoc(kind))
+    @join_options(*options.values(), json_option, *([cluster_options] if reads_shards else []))
+    def command(*, json_path: Path | None, **given: Any) -> None:
+        where = {name: given.pop(name) for name in ("endpoint", "embedded_dir") if reads_shards}
+        shards = given.pop("shards", None)
+        # A field whose option was not given has its own default.
+        scenario: Any = kind(**{name: value for name, value in given.items() if value is not None})
+        with contextlib.ExitStack() as stack:
+            # Wrong settings were refused before anything is opened.
+            if shards is not None:
+                found, _ = stack.enter_context(opened_shards(shards, **where))
+                scenario = dataclasses.replace(scenario, shards=found)
+            run_and_tell(scenario, json_path=json_path)
+
+    return command
+
+
 def run_and_tell(scenario: "Scenario[Any, Any, Any]", *, json_path: Path | None, html_path: Path | None = None) -> None:
     """Run a scenario, print its table, and write the record where that was asked for.
 
-    What Ctrl-C, or a turn that fails, leaves of whole rounds is printed and written, too.
+    If Ctrl-C, or a turn that fails, ends it early, the whole rounds before that are printed and written, too.
 
     Args:
         scenario: What to do.
-        json_path: For the record; ``None``: nowhere.
-        html_path: For the page of a run's record; ``None``: nowhere.
+        json_path: For the record; ``None``: it is not written.
+        html_path: For the page of a run's record; ``None``: it is not written.
     """
     from bench.engine.run import run_scenario
 
@@ -57,28 +87,10 @@ def run_and_tell(scenario: "Scenario[Any, Any, Any]", *, json_path: Path | None,
     _tell(scenario, run_scenario(scenario, keep=keep), json_path=json_path, html_path=html_path)
 
 
-def run_on_shards(kind: "Callable[..., Scenario[Any, Any, Any]]", given: dict[str, Any]) -> None:
-    """Run a scenario on the shards that `scenario_options` name.
-
-    Args:
-        kind: The scenario's class, whose fields are the options of the command, and ``shards``.
-        given: The values of the command's options.
-    """
-    shards, endpoint, embedded_dir, json_path = (
-        given.pop(name) for name in ("shards", "endpoint", "embedded_dir", "json_path")
-    )
-    scenario: Any = kind(**given)  # wrong settings are refused before anything is opened
-    with contextlib.ExitStack() as stack:
-        if shards is not None:
-            found, _ = stack.enter_context(opened_shards(shards, endpoint=endpoint, embedded_dir=embedded_dir))
-            scenario = dataclasses.replace(scenario, shards=found)
-        run_and_tell(scenario, json_path=json_path)
-
-
 def _tell(
     scenario: "Scenario[Any, Any, Any]", report: dict[str, Any], *, json_path: Path | None, html_path: Path | None
 ) -> None:
-    """The table first: it is on the terminal even if a file cannot be written."""
+    """Print the table first: it is on the terminal even if a file cannot be written."""
     from bench.reports.record import write_record, write_text
 
     click.echo(scenario.table(report))

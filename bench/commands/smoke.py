@@ -2,12 +2,12 @@
 
 import click
 
-from bench.commands.options import words
 from bench.commands.running import needs_extras
+from bench.engine.options import words
 
 
 @click.command()
-@click.option("--loaders", default=None, help="Comma separated names, and groups as of bench run.  [default: all]")
+@click.option("--loaders", help="Comma separated names, and groups as of bench run.  [default: all]")
 @needs_extras
 def smoke(*, loaders: str | None) -> int:
     """Try every loader that is installed, in every mode, on 22 photos that are made for it; exit 1 if one fails.

@@ -55,17 +55,22 @@ class Rounds(Generic[Subject, Row]):
 class Scenario(ABC, Generic[Made, Subject, Row]):
     """A benchmark, without the loop that all benchmarks share: `bench.engine.run.run_scenario` has that.
 
-    A scenario is a frozen dataclass. Its fields are its settings, and have the names of its command's options. Whole
-    numbers among them, but for the seed, must be at least 1. A complete one, which times two ways to hash a file::
+    A scenario is a frozen dataclass. Its fields are its settings, and those made by `bench.engine.options.option` are
+    the options of its command, with the class's docstring as help. Whole numbers among them, except the seed, must be
+    at least 1. A complete one, which times two ways to hash a file, is ``bench/scenarios/hash.py``, with a line in
+    ``bench/scenarios/catalog.py``::
 
         @dataclass(frozen=True, kw_only=True)
         class HashScenario(Scenario[Path, str, float]):
+            \"\"\"Hash a file in two ways, in turns.\"\"\"
+
             kind = "hash"  # the record's format is dali-pipes-bench-hash
             title = "hash"
             figures = {"wall_s": Figure(title="s", unit="s", better="low", digits=2, about="Seconds for the file.")}
 
-            num_bytes: int = 1 << 30
-            work: Path | None = MEMORY  # the option --cache
+            num_bytes: int = option("1GiB", type=size, help="Bytes of the file.")
+            repeats: int = option(5, help="Turns of each hash.")
+            work: Path | None = cache_option("Where the file is written.")
 
             def prepare(self, folder: RunFolder, stack: ExitStack) -> Path:
                 check_room(folder.parent, self.num_bytes, what="the file to hash", option="--cache")
@@ -93,20 +98,7 @@ class Scenario(ABC, Generic[Made, Subject, Row]):
 
             @staticmethod
             def table(report: Mapping[str, Any]) -> str:
-                rows = [["hash", "s"]]
-                rows += [[one["hash"], spread_cell(one, "wall_s", HashScenario.figures)] for one in report["records"]]
-                return format_rows(rows)
-
-    and its command::
-
-        @click.command()
-        @click.option("--num-bytes", default="1GiB", show_default=True, type=size, help="Bytes of the file.")
-        @repeats_option(5, help="Turns of each hash.")
-        @cache_option(help="Where the file is written.")
-        @json_option
-        @needs_extras
-        def hash(json_path: Path | None, **settings: Any) -> None:
-            run_and_tell(HashScenario(**settings), json_path=json_path)
+                return records_table(report["records"], {"hash": "hash", "s": "wall_s"}, HashScenario.figures)
     """
 
     kind: ClassVar[str]

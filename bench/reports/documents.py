@@ -1,6 +1,5 @@
 """Show records: as parts of a page, on the terminal, and in the tables of documents such as the README."""
 
-import importlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,23 +11,13 @@ from bench.reports.notes import notes_of
 from bench.reports.record import FORMAT, read_record, read_run, write_text
 from bench.reports.summary import Report, restricted
 from bench.reports.tables import format_table
+from bench.scenarios.catalog import SCENARIOS, scenario_class
 from dali_pipes.errors import DataError
 
 START = "<!-- bench report RECORD [--baseline LOADER] [--loaders LOADER,...] [FIGURE]... -->"
 STOP = "<!-- end of bench report -->"
 _START = re.compile(r"^[ \t]*<!-- bench report (?P<words>[^\n]+?) -->[ \t]*$", re.MULTILINE)
 _STOP = re.compile(rf"^[ \t]*{re.escape(STOP)}[ \t]*$", re.MULTILINE)
-
-_SCENARIOS = {
-    "fetch": ("fetch", "FetchScenario"),
-    "pack": ("pack", "PackScenario"),
-    "resume": ("resume", "ResumeScenario"),
-    "scale": ("scale", "ScaleScenario"),
-    "shuffle": ("shuffle_quality", "ShuffleScenario"),
-    "tfrecord": ("tfrecord", "TfrecordScenario"),
-    "windows": ("windows", "WindowsScenario"),
-}
-"""Module and class of each benchmark in `bench.scenarios`, whose ``table`` writes a record's table."""
 
 _SIGNS = {
     "order": "shuffle",
@@ -171,10 +160,10 @@ def _read(path: Path) -> tuple[str, dict[str, Any]]:
     kind = name.removeprefix(f"{FORMAT}-") if name.startswith(f"{FORMAT}-") else _kind_by_sign(report)
     if kind == "run":
         return kind, read_run(path)
-    if kind not in _SCENARIOS:
+    if kind not in SCENARIOS:
         found = f"format '{name}'" if name else "a JSON file without a format"
         raise DataError(
-            f"'{path}': expected the record of one of bench {', '.join(['run', *_SCENARIOS])}, found {found}"
+            f"'{path}': expected the record of one of bench {', '.join(['run', *SCENARIOS])}, found {found}"
         )
     return kind, report
 
@@ -186,9 +175,8 @@ def _kind_by_sign(report: Mapping[str, Any]) -> str:
 
 
 def _text(kind: str, report: dict[str, Any], path: Path) -> str:
-    module, scenario = _SCENARIOS[kind]
     try:
-        return str(getattr(importlib.import_module(f"bench.scenarios.{module}"), scenario).table(report))
+        return scenario_class(kind).table(report)
     except (LookupError, TypeError, AttributeError) as exc:
         raise DataError(
             f"'{path}': expected a record of `bench {kind}`, and its table cannot be made ({type(exc).__name__}: {exc})"

@@ -1,7 +1,8 @@
 """Write tables, as text or Markdown: any rows of cells, and the rows of a run."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
+from types import MappingProxyType
 from typing import Any
 
 from bench.reports.figures import FIGURES, Figure
@@ -17,6 +18,8 @@ from bench.reports.summary import (
     setting_names,
 )
 
+Columns = Mapping[str, str | Callable[[Any], str]]
+"""As `records_table` takes them."""
 RATIOS = ("samples_per_s", "cpu_ms_per_sample")
 """The figures that have a column for the ratio to the baseline."""
 UNITS = ("%", "ms", "s", "MiB")
@@ -108,3 +111,31 @@ def spread_cell(record: Mapping[str, Any], name: str, figures: Mapping[str, Figu
     scale, digits = figures[name].scale, figures[name].digits
     low, high = record["spread"][name]
     return f"{scale * record[name]:.{digits}f} ({scale * low:.{digits}f}-{scale * high:.{digits}f})"
+
+
+def records_table(
+    records: Sequence[Mapping[str, Any]], columns: Columns, figures: Mapping[str, Figure] = MappingProxyType({})
+) -> str:
+    """A table with one row for each record.
+
+    Args:
+        records: Of one benchmark.
+        columns: Title -> what its cells show: a figure, as `spread_cell` does, or another entry of the record, both by
+            name; or what a function makes of the record.
+        figures: The benchmark's figures.
+
+    >>> print(records_table([{"client": "sdk", "mb": 9}], {"client": "client", "MB": lambda one: f"{one['mb']:.1f}"}))
+    client   MB
+    ------  ---
+    sdk     9.0
+    """
+    rows = [list(columns)]
+    for record in records:
+        cells = []
+        for shown in columns.values():
+            if callable(shown):
+                cells.append(shown(record))
+            else:
+                cells.append(spread_cell(record, shown, figures) if shown in figures else str(record[shown]))
+        rows.append(cells)
+    return format_rows(rows)

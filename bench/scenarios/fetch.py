@@ -1,8 +1,9 @@
 """Time bulk fetching: our transport, the SDK's ``read_all()`` and the program curl, from one server, in turns.
 
-The server is a process too, and shares the machine's cores with each client, so its CPU is measured beside; `drain`, a
-client that has the kernel drop the bytes, shows how fast it is when the client costs nearly nothing. Ours verifies each
-checksum and stores into a cache file, curl stores into files and verifies nothing, the SDK does neither.
+The server is a process too, and shares the machine's cores with each client. So its CPU time is measured as well, and
+`drain`, a client that makes the kernel drop the bytes, shows how fast the server is when the client costs almost
+nothing. Ours verifies each checksum and stores into a cache file. curl stores into files and verifies nothing. The SDK
+does neither.
 """
 
 import os
@@ -13,14 +14,18 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from bench.engine.scenario import MEMORY, Rounds, Scenario
+import click
+
+from bench.engine.options import Listed, cache_option, option
+from bench.engine.scenario import Rounds, Scenario
 from bench.reports.figures import Figure
-from bench.reports.tables import format_rows, spread_cell, summarised
+from bench.reports.tables import Columns, records_table, summarised
 from bench.scenarios.fetch_client import CLIENTS, ClientTask, Cost, find_curl
 from bench.tools.folders import RunFolder, check_room
 from bench.tools.object_server import ObjectServer, new_bucket
 from bench.tools.processes import cpu_s_of
 from dali_pipes.cache.free_space import file_system
+from dali_pipes.commands.options import size
 from dali_pipes.formats.checksum import checksum
 from dali_pipes.progress import bar
 
@@ -30,7 +35,7 @@ PREFIX = "dali-pipes-bench-fetch"
 """Of the bucket and the objects that are made."""
 CLIENT_NAMES = ("ours", "sdk", "curl")
 DRAIN = "drain"
-# A server whose speed, as `drain` meets it, is less than this many times a client's may be what limits that client.
+# If the server, as `drain` measures it, is less than this many times as fast as a client, it may limit that client.
 HEADROOM = 1.1
 FIGURES = {
     "mib_per_s": Figure(title="MiB/s", unit="MiB/s", better="high", digits=0, about="Bytes of the objects a second."),
@@ -39,7 +44,7 @@ FIGURES = {
 
 
 class _Objects(NamedTuple):
-    """What is fetched, from where."""
+    """The objects that clients fetch."""
 
     endpoint: str
     names: Sequence[str]
@@ -47,7 +52,7 @@ class _Objects(NamedTuple):
     directory: Path
     """Where clients store what they fetch."""
     server_pid: int | None
-    """``None`` of a server that is not ours."""
+    """``None``: the server is not ours."""
 
 
 class _Turn(NamedTuple):
@@ -57,28 +62,35 @@ class _Turn(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class FetchScenario(Scenario[_Objects, str, _Turn]):
-    """What is fetched, by whom, how often."""
+    """Fetch the same objects with our transport, the SDK and curl, in turns; print speed and CPU of each.
+
+    Ours verifies checksums and stores into a cache file, the SDK's read_all() keeps bytes in memory, curl writes files.
+    Makes the bucket ais://dali-pipes-bench-fetch, on a server of its own or on the cluster that --endpoint names, and
+    destroys it at the end. Writes nothing else but the file that --json names.
+    """
 
     kind = "fetch"
     title = "fetch"
     figures = FIGURES
 
-    object_bytes: int = 64 * MIB
-    """As the shards that AIStore and WebDataset recommend, at their small end."""
-    num_objects: int = 16
-    """1 GiB a turn: half a second for the fastest."""
-    connections: int = 8
-    clients: Sequence[str] | None = None
-    """``None``: all that are there."""
-    work: Path | None = MEMORY
-    """Where fetched bytes are written, and the own server keeps its objects."""
-    endpoint: str | None = None
-    """A cluster; ``None``: the own server."""
+    # As the shards that AIStore and WebDataset recommend, at their small end.
+    object_bytes: int = option("64MiB", type=size, help="Bytes an object.")
+    # 1 GiB a turn: half a second for the fastest.
+    num_objects: int = option(16, help="Objects a turn.")
+    connections: int = option(8, help="Objects in flight.")
+    repeats: int = option(5, help="Turns of each client.")
+    clients: Sequence[str] | None = option(
+        type=Listed(str), help=f"Comma separated: {', '.join(CLIENT_NAMES)}.  [default: all that are there]"
+    )
+    work: Path | None = cache_option("Where fetched bytes are written; the own server keeps its objects there too.")
+    endpoint: str | None = option(help="AIStore's proxy, to fetch from a cluster.  [default: a server of our own]")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.clients is None:
-            found = CLIENT_NAMES if find_curl() else [name for name in CLIENT_NAMES if name != "curl"]
+            found = CLIENT_NAMES if find_curl() else CLIENT_NAMES[:2]
+            if found != CLIENT_NAMES:
+                click.echo("no program 'curl' in PATH: left out", err=True)
             object.__setattr__(self, "clients", found)
         names = self.client_names
         if unknown := [name for name in names if name not in CLIENT_NAMES]:
@@ -88,23 +100,22 @@ class FetchScenario(Scenario[_Objects, str, _Turn]):
         if "curl" in names and find_curl() is None:
             others = ",".join(name for name in names if name != "curl") or "ours"
             raise ValueError(f"client 'curl': no such program in PATH; install it, or pass --clients {others}")
-        # One client's files at a time, and the objects where the server is ours.
+        # The files of one client at a time, and the objects if the server is ours.
         needed = self.total_bytes * (1 if self.endpoint else 2)
         if self.work is not None:
             check_room(self.work, needed, what="fetching", option="--cache", less="take fewer or smaller objects")
 
     @property
     def client_names(self) -> Sequence[str]:
-        """The clients."""
         return self.clients or ()
 
     @property
     def total_bytes(self) -> int:
-        """Of a turn."""
+        """Bytes of one turn."""
         return self.object_bytes * self.num_objects
 
     def prepare(self, folder: RunFolder, stack: ExitStack) -> _Objects:
-        """Objects in a bucket of their own, which is destroyed at the end.
+        """Make objects in a bucket of their own, which is destroyed at the end.
 
         Raises:
             StoreError: If the endpoint does not answer.
@@ -117,7 +128,7 @@ class FetchScenario(Scenario[_Objects, str, _Turn]):
         block = bytearray(os.urandom(self.object_bytes))
         with bar(what="make objects", total=self.total_bytes, unit="B") as drawn:
             for number in range(self.num_objects):
-                # No two alike, so that no client can be given another's bytes unnoticed.
+                # No two are alike: an object in the place of another would be noticed.
                 label = number.to_bytes(8, "big")[-min(8, len(block)) :]
                 block[: len(label)] = label
                 names.append(f"{PREFIX}-{number:06d}")
@@ -128,15 +139,13 @@ class FetchScenario(Scenario[_Objects, str, _Turn]):
         return _Objects(endpoint, names, checksums, folder.new(), None if server is None else server.pid)
 
     def subjects(self, made: _Objects) -> Sequence[str]:
-        """The clients, and where the server is ours the one that shows how fast it is."""
+        """The clients, and `drain` if the server is ours."""
         return [*self.client_names, *([DRAIN] if made.server_pid is not None else [])]
 
     def name_of(self, subject: str) -> str:
-        """``client 'sdk'``."""
         return f"client '{subject}'"
 
     def measure(self, made: _Objects, subject: str, number: int) -> _Turn:
-        """Have the client fetch all objects."""
         task = ClientTask(
             client=subject,
             endpoint=made.endpoint,
@@ -193,33 +202,26 @@ class FetchScenario(Scenario[_Objects, str, _Turn]):
 
     @staticmethod
     def table(report: Any) -> str:
-        """See `format_fetch`."""
-        return format_fetch(report)
-
-
-def format_fetch(report: dict[str, Any]) -> str:
-    """A row a client, the server by itself, and the ratios that count."""
-    records = {record["client"]: record for record in report["records"]}
-    server = report["server"]
-    rows = [["client", "MiB/s", "CPU-s/GiB", "server CPU-s/GiB", "server cores busy"]]
-    rows += [
-        [
-            record["client"],
-            spread_cell(record, "mib_per_s", FIGURES),
-            spread_cell(record, "cpu_s_per_gib", FIGURES),
-            f"{record['server_cpu_s_per_gib']:.3f}" if server else "-",
-            f"{record['server_busy_cores']:.2f}" if server else "-",
-        ]
-        for record in [*report["records"], *([{**server, "client": "(server alone)"}] if server else [])]
-    ]
-    lines = [format_rows(rows), ""]
-    if {"ours", "sdk"} <= records.keys():
-        share = records["ours"]["cpu_s_per_gib"] / records["sdk"]["cpu_s_per_gib"]
-        lines.append(f"ours takes {share:.3f} of the CPU of the SDK's read_all()")
-    if {"ours", "curl"} <= records.keys():
-        lines.append(f"ours reaches {records['ours']['mib_per_s'] / records['curl']['mib_per_s']:.2f} of curl's MiB/s")
-    if server:
-        times = server["times_fastest_client"]
-        verdict = "" if times >= HEADROOM else ": it may be what limits them"
-        lines.append(f"the server alone, its bytes dropped, is {times:.2f} times the fastest client{verdict}")
-    return "\n".join(lines)
+        """One row for each client and one for the server alone, then the ratios between them."""
+        records = {record["client"]: record for record in report["records"]}
+        server = report["server"]
+        columns: Columns = {
+            "client": "client",
+            "MiB/s": "mib_per_s",
+            "CPU-s/GiB": "cpu_s_per_gib",
+            "server CPU-s/GiB": lambda one: f"{one['server_cpu_s_per_gib']:.3f}" if server else "-",
+            "server cores busy": lambda one: f"{one['server_busy_cores']:.2f}" if server else "-",
+        }
+        rows = [*report["records"], *([{**server, "client": "(server alone)"}] if server else [])]
+        lines = [records_table(rows, columns, FIGURES), ""]
+        if {"ours", "sdk"} <= records.keys():
+            share = records["ours"]["cpu_s_per_gib"] / records["sdk"]["cpu_s_per_gib"]
+            lines.append(f"ours takes {share:.3f} of the CPU of the SDK's read_all()")
+        if {"ours", "curl"} <= records.keys():
+            speed = records["ours"]["mib_per_s"] / records["curl"]["mib_per_s"]
+            lines.append(f"ours reaches {speed:.2f} of curl's MiB/s")
+        if server:
+            times = server["times_fastest_client"]
+            verdict = "" if times >= HEADROOM else ": it may be what limits them"
+            lines.append(f"the server alone, its bytes dropped, is {times:.2f} times the fastest client{verdict}")
+        return "\n".join(lines)

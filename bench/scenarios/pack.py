@@ -1,9 +1,9 @@
 """Time packing: our command, and the programs tar and curl for the same members and shards, in turns.
 
-All read the same files, a sample of pets repeated to as many samples as are asked for, and write to one server: ours by
-one command, from the interpreter's start to its summary line; tar into a file a shard, which curl uploads (``-T``)
-before the next one is begun, and the same with as many shards in flight as ours has. Ours first checks every photo,
-verifies what the server stored, and keeps no file; tar and curl do nothing of the kind.
+All read the same files, which repeat the samples of a pets directory, and write to one server. Ours is one command,
+timed from the interpreter's start to its summary line. tar writes one file for each shard, and curl uploads it (``-T``)
+before tar begins the next one; the third packer does the same with as many shards in flight as ours has. Ours checks
+every photo first, verifies what the server stored, and keeps no file. tar and curl do none of this.
 """
 
 import os
@@ -13,19 +13,23 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import MISSING, asdict, dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any, ClassVar, Literal
 
-from bench.engine.scenario import MEMORY, Rounds, Scenario
+import click
+
+from bench.engine.options import at_least, cache_option, option
+from bench.engine.scenario import Rounds, Scenario
 from bench.reports.figures import Figure
-from bench.reports.tables import format_rows, spread_cell, summarised
+from bench.reports.tables import records_table, summarised
 from bench.tools.folders import RunFolder, check_room
 from bench.tools.memory import touch_memory
 from bench.tools.object_server import ObjectServer, new_bucket
 from bench.tools.server_process import module_command, module_environment
 from dali_pipes.cache.free_space import file_system
+from dali_pipes.commands.options import size
 from dali_pipes.errors import DataError, PipesError
 from dali_pipes.progress import bar
 from dali_pipes.store.cluster.ais import AisStore
@@ -48,24 +52,24 @@ FIGURES = {
 
 @dataclass(frozen=True, kw_only=True)
 class PackTurn:
-    """What packing everything once took."""
+    """The cost of packing everything once."""
 
     wall_s: float
     cpu_s: float
-    """Of the packer and all that it started."""
+    """Of the packer and all processes that it started."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PackInputs:
-    """The same files, as each packer wants them."""
+    """The same files, in the form that each packer needs."""
 
     folder: Path
     pets: Path
     """In the layout of Oxford-IIIT Pet."""
     members: Path
-    """The same files under their members' names, and one with each label."""
+    """The same files under their members' names, and a file with each label."""
     lists: Sequence[Path]
-    """Names of members, a file a shard."""
+    """One file for each shard, with the names of its members."""
     shards: Sequence[ShardPlan]
     endpoint: str
 
@@ -77,24 +81,31 @@ class PackInputs:
 
 @dataclass(frozen=True, kw_only=True)
 class PackScenario(Scenario[PackInputs, str, PackTurn]):
-    """What is packed, how often, and where to."""
+    """Pack the same files with `prep pack`, and with tar and curl, in turns; print speed and CPU of each.
+
+    Makes the bucket ais://dali-pipes-bench-pack, on a server of its own or on the cluster that --endpoint names, and
+    destroys it at the end. Writes nothing else but the files under --cache, and the one that --json names.
+    """
 
     kind = "pack"
     title = "pack"
     runs_in: ClassVar[Literal["fork", "interpreter", "caller"]] = "caller"  # a packer is a program
     figures = FIGURES
 
-    pets: Path
-    """A directory in the layout of Oxford-IIIT Pet; its records are repeated."""
-    num_samples: int = 10_000
-    max_bytes: int = DEFAULT_MAX_BYTES
-    """Of a shard."""
-    jobs: int | None = None
-    """Shards in flight, of ours and of the parallel tar and curl; ``None``: as many as `prep pack` has."""
-    work: Path | None = MEMORY
-    """Where the files, tar's shards, and the objects of the own server lie."""
-    endpoint: str | None = None
-    """A cluster; ``None``: the own server."""
+    pets: Path = option(
+        MISSING,
+        type=click.Path(path_type=Path),
+        help="A directory in the layout of Oxford-IIIT Pet; its records are repeated.",
+    )
+    num_samples: int = option(10_000, name="--samples", help="Samples to pack.")
+    max_bytes: int = option(f"{DEFAULT_MAX_BYTES // MIB}MiB", type=size, help="Bytes a shard.")
+    # Of ours and of the parallel tar and curl.
+    jobs: int | None = option(type=at_least(1), help="Shards in flight.  [default: the cores, at most 16]")
+    repeats: int = option(5, help="Turns of each packer.")
+    work: Path | None = cache_option(
+        "Where the files and tar's shards are written; the own server keeps its objects there too."
+    )
+    endpoint: str | None = option(help="AIStore's proxy, to pack to a cluster.  [default: a server of our own]")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -104,11 +115,10 @@ class PackScenario(Scenario[PackInputs, str, PackTurn]):
 
     @property
     def num_jobs(self) -> int:
-        """Shards in flight."""
         return self.jobs or default_jobs()
 
     def prepare(self, folder: RunFolder, stack: ExitStack) -> PackInputs:
-        """Copies of the sample's files, each under a name of its own, and a server.
+        """Copy the samples' files, each copy under its own name, and start a server.
 
         Raises:
             StoreError: If the endpoint does not answer.
@@ -118,7 +128,7 @@ class PackScenario(Scenario[PackInputs, str, PackTurn]):
         pets_made, members, lists, shards = self._make_files(place)
         endpoint = self.endpoint or stack.enter_context(ObjectServer(folder.new())).endpoint
         with new_bucket(endpoint, PREFIX):
-            pass  # it can be made
+            pass  # only to see that the bucket can be made
         return PackInputs(folder=place, pets=pets_made, members=members, lists=lists, shards=shards, endpoint=endpoint)
 
     def _make_files(self, folder: Path) -> tuple[Path, Path, list[Path], list[ShardPlan]]:
@@ -141,7 +151,7 @@ class PackScenario(Scenario[PackInputs, str, PackTurn]):
                     if number % 1000 == 0:
                         self._check_room(folder, source)
                     shutil.copyfile(source, parts[component])
-                    # A link, which tar packs as a file if it does not meet the file's other names.
+                    # A hard link: tar packs it as a file, because the list does not have the file's other name.
                     os.link(parts[component], members / f"{key}.{component}")
                 rows.append(f"{key} {label} 1 1\n")
                 names.append([f"{key}.{component}" for component in parts])
@@ -156,24 +166,22 @@ class PackScenario(Scenario[PackInputs, str, PackTurn]):
         return folder / "pets", members, lists, shards
 
     def _check_room(self, folder: Path, source: Path) -> None:
-        # Files, tar's shards, objects: three times what is packed. One sample's size is a guess, which may be twice
-        # too large.
+        # Files, tar's shards, objects: three times what is packed. The size is a guess from one sample, so half of it
+        # is enough.
         needed = 3 * self.num_samples * source.stat().st_size // 2
         check_room(folder, needed, what="packing", option="--cache", less="take fewer samples")
 
     def subjects(self, made: PackInputs) -> Sequence[str]:
-        """The packers."""
         return PACKER_NAMES
 
     def name_of(self, subject: str) -> str:
-        """``packer 'ours'``."""
         return f"packer '{subject}'"
 
     def measure(self, made: PackInputs, subject: str, number: int) -> PackTurn:
-        """Have the packer pack everything into an empty bucket.
+        """Pack everything into an empty bucket.
 
         Raises:
-            DataError: If it left other objects than were planned.
+            DataError: If the packer left other objects than were planned.
             PipesError: If it failed.
         """
         with new_bucket(made.endpoint, PREFIX) as store:
@@ -214,12 +222,18 @@ class PackScenario(Scenario[PackInputs, str, PackTurn]):
 
     @staticmethod
     def table(report: Any) -> str:
-        """See `format_pack`."""
-        return format_pack(report)
+        """One row for each packer, then how fast ours is beside the others."""
+        columns = {"packer": "packer", **{figure.title: name for name, figure in FIGURES.items()}}
+        speeds = {record["packer"]: record["samples_per_s"] for record in report["records"]}
+        lines = [records_table(report["records"], columns, FIGURES), ""]
+        lines += [
+            f"ours reaches {speeds['ours'] / speeds[other]:.2f} of the speed of {other}" for other in PACKER_NAMES[1:]
+        ]
+        return "\n".join(lines)
 
 
 def _tar_and_curl(made: PackInputs, *, jobs: int) -> list[str]:
-    """A shell's script: a shard is made, uploaded and deleted, ``jobs`` at a time."""
+    """A shell script that makes, uploads and deletes each shard, ``jobs`` shards at a time."""
     place = shlex.quote(str(made.folder))
     one = "; ".join(
         (
@@ -241,7 +255,7 @@ def run_packer(packer: str, command: Sequence[str]) -> PackTurn:
         process = subprocess.Popen(  # noqa: S603 (our own module, and a script of ours)
             command, stdout=subprocess.DEVNULL, stderr=said, env=module_environment()
         )
-        # Not `wait()`: what it spent, with all that it waited for itself.
+        # Not `wait()`: this also gives the CPU time of the process and of all processes that it waited for.
         _, status, usage = os.wait4(process.pid, 0)
         wall_s = perf_counter() - started
         process.returncode = os.waitstatus_to_exitcode(status)
@@ -256,23 +270,3 @@ def _check_objects(store: AisStore, made: PackInputs, packer: str) -> None:
     found = [(entry.name, entry.size) for entry in store.list("samples-0")]
     if found != expected:
         raise DataError(f"packer '{packer}' left the objects {found}, expected {expected}")
-
-
-def format_pack(report: dict[str, Any]) -> str:
-    """A row a packer, and how fast ours is beside the others."""
-    rows = [["packer", "samples/s", "MiB/s", "CPU-s/GiB"]]
-    rows += [
-        [
-            record["packer"],
-            spread_cell(record, "samples_per_s", FIGURES),
-            spread_cell(record, "mib_per_s", FIGURES),
-            spread_cell(record, "cpu_s_per_gib", FIGURES),
-        ]
-        for record in report["records"]
-    ]
-    speeds = {record["packer"]: record["samples_per_s"] for record in report["records"]}
-    lines = [format_rows(rows), ""]
-    lines += [
-        f"ours reaches {speeds['ours'] / speeds[other]:.2f} of the speed of {other}" for other in PACKER_NAMES[1:]
-    ]
-    return "\n".join(lines)

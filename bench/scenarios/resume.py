@@ -1,14 +1,15 @@
 """Time a resumed loader's first batch against that of an epoch's start: warm, cold, and with other shards held back.
 
-Warm: every shard is resident. In an open loader, `set_epoch` against `load_state_dict` into the middle of the same
-epoch; and with the opening of the loader, which is told where to begin by ``state=``. Each turn first waits for what
-was decoded ahead, since both would have to wait for it.
+Warm: every shard is resident. One situation times `set_epoch` against `load_state_dict` into the middle of the same
+epoch, in an open loader. The other includes the opening of the loader, which takes its position from ``state=``. Each
+turn of an open loader first waits until the batches decoded ahead are done, since both cases would have to wait for
+them.
 
 Cold: the cache is empty, and the samples are packed anew into more shards than a batch names, on a server in the turn's
-process. *Told later*: the loader is opened without a state, has begun to stage its epoch 0, and is then told by
-`load_state_dict`. *Held back*: until the first batch was delivered the server answers only for the shards that the
-batch's index lines name. A loader that waits for any other shard would wait for ever; after `PATIENCE_S` the server
-answers for all, and the record says so.
+process. *Told later*: the loader is opened without a state, begins to stage its epoch 0, and then gets its position
+from `load_state_dict`. *Others held back*: until the first batch is delivered, the server answers only for the shards
+that the batch's index lines name. A loader that waits for any other shard would wait for ever. So the server answers
+for all shards after `PATIENCE_S`, and the record says that it did.
 """
 
 import itertools
@@ -17,7 +18,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -25,15 +26,13 @@ from urllib.parse import unquote
 
 import numpy as np
 
-from bench.engine.scenario import MEMORY, Rounds, Scenario
+from bench.engine.options import cache_option, option
+from bench.engine.scenario import Rounds
 from bench.loaders.encoded import endpoint_of, shard_urls
-from bench.loaders.protocol import Device
 from bench.reports.figures import Figure
-from bench.reports.tables import format_rows, spread_cell, summarised
-from bench.tools.environment import available_cores
+from bench.reports.tables import Columns, records_table, summarised
+from bench.scenarios.on_shards import FORMS, ShardsScenario, touch, upload_repeated
 from bench.tools.folders import RunFolder
-from bench.tools.object_server import upload_shards
-from bench.tools.repeat import repeat_shards
 from dali_pipes.cache.free_space import file_system
 from dali_pipes.errors import DataError
 from prep.embedded.server import NodeServer
@@ -46,13 +45,13 @@ if TYPE_CHECKING:
 
 
 BUCKET = "dali-pipes-bench-resume"
-# What was decoded ahead is done by then, on any machine that decodes two batches in less.
+# Any machine that decodes two batches in this time has then finished the batches that were decoded ahead.
 SETTLE_S = 0.5
 NUM_DRAWN = 3
 """Batches that an open loader has delivered before its turn is timed."""
 PATIENCE_S = 30.0
 BAR = 1.2
-"""A resumed loader's first batch may take this many times as long as an epoch's first."""
+"""The first batch of a resumed loader may take this many times as long as the first batch of an epoch."""
 _SECONDS = Figure(title="ms", unit="ms", better="low", digits=0, scale=1000, about="To the first batch.")
 FIGURES = {"epoch_start_s": _SECONDS, "resume_s": _SECONDS}
 
@@ -68,20 +67,18 @@ SITUATIONS = {
 
 
 class Start(NamedTuple):
-    """What is timed: in which situation, from which place of an epoch."""
+    """A situation, and the place in an epoch where the loader begins."""
 
     situation: str
     where: Where
 
 
 class ResumeTurn(NamedTuple):
-    """What one turn measured."""
-
     first_batch_s: float
     num_held: int = 0
-    """Shards that were asked for and held back."""
+    """Held-back shards that the loader asked for."""
     was_released: bool = False
-    """Whether the batch did not come before the server had answered for others."""
+    """Whether the server had to release the other shards before the batch arrived."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +91,7 @@ class ResumeInputs:
     warm_state: dict[str, Any]
     """In the middle of epoch 0."""
     storage: Path
-    """Of the server."""
+    """The directory of the server."""
     cold_cache: Path
     cold: "Manifest"
     cold_window: int
@@ -105,23 +102,22 @@ class ResumeInputs:
 
     @property
     def cold_urls(self) -> list[str]:
-        """The shards that were packed anew."""
         return [f"ais://{BUCKET}/{name}" for name in self.cold.names]
 
 
 class HeldBack:
-    """Shards for which the server does not answer."""
+    """Shards for which the server does not answer for now."""
 
     def __init__(self) -> None:
         self._is_open = threading.Event()
         self._is_open.set()
         self._answered: frozenset[str] = frozenset()
         self.asked: set[str] = set()
-        """Those that were asked for while they were held back."""
+        """Names of the held-back shards that the loader asked for."""
 
     @contextmanager
     def all_but(self, answered: frozenset[str]) -> Iterator[None]:
-        """Hold all shards back but these."""
+        """Hold back all shards except these."""
         self._answered, self.asked = answered, set()
         self._is_open.clear()
         try:
@@ -131,11 +127,11 @@ class HeldBack:
 
     @property
     def is_open(self) -> bool:
-        """Whether nothing is held back."""
+        """Whether no shard is held back."""
         return self._is_open.is_set()
 
     def release(self) -> None:
-        """Answer for all, those that were asked for as well."""
+        """Answer for all shards, also for those that wait."""
         self._is_open.set()
 
     def wait_for(self, request: BaseHTTPRequestHandler) -> None:
@@ -148,28 +144,24 @@ class HeldBack:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ResumeScenario(Scenario[ResumeInputs, Start, ResumeTurn]):
-    """What is loaded, how often."""
+class ResumeScenario(ShardsScenario[ResumeInputs, Start, ResumeTurn]):
+    """Time the first batch after a resume in mid-epoch against that of an epoch's start, warm and cold.
+
+    Reads --shards. The cold turns load a copy of them, from a server that answers, in one of the scenarios, for no
+    shard but those that the first batch names. Writes nothing but the file that --json names.
+    """
 
     kind = "resume"
     title = "time resumes"
     figures = FIGURES
 
-    shards: "ShardSet | None" = None
-    """The data set; of the cold turns only its samples."""
-    repeats: int = 9
-    batch_size: int = 64
-    num_threads: int = field(default_factory=available_cores)
-    crop: int = 350
-    device: Device = "auto"
-    cold_shards: int = 40
-    """Shards that the samples are packed into for the cold turns."""
-    cold_windows: int = 5
-    """Windows that these make."""
-    work: Path | None = MEMORY
-    """Where cache files, and the server's objects, lie."""
+    shards: "ShardSet | None" = option(required=True, help=f"What to load: {FORMS}")
+    repeats: int = option(9, help="Turns of each scenario.")
+    cold_shards: int = option(40, help="Shards that the samples are packed into for the cold turns.")
+    cold_windows: int = option(5, help="Shuffle windows that these make.")
+    work: Path | None = cache_option("Where cache files lie; the server of the cold turns keeps the samples there too.")
     patience_s: float = PATIENCE_S
-    """Before the server answers for shards that it holds back."""
+    """The server answers for the held-back shards after this time."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -185,26 +177,27 @@ class ResumeScenario(Scenario[ResumeInputs, Start, ResumeTurn]):
             CacheError: If the shards do not fit ``work``.
             DataError: If an epoch has less than three batches: it has no middle to resume at.
         """
-        from prep.index import index_shards
-
         assert self.shards is not None, "the command names them"
         keys = [f"r0/{key}" for key in _keys(self.shards)]  # as `repeat_shards` calls them
-        self._check(len(keys))
-        copies = folder.new()
-        num_shards = min(self.cold_shards, len(keys))
-        packed = repeat_shards(self.shards, directory=copies, num_shards=num_shards, option="--cache")
+        if len(keys) < 3 * self.batch_size:
+            raise DataError(
+                f"'{self.shards.url}' holds {len(keys)} samples, which are less than three batches of "
+                f"{self.batch_size}; lower --batch-size, or name more shards"
+            )
         storage, warm_cache = folder.new(), folder.new()
         with serve(storage, HeldBack()) as endpoint:
-            manifest = index_shards(upload_shards(packed, endpoint, BUCKET), show_progress=True)
+            num_shards = min(self.cold_shards, len(keys))
+            manifest = upload_repeated(self.shards, endpoint, BUCKET, folder=folder, num_shards=num_shards)
             window = max(int(manifest.shard_bytes.max()), int(manifest.total_bytes) // self.cold_windows)
             urls = [f"ais://{BUCKET}/{name}" for name in manifest.names]
-            named, state = self._named(manifest, urls, keys, endpoint, cache_dir=folder.new(), window_bytes=window)
-        shutil.rmtree(copies)
+            with self.open_loader(urls, endpoint, cache_dir=folder.new(), window_bytes=window) as loader:
+                state = _state_in(loader, epoch=0)
+                named = {where: _named(loader, where, manifest, keys) for where in WHERE}
         warm_urls, warm_endpoint = shard_urls(self.shards), endpoint_of(self.shards)
         # Open until the end: its shards stay resident for the loaders of the turns.
-        warm = stack.enter_context(self._open(warm_urls, warm_endpoint, cache_dir=warm_cache))
+        warm = stack.enter_context(self.open_loader(warm_urls, warm_endpoint, cache_dir=warm_cache, window_bytes="all"))
         for (batch,) in warm:
-            _touch(batch)
+            touch(batch)
         return ResumeInputs(
             warm_urls=warm_urls,
             warm_endpoint=warm_endpoint,
@@ -218,81 +211,33 @@ class ResumeScenario(Scenario[ResumeInputs, Start, ResumeTurn]):
             named=named,
         )
 
-    def _check(self, num_samples: int) -> None:
-        if num_samples < 3 * self.batch_size:
-            assert self.shards is not None
-            raise DataError(
-                f"'{self.shards.url}' holds {num_samples} samples, which are less than three batches of "
-                f"{self.batch_size}; lower --batch-size, or name more shards"
-            )
-
-    def _named(
-        self, manifest: "Manifest", urls: Sequence[str], keys: Sequence[str], endpoint: str, **options: Any
-    ) -> tuple[dict[Where, frozenset[str]], dict[str, Any]]:
-        """The shards that the first batches name, and the state of the resume."""
-        row_of = {key: row for row, key in enumerate(keys)}
-        named: dict[Where, frozenset[str]] = {}
-        with self._open(urls, endpoint, **options) as loader:
-            state = _state_in(loader, epoch=0)
-            for where in WHERE:
-                _go_to(loader, where, 0)
-                named[where] = named_shards(manifest, [row_of[key] for key in next(loader)[0]["key"]])
-        return named, state
-
-    def _open(
-        self,
-        urls: Sequence[str],
-        endpoint: str | None,
-        *,
-        cache_dir: Path,
-        window_bytes: int | Literal["all"] = "all",
-        state: dict[str, Any] | None = None,
-    ) -> "Loader":
-        import dali_pipes as dp
-
-        return dp.loader(
-            list(urls),
-            dp.segmentation(crop=self.crop),
-            batch_size=self.batch_size,
-            seed=self.seed,
-            device=self.device,
-            shuffle=dp.Shuffle(window_bytes=window_bytes),
-            cache=dp.Cache(directory=cache_dir, show_progress=False),
-            decode=dp.Decode(threads=self.num_threads),
-            outputs=dp.Outputs(keys=True),
-            state=state,
-            endpoint=endpoint,
-        )
-
     def subjects(self, made: ResumeInputs) -> Sequence[Start]:
         """An epoch's start and a resume in each situation."""
         return [Start(*pair) for pair in itertools.product(SITUATIONS, WHERE)]
 
     def name_of(self, subject: Start) -> str:
-        """``resume, cold, told later``."""
         return f"{subject.where}, {subject.situation}"
 
     def measure(self, made: ResumeInputs, subject: Start, number: int) -> ResumeTurn:
-        """Time one first batch."""
         if subject.situation.startswith("cold"):
             return self._measure_cold(made, subject)
-        if subject.situation == "warm, loader open":
-            with self._open(made.warm_urls, made.warm_endpoint, cache_dir=made.warm_cache) as loader:
+        is_open = subject.situation == "warm, loader open"
+        state = made.warm_state if subject.where == "resume" and not is_open else None
+        started = time.perf_counter()
+        with self.open_loader(
+            made.warm_urls, made.warm_endpoint, cache_dir=made.warm_cache, window_bytes="all", state=state
+        ) as loader:
+            if is_open:
                 for (batch,) in itertools.islice(loader, NUM_DRAWN):
-                    _touch(batch)
+                    touch(batch)
                 time.sleep(SETTLE_S)
                 started = time.perf_counter()
                 _go_to(loader, subject.where, 1 + number)
-                _touch(next(loader)[0])
-                return ResumeTurn(time.perf_counter() - started)
-        started = time.perf_counter()
-        state = made.warm_state if subject.where == "resume" else None
-        with self._open(made.warm_urls, made.warm_endpoint, cache_dir=made.warm_cache, state=state) as loader:
-            _touch(next(loader)[0])
+            touch(next(loader)[0])
             return ResumeTurn(time.perf_counter() - started)
 
     def _measure_cold(self, made: ResumeInputs, subject: Start) -> ResumeTurn:
-        """On an empty cache, which is removed afterwards."""
+        """Time a first batch on an empty cache, which is removed afterwards."""
         state = made.cold_state if subject.where == "resume" else None
         is_held, is_told_later = subject.situation == "cold, others held back", subject.situation == "cold, told later"
         held = HeldBack()
@@ -302,13 +247,12 @@ class ResumeScenario(Scenario[ResumeInputs, Start, ResumeTurn]):
                 endpoint = stack.enter_context(serve(made.storage, held))
                 if is_held:
                     stack.enter_context(held.all_but(made.named[subject.where]))
-                    # A limit, whoever is wrong.
                     timer = threading.Timer(self.patience_s, held.release)
                     timer.daemon = True
                     timer.start()
                     stack.callback(timer.cancel)
                 started = time.perf_counter()
-                with self._open(
+                with self.open_loader(
                     made.cold_urls,
                     endpoint,
                     cache_dir=made.cold_cache,
@@ -317,7 +261,7 @@ class ResumeScenario(Scenario[ResumeInputs, Start, ResumeTurn]):
                 ) as loader:
                     if is_told_later and state is not None:
                         loader.load_state_dict(state)
-                    _touch(next(loader)[0])
+                    touch(next(loader)[0])
                     elapsed_s = time.perf_counter() - started
                     if not is_held:
                         return ResumeTurn(elapsed_s)
@@ -328,9 +272,8 @@ class ResumeScenario(Scenario[ResumeInputs, Start, ResumeTurn]):
     def report(self, made: ResumeInputs, rounds: Rounds[Start, ResumeTurn]) -> dict[str, Any]:
         """``{"records": [{"scenario", "epoch_start_s", "resume_s", "ratio", "is_within_bar", ...}], ...}``.
 
-        For the last situation also ``waits_for_others``: whether any turn did.
+        The last situation also has ``waits_for_others``: whether the loader waited for other shards in any turn.
         """
-        left_out = {"shards", "work", "timeout_s", "deadline", "patience_s"}
         return {
             "records": [
                 _record(name, {where: rounds.whole(Start(name, where)) for where in WHERE}) for name in SITUATIONS
@@ -343,29 +286,51 @@ class ResumeScenario(Scenario[ResumeInputs, Start, ResumeTurn]):
             "patience_s": self.patience_s,
             "repeats": self.repeats,
             "cache": file_system(made.warm_cache),
-            "options": {one.name: getattr(self, one.name) for one in fields(self) if one.name not in left_out},
+            "options": self.options_json(without=["patience_s"]),
         }
 
     @staticmethod
     def table(report: Any) -> str:
-        """See `format_resume`."""
-        return format_resume(report)
+        """One row for each situation, then the data and whether a resumed loader waited for other shards."""
+        columns: Columns = {
+            "first batch": "scenario",
+            "epoch's start ms": "epoch_start_s",
+            "resume in mid-epoch ms": "resume_s",
+            "ratio": lambda one: f"{one['ratio']:.2f}",
+        }
+        last = report["records"][-1]
+        verdict = (
+            f"did not come within {report.get('patience_s', PATIENCE_S):g} s: IT WAITS FOR OTHERS"
+            if last["waits_for_others"]
+            else "came each time: it waits for no other"
+        )
+        return (
+            f"{records_table(report['records'], columns, FIGURES)}\n\n"
+            f"{report['num_samples']:,} samples in {report['num_shards']} shards, batch "
+            f"{report['options']['batch_size']}; median of {report['repeats']} turns (smallest to largest).\n"
+            f"Cold: in {report['cold_shards']} shards, of which the resumed batch names "
+            f"{report['cold_named']['resume']}; with up to {max(last['num_held_back'])} others asked for and held back "
+            f"it {verdict}."
+        )
 
 
 def named_shards(manifest: "Manifest", rows: Sequence[int]) -> frozenset[str]:
-    """The shards that hold these samples, by their numbers in the order in which they were packed."""
+    """The shards that hold the samples with these ordinals."""
     ends = np.cumsum(manifest.samples)
     return frozenset(manifest.names[int(shard)] for shard in np.searchsorted(ends, np.asarray(rows), side="right"))
 
 
-def _middle(num_samples: int, batch_size: int) -> int:
-    """A position in mid-epoch, where a batch starts."""
-    return num_samples // batch_size // 2 * batch_size
+def _named(loader: "Loader", where: Where, manifest: "Manifest", keys: Sequence[str]) -> frozenset[str]:
+    """The shards that the first batch names; ``keys`` are those of all samples, in the order of the manifest."""
+    _go_to(loader, where, 0)
+    row_of = {key: row for row, key in enumerate(keys)}
+    return named_shards(manifest, [row_of[key] for key in next(loader)[0]["key"]])
 
 
 def _state_in(loader: "Loader", *, epoch: int) -> dict[str, Any]:
-    """The state in the middle of an epoch."""
-    return loader.state_dict() | {"epoch": epoch, "delivered": _middle(loader.num_samples, loader.batch_size)}
+    """The state at the batch in the middle of an epoch."""
+    middle = loader.num_samples // loader.batch_size // 2 * loader.batch_size
+    return loader.state_dict() | {"epoch": epoch, "delivered": middle}
 
 
 def _go_to(loader: "Loader", where: Where, epoch: int) -> None:
@@ -375,14 +340,9 @@ def _go_to(loader: "Loader", where: Where, epoch: int) -> None:
         loader.load_state_dict(_state_in(loader, epoch=epoch))
 
 
-def _touch(batch: dict[str, Any]) -> None:
-    # One value of each photo: enough to find a batch that is not there yet.
-    batch["image"][:, 0, 0, 0].sum().item()
-
-
 @contextmanager
 def serve(directory: Path, held: HeldBack) -> Iterator[str]:
-    """The endpoint of an embedded node in this process, whose shards can be held back."""
+    """Run an embedded node in this process that can hold shards back; yields its endpoint."""
     with Storage(directory) as storage, NodeServer(storage, port=0, before_request=held.wait_for) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
         thread.start()
@@ -395,7 +355,7 @@ def serve(directory: Path, held: HeldBack) -> Iterator[str]:
 
 
 def _keys(shards: "ShardSet") -> list[str]:
-    """The keys of all samples, in their order."""
+    """The keys of all samples, in the order of the shards."""
     from dali_pipes.formats.tar_reader import ArchiveReader
 
     keys: list[str] = []
@@ -419,29 +379,3 @@ def _record(situation: str, turns: dict[Where, list[ResumeTurn]]) -> dict[str, A
         record["waits_for_others"] = any(turn.was_released for turn in turns["resume"])
         record["num_held_back"] = [turn.num_held for turn in turns["resume"]]
     return record
-
-
-def format_resume(report: dict[str, Any]) -> str:
-    """A row a situation, and below what the figures are of."""
-    rows = [["first batch", "epoch's start ms", "resume in mid-epoch ms", "ratio"]]
-    rows += [
-        [record["scenario"], *(spread_cell(record, name, FIGURES) for name in FIGURES), f"{record['ratio']:.2f}"]
-        for record in report["records"]
-    ]
-    last = report["records"][-1]
-    named, others = report["cold_named"]["resume"], max(last["num_held_back"])
-    verdict = (
-        f"did not come within {report.get('patience_s', PATIENCE_S):g} s: IT WAITS FOR OTHERS"
-        if last["waits_for_others"]
-        else "came each time: it waits for no other"
-    )
-    return "\n".join(
-        [
-            format_rows(rows),
-            "",
-            f"{report['num_samples']:,} samples in {report['num_shards']} shards, batch "
-            f"{report['options']['batch_size']}; median of {report['repeats']} turns (smallest to largest).",
-            f"Cold: in {report['cold_shards']} shards, of which the resumed batch names {named}; with up to {others} "
-            f"others asked for and held back it {verdict}.",
-        ]
-    )

@@ -1,7 +1,7 @@
 """Time what comes before the first sample, for simulated data sets of 100 to 1,000,000 shards.
 
-Nothing is fetched: the manifest is read as any is, and its shards are never asked for. Each turn runs in a new
-interpreter, so that peak memory is that of one manifest, state table, plan and window, and of the interpreter and its
+Nothing is fetched: the manifest is read like any other, and no shard of it is ever requested. Each turn runs in a new
+interpreter. So the peak memory is that of one manifest, state table, plan and window, and of the interpreter and its
 libraries.
 """
 
@@ -9,9 +9,10 @@ import contextlib
 import itertools
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
@@ -19,8 +20,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from bench.engine.options import Listed, option
 from bench.engine.scenario import Rounds, Scenario
-from bench.reports.tables import format_rows
+from bench.reports.tables import records_table
 from bench.tools.folders import RunFolder
 from dali_pipes.formats.manifest import Manifest
 
@@ -33,7 +35,7 @@ SHARD_SAMPLES = 1000
 # Photos of 90 to 130 KB: shards of some 110 MB, as AIStore and WebDataset recommend.
 MIN_SHARD_BYTES, MAX_SHARD_BYTES = 90 << 20, 130 << 20
 INDEX_BYTES = 60_000
-# After the first window; the tenth is in the same state as all that follow.
+# Timed after the first one. The tenth window finds the same state as all later ones.
 NUM_WINDOWS = 9
 MIB = 1 << 20
 
@@ -47,15 +49,19 @@ class Size(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ScaleScenario(Scenario[Path, Size, dict[str, Any]]):
-    """Each size of a data set with each size of a window."""
+    """Time what comes before the first sample for data sets of up to a million shards, and what a window costs.
+
+    Reads nothing: manifests of shards that do not exist are made, 1,000 samples in each. Writes nothing but the file
+    that --json names.
+    """
 
     kind = "scale"
     title = "measure"
     runs_in: ClassVar[Literal["fork", "interpreter", "caller"]] = "interpreter"
 
-    num_shards: Sequence[int] = (100, 10_000, 1_000_000)
-    window_shards: Sequence[int] = (10, 100)
-    repeats: int = 3
+    num_shards: Sequence[int] = option("100,10000,1000000", type=Listed(int), help="Sizes of the simulated data set.")
+    window_shards: Sequence[int] = option("10,100", type=Listed(int), help="Shards of a shuffle window.")
+    repeats: int = option(3, help="Processes for each pair.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -65,29 +71,25 @@ class ScaleScenario(Scenario[Path, Size, dict[str, Any]]):
                 raise ValueError(f"{name} must be positive numbers, got {','.join(map(str, values)) or 'none'}")
 
     def prepare(self, folder: RunFolder, stack: ExitStack) -> Path:
-        """A directory with a manifest of each size."""
         made = folder.new()
         for num_shards in self.num_shards:
             (made / str(num_shards)).write_bytes(simulated_manifest(num_shards).to_bytes())
         return made
 
     def subjects(self, made: Path) -> Sequence[Size]:
-        """All pairs."""
         return [Size(*pair) for pair in itertools.product(self.num_shards, self.window_shards)]
 
     def name_of(self, subject: Size) -> str:
-        """``1000 shards with windows of 10``."""
         return f"{subject.num_shards} shards with windows of {subject.window_shards}"
 
     def measure(self, made: Path, subject: Size, number: int) -> dict[str, Any]:
-        """Open the data set once."""
         return measure(made / str(subject.num_shards), window_shards=subject.window_shards)
 
     def report(self, made: Path, rounds: Rounds[Size, dict[str, Any]]) -> dict[str, Any]:
         """``{"records": [{"num_shards", "window_shards", "open_s", "stages", "window_s", "peak_rss_mib", ...}]}``.
 
-        ``open_s`` is the sum of the stages, the first window included; ``window_s`` the median of windows 2 to 10,
-        ``None`` where there are no three: the last is not whole.
+        ``open_s`` is the sum of the stages, including the first window. ``window_s`` is the median of windows 2 to 10,
+        or ``None`` if there are less than three windows: the last one is not whole.
         """
         return {
             "records": [_record(size, rounds.whole(size)) for size in rounds.subjects],
@@ -97,12 +99,25 @@ class ScaleScenario(Scenario[Path, Size, dict[str, Any]]):
 
     @staticmethod
     def table(report: Any) -> str:
-        """See `format_scale`."""
-        return format_scale(report)
+        """One row for each size, then how the cost of a window grew from the smallest data set to the largest."""
+        records = report["records"]
+        columns: dict[str, str | Callable[[Any], str]] = {
+            "shards": lambda one: f"{one['num_shards']:,}",
+            "window": "window_shards",
+            "samples": lambda one: f"{one['window_samples']:,}",
+        }
+        for stage in records[0]["stages"]:
+            columns[f"{stage.replace('_', ' ')} s"] = partial(_stage_cell, stage=stage)
+        columns |= {
+            "all s": lambda one: f"{one['open_s']:.3f}",
+            "next window s": lambda one: "-" if one["window_s"] is None else f"{one['window_s']:.4f}",
+            "peak MiB": lambda one: f"{one['peak_rss_mib']:.0f} ({one['start_rss_mib']:.0f} at start)",
+        }
+        return "\n".join([records_table(records, columns), "", *_growth(records)])
 
 
 def simulated_manifest(num_shards: int) -> Manifest:
-    """A manifest of shards that are nowhere: 1,000 samples in each, 90 to 130 MiB; the same for the same number."""
+    """A manifest of shards that do not exist: 1,000 samples and 90 to 130 MiB in each; a function of the number."""
     draw = np.random.default_rng(num_shards)
     return Manifest(
         names=[f"simulated-{shard:08d}.tar" for shard in range(num_shards)],
@@ -118,7 +133,7 @@ def simulated_manifest(num_shards: int) -> Manifest:
 
 def measure(path: Path, *, window_shards: int) -> dict[str, Any]:
     """Open the manifest at ``path`` as a loader does, to its first window and the nine after it, in this process."""
-    # Libraries are no part of the stages; the first use of some of them is (numpy's sort).
+    # The stages do not include imports, but the first use of a library (numpy's sort).
     from dali_pipes.cache.extents import extent_starts
     from dali_pipes.cache.free_space import FreeSpace
     from dali_pipes.cache.placement import default_directories
@@ -140,10 +155,10 @@ def measure(path: Path, *, window_shards: int) -> dict[str, Any]:
         reserved = reserved_bytes(
             np.diff(starts), manifest.shard_bytes, manifest.samples, order=order, global_batch_size=256
         )
-    # A cache of its own: others at work on this machine have reservations in the one that loaders share.
+    # A separate cache: other loaders on this machine have reservations in the shared one.
     with tempfile.TemporaryDirectory(prefix="dali-pipes-bench-", dir=default_directories()[0]) as folder:
         with _timed(stages, "cache_file"):
-            # Nothing of it is filled: it takes the space of its state table.
+            # Nothing is filled, so only the state table takes space.
             share = CacheShare(
                 manifest,
                 np.arange(manifest.num_shards),
@@ -184,7 +199,7 @@ def _measure_plan(
             _take(share, window.shards)
         elapsed_s = time.perf_counter() - started
         if window is None:
-            # The last one is what was left: its cost says nothing about a whole one's.
+            # The last window is only the rest of the shards: its cost says nothing about a whole one's.
             del window_s[-1:]
             break
         window_s.append(elapsed_s)
@@ -194,37 +209,20 @@ def _measure_plan(
         "window_s": window_s,
         "window_samples": len(first.ordinals),
         "start_rss_mib": start_rss / MIB,
-        # Of this process alone: getrusage() would also count what its parent once had.
+        # Of this process alone: getrusage() would also count the memory that its parent once had.
         "peak_rss_mib": _status_bytes("VmHWM") / MIB,
     }
 
 
 def _take(share: "CacheShare", shards: npt.NDArray[np.int64]) -> None:
-    """Ask the state table for a window, and give up the shard that is to be filled."""
+    """Ask the state table for a window, and give back the shard that this process would fill."""
     taken = share.take(shards.tolist())
     assert taken.fill is not None, "the cache file is empty"
     share.fail(taken.fill)
 
 
-def format_scale(report: dict[str, Any]) -> str:
-    """A row a size, and how the cost of a window grew from the smallest data set to the largest."""
-    records = report["records"]
-    stages = list(records[0]["stages"])
-    rows = [["shards", "window", "samples", *(f"{stage.replace('_', ' ')} s" for stage in stages)]]
-    rows[0] += ["all s", "next window s", "peak MiB"]
-    rows += [
-        [
-            f"{record['num_shards']:,}",
-            str(record["window_shards"]),
-            f"{record['window_samples']:,}",
-            *(f"{record['stages'][stage]:.4f}" for stage in stages),
-            f"{record['open_s']:.3f}",
-            "-" if record["window_s"] is None else f"{record['window_s']:.4f}",
-            f"{record['peak_rss_mib']:.0f} ({record['start_rss_mib']:.0f} at start)",
-        ]
-        for record in records
-    ]
-    return "\n".join([format_rows(rows), "", *_growth(records)])
+def _stage_cell(record: dict[str, Any], *, stage: str) -> str:
+    return f"{record['stages'][stage]:.4f}"
 
 
 def _growth(records: Sequence[dict[str, Any]]) -> Iterator[str]:

@@ -1,17 +1,17 @@
 """Time the same samples as tars and as TFRecord files: written, read and decoded, in turns.
 
-Written: `prep export tfrecord`, and `prep pack tars` with its index, of the same shards into one directory. Read and
-decoded: by our loader from tars, by `fn.readers.webdataset` from the same tars and by `fn.readers.tfrecord` from the
-TFRecord files, the last two in plain pipelines (`bench.loaders.peers.dali_readers`). All three give what Pillow and
-torchvision make of the shards, sample for sample, before anything is timed. Ours comes in a shuffled order, from bytes
-whose checksums it has taken; the plain readers come in the order of the files and check nothing.
+The writers are `prep export tfrecord`, and `prep pack tars` with its index; both write the same shards into one
+directory. The readers are our loader and `fn.readers.webdataset` from the same tars, and `fn.readers.tfrecord` from the
+TFRecord files, the last two in plain pipelines (`bench.loaders.peers.dali_readers`). Before anything is timed, all
+three must give what Pillow and torchvision make of the shards, sample for sample. Ours gives the samples in a shuffled
+order, and verifies the checksums of the bytes; the plain readers give them in the order of the files and check nothing.
 """
 
 import contextlib
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import bench.loaders.dali
 from bench.compare.outputs import Comparison, Reference, compare_epoch, tolerance_of
 from bench.compare.turn import delivered
-from bench.engine.scenario import MEMORY, Rounds, Scenario
+from bench.engine.options import at_least, cache_option, option
+from bench.engine.scenario import Rounds
 from bench.loaders.encoded import endpoint_of, shard_urls
 from bench.loaders.peers.dali_readers import ReaderFiles, open_loader, open_reader, write_webdataset_indexes
-from bench.loaders.protocol import BenchLoader, Device, LoaderOptions
+from bench.loaders.protocol import BenchLoader, LoaderOptions
 from bench.reports.figures import Figure
-from bench.reports.tables import format_rows, spread_cell, summarised
-from bench.tools.environment import available_cores
+from bench.reports.tables import Columns, records_table, summarised
+from bench.scenarios.on_shards import FORMS, ShardsScenario
 from bench.tools.folders import RunFolder, check_room
 from bench.tools.memory import touch_memory
 from bench.tools.processes import ProcessTree
@@ -61,67 +62,62 @@ FIGURES = {
 
 
 class Work(NamedTuple):
-    """What is timed: a writer, or a reader alone or with its decoders."""
+    """A writer, or a reader with or without its decoders."""
 
     what: Literal["write", "read", "decode"]
     name: str
 
 
 class TfrecordTurn(NamedTuple):
-    """What one turn measured."""
-
     num_samples: int
     wall_s: float
     cpu_s: float
 
 
 class Files(NamedTuple):
-    """What is read, and where writers write."""
+    """The files of all readers, and the directory of the writers."""
 
     place: Path
     shards: ShardSet
     files: Mapping[str, ReaderFiles]
     """Of the two plain readers."""
     num_bytes: Mapping[str, tuple[int, int]]
-    """Of each reader: data, and index."""
+    """Bytes of data and of index, for each reader."""
     outputs: Mapping[str, Comparison]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TfrecordScenario(Scenario[Files, Work, TfrecordTurn]):
-    """What is written and read, how often, how long."""
+class TfrecordScenario(ShardsScenario[Files, Work, TfrecordTurn]):
+    """Write the same samples as tars and as TFRecord files, then read and decode them: ours, and DALI's own readers.
+
+    Reads --shards, which must be indexed. Each reader's outputs are compared with Pillow's and torchvision's before
+    anything is timed. Writes into a directory under --cache, which is deleted at the end, and the file that --json
+    names.
+    """
 
     kind = "tfrecord"
     title = "time writers and readers"
     figures = FIGURES
 
-    shards: ShardSet | None = None
-    """Indexed, in a bucket or a directory."""
-    repeats: int = 6
-    epochs: int = 2
-    """Timed of each loader in each turn, after one that is not."""
+    shards: ShardSet | None = option(required=True, help=f"What to write and read: {FORMS}")
+    repeats: int = option(6, help="Turns of each writer and reader.")
+    epochs: int = option(2, help="Epochs that are decoded in each turn.")
     read_s: float = 1.0
-    """Epochs are read until this much time has passed, where nothing is decoded: one takes a few hundredths."""
+    """Without decoders, epochs are read until this much time has passed: one epoch takes a few hundredths."""
     max_bytes: int = 256 << 20
-    """Of a tar; TFRecord files are one for each tar."""
-    batch_size: int = 64
-    num_threads: int = field(default_factory=available_cores)
-    crop: int = 350
-    device: Device = "auto"
-    photo: str = "image.jpg"
-    mask: str = "trimap.png"
-    work: Path | None = MEMORY
-    """Where tars and TFRecord files are written, and read from."""
+    """Of a tar; there is one TFRecord file for each tar."""
+    photo: str = option("image.jpg", help="Component that holds the photo.")
+    mask: str = option("trimap.png", help="Component that holds the mask.")
+    seed: int = option(7, type=at_least(0), help="Order of the shards and samples, for loaders that have one.")
+    work: Path | None = cache_option("Where tars and TFRecord files are written, and read from.")
 
     @property
     def options(self) -> LoaderOptions:
-        """What the readers share."""
         names = ("batch_size", "num_threads", "crop", "device", "photo", "mask", "seed")
         return LoaderOptions(**{name: getattr(self, name) for name in names})
 
     @property
     def given(self) -> ShardSet:
-        """The shards."""
         assert self.shards is not None, "the command names them"
         return self.shards
 
@@ -131,15 +127,15 @@ class TfrecordScenario(Scenario[Files, Work, TfrecordTurn]):
         return sum(entry.size for entry in self.given.entries())
 
     def prepare(self, folder: RunFolder, stack: ExitStack) -> Files:
-        """Write both formats, and compare what the readers make of them.
+        """Write both formats, and compare the readers' outputs.
 
         Raises:
-            DataError: If the shards are not indexed, or lack photo, mask or label somewhere.
+            DataError: If the shards are not indexed, or a sample lacks its photo, mask or label.
             OutputError: If a reader does not yield what the shards hold.
             ValueError: If there is too little space.
         """
-        # Tars and TFRecord files here, what a writer writes in its turn, and the loader's own copy, which by default is
-        # in memory as well.
+        # Tars, TFRecord files, the files of a writer in its turn, and the loader's own copy, which by default is in
+        # memory as well.
         needed = 4 * self.num_bytes
         check_room(folder.parent, needed, what="writing both formats", option="--cache", less="take fewer shards")
         exported = self._export(tfrecords := folder.new())
@@ -170,10 +166,12 @@ class TfrecordScenario(Scenario[Files, Work, TfrecordTurn]):
         with Reference.open(made.shards, options=self.options) as reference:
             for name in READER_NAMES:
                 with _open(name, made, self.options) as loader:
-                    tolerance = tolerance_of(decode=loader.decode, device=loader.device)
-                    show = f"compare {name}"
                     outputs[name] = compare_epoch(
-                        loader.epoch(), reference, loader=name, tolerance=tolerance, show=show
+                        loader.epoch(),
+                        reference,
+                        loader=name,
+                        tolerance=tolerance_of(decode=loader.decode, device=loader.device),
+                        show=f"compare {name}",
                     )
         return outputs
 
@@ -186,11 +184,9 @@ class TfrecordScenario(Scenario[Files, Work, TfrecordTurn]):
         ]
 
     def name_of(self, subject: Work) -> str:
-        """``decode 'tar, dali_pipes'``."""
         return f"{subject.what} '{subject.name}'"
 
     def measure(self, made: Files, subject: Work, number: int) -> TfrecordTurn:
-        """Write everything once, or read for a while."""
         if subject.what == "write":
             return self._measure_write(made, subject.name)
         if subject.what == "read":
@@ -255,13 +251,30 @@ class TfrecordScenario(Scenario[Files, Work, TfrecordTurn]):
 
     @staticmethod
     def table(report: Any) -> str:
-        """See `format_tfrecord`."""
-        return format_tfrecord(report)
+        """A table of the readers, and one of the writers."""
+        readers: Columns = {
+            "reader": "reader",
+            "on disk": lambda one: format_bytes(one["data_bytes"]),
+            "index": lambda one: format_bytes(one["index_bytes"]),
+            "read samples/s": "read_samples_per_s",
+            "decoded samples/s": "samples_per_s",
+            "CPU-ms/sample": "cpu_ms_per_sample",
+        }
+        names = ("wall_s", "samples_per_s", "mib_per_s", "cpu_ms_per_sample")
+        writers: Columns = {"writer": "writer", **{FIGURES[name].title: name for name in names}}
+        return (
+            f"{records_table(report['records'], readers, FIGURES)}\n\n"
+            f"{records_table(report['writers'], writers, FIGURES)}\n\n"
+            f"{report['num_samples']} samples of each reader are those of the shards: keys, labels and masks equal, "
+            "photos within tolerance.\n"
+            # Note [mapped] in words.
+            "Reading alone, readers.webdataset hands out mapped files and touches no byte of them; the others copy all."
+        )
 
 
 @contextlib.contextmanager
 def _timed() -> Iterator[Callable[[int], TfrecordTurn]]:
-    """Time the block; afterwards the yielded function makes the turn of it, given its samples."""
+    """Time the block; the yielded function takes the number of samples afterwards, and makes the turn."""
     tree = ProcessTree()
     cpu_start, started = tree.cpu_s(), perf_counter()
     wall_s = cpu_s = 0.0
@@ -276,7 +289,7 @@ def _files(exported: "ExportReport", tfrecords: Path, packed: Path, *, indexes: 
     paths = [tfrecords / name for name in exported.files]
     tar_paths = [Path(shards.store.locate(name)) for name in shards.names]
     tar_bytes = indexed.manifest.total_bytes
-    # All that lies beside the tars describes them.
+    # All other files beside the tars describe them.
     beside = sum(path.stat().st_size for path in packed.iterdir()) - tar_bytes
     return Files(
         place=place,
@@ -296,9 +309,9 @@ def _files(exported: "ExportReport", tfrecords: Path, packed: Path, *, indexes: 
     )
 
 
-# Note [mapped]: without decoding, `fn.readers.webdataset` as it comes does no more than walk its index: samples are
-# views of the mapped tar. `fn.readers.tfrecord` parses and copies each record, and ours reads with `pread`, since a
-# mapped hole of its cache file would be a SIGBUS. So the column only compares what a pipeline pays before its decoders.
+# Note [mapped]: without decoding, `fn.readers.webdataset` in its default form only walks its index, because samples are
+# views of the mapped tar. `fn.readers.tfrecord` parses and copies each record. Ours reads with `pread`, because reading
+# a mapped freed block of its cache file would be a SIGBUS. So the column only compares the cost before the decoders.
 
 
 def _open(name: str, made: Files, options: LoaderOptions) -> AbstractContextManager[BenchLoader]:
@@ -309,7 +322,7 @@ def _open(name: str, made: Files, options: LoaderOptions) -> AbstractContextMana
 
 @contextlib.contextmanager
 def _open_ours_reading(made: Files, options: LoaderOptions) -> Iterator[Callable[[], int]]:
-    """Our loader without decoders: order, segments, reader, labels; the graph takes the bytes and decodes nothing."""
+    """Open our loader without decoders: its graph takes the bytes and decodes nothing."""
     import dali_pipes as dp
 
     def graph(components: Any, random: Any) -> dict[str, Any]:
@@ -359,37 +372,3 @@ def _writer(name: str, turns: Sequence[TfrecordTurn], total: int) -> dict[str, A
         "cpu_ms_per_sample": [1000 * turn.cpu_s / turn.num_samples for turn in turns],
     }
     return {"writer": name, **summarised(figures), "repeats": [turn._asdict() for turn in turns]}
-
-
-def format_tfrecord(report: dict[str, Any]) -> str:
-    """A table of the readers, one of the writers."""
-    readers = [["reader", "on disk", "index", "read samples/s", "decoded samples/s", "CPU-ms/sample"]]
-    readers += [
-        [
-            record["reader"],
-            format_bytes(record["data_bytes"]),
-            format_bytes(record["index_bytes"]),
-            spread_cell(record, "read_samples_per_s", FIGURES),
-            spread_cell(record, "samples_per_s", FIGURES),
-            spread_cell(record, "cpu_ms_per_sample", FIGURES),
-        ]
-        for record in report["records"]
-    ]
-    writers = [["writer", "s", "samples/s", "MiB/s", "CPU-ms/sample"]]
-    writers += [
-        [
-            record["writer"],
-            spread_cell(record, "wall_s", FIGURES),
-            spread_cell(record, "samples_per_s", FIGURES),
-            spread_cell(record, "mib_per_s", FIGURES),
-            spread_cell(record, "cpu_ms_per_sample", FIGURES),
-        ]
-        for record in report["writers"]
-    ]
-    notes = [
-        f"{report['num_samples']} samples of each reader are those of the shards: keys, labels and masks equal, photos "
-        "within tolerance.",
-        # Note [mapped] in words.
-        "Reading alone, readers.webdataset hands out mapped files and touches no byte of them; the others copy all.",
-    ]
-    return "\n".join([format_rows(readers), "", format_rows(writers), "", *notes])

@@ -1,37 +1,36 @@
-"""Time a loader whose data set is larger than its cache: shares of it that fit, and latencies of the server, in turns.
+"""Time a loader whose data set is larger than its cache: several shares that fit, several latencies, in turns.
 
-A turn opens the loader on an empty cache and draws a cold epoch, then the timed ones, the change from one epoch to the
-next included. With a cache of the whole data set nothing is fetched after the cold epoch; with less, every epoch
-fetches every shard again. The order of the samples, and so the work of decoding, is the same in all turns: the shuffle
-window is chosen for the smallest cache, which holds two of them. Nobody trains on the batches, so the decode pipeline
-is as fast as it ever is, and asks for data as fast as it ever will.
+A turn opens the loader on an empty cache and draws a cold epoch, then the timed epochs, including the change from one
+epoch to the next. If the cache holds the whole data set, nothing is fetched after the cold epoch; if it holds less,
+every epoch fetches every shard again. The order of the samples, and so the work of decoding, is the same in all turns:
+the shuffle window is chosen for the smallest cache, which holds two windows. No training step uses the batches, so the
+decode pipeline is as fast as possible, and asks for data as fast as possible.
 
-The server is a process on the same machine, and takes its cores from the loader: its CPU is measured beside.
+The server is a process on the same machine, and takes cores from the loader. So its CPU time is measured as well.
 """
 
+import bisect
 import itertools
 import shutil
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
-from bench.engine.scenario import MEMORY, Rounds, Scenario
-from bench.loaders.protocol import Device
+from bench.engine.options import Listed, cache_option, option
+from bench.engine.scenario import Rounds
 from bench.reports.figures import Figure
-from bench.reports.tables import format_rows, spread_cell, summarised
-from bench.tools.environment import available_cores
+from bench.reports.tables import Columns, records_table, summarised
+from bench.scenarios.on_shards import ShardsScenario, touch, upload_repeated
 from bench.tools.folders import RunFolder
-from bench.tools.object_server import ObjectServer, upload_shards
+from bench.tools.object_server import ObjectServer
 from bench.tools.processes import ProcessTree, cpu_s_of
-from bench.tools.repeat import repeat_shards
 from dali_pipes.cache.extents import EXTENT_ALIGNMENT, extent_starts
 from dali_pipes.cache.free_space import file_system
 from dali_pipes.cache.placement import extent_alignment
@@ -48,7 +47,7 @@ if TYPE_CHECKING:
 BUCKET = "dali-pipes-bench-windows"
 MIB = 1 << 20
 BLOCK = 512
-"""Unit of ``st_blocks``, whatever the file system's own is."""
+"""The unit of ``st_blocks`` on every file system."""
 WATCH_S = 0.005
 FIGURES = {
     "samples_per_s": Figure(title="samples/s", unit="samples/s", better="high", digits=0, about="Of timed epochs."),
@@ -74,24 +73,23 @@ class WindowInputs:
 
     names: Sequence[str]
     servers: Mapping[float, tuple[str, int]]
-    """Latency in milliseconds to endpoint and process."""
+    """Latency in milliseconds -> endpoint and process."""
     directory: Path
     """Where caches are made."""
     num_samples: int
     shard_bytes: int
     extent_bytes: int
-    """Of a cache file of the whole data set."""
+    """Bytes of a cache file that holds the whole data set."""
     window_bytes: int
     source: str
 
     def cache_bytes(self, cell: WindowsCell) -> int:
-        """What the cache may hold."""
         return int(self.extent_bytes * cell.fraction)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Epochs:
-    """The cost of one or more epochs, on average."""
+    """The mean cost of one epoch."""
 
     epoch_s: float
     data_wait_s: float
@@ -113,10 +111,8 @@ class Epochs:
 
 @dataclass(frozen=True, kw_only=True)
 class WindowTurn:
-    """What one turn measured."""
-
     cold: Epochs
-    """From before the loader was constructed."""
+    """Includes the construction of the loader."""
     steady: Epochs
     peak_cache_bytes: int
     longest_look_s: float
@@ -124,31 +120,31 @@ class WindowTurn:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WindowsScenario(Scenario[WindowInputs, WindowsCell, WindowTurn]):
-    """What is loaded, through which caches, how often."""
+class WindowsScenario(ShardsScenario[WindowInputs, WindowsCell, WindowTurn]):
+    """Load a data set through caches that hold all of it or a part, near and far from its server; print the waits.
+
+    Reads --shards, once, from where --endpoint says. What is loaded is a copy of them on a server of its own, which is
+    slowed by --latencies-ms. Writes nothing but the file that --json names.
+    """
 
     kind = "windows"
     title = "time windows"
     figures = FIGURES
 
-    shards: "ShardSet | None" = None
-    """Samples to repeat; ``None``: the demo photos."""
-    samples: int = 10_000
-    num_shards: int = 40
-    repeats: int = 3
-    epochs: int = 1
-    """Timed in each turn, after the cold one."""
-    batch_size: int = 64
-    num_threads: int = field(default_factory=available_cores)
-    crop: int = 350
-    device: Device = "auto"
-    ramp_up: bool = False
-    fractions: Sequence[float] = (1.0, 0.2)
-    """Of the data set, that the cache may hold."""
-    latencies_ms: Sequence[float] = (0.0, 20.0)
-    """Added to each request; an object's GET is two, the redirect and the bytes."""
-    work: Path | None = MEMORY
-    """Where cache files, and the server's objects, lie."""
+    shards: "ShardSet | None" = option(help="Samples to repeat.  [default: the demo photos]")
+    repeats: int = option(3, help="Turns of each combination.")
+    samples: int = option(10_000, help="Samples to load.")
+    num_shards: int = option(40, help="Shards that they are packed into.")
+    epochs: int = option(1, help="Epochs timed in each turn, after the cold one, which has its own figures.")
+    fractions: Sequence[float] = option(
+        "1.0,0.2", type=Listed(float), help="Sizes of the cache, as shares of the data."
+    )
+    # The GET of an object is two requests, the redirect and the bytes.
+    latencies_ms: Sequence[float] = option(
+        "0,20", type=Listed(float), help="Milliseconds added to each request, redirects included."
+    )
+    ramp_up: bool = option(False, help="Start each epoch with windows of 1, 2, 4, ... shards.")
+    work: Path | None = cache_option("Where cache files lie; the server keeps the data set there too.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -161,30 +157,28 @@ class WindowsScenario(Scenario[WindowInputs, WindowsCell, WindowTurn]):
                 raise ValueError(f"{name} must not repeat, got {_listed(getattr(self, name))}")
 
     def prepare(self, folder: RunFolder, stack: ExitStack) -> WindowInputs:
-        """The samples repeated, in a bucket of the servers.
+        """Repeat the samples, and put them into a bucket of the servers.
 
         Raises:
             DataError: If there is no sample.
             ValueError: If two windows of at least one shard do not fit the smallest cache, or there is too little
                 space.
         """
-        from prep.index import index_shards
-
         given, source = (self.shards, "given shards") if self.shards is not None else _demo_shards(folder.new())
-        copies = folder.new()
-        num_shards = min(self.num_shards, self.samples)
-        repeated = repeat_shards(
-            given, directory=copies, num_samples=self.samples, num_shards=num_shards, option="--cache"
-        )
         objects = folder.new()
         servers = {
             latency_ms: stack.enter_context(ObjectServer(objects, latency_s=latency_ms / 1000))
-            # The one that the data set is made through is not slowed.
+            # The server without latency takes the uploads.
             for latency_ms in dict.fromkeys((0.0, *self.latencies_ms))
         }
-        served = upload_shards(repeated, servers[0.0].endpoint, BUCKET)
-        shutil.rmtree(copies)
-        manifest = index_shards(served, show_progress=True)
+        manifest = upload_repeated(
+            given,
+            servers[0.0].endpoint,
+            BUCKET,
+            folder=folder,
+            num_shards=min(self.num_shards, self.samples),
+            num_samples=self.samples,
+        )
         alignment = extent_alignment(folder.parent)
         extent_bytes = int(extent_starts(manifest.shard_bytes, manifest.index_bytes, alignment=alignment)[-1])
         return WindowInputs(
@@ -208,35 +202,28 @@ class WindowsScenario(Scenario[WindowInputs, WindowsCell, WindowTurn]):
         return [WindowsCell(*pair) for pair in itertools.product(self.fractions, self.latencies_ms)]
 
     def name_of(self, subject: WindowsCell) -> str:
-        """``a cache of 0.2 with 20 ms``."""
         return f"a cache of {subject.fraction:g} with {subject.latency_ms:g} ms"
 
     def measure(self, made: WindowInputs, subject: WindowsCell, number: int) -> WindowTurn:
-        """Load a cold epoch and the timed ones through an empty cache, which is empty again afterwards.
+        """Load a cold epoch and the timed ones through an empty cache, which is removed afterwards.
 
         Raises:
-            CacheError: If the loader's cache does not take what it should.
+            CacheError: If the loader's windows do not fit its cache.
             DataError: If an epoch does not deliver every sample once.
         """
-        import dali_pipes as dp
-
         endpoint, server_pid = made.servers[subject.latency_ms]
         cache_dir = made.directory / "cache"
         cache_dir.mkdir()
         try:
             with CacheWatch(cache_dir) as watch:
                 meter = _Meter(server_pid)
-                with dp.loader(
+                with self.open_loader(
                     [f"ais://{BUCKET}/{name}" for name in made.names],
-                    dp.segmentation(crop=self.crop),
-                    batch_size=self.batch_size,
-                    seed=self.seed,
-                    device=self.device,
-                    shuffle=dp.Shuffle(window_bytes=made.window_bytes, ramp_up=self.ramp_up),
-                    cache=dp.Cache(directory=cache_dir, max_bytes=made.cache_bytes(subject), show_progress=False),
-                    decode=dp.Decode(threads=self.num_threads),
-                    outputs=dp.Outputs(keys=True),
-                    endpoint=endpoint,
+                    endpoint,
+                    cache_dir=cache_dir,
+                    cache_bytes=made.cache_bytes(subject),
+                    window_bytes=made.window_bytes,
+                    ramp_up=self.ramp_up,
                 ) as loader:
                     _draw(loader, made.num_samples)
                     cold = meter.read(loader.data_wait_s)
@@ -252,10 +239,9 @@ class WindowsScenario(Scenario[WindowInputs, WindowsCell, WindowTurn]):
     def report(self, made: WindowInputs, rounds: Rounds[WindowsCell, WindowTurn]) -> dict[str, Any]:
         """``{"records": [{"cache_fraction", "latency_ms", "samples_per_s", "data_wait", "cold": {...}, ...}], ...}``.
 
-        ``data_wait`` is the share of the timed epochs' time in which the decode pipeline waited for shards;
-        ``server_cpu_share`` the server's part of the CPU time that it and the loader spent.
+        ``data_wait`` is the share of the timed epochs' time in which the decode pipeline waited for shards.
+        ``server_cpu_share`` is the server's part of the CPU time of server and loader.
         """
-        left_out = {"shards", "work", "samples", "num_shards", "timeout_s", "deadline"}
         return {
             "records": [_record(cell, rounds.whole(cell), made) for cell in rounds.subjects],
             "num_samples": made.num_samples,
@@ -266,20 +252,41 @@ class WindowsScenario(Scenario[WindowInputs, WindowsCell, WindowTurn]):
             "repeats": self.repeats,
             "source": made.source,
             "cache": file_system(made.directory),
-            "options": {one.name: getattr(self, one.name) for one in fields(self) if one.name not in left_out},
+            "options": self.options_json(without=["samples", "num_shards"]),
         }
 
     @staticmethod
     def table(report: Any) -> str:
-        """See `format_windows`."""
-        return format_windows(report)
+        """One row for each combination, then the data and how they were measured."""
+        columns: Columns = {
+            "cache": lambda one: f"{one['cache_fraction']:g}",
+            "latency ms": lambda one: f"{one['latency_ms']:g}",
+            "samples/s": "samples_per_s",
+            "data wait %": "data_wait",
+            "cold: samples/s": lambda one: f"{one['cold']['samples_per_s']:.0f}",
+            "wait %": lambda one: f"{100 * one['cold']['data_wait']:.2f}",
+            "peak cache MiB": lambda one: f"{one['peak_cache_bytes'] / MIB:.1f}",
+            "of": lambda one: f"{one['cache_bytes'] / MIB:.1f}{'' if one['is_within_cache'] else ' EXCEEDED'}",
+            "server's CPU %": lambda one: f"{100 * one['server_cpu_share']:.1f}",
+            "server cores": lambda one: f"{one['server_cores']:.2f}",
+        }
+        longest_s = max(turn["longest_look_s"] for record in report["records"] for turn in record["repeats"])
+        return (
+            f"{records_table(report['records'], columns, FIGURES)}\n\n"
+            f"{report['num_samples']:,} samples in {report['num_shards']} shards of "
+            f"{report['shard_bytes'] / MIB / report['num_shards']:.1f} MiB, shuffle window "
+            f"{report['shuffle_window'] / MIB:.1f} MiB; median of {report['repeats']} turns (smallest to largest), "
+            "each a cold epoch and then those of the figures.\n"
+            f"Server and loader share {report['environment']['cpu']['cores_available']} cores; the cache was looked at "
+            f"every {1000 * WATCH_S:g} ms, at worst after {1000 * longest_s:.0f} ms."
+        )
 
 
 class CacheWatch:
-    """Watches how much a directory's cache files take, in a thread of its own; a context manager.
+    """Watch the space of a directory's cache files in a separate thread; a context manager.
 
-    It counts the blocks that are allocated (``st_blocks``) of all files ``*.image`` below the directory. A disk's file
-    system may have some of its own among them: ext4 one of 4 KiB for each 340 runs of a cache file's blocks.
+    It counts the allocated blocks (``st_blocks``) of all files ``*.image`` below the directory. The file system of a
+    disk may count some blocks of its own: ext4 counts one of 4 KiB for each 340 runs of a cache file's blocks.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -291,7 +298,7 @@ class CacheWatch:
         self.num_looks = 0
 
     def look(self) -> int:
-        """Bytes that are allocated now."""
+        """The number of bytes that are allocated now."""
         total = 0
         for path in self._directory.rglob("*.image"):
             try:
@@ -312,9 +319,7 @@ class CacheWatch:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stopped.set()
         self._thread.join()
 
@@ -322,7 +327,7 @@ class CacheWatch:
 def fitting_window(
     manifest: "Manifest", *, cache_bytes: int, batch_size: int, alignment: int = EXTENT_ALIGNMENT
 ) -> int:
-    """The largest ``shuffle_window``, in bytes of shards, with which a loader takes a cache of ``cache_bytes``.
+    """The largest ``shuffle_window``, in bytes of shards, of which two fit a cache of ``cache_bytes``.
 
     Raises:
         ValueError: If not every shard fits into such a window.
@@ -341,18 +346,14 @@ def fitting_window(
             f"a cache of {cache_bytes} bytes does not hold two windows of one shard, which take up to "
             f"{needed(largest)}; take more --num-shards, or larger --fractions"
         )
-    # Windows of all shards would be no windows, and what they need is not more than all.
-    if needed(int(manifest.total_bytes) // 2) <= cache_bytes:
-        return max(largest, int(manifest.total_bytes) // 2)
-    fits, too_large = largest, int(manifest.total_bytes) // 2
-    while too_large - fits > 1:
-        middle = (fits + too_large) // 2
-        fits, too_large = (middle, too_large) if needed(middle) <= cache_bytes else (fits, middle)
-    return fits
+    # A window of more than half the shards would leave one window only, which needs no more than all shards do.
+    half = max(largest, int(manifest.total_bytes) // 2)
+    too_many = bisect.bisect_right(range(largest + 1, half + 1), cache_bytes, key=needed)
+    return largest + too_many
 
 
 def _demo_shards(directory: Path) -> tuple["ShardSet", str]:
-    """The demo photos in shards, and their name."""
+    """Pack the demo photos into shards; returns the shards and the name of the photos."""
     from dali_pipes.store.local import LocalStore
     from dali_pipes.store.urls import resolve_shards
     from prep.pack.pack import pack
@@ -364,18 +365,17 @@ def _demo_shards(directory: Path) -> tuple["ShardSet", str]:
 
 
 def _draw(loader: "Loader", num_samples: int) -> None:
-    """An epoch, each batch touched; every sample comes once."""
+    """Draw an epoch, touch each batch, and check that every sample comes once."""
     keys: list[str] = []
     for (batch,) in loader:
-        # One value of each photo: enough to find a batch that is not there yet.
-        batch["image"][:, 0, 0, 0].sum().item()
+        touch(batch)
         keys += batch["key"]
     if len(keys) != num_samples or len(set(keys)) != num_samples:
         raise DataError(f"an epoch delivered {len(keys)} samples, {len(set(keys))} of them different, of {num_samples}")
 
 
 class _Meter:
-    """Wall and CPU time since it was last read, or made."""
+    """Measures wall and CPU time since the last reading."""
 
     def __init__(self, server_pid: int) -> None:
         self._server_pid, self._tree = server_pid, ProcessTree()
@@ -410,41 +410,6 @@ def _record(cell: WindowsCell, turns: Sequence[WindowTurn], made: WindowInputs) 
         "cold": {name: median(figures) for name, figures in values("cold").items()},
         "repeats": [asdict(turn) for turn in turns],
     }
-
-
-def format_windows(report: dict[str, Any]) -> str:
-    """A row a combination, and below what the figures are of."""
-    rows = [["cache", "latency ms", "samples/s", "data wait %", "cold: samples/s", "wait %"]]
-    rows[0] += ["peak cache MiB", "of", "server's CPU %", "server cores"]
-    rows += [
-        [
-            f"{record['cache_fraction']:g}",
-            f"{record['latency_ms']:g}",
-            spread_cell(record, "samples_per_s", FIGURES),
-            spread_cell(record, "data_wait", FIGURES),
-            f"{record['cold']['samples_per_s']:.0f}",
-            f"{100 * record['cold']['data_wait']:.2f}",
-            f"{record['peak_cache_bytes'] / MIB:.1f}",
-            f"{record['cache_bytes'] / MIB:.1f}{'' if record['is_within_cache'] else ' EXCEEDED'}",
-            f"{100 * record['server_cpu_share']:.1f}",
-            f"{record['server_cores']:.2f}",
-        ]
-        for record in report["records"]
-    ]
-    longest_s = max(turn["longest_look_s"] for record in report["records"] for turn in record["repeats"])
-    cores = report["environment"]["cpu"]["cores_available"]
-    return "\n".join(
-        [
-            format_rows(rows),
-            "",
-            f"{report['num_samples']:,} samples in {report['num_shards']} shards of "
-            f"{report['shard_bytes'] / MIB / report['num_shards']:.1f} MiB, shuffle window "
-            f"{report['shuffle_window'] / MIB:.1f} MiB; median of {report['repeats']} turns (smallest to largest), "
-            "each a cold epoch and then those of the figures.",
-            f"Server and loader share {cores} cores; the cache was looked at every {1000 * WATCH_S:g} ms, at worst "
-            f"after {1000 * longest_s:.0f} ms.",
-        ]
-    )
 
 
 def _listed(values: Sequence[float]) -> str:

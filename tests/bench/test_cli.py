@@ -1,5 +1,6 @@
 """The group's table of commands is what there is, and costs nothing to show."""
 
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -9,21 +10,27 @@ import pytest
 from click.testing import CliRunner
 
 import bench.commands
-from bench.cli import _COMMANDS
 from bench.cli import bench as bench_command
 from bench.commands.run import run
 from bench.compare.run import LoaderScenario
 from bench.compare.turn import TIMEOUT_S
+from bench.scenarios.catalog import SCENARIOS, scenario_class
 
-FILES = sorted(path.stem for path in Path(bench.commands.__file__).parent.glob("*.py"))
+NAMES = bench_command.list_commands(click.Context(bench_command))
+COMMANDS = Path(bench.commands.__file__).parent
+
+
+def files(folder: Path) -> set[str]:
+    return {path.stem for path in folder.glob("*.py")} - {"__init__"}
 
 
 def test_every_command_has_a_file_and_a_line() -> None:
-    """No file is forgotten in the table, and no line is without its file."""
-    assert sorted(_COMMANDS) == [name for name in FILES if name not in ("__init__", "options", "running")]
+    """No file is forgotten in the tables, and no line is without its file."""
+    assert set(NAMES) - set(SCENARIOS) == files(COMMANDS) - {"options", "running"}
+    assert set(SCENARIOS) == files(COMMANDS.parent / "scenarios") - {"catalog", "fetch_client", "on_shards"}
 
 
-@pytest.mark.parametrize("name", sorted(_COMMANDS))
+@pytest.mark.parametrize("name", NAMES)
 def test_help_of_a_command_names_its_options(name: str) -> None:
     """Each is loaded by its name, says what it does, and what each option is for."""
     command = bench_command.get_command(click.Context(bench_command), name)
@@ -58,6 +65,19 @@ def test_options_that_commands_share_are_alike() -> None:
         assert set(names) <= set(found)
         shared.append([(found[one].opts, found[one].default) for one in names if one != "repeats"])
     assert shared[0] == shared[1] == shared[2]
+
+
+@pytest.mark.parametrize("name", sorted(SCENARIOS))
+def test_options_of_a_scenario_are_its_fields(name: str) -> None:
+    """The default that ``--help`` shows is the one that the field has."""
+    command = bench_command.get_command(click.Context(bench_command), name)
+    assert command is not None
+    of_fields = {one.name: one.default for one in dataclasses.fields(scenario_class(name))}
+    context = click.Context(command)
+    for option in command.params:
+        typed = option.get_default(context)
+        if option.name in of_fields and isinstance(typed, str | int | float):
+            assert option.type_cast_value(context, typed) == of_fields[option.name]
 
 
 def test_default_time_of_a_turn_is_that_of_the_module() -> None:

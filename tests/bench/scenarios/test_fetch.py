@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from bench.cli import bench as bench_command
 from bench.engine.run import run_scenario
 from bench.engine.turn_process import call_apart
-from bench.scenarios.fetch import PREFIX, FetchScenario, format_fetch
+from bench.scenarios.fetch import PREFIX, FetchScenario
 from bench.scenarios.fetch_client import CLIENTS, ClientTask, find_curl
 from bench.tools.memory import touch_memory
 from bench.tools.object_server import ObjectServer
@@ -100,7 +100,7 @@ def test_fetch_from_a_cluster_makes_and_destroys_its_bucket(server: ObjectServer
     assert report["server"] is None
     assert report["source"] == "AIStore"
     assert "server_busy_cores" not in report["records"][0]
-    assert "sdk" in format_fetch(report)
+    assert "sdk" in FetchScenario.table(report)
     assert not AisStore(server.endpoint, PREFIX).exists()
 
 

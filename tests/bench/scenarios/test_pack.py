@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from bench.cli import bench as bench_command
 from bench.engine.run import run_scenario
 from bench.scenarios.fetch_client import find_curl
-from bench.scenarios.pack import PACKER_NAMES, PREFIX, PackScenario, format_pack, run_packer
+from bench.scenarios.pack import PACKER_NAMES, PREFIX, PackScenario, run_packer
 from bench.tools.object_server import ObjectServer
 from dali_pipes.errors import PipesError
 from dali_pipes.store.cluster.ais import AisStore
@@ -53,7 +53,7 @@ def test_pack_to_a_cluster_makes_and_destroys_its_bucket(tmp_path: Path, pets_ma
     with ObjectServer(tmp_path / "server") as server:
         store = AisStore(server.endpoint, PREFIX)
         scenario = PackScenario(pets=pets_made, num_samples=5, repeats=1, work=tmp_path, endpoint=server.endpoint)
-        assert "tar+curl" in format_pack(run_scenario(scenario))
+        assert "tar+curl" in PackScenario.table(run_scenario(scenario))
         assert not store.exists()
         store.create()
         with pytest.raises(ValueError, match=f"bucket 'ais://{PREFIX}' is there already at {server.endpoint}"):

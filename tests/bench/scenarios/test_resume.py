@@ -21,7 +21,6 @@ from bench.scenarios.resume import (
     ResumeInputs,
     ResumeScenario,
     Start,
-    format_resume,
     named_shards,
 )
 from dali_pipes.errors import DataError
@@ -98,7 +97,7 @@ def test_loader_that_waits_for_others_is_found_out(small_shards: Path, memory_di
     last = report["records"][-1]
     assert last["waits_for_others"] is True
     assert last["resume_s"] > 0.3
-    assert "it did not come within 0.3 s: IT WAITS FOR OTHERS" in format_resume(report)
+    assert "it did not come within 0.3 s: IT WAITS FOR OTHERS" in ResumeScenario.table(report)
 
 
 def test_held_back_shards_are_not_answered_for(small_shards: Path, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from bench.cli import bench as bench_command
-from bench.scenarios.scale import ScaleScenario, format_scale, measure, simulated_manifest
+from bench.scenarios.scale import ScaleScenario, measure, simulated_manifest
 from dali_pipes.formats.manifest import Manifest
 
 
@@ -74,7 +74,7 @@ def test_growth_compares_the_smallest_with_the_largest() -> None:
             (1_000_000, 100, 0.01),
         ]
     ]
-    assert format_scale({"records": records}).splitlines()[-1] == (
+    assert ScaleScenario.table({"records": records}).splitlines()[-1] == (
         "a window of 10 shards costs 1.50 times as much in 1,000,000 shards as in 100, which are 10,000 times as many"
     )
 

@@ -20,7 +20,7 @@ from bench.loaders.peers.dali_readers import (
     write_webdataset_indexes,
 )
 from bench.loaders.protocol import BenchBatch, BenchLoader, LoaderOptions
-from bench.scenarios.tfrecord import READER_NAMES, WRITER_NAMES, TfrecordScenario, format_tfrecord
+from bench.scenarios.tfrecord import READER_NAMES, WRITER_NAMES, TfrecordScenario
 from dali_pipes.errors import DataError
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.shard_set import ShardSet
@@ -104,7 +104,7 @@ def test_tfrecord_writes_a_record_for_each_reader_and_writer(
     shown = done.stdout.splitlines()
     assert [line.split("  ")[0] for line in shown[2:5]] == list(READER_NAMES)
     assert f"{NUM_SAMPLES} samples of each reader are those of the shards" in done.stdout
-    assert format_tfrecord(report) in done.stdout
+    assert TfrecordScenario.table(report) in done.stdout
     assert list(cache.iterdir()) == []
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from bench.engine.run import run_scenario
-from bench.scenarios.shuffle_quality import ShuffleScenario, total_variation
+from bench.scenarios.shuffle import ShuffleScenario, total_variation
 from dali_pipes.cli import main
 
 

@@ -1,11 +1,11 @@
 """Measure how far the batches of an order are from a uniform draw, on shards that are sorted by label.
 
-A shuffle buffer mixes neighbours. On shards that were written class by class, as data sets usually are, its batches
-hold a few classes each. The measure is the total variation distance between the classes of a batch and those of the
-data set, half the sum of |share in the batch - share in the set|, averaged over an epoch's batches: 0 is perfect, and a
-uniform shuffle has what chance gives. The report has the excess over that,
-``(d - d_uniform) / (d_sorted - d_uniform)``: 0 for a uniform shuffle, 1 for reading in order. Beside it, how far a
-sample travels from its place in the shards, as a share of what it does in a uniform shuffle, N / 3 places.
+A shuffle buffer mixes neighbours. On shards that were written class by class, as data sets usually are, each of its
+batches holds only a few classes. The measure is the total variation distance between the classes of a batch and those
+of the data set: half the sum of |share in the batch - share in the set|, averaged over the batches of an epoch. 0 is
+perfect; a uniform shuffle has the distance that chance gives. The report has the excess over that distance,
+``(d - d_uniform) / (d_sorted - d_uniform)``: 0 for a uniform shuffle, 1 for reading in order. It also says how far a
+sample travels from its place in the shards, as a share of the distance in a uniform shuffle, N / 3 places.
 """
 
 from collections.abc import Sequence
@@ -18,8 +18,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from bench.engine.options import at_least, option
 from bench.engine.scenario import Rounds, Scenario
-from bench.reports.tables import format_rows
+from bench.reports.tables import Columns, records_table
 from bench.tools.folders import RunFolder
 from bench.tools.repeat import write_shard
 from dali_pipes.formats.manifest import Manifest
@@ -27,7 +28,7 @@ from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
 
-# As WebDataset's documentation and DALI's default have them.
+# From WebDataset's documentation, and DALI's default.
 WEBDATASET_BUFFER = 1000
 DALI_INITIAL_FILL = 1024
 IN_ORDER, UNIFORM = "in order", "uniform"
@@ -60,21 +61,25 @@ class ShuffleInputs(NamedTuple):
     manifest: Manifest
     labels: Int64s
     scattered: Int64s
-    """The samples as dSort has them."""
+    """The samples in the order that dSort gives them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShuffleScenario(Scenario[ShuffleInputs, Order, tuple[float, float]]):
-    """What is shuffled; round *s* of the engine reads the epoch of seed *s*."""
+    """Read shards that are sorted by label, shuffled by windows or by buffers; print how far from uniform it is.
+
+    Writes its shards to a temporary directory, and nothing else but the file that --json names.
+    """
 
     kind = "shuffle"
     title = "read epochs"
 
-    num_samples: int = 20_000
-    num_shards: int = 20
-    num_classes: int = 40
-    batch_size: int = 256
-    repeats: int = 3
+    num_samples: int = option(20_000, name="--samples", type=at_least(2), help="Samples to order.")
+    num_shards: int = option(20, help="Shards they lie in.")
+    num_classes: int = option(40, name="--classes", type=at_least(2), help="Classes of the samples.")
+    batch_size: int = option(256, help="Samples a batch.")
+    # Round s of the engine reads the epoch of seed s.
+    repeats: int = option(3, name="--seeds", help="Epochs to average over.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -85,7 +90,6 @@ class ShuffleScenario(Scenario[ShuffleInputs, Order, tuple[float, float]]):
                 raise ValueError(f"{name} must be in [1, num_samples], got {getattr(self, name)}")
 
     def prepare(self, folder: RunFolder, stack: ExitStack) -> ShuffleInputs:
-        """Write the shards."""
         labels = np.arange(self.num_samples, dtype=np.int64) * self.num_classes // self.num_samples
         scattered = np.random.default_rng(0).permutation(self.num_samples)  # what dSort does to the samples, once
         shards = {
@@ -97,11 +101,9 @@ class ShuffleScenario(Scenario[ShuffleInputs, Order, tuple[float, float]]):
         return ShuffleInputs(shards, index_shards(shards["sorted"]), labels, scattered)
 
     def subjects(self, made: ShuffleInputs) -> Sequence[Order]:
-        """All orders."""
         return ORDERS
 
     def name_of(self, subject: Order) -> str:
-        """``uniform, sorted shards``."""
         return f"{subject.name}, {subject.shards} shards"
 
     def measure(self, made: ShuffleInputs, subject: Order, number: int) -> tuple[float, float]:
@@ -134,12 +136,25 @@ class ShuffleScenario(Scenario[ShuffleInputs, Order, tuple[float, float]]):
 
     @staticmethod
     def table(report: Any) -> str:
-        """See `format_shuffle`."""
-        return format_shuffle(report)
+        """One row for each order."""
+        columns: Columns = {
+            "order": "order",
+            "shards": "shards",
+            "distance of a batch": lambda one: f"{one['total_variation']:.4f}",
+            "excess": lambda one: f"{one['excess']:.3f}",
+            "travelled": lambda one: f"{one['travelled']:.2f}",
+        }
+        options = report["options"]
+        return (
+            f"{records_table(report['records'], columns)}\n\n"
+            f"{options['num_samples']:,} samples of {options['num_classes']} classes in {options['num_shards']} "
+            f"shards, batch {options['batch_size']}, mean of {options['seeds']} seeds; excess: 0 is a uniform shuffle, "
+            "1 is in order."
+        )
 
 
 def total_variation(order: Int64s, labels: Int64s, *, batch_size: int) -> float:
-    """The measure of one epoch.
+    """The mean distance of a batch's classes from those of the data set, in one epoch.
 
     >>> labels = np.array([0, 0, 1, 1])
     >>> total_variation(np.array([0, 1, 2, 3]), labels, batch_size=2)
@@ -155,34 +170,8 @@ def total_variation(order: Int64s, labels: Int64s, *, batch_size: int) -> float:
     return float(np.abs(counts / batch_size - share).sum(axis=1).mean() / 2)
 
 
-def format_shuffle(report: dict[str, Any]) -> str:
-    """A row an order."""
-    rows = [["order", "shards", "distance of a batch", "excess", "travelled"]]
-    rows += [
-        [
-            record["order"],
-            record["shards"],
-            f"{record['total_variation']:.4f}",
-            f"{record['excess']:.3f}",
-            f"{record['travelled']:.2f}",
-        ]
-        for record in report["records"]
-    ]
-    options = report["options"]
-    return "\n".join(
-        [
-            format_rows(rows),
-            "",
-            f"{options['num_samples']:,} samples of {options['num_classes']} classes in "
-            f"{options['num_shards']} shards, "
-            f"batch {options['batch_size']}, mean of {options['seeds']} seeds; excess: 0 is a uniform shuffle, 1 is in "
-            "order.",
-        ]
-    )
-
-
 def _write(directory: Path, ordinals: Int64s, labels: Int64s, *, num_shards: int) -> ShardSet:
-    """Shards whose samples are these, each with its own number as key and its class."""
+    """Write shards of these samples; the key of each is its ordinal, its components the class and the ordinal."""
     for shard, part in enumerate(np.array_split(ordinals, num_shards)):
         members = (
             (f"{ordinal:08d}.{component}", str(value).encode())
@@ -194,7 +183,7 @@ def _write(directory: Path, ordinals: Int64s, labels: Int64s, *, num_shards: int
 
 
 def _read(made: ShuffleInputs, order: Order, *, seed: int) -> Int64s:
-    """The samples of one epoch, by their places in the sorted shards."""
+    """The samples of one epoch in order, each as its place in the sorted shards."""
     num_samples, shards = len(made.labels), made.shards[order.shards]
     if order.name == IN_ORDER:
         return np.arange(num_samples)
@@ -231,7 +220,7 @@ def _webdataset(shards: ShardSet, seed: int) -> Int64s:
 
 
 def _indexes(shards: ShardSet) -> list[str]:
-    """DALI's index of each shard, beside it."""
+    """Make DALI's index of each shard, beside the shard."""
     from wds2idx import IndexCreator
 
     found = []

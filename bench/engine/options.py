@@ -1,0 +1,93 @@
+"""Make fields of a scenario that are options of its command. Only click is imported."""
+
+from collections.abc import Callable
+from dataclasses import MISSING, field, fields, is_dataclass
+from inspect import get_annotations
+from pathlib import Path
+from typing import Any
+
+import click
+
+
+def at_least(minimum: int) -> click.IntRange:
+    """A whole number of ``minimum`` or more."""
+    return click.IntRange(min=minimum)
+
+
+def words(text: str) -> list[str]:
+    """The words of ``a, b``."""
+    return [word.strip() for word in text.split(",")]
+
+
+class Listed(click.ParamType[tuple[Any, ...]]):
+    """Several values with commas between them; the type of an option.
+
+    Args:
+        kind: Of each value: ``str``, ``int`` or ``float``.
+    """
+
+    name = "text"
+
+    def __init__(self, kind: type[str] | type[int] | type[float]) -> None:
+        self.kind = kind
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Any, ...]:
+        """The values.
+
+        Raises:
+            ValueError: If a word is not a number; names the option.
+        """
+        try:
+            return tuple(self.kind(word) for word in words(value)) if isinstance(value, str) else value
+        except ValueError:
+            expected = "whole numbers" if self.kind is int else "numbers"
+            option = "" if param is None else f"{param.opts[0]} "
+            raise ValueError(f"{option}must be {expected} with commas between them, got '{value}'") from None
+
+
+def option(
+    default: Any = None,
+    *,
+    help: str | None = None,
+    type: Any = None,
+    name: str | None = None,
+    factory: Callable[[], Any] | None = None,
+    required: bool = False,
+) -> Any:
+    """A field of a scenario that is an option of its command.
+
+    Args:
+        default: As a user would type it, such as ``"64MiB"``; the field has it converted. ``MISSING``: the option and
+            the field must be given.
+        help: Of the option.
+        type: As of `click.option`; a whole number must by default be at least 1.
+        name: Of the option, where it is not that of the field: ``--cache``.
+        factory: Makes the default of the field, which the option does not show.
+        required: The option must be given, the field not.
+    """
+    if type is None and default.__class__ is int:
+        type = at_least(1)
+    attributes = {"name": name, "help": help, "type": type, "required": required or default is MISSING}
+    if default is not None and default is not MISSING:
+        attributes |= {"default": default, "is_flag": isinstance(default, bool)}
+        default = click.types.convert_type(type, default)(default)
+    if factory is not None:
+        return field(default_factory=factory, metadata=attributes)
+    return field(default=default, metadata=attributes)
+
+
+def cache_option(help: str) -> Any:
+    """The field ``work``, the option ``--cache``: where a benchmark keeps what it makes."""
+    return option("/dev/shm", name="--cache", type=click.Path(path_type=Path), help=help)  # noqa: S108 (ours is made in it)
+
+
+def field_options(kind: type) -> dict[str, Callable[..., Any]]:
+    """The decorators of the options that fields of a scenario are, those of its base classes first."""
+    found: dict[str, dict[str, Any]] = {}
+    for owner in filter(is_dataclass, reversed(kind.__mro__)):
+        metadata = {one.name: dict(one.metadata) for one in fields(owner)}
+        found |= {name: metadata[name] for name in get_annotations(owner) if metadata.get(name)}
+    return {
+        name: click.option(attributes.pop("name") or f"--{name.replace('_', '-')}", name, **attributes)
+        for name, attributes in found.items()
+    }
