@@ -193,8 +193,7 @@ def _opened_workload(
 ) -> "Iterator[tuple[Workload, set[int]]]":
     """Photos and shards, and the processes that were started to serve them."""
     from bench.engine.scenario import MEMORY
-    from bench.gpu.photos import draw_shards
-    from bench.gpu.workload import Workload
+    from bench.gpu.workload import Workload, draw_shards
     from bench.tools.folders import RunFolder
 
     with contextlib.ExitStack() as stack:

@@ -1,6 +1,7 @@
-"""Check a GPU before anything is timed: does the whole path run there, and how far are its pixels from the CPU's.
+"""Check a GPU before anything is timed: does the whole path run there, and how far are its pixels from the CPU's?
 
-No bound is set here. The differences of two decoders are measured as a distribution; a tolerance is chosen from that.
+Nothing here sets a bound. The differences of two decoders are measured as a distribution, from which a tolerance can be
+chosen.
 """
 
 import math
@@ -27,12 +28,12 @@ _BATCH = 32
 
 
 class GpuOutputError(PipesError):
-    """A loader gave other samples than its shards hold, or gave them on another device."""
+    """A loader gave wrong samples, or gave them on the wrong device."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeWay:
-    """One way to make pixels of a JPEG."""
+    """One way to decode a JPEG."""
 
     device: Literal["mixed", "cpu"]
     hw_decoder_load: float = 0.65
@@ -41,8 +42,8 @@ class DecodeWay:
     window: bool = False
     """Decode only the middle of the photo, half its height and width."""
 
-    def arguments(self) -> dict[str, Any]:
-        """Arguments of `fn.decoders.image`, or of ``image_slice`` for a window."""
+    def decoded(self, encoded: Any) -> Any:
+        """Define the decoder in a pipeline."""
         arguments: dict[str, Any] = {
             "device": self.device,
             "output_type": types.RGB,
@@ -52,24 +53,20 @@ class DecodeWay:
             "adjust_orientation": False,
         }
         if self.window:
-            arguments |= {"rel_start": [0.25, 0.25], "rel_shape": [0.5, 0.5], "axes": (0, 1)}
-        return arguments
+            middle = {"rel_start": [0.25, 0.25], "rel_shape": [0.5, 0.5], "axes": (0, 1)}
+            return fn.decoders.image_slice(encoded, **arguments, **middle)
+        return fn.decoders.image(encoded, **arguments)
 
 
 def differences(photos: Sequence[bytes], left: DecodeWay, right: DecodeWay) -> tuple[Int64s, list[int]]:
-    """Compare the pixels of two ways to decode.
-
-    Args:
-        photos: JPEG files.
-        left: One way.
-        right: The other.
+    """Compare the pixels of two ways to decode JPEG files.
 
     Returns:
         The number of values (of a pixel and a channel) that differ by 0, 1, ... 255, int64 [256]; and the largest
         difference of each photo.
 
     Raises:
-        GpuOutputError: If they disagree on a photo's size.
+        GpuOutputError: If the two ways give different sizes of a photo.
     """
     counts = np.zeros(256, np.int64)
     largest = []
@@ -94,8 +91,7 @@ def _decoded(photos: Sequence[bytes], decode: DecodeWay) -> Iterable[UInt8s]:
             dtype=types.UINT8,
             ndim=1,
         )
-        decoder = fn.decoders.image_slice if decode.window else fn.decoders.image
-        pipeline.set_outputs(decoder(encoded, **decode.arguments()))
+        pipeline.set_outputs(decode.decoded(encoded))
     pipeline.build()
     for _ in range(math.ceil(len(photos) / _BATCH)):
         (outputs,) = pipeline.run()
@@ -110,18 +106,17 @@ def describe(counts: Int64s, largest: Sequence[int]) -> dict[str, Any]:
     >>> describe(np.array([6, 3, 1] + [0] * 253), [2, 1])["quantiles"]
     {'0.5': 0, '0.9': 1, '0.99': 2, '0.999': 2, '0.9999': 2}
     """
-    total = int(counts.sum())
+    total, largest_of_all = int(counts.sum()), max(largest)
     cumulated = np.cumsum(counts)
-    levels = np.arange(256)
     return {
         "num_values": total,
         "equal_share": float(counts[0]) / total,
-        "mean": float((counts * levels).sum()) / total,
-        "max": int(np.flatnonzero(counts).max(initial=0)),
+        "mean": float((counts * np.arange(256)).sum()) / total,
+        "max": largest_of_all,
         # The smallest difference that this share of the values does not exceed.
         "quantiles": {f"{share}": int(np.searchsorted(cumulated, share * total - 1e-9)) for share in _QUANTILES},
-        "counts": counts[: int(np.flatnonzero(counts).max(initial=0)) + 1].tolist(),
-        "photo_max": {"median": float(np.median(largest)), "max": max(largest)},
+        "counts": counts[: largest_of_all + 1].tolist(),
+        "photo_max": {"median": float(np.median(largest)), "max": largest_of_all},
     }
 
 
@@ -134,12 +129,11 @@ def measure_parity(workload: Workload, *, device: Device) -> dict[str, Any]:
     photos = workload.stored.photos
     reference = DecodeWay(device="cpu")
     if device == "cpu":
-        counts, largest = differences(photos, reference, DecodeWay(device="cpu", fast_idct=True))
         return {
             "measured": False,
             "reason": "parity of 'mixed' with 'cpu' needs a CUDA device, and torch finds none",
             "num_photos": len(photos),
-            "cpu_fast_idct": describe(counts, largest),
+            "cpu_fast_idct": describe(*differences(photos, reference, DecodeWay(device="cpu", fast_idct=True))),
             "cpu_graph_twice": graph_differences(workload, "cpu", "cpu"),
         }
     ways = {
@@ -148,9 +142,7 @@ def measure_parity(workload: Workload, *, device: Device) -> dict[str, Any]:
         "default": DecodeWay(device="mixed"),
         "default, fancy upsampling": DecodeWay(device="mixed", fancy_upsampling=True),
     }
-    found: dict[str, Any] = {}
-    for name, way in ways.items():
-        found[name] = describe(*differences(photos, reference, way))
+    found = {name: describe(*differences(photos, reference, way)) for name, way in ways.items()}
     # Which of the two decodes a photo depends on its place in the batch.
     found["engines, against hybrid"] = describe(*differences(photos, ways["hybrid"], ways["engines"]))
     found["default, window"] = describe(
@@ -158,13 +150,12 @@ def measure_parity(workload: Workload, *, device: Device) -> dict[str, Any]:
     )
     graphs = graph_differences(workload, "cpu", "gpu")
     report = {"measured": True, "num_photos": len(photos), "against": "cpu", "differences": found, "graphs": graphs}
-    if (error := unequal_ids(graphs)) is not None:
-        report["error"] = error
-    return report
+    error = unequal_ids(graphs)
+    return report if error is None else report | {"error": error}
 
 
 def unequal_ids(graphs: Mapping[str, Mapping[str, float]]) -> str | None:
-    """Say which masks and labels differ, by `graph_differences`: ids are not pixels, so nothing may round them.
+    """Name the masks and labels that differ in `graph_differences`: they hold ids, which must not be rounded.
 
     >>> unequal_ids({"segmentation.image": {"equal_share": 0.4}, "segmentation.trimap": {"equal_share": 0.99}})
     'masks and labels must be equal on both devices, differ in segmentation.trimap (1.00% of the values)'
@@ -185,7 +176,7 @@ def graph_differences(workload: Workload, left: Device, right: Device) -> dict[s
         deviations of a normalised photo, ids of a mask.
 
     Raises:
-        GpuOutputError: If the two give different samples.
+        GpuOutputError: If the devices give different samples.
     """
     graphs = {"classification_eval": dp.classification_eval(photo=workload.photo)}
     if workload.stored.masks:
@@ -216,10 +207,10 @@ def _loader(workload: Workload, graph: Any, device: Device) -> Any:
 
 
 def check_path(workload: Workload, *, device: Device, num_threads: int, batch_size: int) -> dict[str, Any]:
-    """Load an epoch of each graph with a real loader: every key comes once, on the device, finite.
+    """Load an epoch of each graph with a real loader: every key comes once, with finite values on the device.
 
     Raises:
-        GpuOutputError: If a batch does not hold what its shards do.
+        GpuOutputError: If keys are missing or repeated, or a batch has a wrong device, length or value.
     """
     graphs = {
         "segmentation": dp.segmentation(photo=workload.photo, mask=workload.mask),
@@ -243,10 +234,9 @@ def check_path(workload: Workload, *, device: Device, num_threads: int, batch_si
             for (batch,) in loader:
                 keys += batch["key"]
                 _check_batch(name, batch, device=device)
-        if len(keys) != expected or len(set(keys)) != len(keys):
-            raise GpuOutputError(
-                f"graph '{name}': expected {expected} keys, each once; found {len(keys)}, {len(set(keys))} of them new"
-            )
+        if not len(keys) == len(set(keys)) == expected:
+            found = f"{len(keys)}, {len(set(keys))} of them different"
+            raise GpuOutputError(f"graph '{name}': expected {expected} keys, each once; found {found}")
         report[name] = {"num_samples": len(keys), "epoch_s": round(time.perf_counter() - started, 3)}
     return report
 

@@ -1,7 +1,7 @@
-"""Ask a GPU about itself: the use of its engines, the bytes that are copied to it, and its JPEG engines.
+"""Ask a GPU for the use of its engines, the bytes that are copied to it, and the number of its JPEG engines.
 
-NVML and nvJPEG are called through ctypes: the driver brings the one and DALI the other, and five functions need no
-package. Without a driver these calls fail, with a reason.
+NVML, which comes with the driver, and nvJPEG, which comes with DALI, are called through ctypes: a few functions need no
+package. Without a driver these calls fail, and the error says why.
 """
 
 import contextlib
@@ -12,58 +12,45 @@ import statistics
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 # Seconds between samples. The GPU's own figures are means over a sixth of a second to a second.
 SAMPLE_S = 0.1
 SETTLED_S = 1.0
-"""After this time the means do not include earlier work."""
+"""After this time those means do not include earlier work."""
 _SUCCESS = 0
-_PCIE_RX = 1
-"""NVML's number for the bytes that the GPU receives."""
-_WHOLE_GPU_PROFILE = 4
-"""NVML's number of the MIG profile that is a whole GPU: seven slices."""
+_PCIE_RX = 1  # NVML's number for the bytes that the GPU receives
+_WHOLE_GPU_PROFILE = 4  # NVML's number of the MIG profile of a whole GPU: seven slices
 
 
 class _Utilization(ctypes.Structure):
     _fields_ = [("gpu", ctypes.c_uint), ("memory", ctypes.c_uint)]
 
 
+_PROFILE_COUNTS = (
+    "id", "isP2pSupported", "sliceCount", "instanceCount", "multiprocessorCount", "copyEngineCount", "decoderCount",
+    "encoderCount", "jpegCount", "ofaCount",
+)  # fmt: skip
+
+
 class _GpuInstanceProfileInfo(ctypes.Structure):
-    _fields_ = [
-        (name, ctypes.c_uint)
-        for name in (
-            "id",
-            "isP2pSupported",
-            "sliceCount",
-            "instanceCount",
-            "multiprocessorCount",
-            "copyEngineCount",
-            "decoderCount",
-            "encoderCount",
-            "jpegCount",
-            "ofaCount",
-        )
-    ] + [("memorySizeMB", ctypes.c_ulonglong)]
+    _fields_ = [*((name, ctypes.c_uint) for name in _PROFILE_COUNTS), ("memorySizeMB", ctypes.c_ulonglong)]
 
 
 class Nvml:
     """NVIDIA's management library, asked about one GPU; a context manager.
 
     Args:
-        uuid: The GPU's, as CUDA has it; the two libraries number GPUs differently.
+        uuid: CUDA's id of the GPU; CUDA and NVML number GPUs differently.
 
     Raises:
-        OSError: If the library is not there, or refuses; the text names the function and its code.
+        OSError: If the library is missing or fails; the text names the function and its code.
     """
 
     def __init__(self, uuid: str) -> None:
-        name = ctypes.util.find_library("nvidia-ml") or "libnvidia-ml.so.1"
-        self._library = ctypes.CDLL(name)
-        self._check(self._library.nvmlInit_v2(), "nvmlInit")
+        self._library = ctypes.CDLL(ctypes.util.find_library("nvidia-ml") or "libnvidia-ml.so.1")
+        _check("NVML", "nvmlInit", self._library.nvmlInit_v2())
         self._is_open = True
         self._device = ctypes.c_void_p()
         bare = uuid.removeprefix("GPU-").removeprefix("MIG-")
@@ -72,34 +59,34 @@ class Nvml:
         code = ask(f"GPU-{bare}".encode(), ctypes.byref(self._device))
         if code != _SUCCESS:
             code = ask(f"MIG-{bare}".encode(), ctypes.byref(self._device))
-        self._check(code, "nvmlDeviceGetHandleByUUID")
+        _check("NVML", "nvmlDeviceGetHandleByUUID", code)
 
     def sample(self) -> dict[str, float]:
-        """What it reports now: ``gpu``, ``memory``, ``jpeg``, ``decoder`` in percent, ``rx_mib_per_s``."""
+        """Return the current values of ``gpu``, ``memory``, ``jpeg``, ``decoder`` in percent, and ``rx_mib_per_s``."""
         found: dict[str, float] = {}
         used = _Utilization()
         if self._library.nvmlDeviceGetUtilizationRates(self._device, ctypes.byref(used)) == _SUCCESS:
             found |= {"gpu": float(used.gpu), "memory": float(used.memory)}
         for name, function in (("jpeg", "nvmlDeviceGetJpgUtilization"), ("decoder", "nvmlDeviceGetDecoderUtilization")):
             percent, period = ctypes.c_uint(), ctypes.c_uint()
-            # Older drivers have no such function.
+            # Older drivers do not have this function.
             ask = getattr(self._library, function, None)
             if ask is not None and ask(self._device, ctypes.byref(percent), ctypes.byref(period)) == _SUCCESS:
                 found[name] = float(percent.value)
         kib_per_s = ctypes.c_uint()
-        asked = self._library.nvmlDeviceGetPcieThroughput(self._device, _PCIE_RX, ctypes.byref(kib_per_s))
-        if asked == _SUCCESS:
+        if self._library.nvmlDeviceGetPcieThroughput(self._device, _PCIE_RX, ctypes.byref(kib_per_s)) == _SUCCESS:
             found["rx_mib_per_s"] = kib_per_s.value / 1024
         return found
 
     def driver_version(self) -> str:
-        """The driver's version."""
+        """Return the driver's version."""
         text = ctypes.create_string_buffer(96)
-        self._check(self._library.nvmlSystemGetDriverVersion(text, len(text)), "nvmlSystemGetDriverVersion")
+        code = self._library.nvmlSystemGetDriverVersion(text, len(text))
+        _check("NVML", "nvmlSystemGetDriverVersion", code)
         return text.value.decode()
 
     def num_jpeg_engines(self) -> int | None:
-        """The engines of its largest MIG instance; ``None`` if NVML does not say, as sometimes with MIG off."""
+        """Count the engines of the largest MIG instance; ``None`` if NVML does not tell, as sometimes with MIG off."""
         info = _GpuInstanceProfileInfo()
         code = self._library.nvmlDeviceGetGpuInstanceProfileInfo(self._device, _WHOLE_GPU_PROFILE, ctypes.byref(info))
         return int(info.jpegCount) if code == _SUCCESS else None
@@ -110,47 +97,42 @@ class Nvml:
             self._is_open = False
             self._library.nvmlShutdown()
 
-    def __enter__(self) -> "Nvml":
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
-    @staticmethod
-    def _check(code: int, function: str) -> None:
-        if code != _SUCCESS:
-            raise OSError(f"NVML: {function} failed with code {code}")
+
+def _check(library: str, function: str, code: int) -> None:
+    if code != _SUCCESS:
+        raise OSError(f"{library}: {function} failed with code {code}")
 
 
 def count_jpeg_engines() -> tuple[int, int]:
     """Count the JPEG engines of the current GPU and the cores of each, with nvJPEG.
 
     Raises:
-        OSError: If nvJPEG is not there, or there is no GPU.
+        OSError: If nvJPEG or a GPU is missing.
     """
     library = _nvjpeg()
     handle = ctypes.c_void_p()
-    code = library.nvjpegCreateSimple(ctypes.byref(handle))
-    if code != _SUCCESS:
-        raise OSError(f"nvJPEG: nvjpegCreateSimple failed with code {code}")
+    _check("nvJPEG", "nvjpegCreateSimple", library.nvjpegCreateSimple(ctypes.byref(handle)))
     try:
         engines, cores = ctypes.c_uint(), ctypes.c_uint()
         code = library.nvjpegGetHardwareDecoderInfo(handle, ctypes.byref(engines), ctypes.byref(cores))
-        if code != _SUCCESS:
-            raise OSError(f"nvJPEG: nvjpegGetHardwareDecoderInfo failed with code {code}")
+        _check("nvJPEG", "nvjpegGetHardwareDecoderInfo", code)
         return engines.value, cores.value
     finally:
         library.nvjpegDestroy(handle)
 
 
 def _nvjpeg() -> ctypes.CDLL:
-    """DALI's own library, from its package."""
+    """Load DALI's own library, from its package."""
     import nvidia
 
     for root in nvidia.__path__:
-        # CUDA 12's wheels have a directory for each library, CUDA 13's one for all.
+        # CUDA 12's wheels have a directory for each library, CUDA 13's wheels have one for all.
         for place in ("nvjpeg/lib", "cu*/lib"):
             for path in sorted(Path(root).glob(f"{place}/libnvjpeg.so.*")):
                 return ctypes.CDLL(str(path))
@@ -158,7 +140,7 @@ def _nvjpeg() -> ctypes.CDLL:
 
 
 def has_video_library() -> bool:
-    """Whether the driver's libnvcuvid is there, which nvJPEG needs for the JPEG engines.
+    """Whether the driver's libnvcuvid exists, which nvJPEG needs for the JPEG engines.
 
     A container has it if it was started with the driver capability ``video``.
     """
@@ -169,36 +151,28 @@ def has_video_library() -> bool:
     return True
 
 
-@dataclass(frozen=True, kw_only=True)
-class Utilisation:
-    """Means over a run."""
+def utilisation(samples: Sequence[Mapping[str, float]]) -> dict[str, Any] | None:
+    """Compute means and maxima of samples, by the names of `Nvml.sample`; ``None`` without samples.
 
-    num_samples: int
-    means: Mapping[str, float]
-    """By `Nvml.sample`'s names."""
-    maxima: Mapping[str, float]
-
-    @classmethod
-    def of(cls, samples: Sequence[Mapping[str, float]]) -> "Utilisation":
-        """Compute means and maxima of samples.
-
-        >>> Utilisation.of([{"gpu": 50.0}, {"gpu": 70.0, "jpeg": 4.0}]).means
-        {'gpu': 60.0, 'jpeg': 4.0}
-        """
-        names = sorted({name for sample in samples for name in sample})
-        values = {name: [sample[name] for sample in samples if name in sample] for name in names}
-        return cls(
-            num_samples=len(samples),
-            means={name: round(statistics.fmean(of), 2) for name, of in values.items()},
-            maxima={name: max(of) for name, of in values.items()},
-        )
+    >>> utilisation([{"gpu": 50.0}, {"gpu": 70.0, "jpeg": 4.0}])["means"]
+    {'gpu': 60.0, 'jpeg': 4.0}
+    """
+    if not samples:
+        return None
+    names = sorted({name for sample in samples for name in sample})
+    values = {name: [sample[name] for sample in samples if name in sample] for name in names}
+    return {
+        "num_samples": len(samples),
+        "means": {name: round(statistics.fmean(found), 2) for name, found in values.items()},
+        "maxima": {name: max(found) for name, found in values.items()},
+    }
 
 
 @contextlib.contextmanager
 def sampling(
     sample: Callable[[], Mapping[str, float]] | None, *, after_s: float = 0.0
 ) -> Iterator[list[Mapping[str, float]]]:
-    """Call ``sample`` ten times a second, from ``after_s`` on; the list stays empty if it is ``None``."""
+    """Call ``sample`` ten times a second, from ``after_s`` on, and add to the list; ``None`` is not called."""
     samples: list[Mapping[str, float]] = []
     if sample is None:
         yield samples
@@ -220,9 +194,9 @@ def sampling(
 
 
 def measure_copies(run: Callable[[], None]) -> dict[str, int] | None:
-    """Count the bytes that ``run`` copies to the GPU, by kind of host memory; ``None`` if CUPTI reports nothing.
+    """Count the bytes that ``run`` copies to the GPU, by kind of host memory; ``None`` if CUPTI reports no copy.
 
-    `torch.profiler` sees all copies of the process, DALI's too. It slows what it watches, so nothing is timed with it.
+    `torch.profiler` sees all copies of the process, DALI's too. It slows the process down, so nothing is timed with it.
     """
     import torch
 
@@ -232,12 +206,11 @@ def measure_copies(run: Callable[[], None]) -> dict[str, int] | None:
     with tempfile.TemporaryDirectory(prefix="dali-pipes-bench-") as directory:
         path = Path(directory) / "trace.json"
         profiler.export_chrome_trace(str(path))
-        found = copied_bytes(json.loads(path.read_text()))
-    return found or None
+        return copied_bytes(json.loads(path.read_text())) or None
 
 
 def copied_bytes(trace: Mapping[str, Any]) -> dict[str, int]:
-    """Sum the bytes that a trace of `torch.profiler` has as copied from the host to a GPU, by kind of host memory.
+    """Sum the bytes of the copies from host to GPU in a trace of `torch.profiler`, by kind of host memory.
 
     >>> copied_bytes({"traceEvents": [{"name": "Memcpy HtoD (Pinned -> Device)", "args": {"bytes": 4096}}]})
     {'pinned': 4096}

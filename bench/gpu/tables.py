@@ -1,6 +1,7 @@
 """Write the records of `bench gpu` as tables, text for a terminal and Markdown for a report."""
 
 from collections.abc import Mapping, Sequence
+from textwrap import indent
 from typing import Any
 
 from bench.reports.figures import FIGURES as RUN_FIGURES
@@ -19,23 +20,23 @@ _HEADER = ["variant", "setting", "samples/s", "CPU-ms/sample", "CPU", "GPU", "JP
 
 
 def format_scenario(report: Mapping[str, Any]) -> str:
-    """One scenario as text: its table, or what its check found; then what failed and what was left out."""
+    """Format one scenario as text: its table with notes on failed and omitted points, or its check's result."""
     if "check" in report:
         return _format_check(report["scenario"], report["check"])
-    rows = _rows(report)
+    rows = [_row(record) for record in report["records"] if "samples_per_s" in record]
     table = format_rows([_HEADER, *rows]) if rows else f"{report['scenario']}: nothing was timed"
     return "\n".join([table, *_notes(report)])
 
 
 def format_markdown(reports: Sequence[Mapping[str, Any]]) -> str:
-    """All scenarios of a run, each under a heading, and the machine that they were taken on."""
+    """Format all scenarios of a run, each under a heading, and describe the machine."""
     parts = ["# GPU decoding", "", *_machine(reports)]
     for report in reports:
         parts += ["", f"## {report['scenario']}", ""]
         if "check" in report:
             parts.append(_format_check(report["scenario"], report["check"]))
             continue
-        if rows := _rows(report):
+        if rows := [_row(record) for record in report["records"] if "samples_per_s" in record]:
             parts.append(format_rows([_HEADER, *rows], markdown=True, left=2))
         parts += [f"\n{note}" for note in _notes(report)]
     return "\n".join(parts) + "\n"
@@ -46,10 +47,12 @@ def _machine(reports: Sequence[Mapping[str, Any]]) -> list[str]:
         return ["Nothing was run."]
     environment = reports[0]["environment"]
     changed = " and changes" if environment["is_dirty"] else ""
+    versions = environment["versions"].items()
+    dali = next((version for name, version in versions if name.startswith("nvidia-dali")), "unknown")
     cpu, gpu = environment["cpu"], reports[0].get("gpu")
     lines = [
         f"{environment['date']}, commit {environment['commit']}{changed}, {cpu['model']}, "
-        f"{cpu['cores_available']} cores, DALI {_dali(environment['versions'])}."
+        f"{cpu['cores_available']} cores, DALI {dali}."
     ]
     if gpu is None:
         lines.append("Decoded on the CPU: nothing here says anything about a GPU.")
@@ -57,22 +60,14 @@ def _machine(reports: Sequence[Mapping[str, Any]]) -> list[str]:
         engines = gpu["jpeg_engines_nvjpeg"] or gpu.get("jpeg_engines_nvml")
         lines.append(f"{gpu['name']}, driver {gpu.get('driver', 'unknown')}, {engines or 'unknown'} JPEG engines.")
         if not gpu.get("video_library", True):
-            lines.append("libnvcuvid is not there: the JPEG engines were not used (driver capability `video`).")
+            lines.append("libnvcuvid is missing: the JPEG engines were not used (driver capability `video`).")
     photos = reports[0]["options"]["photos"]
-    kind = "drawn, no photographs" if photos["drawn"] else "as stored in the shards"
+    kind = "drawn, not photographs" if photos["drawn"] else "as stored in the shards"
     lines.append(
         f"{photos['num_photos']} photos, {kind}: {photos['encoded_bytes_mean'] / 1024:.1f} KiB and "
         f"{photos['pixels_mean'] / 1e6:.2f} megapixels on average."
     )
     return lines
-
-
-def _dali(versions: Mapping[str, str]) -> str:
-    return next((version for name, version in versions.items() if name.startswith("nvidia-dali")), "unknown")
-
-
-def _rows(report: Mapping[str, Any]) -> list[list[str]]:
-    return [_row(record) for record in report["records"] if "samples_per_s" in record]
 
 
 def _row(record: Mapping[str, Any]) -> list[str]:
@@ -117,25 +112,13 @@ def _format_check(scenario: str, check: Mapping[str, Any]) -> str:
         return f"parity: not measured: {check['reason']}"
     rows = [["decoder", "equal", "mean", "99 %", "99.99 %", "max"]]
     for name, found in check["differences"].items():
-        quantiles = found["quantiles"]
-        rows.append(
-            [
-                name,
-                f"{found['equal_share']:.2%}",
-                f"{found['mean']:.3f}",
-                str(quantiles["0.99"]),
-                str(quantiles["0.9999"]),
-                str(found["max"]),
-            ]
-        )
+        levels = (found["quantiles"]["0.99"], found["quantiles"]["0.9999"], found["max"])
+        rows.append([name, f"{found['equal_share']:.2%}", f"{found['mean']:.3f}", *map(str, levels)])
     outputs = [["output", "equal", "mean", "max"]]
     for name, found in check["graphs"].items():
         outputs.append([name, f"{found['equal_share']:.2%}", f"{found['mean']:.4g}", f"{found['max']:.4g}"])
+    decoders, graphs = (indent(format_rows(table), " " * 4) for table in (rows, outputs))
     return (
-        f"parity with the CPU's pixels, grey levels, {check['num_photos']} photos:\n\n{_indented(rows)}\n\n"
-        f"and of whole graphs, each output in its own unit:\n\n{_indented(outputs)}"
+        f"parity with the CPU's pixels, grey levels, {check['num_photos']} photos:\n\n{decoders}\n\n"
+        f"and of whole graphs, each output in its own unit:\n\n{graphs}"
     )
-
-
-def _indented(rows: Sequence[Sequence[str]]) -> str:
-    return "\n".join(f"    {line}" for line in format_rows(rows).splitlines())

@@ -1,23 +1,40 @@
-"""Hold the photos and shards that `bench gpu` decodes, in the sizes and kinds that its settings ask for."""
+"""Hold the photos, masks and shards that `bench gpu` decodes, in the sizes and kinds that its settings ask for.
 
+Without shards the photos are drawn: smooth colours with noise, in the sizes of photographs and, within a tenth, with as
+many bytes for each pixel as photographs of quality 90. They exercise the path; published figures need real photos.
+"""
+
+import io
 import math
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import webdataset
+from PIL import Image
 
 import dali_pipes as dp
-from bench.gpu.photos import Photos, read_photos, reencode, write_files, write_lines
-from bench.loaders.encoded import endpoint_of, shard_urls
+from bench.loaders.encoded import endpoint_of, samples_of, shard_urls
+from bench.tools.environment import available_cores
+from dali_pipes.errors import DataError
+from dali_pipes.formats.tar_reader import BLOCK
 from dali_pipes.graph.graph import Graph
 from dali_pipes.reader.segments import MAX_LINES, index_text
+from dali_pipes.store.local import LocalStore
 from dali_pipes.store.shard_set import ShardSet
+from prep.index import index_shards
 
 Device = Literal["gpu", "cpu"]
 
 LOADER_BYTES = 512 << 20
-"""Shards that loaders read. The first epoch of each loader stages them; that is not timed, and must not take long."""
+"""Bytes of shards that a loader reads. Its first epoch stages them; that is not timed, and must not take long."""
+QUALITY = 90
+# 1,024 photos of 2,048 pixels would keep all cores busy for a minute; a session often has only an hour.
+MAX_REENCODED = 256
+# Width and height of drawn photos. The shorter side of some is below a crop of 350, as in the pets sample.
+DRAWN_SIZES = ((500, 375), (375, 500), (500, 333), (400, 300), (640, 480), (300, 225))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,22 +47,58 @@ class GpuSetting:
     hw_decoder_load: float = 0.65
     """DALI's default."""
     photo_side: int | None = None
-    """Longer side of photos that are encoded again; ``None``: as they are stored."""
+    """Longer side in pixels of photos that are encoded again; ``None``: as they are stored."""
     progressive_share: float | None = None
-    """Of photos that are encoded again; ``None``: as they are stored."""
+    """Share of progressive photos among photos that are encoded again; ``None``: as they are stored."""
     size_hint: int = 0
-    """Width and height for which decoders allocate at the start; 0: as photos come."""
+    """Width and height for which decoders allocate at the start; 0: as photos need it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Photos:
+    """JPEG files in memory, and a mask for each."""
+
+    photos: tuple[bytes, ...]
+    masks: tuple[bytes, ...]
+    """PNGs; empty unless all samples have one."""
+    is_drawn: bool
+
+    @property
+    def encoded_bytes(self) -> float:
+        """Mean bytes of a photo."""
+        return sum(len(photo) for photo in self.photos) / len(self.photos)
+
+    @property
+    def pixels(self) -> float:
+        """Mean pixels of a photo."""
+        sizes = [photo_header(photo)[1:] for photo in self.photos]
+        return sum(height * width for height, width in sizes) / len(sizes)
+
+    @property
+    def progressive_share(self) -> float:
+        """Share of progressive photos, which JPEG engines do not decode."""
+        return sum(photo_header(photo)[0] for photo in self.photos) / len(self.photos)
+
+    def to_json(self) -> dict[str, object]:
+        """Return the properties of photos that figures depend on."""
+        return {
+            "num_photos": len(self.photos),
+            "drawn": self.is_drawn,
+            "encoded_bytes_mean": round(self.encoded_bytes, 1),
+            "pixels_mean": round(self.pixels, 1),
+            "progressive_share": round(self.progressive_share, 4),
+        }
 
 
 class Workload:
     """The photos and shards of a run; photos of another size or kind are made once.
 
     Args:
-        shards: Where photos and masks come from, and what loaders read.
+        shards: Hold the photos and masks; loaders read them.
         photo: The photo's component.
-        mask: The mask's.
-        num_photos: Kept in memory.
-        directory: A temporary one, in memory if possible.
+        mask: The mask's component.
+        num_photos: The number of photos to keep in memory.
+        directory: A temporary directory, in memory if possible.
         is_drawn: Whether the photos were drawn, and are not photographs.
     """
 
@@ -55,8 +108,7 @@ class Workload:
         self.shards, self.photo, self.mask, self._directory = shards, photo, mask, directory
         self.stored = read_photos(shards, photo=photo, mask=mask, num=num_photos, is_drawn=is_drawn)
         self._first = _first_shards(shards)
-        self._made: dict[tuple[int | None, float | None], Photos] = {(None, None): self.stored}
-        self._files: dict[tuple[int | None, float | None], Path] = {}
+        self._made: dict[tuple[int | None, float | None], Photos] = {}
 
     def open_loader(self, graph: Graph, *, device: Device, **options: Any) -> Any:
         """Open a `dali_pipes.loader` over the first shards, as many as fit `LOADER_BYTES`."""
@@ -74,25 +126,34 @@ class Workload:
         )
 
     def photos(self, setting: GpuSetting) -> Photos:
-        """The photos in the size and of the kind that a setting asks for."""
+        """Return the photos in the size and of the kind that a setting asks for."""
         wanted = setting.photo_side, setting.progressive_share
         if wanted not in self._made:
             self._made[wanted] = reencode(self.stored, side=wanted[0], progressive_share=wanted[1])
         return self._made[wanted]
 
     def files(self, setting: GpuSetting) -> Path:
-        """A directory with these photos, for `fn.readers.file`."""
-        wanted = setting.photo_side, setting.progressive_share
-        if wanted not in self._files:
-            directory = self._directory / f"files-{setting.photo_side}-{setting.progressive_share}"
-            self._files[wanted] = write_files(self.photos(setting).photos, directory)
-        return self._files[wanted]
+        """Return a directory with a file for each photo, in a subfolder, as `fn.readers.file` expects."""
+        directory = self._directory / f"files-{setting.photo_side}-{setting.progressive_share}"
+        if not directory.exists():
+            inner = directory / "photos"
+            inner.mkdir(parents=True)
+            for number, data in enumerate(self.photos(setting).photos):
+                (inner / f"{number:06d}.jpg").write_bytes(data)
+        return directory
 
     def lines(self, setting: GpuSetting) -> tuple[Path, str]:
-        """One file with these photos, and DALI's index of it: of whole batches, so that the reader wraps after one."""
+        """Return one file with these photos, and DALI's index of it.
+
+        The index has whole batches only, so that the reader wraps round at the end of a batch.
+        """
         photos = self.photos(setting).photos
         path = self._directory / f"lines-{setting.photo_side}-{setting.progressive_share}"
-        offsets, sizes = write_lines(photos, path)
+        sizes = np.array([len(photo) for photo in photos], np.int64)
+        padded = -(-sizes // BLOCK) * BLOCK
+        offsets = np.cumsum(padded) - padded
+        with path.open("wb") as stream:
+            stream.writelines(photo.ljust(size, b"\0") for photo, size in zip(photos, padded.tolist(), strict=True))
         num_batches = min(math.ceil(len(photos) / setting.batch_size), max(1, MAX_LINES // setting.batch_size))
         rows = np.arange(num_batches * setting.batch_size) % len(photos)
         return path, index_text(rows, [offsets[rows]], [sizes[rows]])
@@ -107,3 +168,97 @@ def _first_shards(shards: ShardSet) -> ShardSet:
             break
         names.append(name)
     return replace(shards, names=tuple(names))
+
+
+def read_photos(shards: ShardSet, *, photo: str, mask: str, num: int, is_drawn: bool = False) -> Photos:
+    """Read the first ``num`` JPEGs of the shards, and their masks if all have one.
+
+    Raises:
+        DataError: If the shards hold no JPEG under that name.
+    """
+    photos: list[bytes] = []
+    masks: list[bytes] = []
+    for _, components in samples_of(shards):
+        data = components.get(photo)
+        if data is None or not data.startswith(b"\xff\xd8"):
+            continue
+        photos.append(data)
+        if mask in components:
+            masks.append(components[mask])
+        if len(photos) == num:
+            break
+    if not photos:
+        raise DataError(f"'{shards.url}' holds no JPEG named '{photo}'; name the component: --photo")
+    return Photos(photos=tuple(photos), masks=tuple(masks) if len(masks) == len(photos) else (), is_drawn=is_drawn)
+
+
+def reencode(photos: Photos, *, side: int | None, progressive_share: float | None) -> Photos:
+    """Encode the first 256 photos again, with a longer side of ``side`` pixels, at quality 90, 4:2:0.
+
+    Args:
+        photos: Returned unchanged if both other arguments are ``None``.
+        side: ``None`` keeps each photo's size.
+        progressive_share: Share of progressive photos, 0 to 1, spread evenly; ``None`` makes none progressive.
+    """
+    if side is None and progressive_share is None:
+        return photos
+    share = progressive_share or 0.0
+    chosen = photos.photos[:MAX_REENCODED]
+
+    def encode(number: int) -> bytes:
+        image = Image.open(io.BytesIO(chosen[number])).convert("RGB")
+        if side is not None:
+            scale = side / max(image.size)
+            image = image.resize((max(1, round(image.width * scale)), max(1, round(image.height * scale))))
+        # Spread evenly: progressive where the whole part of the count goes up.
+        is_progressive = int((number + 1) * share + 1e-9) > int(number * share + 1e-9)
+        stream = io.BytesIO()
+        image.save(stream, "JPEG", quality=QUALITY, subsampling=2, progressive=is_progressive)
+        return stream.getvalue()
+
+    with ThreadPoolExecutor(max_workers=min(32, available_cores())) as pool:
+        made = tuple(pool.map(encode, range(len(chosen))))
+    return Photos(photos=made, masks=photos.masks[:MAX_REENCODED], is_drawn=photos.is_drawn)
+
+
+def photo_header(data: bytes) -> tuple[bool, int, int]:
+    """Return whether a JPEG is progressive, its height and its width."""
+    with Image.open(io.BytesIO(data)) as image:
+        return bool(image.info.get("progressive", 0)), image.height, image.width
+
+
+def draw_shards(directory: Path, *, num: int, num_shards: int = 4, seed: int = 0) -> ShardSet:
+    """Make indexed shards of drawn photos, masks and class ids 1 to 5."""
+    names = [f"drawn-{shard:06d}.tar" for shard in range(num_shards)]
+    for shard, name in enumerate(names):
+        with webdataset.TarWriter(str(directory / name), encoder=False) as writer:
+            for number in range(num * shard // num_shards, num * (shard + 1) // num_shards):
+                draw = np.random.default_rng([seed, number])
+                width, height = DRAWN_SIZES[number % len(DRAWN_SIZES)]
+                writer.write(
+                    {
+                        "__key__": f"{number:06d}",
+                        "cls": str(number % 5 + 1).encode(),
+                        "image.jpg": _draw_photo(draw, width, height),
+                        "trimap.png": _draw_mask(draw, width, height),
+                    }
+                )
+    shards = ShardSet(store=LocalStore(directory), names=tuple(names))
+    index_shards(shards)
+    return shards
+
+
+def _draw_photo(draw: np.random.Generator, width: int, height: int) -> bytes:
+    coarse = Image.fromarray(draw.integers(0, 256, (max(2, height // 24), max(2, width // 24), 3), np.uint8))
+    pixels = np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC), np.int16)
+    noisy = np.clip(pixels + draw.integers(-9, 10, pixels.shape, np.int16), 0, 255).astype(np.uint8)
+    stream = io.BytesIO()
+    Image.fromarray(noisy).save(stream, "JPEG", quality=QUALITY)
+    return stream.getvalue()
+
+
+def _draw_mask(draw: np.random.Generator, width: int, height: int) -> bytes:
+    coarse = Image.fromarray(draw.integers(1, 4, (max(2, height // 40), max(2, width // 40)), np.uint8))
+    stream = io.BytesIO()
+    coarse.resize((width, height), Image.Resampling.NEAREST).save(stream, "PNG")
+    return stream.getvalue()

@@ -1,14 +1,13 @@
 """Run a dSort job: read the shards that a spec names, write new ones to a bucket, and report progress as AIS does."""
 
 import gzip
-import itertools
 import os
 import shutil
 import tempfile
 import threading
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -216,14 +215,12 @@ class SortJob:
             raise DataError(f'unexpected status code (404) when requesting ekm file from "{url}"') from exc
 
     def _chunks(self, output: OutputShard) -> Iterator[bytes]:
-        chunks: Iterable[bytes] = tar_chunks(output.samples)
-        if self.spec.output_extension != ".tar":
-            packer = zlib.compressobj(wbits=_GZIP)
-            packed = map(packer.compress, chunks)
-            chunks = itertools.chain(packed, (packer.flush() for _ in range(1)))
-        for chunk in chunks:
+        packer = None if self.spec.output_extension == ".tar" else zlib.compressobj(wbits=_GZIP)
+        for chunk in tar_chunks(output.samples):
             self._check_aborted()
-            yield chunk
+            yield chunk if packer is None else packer.compress(chunk)
+        if packer is not None:
+            yield packer.flush()
 
     def _check_aborted(self) -> None:
         if self.storage.is_job_aborted(self.job):

@@ -20,11 +20,10 @@ from bench.commands.gpu import gpu as gpu_command
 from bench.engine.run import run_scenario
 from bench.gpu.cases import CASES, Case
 from bench.gpu.checks import DecodeWay, GpuOutputError, describe, differences
-from bench.gpu.devices import Nvml, Utilisation, copied_bytes, count_jpeg_engines, sampling
-from bench.gpu.photos import draw_shards, photo_header, read_photos, reencode
+from bench.gpu.devices import Nvml, copied_bytes, count_jpeg_engines, sampling, utilisation
 from bench.gpu.sweep import SCENARIOS, GpuScenario, default_sweeps, gpu_scenario
 from bench.gpu.tables import format_markdown, format_scenario
-from bench.gpu.workload import GpuSetting, Workload
+from bench.gpu.workload import GpuSetting, Workload, draw_shards, photo_header, read_photos, reencode
 from dali_pipes.errors import DataError
 from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import resolve_shards
@@ -189,7 +188,7 @@ def test_plan_changes_one_thing_at_a_time(workload: Workload) -> None:
     [
         ({"seconds": 0.0}, "seconds must be positive, got 0.0"),
         ({"repeats": 0}, "repeats must be at least 1, got 0"),
-        ({"sweeps": {"crop": (3,)}}, "sweeps must be of settings' fields, got crop"),
+        ({"sweeps": {"crop": (3,)}}, "sweeps must name fields of GpuSetting, got crop"),
     ],
 )
 def test_settings_out_of_range_are_refused(workload: Workload, change: dict[str, Any], message: str) -> None:
@@ -351,11 +350,14 @@ def test_sampling_asks_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
         while len(samples) < 3:
             time.sleep(0.001)
     taken = len(samples)
-    assert Utilisation.of(samples).means == {"gpu": 20.0, "jpeg": 4.0}
+    found = utilisation(samples)
+    assert found is not None
+    assert found["means"] == {"gpu": 20.0, "jpeg": 4.0}
     assert len(samples) == taken
     with sampling(None) as nothing:
         pass
     assert nothing == []
+    assert utilisation(nothing) is None
     with sampling(lambda: {"gpu": 1.0}, after_s=60) as unsettled:
         time.sleep(0.05)
     assert unsettled == []
