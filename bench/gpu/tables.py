@@ -117,8 +117,8 @@ def _format_check(scenario: str, check: Mapping[str, Any]) -> str:
     outputs = [["output", "equal", "mean", "max"]]
     for name, found in check["graphs"].items():
         outputs.append([name, f"{found['equal_share']:.2%}", f"{found['mean']:.4g}", f"{found['max']:.4g}"])
-    decoders, graphs = (indent(format_rows(table), " " * 4) for table in (rows, outputs))
+    of_decoders, of_graphs = (indent(format_rows(table), " " * 4) for table in (rows, outputs))
     return (
-        f"parity with the CPU's pixels, grey levels, {check['num_photos']} photos:\n\n{decoders}\n\n"
-        f"and of whole graphs, each output in its own unit:\n\n{graphs}"
+        f"parity with the CPU's pixels, grey levels, {check['num_photos']} photos:\n\n{of_decoders}\n\n"
+        f"and of whole graphs, each output in its own unit:\n\n{of_graphs}"
     )
