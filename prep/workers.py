@@ -19,14 +19,14 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from multiprocessing.connection import Connection, Pipe, wait
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self, TypeVar
 
 from dali_pipes.errors import PipesError
 from dali_pipes.processes.programs import own_program
 
 MAX_JOBS = 16
-"""The most processes by default. More readers rarely find a disk or a network that keeps up."""
+"""The largest default number of processes. Disks and networks are rarely fast enough for more readers."""
 
 _STOP_TIMEOUT_S = 10.0
 _CHECK_S = 0.5
@@ -36,7 +36,7 @@ _REPORT_S = 0.1
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 Report = Callable[[int], None]
-"""A function calls it with the amount of its task that it has done since the last call."""
+"""A function calls it with the amount of work that it has done since the last call."""
 
 
 def default_jobs() -> int:
@@ -48,11 +48,11 @@ class Workers:
     """Processes that run tasks; they start when first needed, or by `start`. A context manager.
 
     Args:
-        jobs: The number of processes; by default `default_jobs`. One job runs in this process.
-        at_most: More processes than this, such as the number of tasks, are not started.
-        setup: Each process calls it once, before its first task. An exception that it raises counts as that task's.
-        isolated: Use a worker process for one job, too: for functions that crash, or write to stderr.
-        advice: What the error says to do when a process dies.
+        jobs: The number of processes; by default `default_jobs`. With one job, this process does the tasks.
+        at_most: An upper limit of the number of processes, such as the number of tasks.
+        setup: Each process calls it once, before its first task. Its exception counts as that task's.
+        isolated: Use a worker process also for one job: for functions that crash, or write to stderr.
+        advice: The end of the error when a process dies: what to do.
 
     Raises:
         ValueError: If ``jobs`` is not positive.
@@ -79,13 +79,11 @@ class Workers:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def start(self) -> None:
-        """Start the processes, unless they run; they get ready while the caller does other things."""
+        """Start the processes, if they do not run, so that they get ready while the caller does other things."""
         if self._is_local or self._processes:
             return
         for _ in range(self.jobs):
@@ -110,37 +108,29 @@ class Workers:
         inline: Callable[[Task], bool] = lambda _: False,
         on_progress: Report = lambda _: None,
         name: Callable[[Task], str] = lambda _: "its task",
-    ) -> list[Result]:
-        """The results of all tasks, in the tasks' order; see `stream`."""
-        return list(self.stream(function, tasks, inline=inline, on_progress=on_progress, name=name))
-
-    def stream(
-        self,
-        function: Callable[[Task, Report], Result],
-        tasks: Iterable[Task],
-        *,
-        inline: Callable[[Task], bool] = lambda _: False,
-        on_progress: Report = lambda _: None,
-        name: Callable[[Task], str] = lambda _: "its task",
         max_ahead: int | None = None,
     ) -> Iterator[Result]:
-        """Yield what ``function`` returns of each task, in the tasks' order; a task is taken when a process is free.
+        """Yield the result of each task, in the tasks' order; a task is taken when a process is free.
 
         Args:
             function: Called with a task and a `Report`.
             tasks: Each is pickled, and so is its result.
-            inline: Whether a task is done in this process instead, such as one that is too large to send.
-            on_progress: Called with what the functions report.
-            name: What the error calls a task whose process died, such as ``shard 'a-000000.tar'``.
-            max_ahead: How many tasks may be started before the result of the first of them was taken. It bounds the
-                results that wait in memory; by default there is no bound.
+            inline: Whether to do a task in this process instead, for example because it is too large to send.
+            on_progress: Called with the amounts that the functions report.
+            name: A task's name in the error if its process died, such as ``shard 'a-000000.tar'``.
+            max_ahead: The number of tasks that may be started before the first of their results is taken. It limits the
+                results that wait in memory; by default there is no limit.
 
         Raises:
-            Exception: What a task raised. The other processes are ended.
+            Exception: If a task raised it. The other processes are ended.
             PipesError: If a process died.
         """
         if self._is_local:
-            yield from self._stream_here(function, tasks, on_progress)
+            if self._setup is not None:
+                self._setup()
+                self._setup = None
+            for task in tasks:
+                yield function(task, on_progress)
             return
         results: dict[int, Result] = {}
         remaining = enumerate(tasks)
@@ -183,15 +173,6 @@ class Workers:
         except BaseException:
             self.close()
             raise
-
-    def _stream_here(
-        self, function: Callable[[Task, Report], Result], tasks: Iterable[Task], on_progress: Report
-    ) -> Iterator[Result]:
-        if self._setup is not None:
-            self._setup()
-            self._setup = None
-        for task in tasks:
-            yield function(task, on_progress)
 
     def close(self) -> None:
         """End the processes and their tasks. Can be called twice."""
@@ -257,7 +238,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 class _Reports:
-    """Sums progress up and sends it now and then."""
+    """Adds up progress and sends the sum at most every `_REPORT_S`."""
 
     def __init__(self, connection: Connection, number: int) -> None:
         self._connection, self._number = connection, number

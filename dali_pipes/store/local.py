@@ -86,11 +86,11 @@ class LocalStore(Store):
             yield stream
 
     def write(self, name: str, data: bytes) -> None:
-        with self._replacing(name) as stream:
+        with self.replacing(name) as stream:
             stream.write(data)
 
     def upload(self, name: str, path: Path) -> None:
-        with path.open("rb") as source, self._replacing(name) as stream:
+        with path.open("rb") as source, self.replacing(name) as stream:
             shutil.copyfileobj(source, stream, 1 << 20)
 
     def move_in(self, name: str, path: Path) -> None:
@@ -119,13 +119,14 @@ class LocalStore(Store):
         return LocalFetcher(self.directory)
 
     def write_stream(self, name: str, chunks: Callable[[], Iterable[memoryview]], *, num_bytes: int) -> None:
-        with self._replacing(name) as stream:
+        with self.replacing(name) as stream:
             for chunk in chunks():
                 stream.write(chunk)
         assert self.size(name) == num_bytes, "the stream's length was announced"
 
     @contextlib.contextmanager
-    def _replacing(self, name: str) -> Iterator[BinaryIO]:
+    def replacing(self, name: str) -> Iterator[BinaryIO]:
+        """A stream that creates or replaces an object: it is there whole or not at all."""
         target = self.directory / name
         # Named before it is made: a worker may be stopped at any point in between.
         partial = target.parent / f".partial-{secrets.token_hex(8)}"

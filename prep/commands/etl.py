@@ -92,7 +92,7 @@ def get_command(
     as_json: bool,
 ) -> None:
     """Read the shard at URL, ais://BUCKET/NAME.tar, through an ETL into FILE; the cluster stores nothing."""
-    from dali_pipes.errors import StoreError
+    from dali_pipes.store.local import LocalStore
     from dali_pipes.store.urls import open_store
     from prep.etl.cluster import get_transformed
 
@@ -103,16 +103,11 @@ def get_command(
         if not shard.endswith(".tar"):
             raise ValueError(f"'{url}' names no shard; expected one such as ais://pets/samples-000000.tar")
         bucket = store.need_cluster("an ETL reads from a bucket")
-        with _running(bucket, name, function, image) as running:
-            partial = file.with_name(f".partial-{file.name}")
-            try:
-                with partial.open("wb") as stream:
-                    num_bytes = get_transformed(bucket, shard, stream, etl=running)
-                partial.rename(file)
-            except OSError as exc:
-                raise StoreError(f"cannot write '{file}': {exc.strerror or exc}") from exc
-            finally:
-                partial.unlink(missing_ok=True)
+        with (
+            _running(bucket, name, function, image) as running,
+            LocalStore(file.parent).replacing(file.name) as stream,
+        ):
+            num_bytes = get_transformed(bucket, shard, stream, etl=running)
     result = {"url": url, "file": str(file), "etl": name, "function": function, "num_bytes": num_bytes}
     print_result(f"read {url} through ETL, {format_bytes(num_bytes)} -> {file}", result, as_json=as_json)
 

@@ -97,7 +97,7 @@ def verify(
         check = partial(_verify, shards.store, decoder, checks)
         drawn = resources.enter_context(bar(what="verify", total=sum(sizes), unit="B", shown=show_progress))
         # A few tasks ahead of the report that is taken, not all: reports wait in memory.
-        for part in pool.stream(
+        for part in pool.map(
             check, tasks, on_progress=drawn.update, name=lambda task: f"shard '{task.shard}'", max_ahead=2 * workers
         ):
             checker.add(part)

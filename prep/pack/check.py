@@ -99,8 +99,8 @@ def check_records(source: Source, *, workers: Workers, show_progress: bool) -> C
             inline=lambda task: is_small or task.held_bytes > MAX_SENT_BYTES,
             on_progress=drawn.update,
         )
-    for part in found:
-        checked.add(part)
+        for part in found:
+            checked.add(part)
     return checked
 
 
@@ -222,7 +222,7 @@ class _Component(NamedTuple):
         stop = min(offset + num, self.num_bytes)
         if stop <= len(self.head):
             return self.head[offset:stop]
-        return _read_part(self.part, offset, stop - offset)
+        return _read_part(self.part, offset, stop - offset)[0]
 
 
 def _check_masks(
@@ -290,24 +290,19 @@ def _printable(text: str) -> str:
 
 def _head(part: Part, num: int) -> tuple[bytes, int]:
     """The first bytes of a component, and its size."""
-    if isinstance(part, str):
-        return _look(part, 0, num)
+    if isinstance(part, Range) and part.head is not None:
+        return part.head, part.size
+    return _read_part(part, 0, num)
+
+
+def _read_part(part: Part, offset: int, num: int) -> tuple[bytes, int]:
+    """``num`` bytes of a component from an offset on, and the component's size."""
     if isinstance(part, bytes):
-        return part[:num], len(part)
-    return (_read_part(part, 0, min(part.size, num)) if part.head is None else part.head), part.size
-
-
-def _read_part(part: Part, offset: int, num: int) -> bytes:
-    if isinstance(part, bytes):
-        return part[offset : offset + num]
-    if isinstance(part, str):
-        return _look(part, offset, num)[0]
-    assert isinstance(part.file, Path), "objects in a bucket are not read before they are packed"
-    return _look(str(part.file), part.offset + offset, num)[0]
-
-
-def _look(path: str, offset: int, num: int) -> tuple[bytes, int]:
-    """``num`` bytes of a file from an offset on, and its size."""
+        return part[offset : offset + num], len(part)
+    if isinstance(part, Range):
+        assert isinstance(part.file, Path), "objects in a bucket are not read before they are packed"
+        return _read_part(str(part.file), part.offset + offset, min(num, part.size - offset))[0], part.size
+    path = part
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:

@@ -69,13 +69,14 @@ class FileWorkers:
         is_small = len(files) == 1 or sum(file.num_bytes for file in files) < self.min_shared_bytes
         total = sum(file.num_samples for file in files)
         with bar(what=what, total=total, unit="samples", shown=self.show_progress) as drawn:
-            return self.workers.map(
+            done = self.workers.map(
                 function,
                 tasks,
                 inline=lambda task: is_small or task.held_bytes > MAX_SENT_BYTES,
                 on_progress=drawn.update,
                 name=lambda task: f"'{task.name}'",
             )
+            return list(done)
 
 
 class Target:

@@ -62,7 +62,7 @@ def tars(shards: ShardSet, *, jobs: int | None = None, show_progress: bool = Fal
             inline=lambda _: len(files) < MIN_SHARED_TARS,
             on_progress=drawn.update,
         )
-    records = list(chain.from_iterable(found))
+        records = list(chain.from_iterable(found))
     if not records:
         raise DataError(f"'{shards.url}' holds no sample; expected members such as 'a.jpg', 'a.cls'")
     # Workers import this module, and numpy would cost each of them a tenth of a second.

@@ -98,7 +98,7 @@ def tfrecords(
         bar(what="read", total=total, unit="B", shown=show_progress) as drawn,
     ):
         tasks = ((path, _stem(path, files), wanted) for path in files)
-        read = workers.map(_read_file, tasks, inline=lambda _: total < MIN_SHARED_BYTES, on_progress=drawn.update)
+        read = list(workers.map(_read_file, tasks, inline=lambda _: total < MIN_SHARED_BYTES, on_progress=drawn.update))
     rows = [found for found_here, _ in read for found in found_here]
     broken = [line for _, broken_here in read for line in broken_here]
     name = f"tfrecords '{files[0]}'" + (f" and {len(files) - 1} more" if len(files) > 1 else "")

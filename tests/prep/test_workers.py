@@ -76,7 +76,7 @@ def test_map_gives_results_in_order_and_counts_progress(jobs: int) -> None:
     told: list[int] = []
     with Workers(jobs) as workers:
         for _ in range(2):  # they stay for the next round
-            results = workers.map(square, range(20), on_progress=told.append)
+            results = list(workers.map(square, range(20), on_progress=told.append))
             assert [value for value, _ in results] == [number * number for number in range(20)]
     assert sum(told) == 2 * sum(range(20))
     pids = {pid for _, pid in results}
@@ -85,35 +85,35 @@ def test_map_gives_results_in_order_and_counts_progress(jobs: int) -> None:
 
 def test_map_does_inline_what_is_asked_and_starts_nothing_for_it() -> None:
     with Workers(2) as workers:
-        assert {pid for _, pid in workers.map(square, range(5), inline=lambda _: True)} == {os.getpid()}
+        assert {pid for _, pid in list(workers.map(square, range(5), inline=lambda _: True))} == {os.getpid()}
         assert workers._processes == []
-        results = workers.map(square, range(10), inline=lambda task: task % 2 == 0)
+        results = list(workers.map(square, range(10), inline=lambda task: task % 2 == 0))
         assert [value for value, _ in results] == [number * number for number in range(10)]
         assert [pid == os.getpid() for _, pid in results] == [True, False] * 5
-        assert workers.map(square, []) == []
+        assert list(workers.map(square, [])) == []
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_map_raises_what_a_task_raised_and_ends_the_others(jobs: int, tmp_path: Path) -> None:
     with Workers(jobs) as workers, pytest.raises(DataError, match="task 3 is bad"):
-        workers.map(fail_at_three, range(8))
+        list(workers.map(fail_at_three, range(8)))
     assert workers._processes == []
 
 
 def test_map_of_an_error_that_cannot_be_sent_still_says_what_it_was() -> None:
     with Workers(2) as workers, pytest.raises(PipesError, match="OddError: cannot be pickled"):
-        workers.map(raise_odd, range(2))
+        list(workers.map(raise_odd, range(2)))
 
 
 def test_map_says_which_task_a_worker_was_killed_at() -> None:
     said = r"a worker process ended while it worked on shard '7', exit status -9 .*; run it again with fewer --jobs"
     with Workers(2) as workers, pytest.raises(PipesError, match=said):
-        workers.map(kill_itself, [7], name=lambda task: f"shard '{task}'")
+        list(workers.map(kill_itself, [7], name=lambda task: f"shard '{task}'"))
     with (
         Workers(1, isolated=True, advice="buy memory") as workers,
         pytest.raises(PipesError, match=r"status -9 .*; buy memory"),
     ):
-        workers.map(kill_itself, range(2))
+        list(workers.map(kill_itself, range(2)))
 
 
 @pytest.mark.parametrize("jobs", [1, 3])
@@ -127,14 +127,14 @@ def test_stream_takes_only_so_many_tasks_ahead(jobs: int) -> None:
             yield number
 
     with Workers(jobs) as workers:
-        for number, (value, _) in enumerate(workers.stream(square, tasks(), max_ahead=4)):
+        for number, (value, _) in enumerate(workers.map(square, tasks(), max_ahead=4)):
             assert value == number * number
             assert len(taken) <= number + 4
 
 
 def test_stream_that_is_left_early_ends_the_workers() -> None:
     with Workers(2) as workers:
-        results = workers.stream(square, range(100), max_ahead=4)
+        results = workers.map(square, range(100), max_ahead=4)
         assert next(results)[0] == 0
         results.close()
         assert workers._processes == []
@@ -143,7 +143,7 @@ def test_stream_that_is_left_early_ends_the_workers() -> None:
 @pytest.mark.parametrize(("jobs", "isolated"), [(1, False), (1, True), (2, False)])
 def test_setup_is_called_once_in_each_process(jobs: int, isolated: bool, tmp_path: Path) -> None:
     with Workers(jobs, setup=partial(count_setup, tmp_path), isolated=isolated) as workers:
-        pids = {pid for _ in range(2) for _, pid in workers.map(square, range(10))}
+        pids = {pid for _ in range(2) for _, pid in list(workers.map(square, range(10)))}
     assert (os.getpid() in pids) is (jobs == 1 and not isolated)
     assert pids <= {int(path.name) for path in tmp_path.iterdir()}
     assert {path.read_text() for path in tmp_path.iterdir()} == {"x"}
@@ -152,7 +152,7 @@ def test_setup_is_called_once_in_each_process(jobs: int, isolated: bool, tmp_pat
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_setup_that_fails_is_the_error_of_the_first_task(jobs: int) -> None:
     with Workers(jobs, setup=fail_to_set_up) as workers, pytest.raises(DataError, match="no decoder"):
-        workers.map(square, range(2))
+        list(workers.map(square, range(2)))
 
 
 def test_jobs_are_checked_and_no_more_than_there_is_to_do() -> None:
@@ -170,7 +170,7 @@ def test_close_unwinds_what_workers_are_at(tmp_path: Path) -> None:
 
     def run() -> None:
         try:
-            workers.map(touch_and_wait, files)
+            list(workers.map(touch_and_wait, files))
         except BaseException as exc:  # noqa: BLE001 (looked at below)
             failed.append(exc)
 
@@ -192,7 +192,7 @@ from prep.workers import Workers
 from tests.prep.test_workers import touch_and_wait
 
 with Workers(2) as workers:
-    workers.map(touch_and_wait, sys.argv[1:])
+    list(workers.map(touch_and_wait, sys.argv[1:]))
 """
 
 

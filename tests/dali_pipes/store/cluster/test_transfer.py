@@ -261,7 +261,7 @@ def test_remote_file_and_access_travel_to_a_worker(access: BucketAccess) -> None
     file = RemoteFile(access, "x.tar", len(DATA))
     file.read_into(memoryview(bytearray(5)), offset=0)
     with Workers(2) as workers:
-        assert workers.map(first_bytes, [file]) == [DATA[:5]]
+        assert list(workers.map(first_bytes, [file])) == [DATA[:5]]
     file.close()
 
 
