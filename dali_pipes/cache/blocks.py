@@ -1,4 +1,4 @@
-"""Reserve the blocks of a file before anything is written there, free them again, and read them ahead."""
+"""Reserve the blocks of a file before anything is written there, and free them again."""
 
 import ctypes
 import errno
@@ -16,7 +16,7 @@ _KEEP_SIZE = 0x01
 _PUNCH_HOLE = 0x02
 
 _libc = ctypes.CDLL(None, use_errno=True)
-# The os module only has posix_fallocate: it cannot free blocks, and where the file system cannot reserve, the C library
+# The os module only has posix_fallocate: it cannot free blocks, and if the file system cannot reserve, the C library
 # writes zeros, block by block.
 _fallocate = _libc.fallocate
 _fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_longlong, ctypes.c_longlong]
@@ -26,26 +26,18 @@ def reserve(file: int, start: int, size: int) -> None:
     """Allocate the blocks of ``[start, start + size)``: writing there cannot run out of space afterwards.
 
     Raises:
-        OSError: ``ENOSPC`` where there is no space, ``EOPNOTSUPP`` where the file system cannot do it.
+        OSError: ``ENOSPC`` if there is no space, ``EOPNOTSUPP`` if the file system cannot do it.
     """
     _call(file, 0, start, size)
 
 
 def punch(file: int, start: int, size: int) -> None:
-    """Free the blocks of ``[start, start + size)``, which then reads as zeros; nothing else moves.
-
-    Raises:
-        OSError: ``EOPNOTSUPP`` where the file system cannot do it.
-    """
+    """Free the blocks of ``[start, start + size)``, which then reads as zeros; nothing else moves."""
     _call(file, _PUNCH_HOLE | _KEEP_SIZE, start, size)
 
 
 def can_punch(directory: Path) -> bool:
-    """Whether files in ``directory`` can have blocks freed: tried on a file without a name.
-
-    Raises:
-        CacheError: If no file can be made there.
-    """
+    """Test on a file without a name whether blocks of files in ``directory`` can be freed."""
     try:
         with tempfile.TemporaryFile(dir=directory) as stream:
             file = stream.fileno()
@@ -56,11 +48,6 @@ def can_punch(directory: Path) -> bool:
         if exc.errno == errno.EOPNOTSUPP:
             return False
         raise CacheError(f"cannot make a cache file in '{directory}': {exc.strerror}; {OTHER_DIRECTORY}") from exc
-
-
-def read_ahead(file: int, start: int, size: int) -> None:
-    """Ask the kernel to read these bytes into memory soon; returns at once."""
-    os.posix_fadvise(file, start, size, os.POSIX_FADV_WILLNEED)
 
 
 def _call(file: int, mode: int, start: int, size: int) -> None:

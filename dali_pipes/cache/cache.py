@@ -1,8 +1,8 @@
-"""A cache directory that the processes of a node share: who is there, what they hold, what must leave to free space.
+"""A cache directory that the processes of a node share: its loaders, what they hold, and what leaves to free space.
 
 Every change is made under the mutex, which is held for micro- to milliseconds. Bytes are fetched and written, and
-blocks freed, outside it. Nothing in the files counts for a process that is gone: its lock went with it, and the next
-process clears up what it was filling or dropping, and what it held.
+blocks freed, outside it. The entries of a process that is gone do not count: the kernel released its lock, and the next
+process undoes what it was filling or dropping, and ends its holds.
 
 # Note [waiting]: a loader that finds no space is marked ``_NO_SPACE``; when it says that it can only wait, ``_WAITS``.
 Any change that might give it space clears the marks of all loaders, so that each must ask again. When all loaders are
@@ -11,38 +11,32 @@ marked ``_WAITS``, no space will ever be free.
 # Note [reservations]: each loader reserves what it must be able to hold at a time, two windows, or fails to start.
 Loaders of the same order of the same shards (the ranks of a job) share one reservation, since they hold the same
 shards; they are a *group*. No group holds more than its reservation, unless the reservations of all others would still
-fit. So every loader can always get what it reserved, by evicting what nobody holds. Where loaders name different
-``cache_bytes``, the least of those at work counts for all.
+fit. So every loader can always get what it reserved, by evicting shards that nobody holds. If the loaders at work name
+different ``cache_bytes``, the smallest one counts for all.
 """
 
-import functools
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Concatenate, Literal, NamedTuple, ParamSpec, TypeVar
+from typing import Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from dali_pipes.cache.blocks import OTHER_DIRECTORY
 from dali_pipes.cache.eviction import GOES_ON, EvictingCache, Victims, is_unfinished
 from dali_pipes.cache.files import FIRST_SLOT_BYTE, OpenCacheFile
-from dali_pipes.cache.locks import shielded
-from dali_pipes.cache.table import NUM_SLOTS, State
+from dali_pipes.cache.locks import uninterrupted
+from dali_pipes.cache.table import NUM_SLOTS, Bools, Int64s, State
 from dali_pipes.errors import CacheError
 
 # Values of ``waiting`` beside `GOES_ON`. Note [waiting].
 _NO_SPACE, _WAITS = 1, 2
 
-Int64s = npt.NDArray[np.int64]
-Arguments = ParamSpec("Arguments")
-Result = TypeVar("Result")
-
 
 class Take(NamedTuple):
-    """Which of the wanted shards a loader got."""
+    """The wanted shards that a loader got."""
 
     ready: Int64s
     """Held from now on, whole and checked."""
@@ -51,7 +45,7 @@ class Take(NamedTuple):
     is_there: bool
     """Whether the bytes of ``fill`` are there, from before the machine's last start, and only need checking."""
     blocked: Literal["", "busy", "space"]
-    """Why the most urgent of the other shards was not to be had: others fill or drop it, or it does not fit."""
+    """Why the loader did not get the most urgent of the other shards: others fill or drop it, or it does not fit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,18 +66,6 @@ class CacheFileStatus:
     keep: bool
 
 
-def _uninterrupted(
-    method: Callable[Concatenate["NodeCache", Arguments], Result],
-) -> Callable[Concatenate["NodeCache", Arguments], Result]:
-    """Make a method that changes the cache immune to signals. Note [signals] in `dali_pipes.cache.locks`."""
-
-    def wrapped(self: "NodeCache", /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-        return shielded(lambda: method(self, *args, **kwargs))
-
-    functools.update_wrapper(wrapped, method)
-    return wrapped
-
-
 class NodeCache(EvictingCache):
     """One process's view of a cache directory: its loaders hold, fill and release shards here.
 
@@ -94,20 +76,19 @@ class NodeCache(EvictingCache):
         CacheError: If the cache's own directory belongs to somebody else, or no file can be made there.
     """
 
-    @_uninterrupted
+    @uninterrupted
     def budget(self) -> tuple[int, int | None]:
-        """Bytes that all cache files take now, and the most that the loaders at work allow; ``None`` without any."""
+        """Bytes that all cache files take now, and the most that the loaders at work allow, if there are any."""
         with self._changing():
             self._sweep()
             return self._used_bytes(), self._least_bytes()
 
     def open_cache_file(self, slot: int) -> int:
-        """A descriptor of the slot's cache file; the caller closes it."""
+        """Return a descriptor of the slot's cache file; the caller closes it."""
         return os.dup(self._joined[slot].file)
 
-    @_uninterrupted
+    @uninterrupted
     def status(self) -> list[CacheFileStatus]:
-        """All cache files."""
         found = []
         with self._changing():
             self._sweep()
@@ -130,9 +111,9 @@ class NodeCache(EvictingCache):
                 )
         return found
 
-    @_uninterrupted
+    @uninterrupted
     def clear(self) -> tuple[int, int]:
-        """Drop all shards that nobody holds, and remove cache files that nobody uses: bytes freed, bytes still held."""
+        """Drop all shards that nobody holds, and remove unused cache files: bytes freed, bytes still held."""
         freed = 0
         with self._changing():
             self._sweep()
@@ -152,23 +133,20 @@ class NodeCache(EvictingCache):
             held = self._used_bytes()
         return freed, held
 
-    @_uninterrupted
+    @uninterrupted
     def join(
         self, key: str, *, starts: Int64s, source: str, group: int, reserved: int, cache_bytes: int, keep: bool
     ) -> int:
         """Take a slot for a loader of one cache file, and reserve bytes. Note [reservations].
 
         Args:
-            key: Of the cache file; it is made if it is not there.
+            key: Of the cache file, which is made if it is not there.
             starts: Its extents.
             source: The URL of its shards.
             group: Loaders of one cache file and one ``group`` share a reservation.
             reserved: Bytes that the group must be able to hold at a time.
             cache_bytes: The most that all cache files together may take.
             keep: Whether the cache file stays when nobody uses it.
-
-        Returns:
-            The slot.
 
         Raises:
             CacheError: If so many bytes cannot be reserved.
@@ -196,7 +174,7 @@ class NodeCache(EvictingCache):
                 opened.table.set_keep()
             opened.num_users += 1
             self._joined[slot] = opened
-            # ``used`` last: until then the row is nobody's.
+            # ``used`` last: until then the row belongs to no loader.
             self._slots[slot] = (0, GOES_ON, os.getpid(), reserved, cache_bytes, group, key.encode())
             self._slots["used"][slot] = 1
             # Cache files of loaders that ended without closing them are kept until another loader joins.
@@ -206,27 +184,23 @@ class NodeCache(EvictingCache):
         self._trim(slot)
         return slot
 
-    @_uninterrupted
+    @uninterrupted
     def reserve(self, slot: int, reserved: int) -> None:
-        """Change a slot's reservation.
-
-        Raises:
-            CacheError: If so many bytes cannot be reserved; the old reservation stands.
-        """
+        """Change a slot's reservation; if so many bytes cannot be reserved (a `CacheError`), the old one stays."""
         with self._changing():
             self._check_joined(slot)
             self._sweep()
             self._check_reservation(*self._group_of(slot), reserved, self._allowed_bytes())
             self._slots["reserved"][slot] = reserved
 
-    @_uninterrupted
+    @uninterrupted
     def leave(self, slot: int) -> None:
-        """Give up a slot and all that it holds; its last loader removes a cache file that is not to be kept."""
+        """Give up a slot and its holds; the last loader of a cache file removes it, unless it is to be kept."""
         with self._changing():
-            self._sweep()  # loaders that are gone keep no cache file
+            self._sweep()  # a loader that is gone must not keep a cache file
             opened = self._joined.pop(slot)
             opened.num_users -= 1
-            # Also where the cache file was removed: others may have joined it before.
+            # Also if the cache file was removed: others may have joined it before.
             with opened.table.changing():
                 self._forget(opened, slot)
             key = self._key(slot)
@@ -234,17 +208,17 @@ class NodeCache(EvictingCache):
             self._wake()
             if self._cache_files.get(key) is opened and not opened.table.keep and not self._slots_of(key):
                 self._remove_files(key)
-            # Under the mutex: else another thread could join, get this slot, and lose its lock here.
+            # Under the mutex: otherwise another thread could join, get this slot, and lose its lock here.
             self._lock.unlock(FIRST_SLOT_BYTE + slot)
 
-    @_uninterrupted
+    @uninterrupted
     def take(self, slot: int, wanted: Int64s) -> Take:
-        """Hold the ready ones of ``wanted``, and begin to fill the first one that is not there.
+        """Hold the ready shards of ``wanted``, and begin to fill the first one that is not there.
 
         Args:
             slot: The caller's.
-            wanted: Shards that the slot does not hold yet, the most urgent first. Where one does not fit, none after it
-                takes space.
+            wanted: Shards that the slot does not hold yet, the most urgent first. If one does not fit, those after it
+                take no space.
 
         Raises:
             CacheError: If the cache file was removed.
@@ -262,13 +236,9 @@ class NodeCache(EvictingCache):
             if len(taken.ready):
                 return taken
 
-    @_uninterrupted
+    @uninterrupted
     def finish(self, slot: int, shard: int) -> None:
-        """Mark a shard ready, which the slot's loader has filled and checked.
-
-        Raises:
-            CacheError: If the cache file was removed.
-        """
+        """Mark a shard ready, which the slot's loader has filled and checked."""
         with self._changing():
             table = self._check_joined(slot).table
             if table.state[shard] != State.FILLING or table.owner[shard] != slot:
@@ -277,9 +247,9 @@ class NodeCache(EvictingCache):
                 table.finish(shard)
             self._wake()
 
-    @_uninterrupted
+    @uninterrupted
     def fail(self, slot: int, shard: int) -> None:
-        """Give up filling ``shard``: its blocks are freed."""
+        """Give up filling ``shard`` and free its blocks."""
         with self._changing():
             opened = self._joined[slot]
             if opened.table.state[shard] != State.FILLING or opened.table.owner[shard] != slot:
@@ -290,21 +260,18 @@ class NodeCache(EvictingCache):
             opened.num_users += 1
         self._drop([(opened, np.array([shard]))])
 
-    @_uninterrupted
+    @uninterrupted
     def release(self, slot: int, shards: Int64s | Sequence[int]) -> None:
-        """End the slot's hold of ``shards``; they stay until space is needed."""
+        """End the slot's holds of ``shards``, which stay until their space is needed."""
         rows = np.asarray(shards, np.int64)
         with self._changing(), (table := self._joined[slot].table).changing():
             table.holds[slot, rows] = 0
             table.used_ns[rows] = time.time_ns()
             self._wake()
 
-    @_uninterrupted
+    @uninterrupted
     def is_stuck(self, slot: int) -> bool:
-        """Whether the slot's loader and all others wait for space that none of them will free. Note [waiting].
-
-        Called for a loader that needs a shard now and found no space.
-        """
+        """Whether the slot's loader, which needs a shard now, and all others wait for space. Note [waiting]."""
         with self._changing():
             if self._sweep() or self._slots["waiting"][slot] == GOES_ON:
                 return False
@@ -322,20 +289,20 @@ class NodeCache(EvictingCache):
             states = table.state[wanted]
         unfinished = is_unfinished(states)
         if unfinished.all():
-            # A waiting loader comes here again and again: do no more work.
+            # A waiting loader comes here again and again, so this must stay cheap.
             return Take(nothing, None, False, "busy" if len(wanted) else ""), []
         is_ready = states == State.READY
         missing = np.flatnonzero(~is_ready & ~unfinished)
         first = int(missing[0]) if len(missing) else None
         limit, group_slots = self._limit(slot)
-        # What a shard adds to the bytes that the group holds: nothing if a loader of the group holds it already.
+        # Bytes that a shard adds to those that the group holds: 0 if a loader of the group holds it already.
         added = np.where(table.held(wanted, group_slots), 0, table.extent_bytes(wanted))
         # Space goes to the most urgent shards first: ready ones, those that others are filling, and the one to fill.
         counted = is_ready | unfinished
         counted[missing[:1]] = True
         fits = (added == 0) | (np.cumsum(np.where(counted, added, 0)) <= limit)
         if not fits[counted].all() and self._sweep():
-            # The holds and the reservation of a loader that is gone had been counted.
+            # The holds and the reservation of a loader that is gone were counted.
             return self._take(slot, wanted)
         ready = wanted[is_ready & fits]
         if len(ready):
@@ -359,7 +326,7 @@ class NodeCache(EvictingCache):
         return Take(ready, shard, is_there, blocked), []
 
     def _limit(self, slot: int) -> tuple[int, list[int]]:
-        """Bytes that the slot's group may hold beyond what it holds now, and the group's slots. Note [reservations]."""
+        """Compute the bytes that the slot's group may hold in addition now, and its slots. Note [reservations]."""
         mine = self._group_of(slot)
         reservations, spare = self._reservations(), self._allowed_bytes()
         my_bytes, my_slots = 0, [slot]
@@ -375,7 +342,7 @@ class NodeCache(EvictingCache):
         return max(reservations.get(mine, 0), spare) - my_bytes, my_slots
 
     def _trim(self, slot: int) -> None:
-        """Drop what exceeds the bytes allowed now, left by an earlier job that was allowed more, if nobody holds it."""
+        """Drop unheld shards that exceed the bytes allowed now: an earlier job may have been allowed more."""
         with self._changing():
             short = self._used_bytes() - self._allowed_bytes()
             if short <= 0:
@@ -384,11 +351,9 @@ class NodeCache(EvictingCache):
         self._drop(victims)
 
     def _group_of(self, slot: int) -> tuple[str, int]:
-        """The slot's cache file and group, which share a reservation."""
         return self._key(slot), int(self._slots["group"][slot])
 
     def _reservations(self) -> dict[tuple[str, int], int]:
-        """Bytes that each group of loaders has reserved."""
         reservations: dict[tuple[str, int], int] = {}
         for slot in np.flatnonzero(self._slots["used"]).tolist():
             which = self._group_of(slot)
@@ -397,7 +362,7 @@ class NodeCache(EvictingCache):
         return reservations
 
     def _check_reservation(self, key: str, group: int, reserved: int, allowed: int, *, already: int = 0) -> None:
-        """Refuse a reservation, or the one that the group has ``already``, that does not fit beside all others."""
+        """Refuse a reservation, or the one that the group has ``already``, if it does not fit beside all others."""
         others = sum(num for which, num in self._reservations().items() if which != (key, group))
         if max(reserved, already) + others <= allowed:
             return
@@ -414,7 +379,7 @@ class NodeCache(EvictingCache):
         )
 
     def _check_joined(self, slot: int) -> OpenCacheFile:
-        """The slot's cache file, if it is still there. Note [removed] in `dali_pipes.cache.files`."""
+        """Return the slot's cache file if it is still there. Note [removed] in `dali_pipes.cache.files`."""
         opened = self._joined[slot]
         row = self._slots[slot]
         is_mine = row["used"] and row["pid"] == os.getpid()
@@ -427,14 +392,13 @@ class NodeCache(EvictingCache):
         return int(limits.min()) if len(limits) else None
 
     def _allowed_bytes(self) -> int:
-        """The most that all cache files may take, while a loader is at work."""
         least = self._least_bytes()
         assert least is not None, "the caller has a slot"
         return least
 
 
-def _why(unfinished: npt.NDArray[np.bool_], unfit: npt.NDArray[np.bool_]) -> Literal["", "busy", "space"]:
-    """Why the first shard that is not to be had is not."""
+def _why(unfinished: Bools, unfit: Bools) -> Literal["", "busy", "space"]:
+    """Say why the first unavailable shard is unavailable."""
     if not (unfinished | unfit).any():
         return ""
     return "space" if unfit[int(np.argmax(unfinished | unfit))] else "busy"

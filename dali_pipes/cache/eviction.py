@@ -8,33 +8,32 @@ import numpy.typing as npt
 
 from dali_pipes.cache.blocks import punch
 from dali_pipes.cache.files import FIRST_SLOT_BYTE, CacheFiles, OpenCacheFile
-from dali_pipes.cache.table import State, StateTable
+from dali_pipes.cache.table import Bools, Int64s, State, StateTable
 from dali_pipes.errors import CacheError
 
 GOES_ON = 0
 """Value of a slot's ``waiting``: its loader does not wait. Note [waiting] in `dali_pipes.cache.cache`."""
 
-Int64s = npt.NDArray[np.int64]
 Victims = Sequence[tuple[OpenCacheFile, Int64s]]
 """Shards that are marked ``DROPPING``, by cache file."""
 
 
-def is_unfinished(states: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
-    """Which shards are being filled or dropped."""
-    unfinished: npt.NDArray[np.bool_] = (states == State.FILLING) | (states == State.DROPPING)
+def is_unfinished(states: npt.NDArray[np.uint8]) -> Bools:
+    """Mark the shards that are being filled or dropped."""
+    unfinished: Bools = (states == State.FILLING) | (states == State.DROPPING)
     return unfinished
 
 
 class EvictingCache(CacheFiles):
-    """One process's view of a cache directory that can free blocks in it."""
+    """The part of a `dali_pipes.cache.cache.NodeCache` that frees blocks."""
 
     def _drop(self, victims: Victims) -> None:
-        """Free the blocks of these shards; outside the mutex, since others wait for it."""
+        """Free the blocks of these shards, outside the mutex, since others wait for it."""
         try:
             for opened, shards in victims:
                 self._punch(opened, shards)
         except OSError as exc:
-            # They stay marked, and are counted, until the loader leaves.
+            # The shards stay marked, and count as used space, until the loader leaves.
             raise CacheError(f"cannot free blocks of the cache file in '{self.root}': {exc.strerror}") from exc
         finally:
             with self._changing():
@@ -49,7 +48,7 @@ class EvictingCache(CacheFiles):
     def _choose_victims(self, slot: int, num_bytes: int, *, enough: bool = True) -> Victims:
         """Mark shards that nobody holds, the longest unused first, as being dropped by the slot; for `_drop`.
 
-        None where all of them would not be ``enough``.
+        If all of them together would not be ``enough``, mark none.
         """
         keys, shards, used, sizes = [], [], [], []
         for key, opened in self._cache_files.items():
@@ -86,11 +85,11 @@ class EvictingCache(CacheFiles):
 
     def _sweep(self) -> bool:
         """Clear up after loaders that are gone; returns whether there were any."""
-        gone = [
-            int(slot)
-            for slot in np.flatnonzero(self._slots["used"])
-            if not self._is_mine(int(slot)) and not self._lock.is_locked(FIRST_SLOT_BYTE + int(slot))
-        ]
+        gone = []
+        for slot in np.flatnonzero(self._slots["used"]).tolist():
+            byte = FIRST_SLOT_BYTE + slot
+            if byte not in self._lock.held and not self._lock.is_locked(byte):
+                gone.append(slot)
         for slot in gone:
             opened = self._cache_files.get(self._key(slot))
             if opened is not None:
@@ -104,7 +103,7 @@ class EvictingCache(CacheFiles):
             table = opened.table
             resident = table.resident
             unfinished = resident[is_unfinished(table.state[resident])]
-            # Dropped for a loader of another cache file that is gone, or unfinished when the machine was restarted.
+            # Dropped for a loader of another cache file, which is gone, or unfinished when the machine was restarted.
             owners = table.owner[unfinished]
             left = unfinished[(owners < 0) | (used[np.maximum(owners, 0)] == 0)]
             if len(left):
@@ -115,7 +114,7 @@ class EvictingCache(CacheFiles):
         return bool(gone) or abandoned
 
     def _forget(self, opened: OpenCacheFile, slot: int) -> None:
-        """Undo what a slot's loader left: free the blocks of half-filled shards, end its holds."""
+        """Undo what a slot's loader left: end its holds, and free the blocks of its unfinished shards."""
         table = opened.table
         resident = table.resident
         held = resident[table.holds[slot, resident] != 0]
@@ -139,5 +138,5 @@ class EvictingCache(CacheFiles):
         return sum(opened.table.resident_bytes for opened in self._cache_files.values())
 
     def _wake(self) -> None:
-        """Have all loaders that wait for space ask again."""
+        """Make all loaders that wait for space ask again."""
         self._slots["waiting"] = GOES_ON

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import xxhash
 
 from dali_pipes.cache.blocks import OTHER_DIRECTORY
+from dali_pipes.cache.table import Int64s
 from dali_pipes.errors import CacheError
 
 EXTENT_ALIGNMENT = 4096
@@ -17,14 +17,12 @@ EXTENT_ALIGNMENT = 4096
 
 READ_BYTES = 1 << 20
 
-Int64s = npt.NDArray[np.int64]
-
 
 def extent_starts(*object_bytes: Int64s | Sequence[int], alignment: int = EXTENT_ALIGNMENT) -> Int64s:
-    """Where each shard's extent starts, and, last, where the cache file ends: int64 [shards + 1].
+    """Compute where each shard's extent starts, and, last, where the cache file ends: int64 [shards + 1].
 
     Args:
-        object_bytes: Bytes of each object that lies in a shard's extent, in their order there: int64 [shards] each.
+        object_bytes: For each object in a shard's extent, in their order there, its bytes: int64 [shards].
         alignment: Of the extents; the objects in them are aligned to `EXTENT_ALIGNMENT`.
 
     >>> extent_starts([1, 4096, 5000]).tolist()
@@ -65,7 +63,7 @@ class Extent:
             view, position = view[written:], position + written
 
     def read(self, position: int = 0, size: int | None = None) -> bytes:
-        """``size`` bytes from ``position`` on (``None``: all); fewer only past the end of the file.
+        """Read ``size`` bytes from ``position`` on (``None``: all); fewer only past the end of the file.
 
         Raises:
             CacheError: If the disk is broken.

@@ -8,9 +8,9 @@
         KEY.image, KEY.table        one data set's cache file, and the state of its shards
         KEY.source                  the URL of its shards
 
-# Note [removed]: the code removes files only where no loader has a slot, but a user may remove them under a running
-job. Its open files then live on for the job alone, and the next loader makes another cache file of the same name. So a
-loader keeps the table that it joined with, and never marks its shards ready in another one.
+# Note [removed]: the code removes a cache file only if no loader has a slot for it, but a user may remove a running
+job's files. The open files then exist for that job alone, and the next loader makes another cache file of the same
+name. So a loader keeps the table that it joined with, and never marks its shards ready in another one.
 """
 
 import contextlib
@@ -19,16 +19,15 @@ import mmap
 import os
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from dali_pipes.cache.blocks import OTHER_DIRECTORY
 from dali_pipes.cache.locks import LockFile, Mutex, shielded
-from dali_pipes.cache.table import NUM_SLOTS, StateTable, boot_id
+from dali_pipes.cache.table import NUM_SLOTS, Int64s, StateTable, boot_id
 from dali_pipes.errors import CacheError
 
 _SLOT = np.dtype(
@@ -42,13 +41,11 @@ _SLOT = np.dtype(
         ("image", "S32"),
     ]
 )
-# Before the slots stands the version that wrote them.
+# The file begins with the version that wrote it; then come the slots.
 _SLOTS_START = 64
 _SLOTS_MAGIC = b"DALIPIS2"
-MUTEX_BYTE = 0
+_MUTEX_BYTE = 0
 FIRST_SLOT_BYTE = 1
-
-Int64s = npt.NDArray[np.int64]
 
 
 @dataclass
@@ -57,8 +54,8 @@ class OpenCacheFile:
     file: int
     place: tuple[int, int]
     """Device and inode of the table: another file may have its name by now."""
-    num_users: int = field(default=0)
-    """This cache's slots in it, and its threads that free blocks there: it stays open for them. Under the mutex."""
+    num_users: int = 0
+    """This cache's slots in it, and its threads that free blocks there: it stays open for them. The mutex guards it."""
 
     def close(self) -> None:
         self.table.close()
@@ -67,14 +64,7 @@ class OpenCacheFile:
 
 
 class CacheFiles:
-    """One process's view of the files of a cache directory.
-
-    Args:
-        directory: A local directory; checked by `dali_pipes.cache.free_space.check_directory`.
-
-    Raises:
-        CacheError: If the cache's own directory belongs to somebody else, or no file can be made there.
-    """
+    """The part of a `dali_pipes.cache.cache.NodeCache` that opens, makes and removes files."""
 
     def __init__(self, directory: Path) -> None:
         self.root = cache_root(directory)
@@ -112,9 +102,6 @@ class CacheFiles:
         used = np.flatnonzero(self._slots["used"])
         return [int(slot) for slot in used if self._key(int(slot)) == key]
 
-    def _is_mine(self, slot: int) -> bool:
-        return FIRST_SLOT_BYTE + slot in self._lock.held
-
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:
         """Take the mutex, and open all cache files that exist now."""
@@ -150,10 +137,10 @@ class CacheFiles:
                 opened.table.repair()
 
     def _list(self) -> tuple[dict[str, tuple[int, int]], dict[str, list[Path]]]:
-        """Device and inode of each table, and all other files, by key."""
+        """List device and inode of each table, and all other files, by key."""
         tables: dict[str, tuple[int, int]] = {}
         others: dict[str, list[Path]] = {}
-        # Nothing if the directory was removed: Note [removed].
+        # The directory may have been removed: Note [removed].
         with contextlib.suppress(FileNotFoundError), os.scandir(self.root) as entries:
             for entry in entries:
                 key, dot, suffix = entry.name.lstrip(".").rpartition(".")
@@ -187,7 +174,7 @@ class CacheFiles:
             os.ftruncate(file, int(starts[-1]))
             (self.root / f"{key}.source").write_text(source)
             StateTable(partial, starts=starts).close()
-            partial.rename(table_path)  # last: a cache file counts once its table is there
+            partial.rename(table_path)  # last: without its table a cache file does not count
             table = StateTable(table_path)
         except BaseException as exc:
             _close(file)
@@ -209,26 +196,25 @@ class CacheFiles:
         self._remove_names(key)
 
     def _remove_names(self, key: str) -> None:
-        # The table first: while it exists, it must be true.
+        # The table first: while it exists, it must be correct.
         self._remove(*(self.root / f"{key}.{suffix}" for suffix in ("table", "image", "source")), key=key)
 
     def _remove(self, *paths: Path, key: str) -> None:
         is_used = bool(self._slots_of(key))
         for path in paths:
             if path.suffix == ".image" and not is_used:
-                # Others may still have it open, to evict from it: its blocks must be freed all the same.
+                # Others may still have it open, to evict from it, so removing its name would not free its blocks.
                 with contextlib.suppress(OSError):
                     os.truncate(path, 0)
             path.unlink(missing_ok=True)
 
     def _make_root(self) -> None:
-        with contextlib.suppress(FileExistsError):
-            try:
-                self.root.mkdir(mode=0o700)
-            except FileExistsError:
-                raise
-            except OSError as exc:
-                raise CacheError(f"cannot make '{self.root}': {exc.strerror}; {OTHER_DIRECTORY}") from exc
+        try:
+            self.root.mkdir(mode=0o700)
+        except FileExistsError:
+            pass  # checked below
+        except OSError as exc:
+            raise CacheError(f"cannot make '{self.root}': {exc.strerror}; {OTHER_DIRECTORY}") from exc
         found = self.root.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
             raise CacheError(f"'{self.root}' is not this user's own directory; remove it, or {OTHER_DIRECTORY}")
@@ -236,7 +222,7 @@ class CacheFiles:
             self.root.chmod(0o700)
 
     def _open_slots(self) -> None:
-        self._mutex = Mutex(self._lock, MUTEX_BYTE)
+        self._mutex = Mutex(self._lock, _MUTEX_BYTE)
         size = _SLOTS_START + NUM_SLOTS * _SLOT.itemsize
         self._slots_file = os.open(self.root / "slots", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         with self._mutex:
@@ -254,7 +240,7 @@ class CacheFiles:
 
 
 def cache_root(directory: Path) -> Path:
-    """The cache's own directory: each user has one, which nobody else can read."""
+    """Return the path of the cache's own directory: each user has one, which nobody else can read."""
     return directory / f"dali-pipes-{os.geteuid()}"
 
 

@@ -1,4 +1,4 @@
-"""Find out how much space there is for cache files: on the file system, in memory, by the container's limit.
+"""Measure how much space there is for cache files: on the file system, in memory, by the container's limit.
 
 A tmpfs such as /dev/shm is memory: its files count against the machine's memory and the control group's limit.
 """
@@ -13,14 +13,13 @@ from dali_pipes.errors import CacheError
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (the cache's own directory there is its user's, mode 0700)
 
-# Fractions of the free space that a cache takes by default: half of the memory is left to the program that reads from
-# it, and a tenth of a disk to all others.
+# Fractions of the free space that a cache takes by default: the program that reads from it keeps half of the memory,
+# and others keep a tenth of a disk.
 MEMORY_SHARE = 0.5
 DISK_SHARE = 0.9
 
 # A smaller cache file has so few pieces that the file system needs no blocks to list them.
-LEAST_ACCOUNTED = 64 << 10
-
+_LEAST_ACCOUNTED = 64 << 10
 # File systems that several machines share. A cache is for one node: its locks, and freeing blocks, may not work there.
 _NETWORK = (
     *("nfs", "nfs4", "cifs", "smb3", "9p", "afs", "ceph", "glusterfs", "lustre", "gpfs", "beegfs", "orangefs"),
@@ -43,41 +42,36 @@ class FreeSpace:
     """The file system's size."""
     is_memory: bool
     alignment: int = EXTENT_ALIGNMENT
-    """Size of a block: a page, a huge page on a tmpfs that is mounted with ``huge=``."""
+    """Size of a block: a page, or a huge page on a tmpfs that is mounted with ``huge=``."""
 
     @classmethod
     def of(cls, directory: Path) -> "FreeSpace":
-        """The space in ``directory``; none if it does not exist."""
+        """Measure the space in ``directory``; a directory that does not exist has no space."""
         try:
             stat = os.statvfs(directory)
         except OSError:
             return cls(directory=directory, free=0, total=0, is_memory=False)
         free, total = stat.f_bavail * stat.f_frsize, stat.f_blocks * stat.f_frsize
         kind, options = _mount(directory)
-        if kind not in ("tmpfs", "ramfs"):
-            return cls(directory=directory, free=free, total=total, is_memory=False)
-        free = min(free, available_memory())
-        alignment = EXTENT_ALIGNMENT
-        if {"huge=always", "huge=within_size"} & set(options.split(",")):
-            alignment = max(alignment, _number(_HUGE_PAGE) or 0)
-        return cls(directory=directory, free=free, total=total, is_memory=True, alignment=alignment)
+        is_memory, alignment = kind in ("tmpfs", "ramfs"), EXTENT_ALIGNMENT
+        if is_memory:
+            free = min(free, available_memory())
+            if {"huge=always", "huge=within_size"} & set(options.split(",")):
+                alignment = max(alignment, _number(_HUGE_PAGE) or 0)
+        return cls(directory=directory, free=free, total=total, is_memory=is_memory, alignment=alignment)
 
     def for_extents(self, cache_bytes: int) -> int:
-        """Bytes of ``cache_bytes`` that shards may take: a disk's file system lists the pieces of a file in blocks.
+        """Compute how many of ``cache_bytes`` shards may take: a disk's file system lists a file's pieces in blocks.
 
-        ext4 needs a block of 4 KiB for some 340 pieces beyond those in the inode. A piece has at most 128 MiB, and is
-        taken to have at least 64 KiB.
+        ext4 needs a block of 4 KiB for some 340 pieces beyond those in the inode. A piece has at most 128 MiB; the
+        calculation assumes at least 64 KiB.
         """
-        if self.is_memory or cache_bytes < LEAST_ACCOUNTED:
+        if self.is_memory or cache_bytes < _LEAST_ACCOUNTED:
             return cache_bytes
         return cache_bytes - max(2 * 4096, cache_bytes // 4096)
 
     def default_bytes(self, *, taken: int) -> int:
-        """The size of a cache where the user gives none.
-
-        Args:
-            taken: Bytes that the cache takes there already, and may use.
-        """
+        """Compute the size of a cache if the user gives none; the cache may reuse the bytes ``taken`` already."""
         return int((self.free + taken) * (MEMORY_SHARE if self.is_memory else DISK_SHARE))
 
 
@@ -85,7 +79,7 @@ def check_directory(directory: Path) -> None:
     """Refuse a directory that cannot hold a cache file.
 
     Raises:
-        CacheError: If it does not exist, is on a network file system, or blocks of files there cannot be freed.
+        CacheError: If it does not exist, if it is on a network file system, or if blocks of its files cannot be freed.
     """
     if not directory.is_dir():
         raise CacheError(f"cache directory '{directory}' is not there; make it, or pass another")
@@ -103,34 +97,36 @@ def check_directory(directory: Path) -> None:
 
 
 def file_system(directory: Path) -> str:
-    """The type of the file system that holds ``directory``, as the kernel names it; empty if unknown."""
+    """Return the type of the file system that holds ``directory``, as the kernel names it; empty if unknown."""
     return _mount(directory)[0]
 
 
 def _mount(directory: Path) -> tuple[str, str]:
-    """Type and options of the file system that holds ``directory``; empty if unknown."""
     try:
         device = os.stat(directory).st_dev  # noqa: PTH116 (follows links, as writing does)
         lines = Path("/proc/self/mountinfo").read_text().splitlines()
     except OSError:
         return "", ""
     number = f"{os.major(device)}:{os.minor(device)}"
-    # "36 35 98:0 /root /mount options - ext4 /dev/... rw,options": those of the file system stand after the dash.
+    # "36 35 98:0 /root /mount options - ext4 /dev/... rw,options": the file system's type and options follow the dash.
     found = [line.partition(" - ")[2].split() for line in lines if line.split()[2] == number]
     return (found[-1][0], found[-1][-1]) if found else ("", "")
 
 
 def available_memory() -> int:
-    """Bytes of memory that the kernel and the control group let this process take."""
-    return min(_available_memory(), memory_limit())
+    """Estimate the bytes of memory that this process can take without swapping, within its control group's limit."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return 0
+    available = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), 0)
+    return min(available, memory_limit())
 
 
 def memory_limit(*, cgroups: str | None = None, root: Path = _CGROUP) -> int:
-    """Bytes that this process's control group, and those above it, may still take; a huge number without a limit.
+    """Compute the bytes that this process's control group, and those above it, may still take.
 
-    Args:
-        cgroups: The text of ``/proc/self/cgroup``; ``None``: read it.
-        root: Mount point of the groups.
+    Without a limit it is a huge number. ``cgroups`` is the text of ``/proc/self/cgroup``; ``None``: read it.
     """
     if cgroups is None:
         try:
@@ -147,7 +143,7 @@ def memory_limit(*, cgroups: str | None = None, root: Path = _CGROUP) -> int:
 
 
 def parse_cgroup(text: str, *, root: Path) -> list[tuple[Path, str, str]]:
-    """Folders that may limit memory, from the process's own group upwards, with the names of limit and usage there.
+    """List the folders that may limit memory, from the process's own group upwards, with the names of the files there.
 
     >>> [str(folder) for folder, _, _ in parse_cgroup("0::/a/b", root=Path("/cg"))]
     ['/cg/a/b', '/cg/a', '/cg']
@@ -164,14 +160,14 @@ def parse_cgroup(text: str, *, root: Path) -> list[tuple[Path, str, str]]:
             base, names = root / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
         else:
             continue
-        # In a container the path may be the host's, which is not mounted here; the root is then the container's group.
+        # In a container the path may be the host's, which is not mounted here; then the root is the container's group.
         inner = Path(path.lstrip("/"))
         found += [(base / folder, *names) for folder in (inner, *inner.parents)]
     return found
 
 
 def _reclaimable(path: Path) -> int:
-    """Bytes of a group's usage that the kernel can reclaim: pages of files, but not of a tmpfs."""
+    """Compute how much of a group's usage the kernel can reclaim: pages of files, but not of a tmpfs."""
     try:
         pairs = dict(line.split()[:2] for line in path.read_text().splitlines() if len(line.split()) >= 2)
         file, shmem = int(pairs.get("file", pairs.get("cache", 0))), int(pairs.get("shmem", 0))
@@ -185,12 +181,3 @@ def _number(path: Path) -> int | None:
         return int(path.read_text())
     except (OSError, ValueError):  # "max" means no limit
         return None
-
-
-def _available_memory() -> int:
-    """Bytes available without swapping, as the kernel estimates."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), 0)

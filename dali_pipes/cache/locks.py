@@ -1,19 +1,20 @@
 """Lock bytes of a file between the processes of a node; a lock ends with its owner, however the owner ends.
 
 These are open-file-description locks (``fcntl(2)``, ``F_OFD_SETLK``). They belong to the opened file, not to the
-process: two loaders of one process exclude each other too, and closing another descriptor of the same file drops
-nothing. A forked child inherits the opened file, and with it the locks. It closes the file at once; otherwise the
+process: two loaders of one process exclude each other too, and closing another descriptor of the same file drops no
+lock. A forked child inherits the opened file, and with it the locks. It closes the file at once; otherwise the
 parent's locks would outlive the parent.
 
 # Note [signals]: an exception from a signal's handler, Ctrl-C for instance, can come between any two instructions, also
-between taking a lock and the block that would release it. A lock that a living process keeps by mistake stops all
-others of the node. Handlers run in the main thread only. So `shielded` runs what the main thread does under a lock in a
-thread of its own, while the main thread waits: an exception ends the waiting, not the work.
+between taking a lock and the block that would release it. If a living process keeps a lock by mistake, it stops all
+others on the node. Handlers run in the main thread only. So `shielded` moves the main thread's work under a lock into
+another thread, while the main thread waits: an exception ends the waiting, not the work.
 """
 
 import _thread
 import errno
 import fcntl
+import functools
 import os
 import struct
 import sys
@@ -22,8 +23,9 @@ import weakref
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
+Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 # struct flock of 64-bit Linux: type, whence, start, length, pid; the pid must be 0.
@@ -34,18 +36,14 @@ _open: "weakref.WeakSet[LockFile]" = weakref.WeakSet()
 
 
 class LockFile:
-    """A file whose bytes are locks, made for its owner only; each opening has locks of its own."""
+    """A file whose bytes are locks, readable by its owner only; each opening has its own locks."""
 
     def __init__(self, path: Path) -> None:
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self.file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        """The descriptor, -1 when closed."""
         self.held: set[int] = set()
         """Bytes that this opening has locked: `is_locked` shows only those of others."""
         _open.add(self)
-
-    @property
-    def file(self) -> int:
-        """The descriptor, -1 when closed."""
-        return self._file
 
     def lock(self, byte: int) -> None:
         """Wait for the byte's lock; an exception from a signal's handler ends the wait."""
@@ -64,7 +62,6 @@ class LockFile:
         return True
 
     def unlock(self, byte: int) -> None:
-        """Release the byte's lock."""
         self._call(fcntl.F_OFD_SETLK, fcntl.F_UNLCK, byte)
         self.held.discard(byte)
 
@@ -75,12 +72,12 @@ class LockFile:
 
     def close(self) -> None:
         """Close the file, which drops its locks. Can be called twice."""
-        file, self._file = self._file, -1
+        file, self.file = self.file, -1
         if file >= 0:
             os.close(file)
 
     def _call(self, command: int, kind: int, byte: int) -> bytes:
-        return fcntl.fcntl(self._file, command, _FLOCK.pack(kind, os.SEEK_SET, byte, 1, 0))
+        return fcntl.fcntl(self.file, command, _FLOCK.pack(kind, os.SEEK_SET, byte, 1, 0))
 
 
 class Mutex:
@@ -117,7 +114,7 @@ class Mutex:
 def in_mutex() -> bool:
     """Whether this thread is inside a `Mutex`, or waits for one.
 
-    The garbage collector can run a finalizer anywhere, also there; a finalizer must then not wait for a mutex.
+    The garbage collector can run a finalizer anywhere, also there. Then the finalizer must not wait for a mutex.
     """
     return bool(getattr(_inside, "depth", 0))
 
@@ -146,12 +143,22 @@ def shielded(call: Callable[[], Result]) -> Result:
         return call()
     ended.acquire()
     if errors:
-        # If this frame kept a reference, the error would keep itself alive, and everything that its frames hold.
+        # If this frame kept a reference to the error, the error would keep itself alive, and all that its frames hold.
         try:
             raise errors[0]
         finally:
             errors.clear()
     return results[0]
+
+
+def uninterrupted(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Decorate a function or method: each call is `shielded`. Note [signals]."""
+
+    @functools.wraps(function)
+    def wrapped(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        return shielded(lambda: function(*args, **kwargs))
+
+    return wrapped
 
 
 def _close_in_child() -> None:

@@ -1,7 +1,7 @@
 """Choose the directory of a cache file and how many bytes it may take, by the user's options and the free space.
 
-That is shared memory if the whole data set fits there, else a disk if it fits there, else the first of both that holds
-the windows which must be resident at a time.
+The choice is shared memory if the whole data set fits there, else a disk if it fits there, else the first of both that
+can hold the windows that must be resident at a time.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ class Placement:
     cache_bytes: int
     """The most that all cache files there may take."""
     keep: bool
-    """Whether it stays for the next job: only where the user named the directory."""
+    """Whether it stays for the next job: only if the user named the directory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,17 +42,17 @@ class _Offer:
     is_agreed: bool = False
     """Whether the loaders at work there share this limit."""
     is_asked: bool = False
-    """Whether the user asked for this limit, and there is so much space."""
+    """Whether the user asked for this limit, and there is enough space for it."""
 
 
 def default_directories() -> list[Path]:
-    """Directories for cache files where the user names none: shared memory, then the one for temporary files."""
+    """List the directories for cache files if the user names none: shared memory, then the one for temporary files."""
     found = dict.fromkeys([SHARED_MEMORY, Path(tempfile.gettempdir())])
     return [directory for directory in found if directory.is_dir()]
 
 
 def extent_alignment(cache_dir: Path | None) -> int:
-    """Alignment of extents that suits every directory in which the cache file may be placed."""
+    """Find an alignment of extents that suits every directory in which the cache file may be placed."""
     directories = [cache_dir] if cache_dir is not None else default_directories()
     return max(FreeSpace.of(directory).alignment for directory in directories)
 
@@ -65,15 +65,16 @@ def place(
     Args:
         cache_dir: The user's choice, if any.
         cache_bytes: The user's choice of the most that all cache files there may take. ``None``: the limit of the
-            loaders at work there; without any, half of the free memory, or nine tenths of a disk's free space. Never
-            more than there is.
+            loaders at work there, or, without loaders, half of the free memory, or nine tenths of a disk's free space.
+            Never more than there is.
         key: See `dali_pipes.cache.share.cache_file_key`.
         reserved: Bytes that must be resident at a time.
         total: Bytes of the whole cache file.
         is_windowed: Whether ``reserved`` is two windows, which could be smaller.
 
     Raises:
-        CacheError: If there is no space, or the directory cannot hold a cache file; says how many bytes are needed.
+        CacheError: If there is no space (the text says how many bytes are needed), or if the directory cannot hold a
+            cache file.
         ValueError: If ``cache_bytes`` is not positive.
     """
     if cache_bytes is not None and cache_bytes < 1:
@@ -89,9 +90,9 @@ def place(
         try:
             check_directory(directory)
             offers.append(_offer(directory, cache_bytes))
-        except CacheError as exc:  # the next may do
+        except CacheError as exc:  # the next directory may be suitable
             refused.append(str(exc))
-    # First where another rank of the job has its cache file, however much space is free now.
+    # First the directory in which another rank of the job has its cache file, however much space is free now.
     known = [offer for offer in offers if (cache_root(offer.space.directory) / f"{key}.table").exists()]
     fits_whole = [offer for offer in offers if total <= offer.limit]
     chosen = next((offer for offer in (*known, *fits_whole, *offers) if reserved <= offer.limit), None)
@@ -123,10 +124,9 @@ def _offer(directory: Path, cache_bytes: int | None) -> _Offer:
 def _needed(reserved: int, total: int, is_windowed: bool) -> str:
     if is_windowed:
         return (
-            "two windows, and all shards that a step may span, must be resident at a time; they take "
-            f"{reserved} bytes; "
-            f"pass a smaller shuffle=dali_pipes.Shuffle(window_bytes=...), or {_LARGER}; a window has at least one "
-            "shard, and small shards with few samples need a smaller batch_size"
+            f"two windows, and all shards that a step may span, must be resident at a time; they take {reserved} "
+            f"bytes; pass a smaller shuffle=dali_pipes.Shuffle(window_bytes=...), or {_LARGER}; a window has at least "
+            "one shard, and small shards with few samples need a smaller batch_size"
         )
     return (
         f"the shards take {total} bytes, and window_bytes='all' needs all of them resident; pass "

@@ -1,8 +1,8 @@
 """One loader's share of a cache file: the shards that it holds there, and where they lie.
 
 The cache file is sparse. Each shard owns a fixed extent in it, so a sample's address never changes. The extent has the
-shard and, from the next page on, its shard index: they come and go together. A share numbers shards as in the loader's
-own manifest, which may be a part of the cache file's.
+shard and, from the next page on, its shard index: both are staged and evicted together. A share numbers shards as the
+loader's own manifest does, which may be a part of the cache file's manifest.
 """
 
 import hashlib
@@ -10,23 +10,21 @@ import os
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
-from dali_pipes.cache.blocks import read_ahead, reserve
+from dali_pipes.cache.blocks import reserve
 from dali_pipes.cache.cache import NodeCache, Take
 from dali_pipes.cache.extents import EXTENT_ALIGNMENT, Extent, extent_starts
 from dali_pipes.cache.free_space import FreeSpace
+from dali_pipes.cache.table import Int64s
 from dali_pipes.errors import CacheError
 from dali_pipes.formats.manifest import Manifest
 
-Int64s = npt.NDArray[np.int64]
-
 
 def cache_file_key(manifest: Manifest, *, alignment: int = EXTENT_ALIGNMENT) -> str:
-    """The key of a manifest's cache file: 32 hexadecimal digits of the SHA-256 of all that lies in it.
+    """Compute the key of a manifest's cache file: 32 hexadecimal digits of the SHA-256 of everything in it.
 
-    Another size or checksum of any shard or index gives another cache file, so new bytes never meet old ones. Shards as
-    stored and as transformed by an ETL do not meet either: the manifest's digest covers the ETL's name.
+    Another size or checksum of any shard or index gives another cache file, so new bytes never mix with old ones.
+    Neither do stored shards and the same shards transformed by an ETL: the manifest's digest covers the ETL's name.
     """
     state = hashlib.sha256(f"{manifest.digest} {alignment}".encode())
     for column in (manifest.index_bytes, manifest.index_checksums):
@@ -68,7 +66,7 @@ class CacheShare:
     ) -> None:
         self.space, self.cache_bytes, self.reserved = space, cache_bytes, reserved
         self._rows = rows
-        # The loader's shard of each row, to translate what the cache returns; -1 for rows that it does not have.
+        # The loader's shard of each row, to translate the cache's answers; -1 for rows that the loader does not have.
         self._shard_of_row = np.full(manifest.num_shards, -1, np.int64)
         self._shard_of_row[rows] = np.arange(len(rows))
         starts = extent_starts(manifest.shard_bytes, manifest.index_bytes, alignment=alignment)
@@ -98,16 +96,14 @@ class CacheShare:
         return f"/proc/self/fd/{self._file}"
 
     def shard_extent(self, shard: int) -> Extent:
-        """The place of a shard."""
         return Extent(self._file, int(self.starts[shard]), int(self._shard_bytes[shard]))
 
     def index_extent(self, shard: int) -> Extent:
-        """The place of a shard's index."""
         aligned = -(-int(self._shard_bytes[shard]) // EXTENT_ALIGNMENT) * EXTENT_ALIGNMENT
         return Extent(self._file, int(self.starts[shard]) + aligned, int(self._index_bytes[shard]))
 
     def take(self, wanted: Sequence[int]) -> Take:
-        """See `NodeCache.take`: hold the ready ones of ``wanted``, the most urgent first, and begin to fill another."""
+        """Hold the ready shards of ``wanted``, most urgent first, and begin to fill another; see `NodeCache.take`."""
         taken = self._cache.take(self._slot, self._rows[np.asarray(wanted, np.int64)])
         fill = None if taken.fill is None else int(self._shard_of_row[taken.fill])
         return taken._replace(ready=self._shard_of_row[taken.ready], fill=fill)
@@ -116,7 +112,7 @@ class CacheShare:
         """Allocate the extent's blocks before anything is written there.
 
         Raises:
-            CacheError: If something outside the cache has taken the space.
+            CacheError: If files outside the cache have taken the space.
         """
         try:
             reserve(self._file, int(self.starts[shard]), int(self.extent_bytes[shard]))
@@ -128,11 +124,7 @@ class CacheShare:
             ) from exc
 
     def finish(self, shard: int) -> None:
-        """Let all loaders read the shard and its index, which are whole and checked.
-
-        Raises:
-            CacheError: If the disk failed to write them.
-        """
+        """Let all loaders read the shard and its index, which are whole and checked."""
         if not self.space.is_memory:
             try:
                 os.fdatasync(self._file)
@@ -145,31 +137,27 @@ class CacheShare:
         self._cache.fail(self._slot, int(self._rows[shard]))
 
     def release(self, shards: Sequence[int]) -> None:
-        """End the hold of these; only after the last reader that names them is gone, since readers prefetch."""
+        """End the holds of these; called after the last reader that names them is gone, since readers prefetch."""
         self._cache.release(self._slot, self._rows[np.asarray(shards, np.int64)])
 
     def is_stuck(self) -> bool:
-        """Whether all loaders that share the cache wait for space that none will free."""
+        """Whether all loaders that share the cache wait for space that none of them will free."""
         return self._cache.is_stuck(self._slot)
 
     def reserve_more(self, reserved: int) -> None:
-        """Reserve more than before.
-
-        Raises:
-            CacheError: If so many bytes cannot be reserved.
-        """
+        """Reserve more than before; a `CacheError` if so many bytes cannot be reserved."""
         self._cache.reserve(self._slot, reserved)
         self.reserved = reserved
 
     def read_ahead(self, starts: Int64s, sizes: Int64s) -> None:
-        """Have the kernel read these bytes of the cache file from the disk; does nothing where it is in memory."""
+        """Make the kernel read these bytes of the cache file from its disk soon; return at once."""
         if self.space.is_memory:
             return
         for start, size in zip(starts.tolist(), sizes.tolist(), strict=True):
-            read_ahead(self._file, start, size)
+            os.posix_fadvise(self._file, start, size, os.POSIX_FADV_WILLNEED)
 
     def close(self) -> None:
-        """Release all. Can be called twice; readers that have the cache file open can still read it."""
+        """Release all shards. Can be called twice; readers that have the cache file open can still read it."""
         file, self._file = self._file, -1
         if file < 0:
             return

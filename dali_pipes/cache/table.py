@@ -1,7 +1,7 @@
 """The state of every shard of one cache file, in a table that all processes of a node map: who fills it, who holds it.
 
 Nothing here locks: the caller has the cache's mutex (`dali_pipes.cache.cache`). A process changes the table between two
-writes of ``dirty``. If it is killed in between, the next process sees that, and derives the other columns again from
+writes of ``dirty``. If it is killed in between, the next process sees that, and computes the derived columns again from
 the states.
 
 A shard's life: ``EMPTY`` -> ``FILLING`` (its owner writes) -> ``READY`` (whole and checked) -> ``DROPPING`` (its owner
@@ -93,10 +93,10 @@ class StateTable:
         """The slot that fills or drops the shard, else `NOBODY`."""
         self.used_ns: Int64s = view["used_ns"]
         """When a loader last ended its hold of the shard, in ns of the wall clock."""
-        self._resident: npt.NDArray[np.int64] = view["resident"]  # the shards that are not EMPTY, in no order
-        self._place: npt.NDArray[np.int64] = view["place"]  # where in it
+        self._resident: Int64s = view["resident"]  # the shards that are not EMPTY, in no order
+        self._place: Int64s = view["place"]  # the position of each shard in it
         self.holds: npt.NDArray[np.uint8] = view["holds"]
-        """uint8 [slots, shards]: 1 where the slot's loader holds the shard."""
+        """uint8 [slots, shards]: 1 if the slot's loader holds the shard."""
 
     @property
     def resident(self) -> Int64s:
@@ -113,14 +113,13 @@ class StateTable:
         """Whether the cache file stays when nobody uses it."""
         return bool(self._header["keep"])
 
+    def set_keep(self) -> None:
+        self._header["keep"] = 1
+
     @property
     def is_dirty(self) -> bool:
         """Whether a change was interrupted, so that the derived columns need `repair`."""
         return bool(self._header["dirty"])
-
-    def set_keep(self) -> None:
-        """Let the cache file stay when nobody uses it."""
-        self._header["keep"] = 1
 
     def extent_bytes(self, shards: Int64s | Sequence[int]) -> Int64s:
         """Bytes that each of these shards takes: int64 [N]."""
@@ -129,7 +128,7 @@ class StateTable:
 
     @contextmanager
     def changing(self) -> Iterator[None]:
-        """Wrap every change: one that an exception or the end of the process interrupts is repaired."""
+        """Wrap every change, so that it is repaired if an exception or the end of the process interrupts it."""
         if self._header["dirty"]:
             self.repair()
         self._header["dirty"] = 1
@@ -154,7 +153,7 @@ class StateTable:
         self.state[shard] = State.READY
 
     def drop(self, shards: Int64s | Sequence[int], slot: int) -> None:
-        """-> ``DROPPING``: the slot's loader is about to free the blocks of these."""
+        """-> ``DROPPING``: the slot's loader is about to free the blocks of these shards."""
         rows = np.asarray(shards, np.int64)
         self.owner[rows] = slot
         self.state[rows] = State.DROPPING
@@ -173,23 +172,15 @@ class StateTable:
             self._header["resident_bytes"] -= int(self.starts[shard + 1] - self.starts[shard])
 
     def held(self, shards: Int64s, slots: Sequence[int]) -> Bools:
-        """Which of ``shards`` one of ``slots`` holds: bool [N]."""
+        """Mark the ``shards`` that one of ``slots`` holds: bool [N]."""
         found: npt.NDArray[np.uint8] = np.zeros(len(shards), np.uint8)
         for slot in slots:  # row by row: half the time of one lookup in two dimensions
             found |= self.holds[slot][shards]
         return found.view(np.bool_)
 
     def open_row(self, slot: int) -> None:
-        """Make an empty row of holds for a slot; its pages are reserved, so that writing there cannot fail later.
-
-        Raises:
-            CacheError: If there is no space.
-        """
-        start, size = self._row(slot)
-        try:
-            os.posix_fallocate(self._file, start, size)
-        except OSError as exc:
-            raise CacheError(f"no space for {size} bytes of the cache's table: {exc.strerror}") from exc
+        """Make an empty row of holds for a slot; its pages are reserved, so that writing there cannot fail later."""
+        self._reserve(*self._row(slot))
         self.holds[slot] = 0
 
     def repair(self) -> None:
@@ -204,11 +195,7 @@ class StateTable:
     def greet(self, boot: int, *, file: int) -> None:
         """After a restart of the machine, mark ready shards ``UNCHECKED`` and free all other blocks of the cache file.
 
-        Nothing else in the table is reliable: of its pages, some had reached the disk and others had not.
-
-        Args:
-            boot: See `boot_id`.
-            file: The cache file, open.
+        Nothing else in the table is reliable: some of its pages had reached the disk, and others had not.
         """
         if int(self._header["boot"]) == boot:
             return
@@ -227,10 +214,17 @@ class StateTable:
             self._header["boot"] = boot
 
     def close(self) -> None:
-        """Close the file. The views stay mapped until they are collected. Can be called twice."""
+        """Close the file; the views stay mapped until they are collected. Can be called twice."""
         file, self._file = self._file, -1
         if file >= 0:
             os.close(file)
+
+    def _reserve(self, start: int, size: int) -> None:
+        """Allocate pages of the file, since on a full tmpfs a write to a page that does not exist is a SIGBUS."""
+        try:
+            os.posix_fallocate(self._file, start, size)
+        except OSError as exc:
+            raise CacheError(f"no space for {size} bytes of the cache's table: {exc.strerror}") from exc
 
     def _add(self, shard: int) -> None:
         last = int(self._header["num_resident"])
@@ -247,19 +241,14 @@ class StateTable:
     def _create(self, starts: Int64s) -> None:
         places, size = _layout(len(starts) - 1)
         os.ftruncate(self._file, size)
-        try:
-            # Reserved, since on a full tmpfs a write to a page that does not exist is a SIGBUS. The rows of holds are
-            # reserved one by one.
-            os.posix_fallocate(self._file, 0, places["holds"][0])
-        except OSError as exc:
-            raise CacheError(f"no space for {places['holds'][0]} bytes of the cache's table: {exc.strerror}") from exc
+        self._reserve(0, places["holds"][0])  # the rows of holds are reserved one by one
         header = np.zeros((), _HEADER)
         header["num_shards"], header["boot"] = len(starts) - 1, boot_id()
         os.pwrite(self._file, np.ascontiguousarray(starts, np.int64).tobytes(), places["starts"][0])
         os.pwrite(self._file, np.full(len(starts) - 1, NOBODY, np.int16).tobytes(), places["owner"][0])
         header["magic"] = _MAGIC
         os.pwrite(self._file, header.tobytes(), 0)
-        # Columns that are never written again must survive a loss of power; `greet` repairs the others.
+        # Columns that are never written again must survive a power failure; `greet` repairs the others.
         os.fsync(self._file)
 
 

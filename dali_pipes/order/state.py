@@ -101,7 +101,7 @@ class LoaderState:
         return cls(**{name: values[name] for name in ("manifest", "selection", "delivered")}, order=order)
 
     def check(self, *, manifest: str, selection: str, order: OrderInputs, num_samples: int) -> None:
-        """Raise a `StateError` for another order than the state's: what differs, and what to do. The epoch may."""
+        """Raise a `StateError` if anything but the epoch differs; its text says what differs, and what to do."""
         if self.manifest != manifest:
             raise StateError(
                 f"the state is of other shards: its manifest is {self.manifest[:12]}..., this loader's "
