@@ -29,6 +29,7 @@ from dali_pipes.fetch.connection_pool import ClusterAccess
 from dali_pipes.fetch.fetcher import Wanted
 from dali_pipes.fetch.objects import ObjectFetcher
 from dali_pipes.store.cluster.ais import ais_client
+from dali_pipes.store.cluster.http_rules import object_url
 
 READ_BYTES = 1 << 20
 # Runs of `curl --version`, whose median is taken off: loading curl's libraries is no transfer.
@@ -60,7 +61,7 @@ class ClientTask:
 
     def url(self, name: str) -> str:
         """Where the proxy has an object."""
-        return ClusterAccess(endpoint=self.endpoint).object_url(self.bucket, name, provider="ais")
+        return object_url(self.endpoint, self.bucket, name, provider="ais")
 
 
 @dataclass(frozen=True, kw_only=True)

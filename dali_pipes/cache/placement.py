@@ -9,6 +9,7 @@ import logging
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from dali_pipes.cache.cache import NodeCache
 from dali_pipes.cache.files import cache_root
@@ -34,15 +35,12 @@ class Placement:
     """Whether it stays for the next job: only if the user named the directory."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Offer:
+class _Offer(NamedTuple):
     space: FreeSpace
     limit: int
     """The most that a cache there may take."""
-    is_agreed: bool = False
-    """Whether the loaders at work there share this limit."""
-    is_asked: bool = False
-    """Whether the user asked for this limit, and there is enough space for it."""
+    found: str
+    """The reason for this limit, for errors."""
 
 
 def default_directories() -> list[Path]:
@@ -83,7 +81,7 @@ def place(
         check_directory(cache_dir)
         offer = _offer(cache_dir, cache_bytes)
         if reserved > offer.limit:
-            raise CacheError(f"{_needed(reserved, total, is_windowed)}; {_found(offer, cache_bytes)}")
+            raise CacheError(f"{_needed(reserved, total, is_windowed)}; {offer.found}")
         return Placement(space=offer.space, cache_bytes=offer.limit, keep=True)
     offers, refused = [], []
     for directory in default_directories():
@@ -97,8 +95,8 @@ def place(
     fits_whole = [offer for offer in offers if total <= offer.limit]
     chosen = next((offer for offer in (*known, *fits_whole, *offers) if reserved <= offer.limit), None)
     if chosen is None:
-        found = [*(_found(offer, cache_bytes) for offer in offers), *refused]
-        raise CacheError("; ".join([_needed(reserved, total, is_windowed), *found]))
+        found = [offer.found for offer in offers]
+        raise CacheError("; ".join([_needed(reserved, total, is_windowed), *found, *refused]))
     for reason in refused:
         _log.info("%s", reason)
     return Placement(space=chosen.space, cache_bytes=chosen.limit, keep=False)
@@ -110,15 +108,29 @@ def _offer(directory: Path, cache_bytes: int | None) -> _Offer:
     if cache_root(directory).exists():
         with contextlib.closing(NodeCache(directory)) as cache:
             taken, agreed = cache.budget()
-    if cache_bytes is None:
+    if cache_bytes is None and agreed is not None:
         # Ranks that start one after the other find less and less free space, and must not choose differently.
-        limit = space.default_bytes(taken=taken) if agreed is None else agreed
-        return _Offer(space=space, limit=limit if agreed else space.for_extents(limit), is_agreed=agreed is not None)
+        return _Offer(space, agreed, f"the loaders at work in '{directory}' share {agreed} bytes")
+    if cache_bytes is None:
+        share = ", of which a cache takes half by default" if space.is_memory else ""
+        return _Offer(space, space.for_extents(space.default_bytes(taken=taken)), _free(space, share))
     available = max(space.free + taken, agreed or 0)
+    limit = space.for_extents(min(available, cache_bytes))
     if cache_bytes > available:
         _log.info("the cache's max_bytes=%d: '%s' has space for %d only", cache_bytes, directory, available)
-    limit = space.for_extents(min(available, cache_bytes))
-    return _Offer(space=space, limit=limit, is_asked=cache_bytes <= available)
+        return _Offer(space, limit, _free(space))
+    own = f", {limit} of it for shards" if limit != cache_bytes else ""
+    return _Offer(space, limit, f"max_bytes={cache_bytes} is allowed in '{directory}'{own}")
+
+
+def _free(space: FreeSpace, share: str = "") -> str:
+    text = f"'{space.directory}' has {space.free} bytes free{share}"
+    if space.is_memory and space.total <= CONTAINER_SHM_BYTES:
+        text += (
+            f" ({space.total} in all, a container's default: start it with --shm-size or --ipc=host, or pass "
+            "cache=dali_pipes.Cache(directory=...) on a disk)"
+        )
+    return text
 
 
 def _needed(reserved: int, total: int, is_windowed: bool) -> str:
@@ -132,20 +144,3 @@ def _needed(reserved: int, total: int, is_windowed: bool) -> str:
         f"the shards take {total} bytes, and window_bytes='all' needs all of them resident; pass "
         f"shuffle=dali_pipes.Shuffle(window_bytes=...), two of which fit the cache, or {_LARGER}"
     )
-
-
-def _found(offer: _Offer, cache_bytes: int | None) -> str:
-    space = offer.space
-    if offer.is_asked:
-        own = f", {offer.limit} of it for shards" if offer.limit != cache_bytes else ""
-        return f"max_bytes={cache_bytes} is allowed in '{space.directory}'{own}"
-    if offer.is_agreed:
-        return f"the loaders at work in '{space.directory}' share {offer.limit} bytes"
-    share = ", of which a cache takes half by default" if space.is_memory and cache_bytes is None else ""
-    text = f"'{space.directory}' has {space.free} bytes free{share}"
-    if space.is_memory and space.total <= CONTAINER_SHM_BYTES:
-        text += (
-            f" ({space.total} in all, a container's default: start it with --shm-size or --ipc=host, or pass "
-            "cache=dali_pipes.Cache(directory=...) on a disk)"
-        )
-    return text

@@ -1,22 +1,23 @@
-"""Judge a cluster's answers about an object: are they its bytes, is another attempt useful, which error to raise.
+"""Judge a cluster's answers about an object: whether they are its bytes, and which error or new attempt follows.
 
-An `ObjectSource` says what differs between the kinds of objects that a fetcher reads: `StoredObjects`, here, as they
-are stored, and `dali_pipes.fetch.through_etl.TransformedShards`.
+An `ObjectSource` holds the differences between the objects that a fetcher reads: `StoredObjects`, here, as they are
+stored, and `dali_pipes.fetch.through_etl.TransformedShards`.
 """
 
 import contextlib
 import logging
 import ssl
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from typing import Protocol
+
+from urllib3.exceptions import InvalidHeader
+from urllib3.util.retry import Retry
 
 from dali_pipes.errors import DataError, StoreError
 from dali_pipes.fetch.connection_pool import ClusterAccess, host_of
 from dali_pipes.fetch.http1 import Answer, ProtocolError
 from dali_pipes.fetch.parts import XXH64_TYPES, FaultError, FetchedObject, NoRangesError, ObjectPart
 from dali_pipes.store.checksums import CHECKSUM_TYPES, Checksum
-from dali_pipes.store.cluster.http_rules import is_passing, redirect_target
+from dali_pipes.store.cluster.http_rules import is_passing, object_url, redirect_target, without_token
 from dali_pipes.store.entries import PROVIDERS
 from dali_pipes.store.messages import answer_text
 
@@ -27,7 +28,10 @@ _REPLACED = "it was replaced since: put it back, or index the shards anew: dali-
 
 
 class ObjectSource(Protocol):
-    """Where a fetcher's objects come from: how to ask for them, and what to make of the answers."""
+    """Where a fetcher's objects come from: how to ask for them, and how to judge the answers.
+
+    A wrong answer becomes a `FaultError` if another attempt may succeed, else an error for the user.
+    """
 
     access: ClusterAccess
     sends_ranges: bool
@@ -40,40 +44,29 @@ class ObjectSource(Protocol):
         """The URL to ask the proxy for."""
 
     def check_head(self, item: FetchedObject, part: ObjectPart, answer: Answer) -> None:
-        """Refuse an answer that does not bring the part, before one byte of it is written.
-
-        Raises:
-            Exception: `FaultError`, or an error for the user.
-        """
+        """Raise an error for an answer that does not bring the part, before a byte of it is written."""
 
     def check_bytes(self, item: FetchedObject, part: ObjectPart) -> None:
-        """Compare the checksum of an object that was read in one part.
-
-        Raises:
-            Exception: `FaultError`, or an error for the user.
-        """
+        """Raise an error if an object that was read in one part has another checksum."""
 
     def refusal(self, item: FetchedObject, answer: Answer, body: bytes, *, is_known: bool) -> Exception:
-        """What to raise for an answer that is not the object; ``is_known``: from a target that has sent other parts."""
+        """The error for an answer that is not the object; ``is_known``: its target has sent other parts."""
 
     def short_body(self, item: FetchedObject, part: ObjectPart) -> Exception:
-        """What to raise for a body that ended in order, but early."""
+        """The error for a body that ended properly, but early."""
 
     def long_body(self, item: FetchedObject, part: ObjectPart) -> Exception:
-        """What to raise for a body that goes on after the object's last byte."""
+        """The error for a body that continues after the object's last byte."""
 
     def given_up(self, item: FetchedObject, what: str, fault: FaultError, *, num_attempts: int) -> Exception:
-        """What to raise after the last attempt; ``what`` says how many there were and how the last one failed."""
+        """The error after the last attempt; ``what`` says how many there were and how the last one failed."""
 
 
 class StoredObjects:
     """An `ObjectSource`: the objects of a bucket, as they are stored.
 
-    Args:
-        access: The cluster.
-        bucket: Its name.
-        provider: ``ais``, or the cloud from which the cluster reads it.
-        changed: What to tell the user about an object that differs from the manifest.
+    ``provider`` is ``ais``, or the cloud from which the cluster reads the bucket; ``changed`` is advice for the user
+    about an object that differs from the manifest.
     """
 
     sends_ranges = True
@@ -88,13 +81,13 @@ class StoredObjects:
         return f"{self._scheme}://{self._bucket}/{name}"
 
     def url(self, name: str, **query: str) -> str:
-        return self.access.object_url(self._bucket, name, provider=self._provider, **query)
+        return object_url(self.access.endpoint, self._bucket, name, provider=self._provider, **query)
 
     def check_head(self, item: FetchedObject, part: ObjectPart, answer: Answer) -> None:
         is_whole = answer.status == 200
         kind, value = (answer.headers.get(f"Ais-Checksum-{what}", "").lower() for what in ("Type", "Value"))
         version = (answer.headers.get("Ais-Version", ""), kind, value)
-        # A bucket can be set to report the checksum of the range with a range: only that of a whole object is proof.
+        # A bucket can be set to report the checksum of a range with the range: only that of a whole object is proof.
         is_other = kind in XXH64_TYPES and value != f"{item.checksum:016x}"
         self._check_size(item, part, answer)
         if is_whole and is_other:
@@ -105,7 +98,7 @@ class StoredObjects:
             if is_other or item.version not in (None, version):
                 raise NoRangesError(item, "a range reports another version or checksum", is_lasting=is_other)
         elif is_whole:
-            part.restart()  # also where a range was asked for: all of it comes again
+            part.restart()  # also if a range was asked for: all of it comes again
         elif version != item.version:
             part.restart()
             raise FaultError("its version or checksum changed while it was read")
@@ -123,7 +116,7 @@ class StoredObjects:
             raise FaultError(cause, is_fruitless=True)
         if found[1] == f"{item.checksum:016x}":
             return
-        # AIStore's own checksum is right, or the same bytes came twice: they are what is stored.
+        # AIStore's own checksum is right, or the same bytes came twice: so the stored object has these bytes.
         if len(hashes) > 1 or (item.checksum_type not in XXH64_TYPES and item.wrong[-1:] == [found]):
             raise self._replaced(item, found[1])
         item.wrong.append(found)
@@ -135,7 +128,7 @@ class StoredObjects:
         if is_passing(answer.status) or is_known:
             return FaultError(text, retry_after_s=_retry_after_s(answer))
         if answer.status == 416 and (size := _size_of(answer)) not in (None, item.extent.size):
-            return self._wrong_size(item, f"{size} bytes")
+            return self._wrong_size(item, size)
         match answer.status:
             case 401 | 403 if self.access.token:
                 advice = "; the token in AIS_AUTHN_TOKEN may have expired, or may not read this bucket"
@@ -157,13 +150,9 @@ class StoredObjects:
         return StoreError(f"{what}; is the cluster well? AIS_ENDPOINT or --endpoint names it")
 
     def check_length(self, item: FetchedObject, found: int | None) -> None:
-        """Compare a size that an answer reports with the manifest's.
-
-        Raises:
-            DataError: If they differ.
-        """
+        """Raise a `DataError` if an answer reports another size than the manifest's."""
         if found not in (None, item.extent.size):
-            raise self._wrong_size(item, f"{found} bytes")
+            raise self._wrong_size(item, found)
 
     def _check_size(self, item: FetchedObject, part: ObjectPart, answer: Answer) -> None:
         found = answer.length
@@ -180,12 +169,12 @@ class StoredObjects:
             f"'{item.where}' has the xxhash2 {digest}, the manifest says {item.checksum:016x}; {self._changed}"
         )
 
-    def _wrong_size(self, item: FetchedObject, found: str) -> DataError:
-        return DataError(f"'{item.where}' has {found}, the manifest says {item.extent.size}; {self._changed}")
+    def _wrong_size(self, item: FetchedObject, found: int | None) -> DataError:
+        return DataError(f"'{item.where}' has {found} bytes, the manifest says {item.extent.size}; {self._changed}")
 
 
 def broken(access: ClusterAccess, item: FetchedObject, url: str, exc: Exception) -> Exception:
-    """What to raise for a connection that could not be made, or brought no answer."""
+    """The error for a connection that could not be made, or brought no answer."""
     where = f"{item.address}: {host_of(url)}"
     reason = (getattr(exc, "reason", None) or "") if isinstance(exc, ssl.SSLError) else ""
     words = reason.replace("_", " ").lower()
@@ -197,7 +186,7 @@ def broken(access: ClusterAccess, item: FetchedObject, url: str, exc: Exception)
     if "ALERT" in reason or "CERTIFICATE" in reason:
         return StoreError(f"{where} refuses the TLS connection ({words}); {_WANTS_CERTIFICATE}")
     if reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE"):
-        return StoreError(f"{where} does not speak TLS ({words}); is its endpoint an http:// one?")
+        return StoreError(f"{where} does not speak TLS ({words}); should the endpoint begin with http://?")
     # A server that wants a certificate sends an alert, which may be lost with the connection.
     is_cut = isinstance(exc, (ssl.SSLEOFError, ConnectionResetError, BrokenPipeError)) and url.startswith("https:")
     hint = f" ({_WANTS_CERTIFICATE})" if is_cut and not access.client_cert else ""
@@ -205,23 +194,20 @@ def broken(access: ClusterAccess, item: FetchedObject, url: str, exc: Exception)
 
 
 def redirected_url(access: ClusterAccess, item: FetchedObject, url: str, answer: Answer) -> str:
-    """Where a redirect leads.
-
-    Raises:
-        StoreError: If it leads to something that is not the URL of a host.
-    """
+    """Find where a redirect leads; a `StoreError` if that is not the URL of a host."""
     location = answer.headers.get("Location", "")
     target = redirect_target(url, location)
     if target is None:
+        shown = without_token(location[:40], access.token)
         raise StoreError(
-            f"{item.address}: {host_of(url)} redirects to '{access.masked(location[:40])}', which is not the URL of a "
-            "host; does --endpoint name an AIStore?"
+            f"{item.address}: {host_of(url)} redirects to '{shown}', which is not the URL of a host; "
+            "does --endpoint name an AIStore?"
         )
     return target
 
 
 def other_checksum(item: FetchedObject, hashes: list[Checksum]) -> str | None:
-    """Says that the bytes which came have another checksum than the one AIStore reports; ``None`` if not."""
+    """Describe the difference if the received bytes do not have the checksum that AIStore reports, else ``None``."""
     if len(hashes) < 2 or item.version is None or hashes[1].hexdigest() == item.version[2]:
         return None
     return f"its bytes have the {item.version[1]} {hashes[1].hexdigest()}, AIStore reports {item.version[2]}"
@@ -230,20 +216,16 @@ def other_checksum(item: FetchedObject, hashes: list[Checksum]) -> str | None:
 def refusal_text(access: ClusterAccess, answer: Answer, body: bytes) -> str:
     """Status and reason: the message in AIStore's JSON, which HEAD has in a header, else HTTP's own words."""
     text = body.decode(errors="replace") or answer.headers.get("Hdr-Error", "")
-    return access.masked(answer_text(answer.status, text, reason=answer.reason))
+    return without_token(answer_text(answer.status, text, reason=answer.reason), access.token)
 
 
 def cause_of(exc: Exception) -> str:
-    """What an exception of a connection says, in short."""
+    """Say in short what an exception of a connection means."""
     return (exc.strerror if isinstance(exc, OSError) else None) or str(exc) or type(exc).__name__
 
 
 def _content_range(answer: Answer) -> tuple[int, int, int | None]:
-    """``[start, stop)`` and the size of the whole object, from ``Content-Range: bytes 0-511/20480``.
-
-    Raises:
-        ProtocolError: If the header is not there or cannot be read.
-    """
+    """Read ``[start, stop)`` and the size of the whole object from ``Content-Range: bytes 0-511/20480``."""
     unit, _, numbers = answer.headers.get("Content-Range", "").partition(" ")
     span, _, size = numbers.partition("/")
     first, _, last = span.partition("-")
@@ -254,17 +236,13 @@ def _content_range(answer: Answer) -> tuple[int, int, int | None]:
 
 
 def _size_of(answer: Answer) -> int | None:
-    """The size of the whole object, from the ``Content-Range: bytes */20480`` of a refused range."""
+    """Read the size of the whole object from the ``Content-Range: bytes */20480`` of a refused range."""
     size = answer.headers.get("Content-Range", "").partition("bytes */")[2]
     return int(size) if size.isascii() and size.isdigit() else None
 
 
 def _retry_after_s(answer: Answer) -> float:
-    """Seconds that ``Retry-After`` asks for, as a number or a date; 0 without the header."""
-    text = answer.headers.get("Retry-After", "").strip()
-    if text.isascii() and text.isdigit():
-        return float(text)
-    try:
-        return max(0.0, (parsedate_to_datetime(text) - datetime.now(UTC)).total_seconds())
-    except (ValueError, TypeError):
-        return 0.0
+    """Read the seconds that ``Retry-After`` asks for, as a number or a date; 0 without the header."""
+    with contextlib.suppress(InvalidHeader, ValueError, OverflowError):
+        return Retry().parse_retry_after(answer.headers.get("Retry-After", ""))
+    return 0.0

@@ -11,7 +11,6 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from dali_pipes.errors import StoreError
 from dali_pipes.fetch.event_loop import Task
 from dali_pipes.fetch.http1 import Answer, HttpConnection, dial
-from dali_pipes.store.cluster.http_rules import object_url, without_token
 from dali_pipes.store.messages import is_loopback
 
 MAX_IDLE_CONNECTIONS = 32
@@ -23,11 +22,7 @@ _TRUE = ("1", "t", "true", "y", "yes", "on")
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterAccess:
-    """Where a cluster is, and with which token and certificates to talk to it.
-
-    Raises:
-        ValueError: If ``endpoint`` is not the URL of a host, or holds a password.
-    """
+    """Where a cluster is, and the token and certificates for it."""
 
     endpoint: str
     """URL of an AIStore proxy, ``http://host:51080``."""
@@ -41,7 +36,6 @@ class ClusterAccess:
     """Accept any certificate."""
 
     def __post_init__(self) -> None:
-        """Check endpoint and token."""
         try:
             parts = urlsplit(self.endpoint)
             is_url = parts.scheme in _PORTS and bool(parts.hostname) and _port_of(parts) > 0
@@ -52,16 +46,16 @@ class ClusterAccess:
         if not is_url:
             raise ValueError(f"endpoint must be a URL such as http://localhost:51080, got '{self.endpoint}'")
         if self.token and not (self.token.isascii() and self.token.isprintable()):
-            raise ValueError("the token has other characters than ASCII's printable ones; is AIS_AUTHN_TOKEN whole?")
+            raise ValueError("the token must have only printable ASCII characters; is AIS_AUTHN_TOKEN complete?")
 
     @classmethod
     def from_environment(cls, endpoint: str) -> "ClusterAccess":
         """Read the variables of the ``aistore`` SDK: AIS_AUTHN_TOKEN, AIS_CLIENT_CA, AIS_CRT, AIS_CRT_KEY,
         AIS_SKIP_VERIFY_CRT.
 
-        REQUESTS_CA_BUNDLE and CURL_CA_BUNDLE count if AIS_CLIENT_CA is not set; in `requests`, which the SDK uses, they
-        win over it, and over AIS_SKIP_VERIFY_CRT. They do not count for an endpoint on this machine, as in
-        `dali_pipes.store.cluster.ais`.
+        If AIS_CLIENT_CA is not set, REQUESTS_CA_BUNDLE and CURL_CA_BUNDLE count. (In `requests`, which the SDK uses,
+        they take precedence over it, and over AIS_SKIP_VERIFY_CRT.) They do not count for an endpoint on this machine,
+        as in `dali_pipes.store.cluster.ais`.
         """
         environment = os.environ
         certificate, key = environment.get("AIS_CRT"), environment.get("AIS_CRT_KEY")
@@ -77,11 +71,7 @@ class ClusterAccess:
         )
 
     def tls_context(self) -> ssl.SSLContext:
-        """TLS settings as `requests` would make them.
-
-        Raises:
-            StoreError: If a certificate or key cannot be read.
-        """
+        """Make TLS settings as `requests` would; a `StoreError` if a certificate or key cannot be read."""
         from certifi import where
         from urllib3.util.ssl_ import create_urllib3_context
 
@@ -109,7 +99,7 @@ class ClusterAccess:
         return context
 
     def proxy_for(self, url: str) -> str | None:
-        """The HTTP proxy that the environment names for a URL; none if the endpoint is on this machine."""
+        """Return the HTTP proxy that the environment names for a URL; ``None`` if the endpoint is on this machine."""
         from requests.utils import get_environ_proxies, select_proxy
 
         if is_loopback(self.endpoint):
@@ -117,31 +107,20 @@ class ClusterAccess:
         proxy: str | None = select_proxy(url, get_environ_proxies(url)) or None
         return proxy if proxy is None or "://" in proxy else f"http://{proxy}"
 
-    def object_url(self, bucket: str, name: str, *, provider: str, **query: str) -> str:
-        """See `dali_pipes.store.cluster.http_rules.object_url`."""
-        return object_url(self.endpoint, bucket, name, provider=provider, **query)
-
-    def masked(self, text: str) -> str:
-        """See `dali_pipes.store.cluster.http_rules.without_token`."""
-        return without_token(text, self.token)
-
 
 def is_token_for(endpoint: str, url: str) -> bool:
     """Whether a request for ``url`` carries the endpoint's token, by the rule of `requests` and so of the SDK.
 
-    Only the same scheme, host and port get it. A target, at another address, trusts the proxy's redirect instead.
+    Only the same scheme, host and port get the token. A target has another address; it trusts the proxy's redirect.
 
     >>> is_token_for("https://ais:51080", "https://ais:51080/v1/objects/b/o")
     True
     >>> is_token_for("https://ais:51080", "https://ais:51081/v1/objects/b/o")
     False
     """
-    old, new = urlsplit(endpoint), urlsplit(url)
-    if old.hostname != new.hostname:
-        return False
-    if (old.scheme, _port_of(old), new.scheme, _port_of(new)) == ("http", 80, "https", 443):
-        return True
-    return (old.scheme, _port_of(old)) == (new.scheme, _port_of(new))
+    from requests.sessions import SessionRedirectMixin
+
+    return not SessionRedirectMixin().should_strip_auth(endpoint, url)
 
 
 def host_of(url: str) -> str:
@@ -158,10 +137,7 @@ def host_of(url: str) -> str:
 class ConnectionPool:
     """Connections to a cluster's proxy and targets. Owns the idle ones; a borrowed one belongs to its borrower.
 
-    Args:
-        access: The cluster.
-        connect_timeout_s: For each address of a host.
-        silence_s: An answer may pause for so long.
+    ``connect_timeout_s`` is for each address of a host; ``silence_s`` limits the pauses in an answer.
     """
 
     def __init__(self, access: ClusterAccess, *, connect_timeout_s: float, silence_s: float) -> None:
@@ -177,7 +153,7 @@ class ConnectionPool:
             self._idle.pop().close()
 
     def get(self, url: str, *, byte_range: tuple[int, int] | None) -> Task[tuple[HttpConnection, Answer]]:
-        """Ask for a URL, or for bytes ``[start, stop)`` of it: the connection, to be given back, and the answer's head.
+        """Ask for a URL, or for bytes ``[start, stop)``: the answer's head, and its connection, to be given back.
 
         Raises:
             OSError, ProtocolError: If nothing answers, or the answer is not HTTP.
@@ -191,7 +167,7 @@ class ConnectionPool:
                 return connection, (yield from connection.ask(request))
             except (ConnectionError, ssl.SSLEOFError):
                 connection.close()
-                # A server may close an idle connection at the moment of its next use: not an error, ask on another one.
+                # A server may close an idle connection just when it is used again: ask on another one.
                 if not is_used:
                     raise
             except BaseException:

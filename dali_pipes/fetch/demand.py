@@ -1,4 +1,4 @@
-"""Keep account of the shards that one loader wants and holds: which are missing, in what order, how many bytes."""
+"""Keep account of the shards that one loader wants and holds, and of the missing ones: their order and their bytes."""
 
 import itertools
 from collections import Counter
@@ -12,10 +12,7 @@ class Demand:
     """The shards that a loader needs, wants ahead, and holds.
 
     A shard is *needed* while a segment that names it is open or about to be opened. It is wanted *ahead* while its
-    window is the current one or comes next. It can be both. Not thread-safe.
-
-    Args:
-        extent_bytes: int64 [shards], what each takes of the cache.
+    window is the current or the next one. It can be both. Not thread-safe. ``extent_bytes``: int64 [shards].
     """
 
     def __init__(self, extent_bytes: npt.NDArray[np.int64]) -> None:
@@ -25,26 +22,24 @@ class Demand:
         self.ahead: dict[int, int] = {}
         """Shard wanted ahead -> by how many windows, in the order in which they are read."""
         self.held: set[int] = set()
-        # Those of both kinds that are not held, in order: to search all wanted shards each time would cost the square
-        # of a window.
+        # The shards of both kinds that are not held, in order: searching all wanted shards each time would take time
+        # with the square of a window.
         self.needed_missing: dict[int, None] = {}
         self.ahead_missing: dict[int, None] = {}
         self.ahead_bytes = self.held_bytes = self.needed_missing_bytes = 0
 
     def bytes_of(self, shards: Iterable[int]) -> int:
-        """What these take of the cache."""
+        """Sum the bytes that these shards take of the cache."""
         return sum(int(self._bytes[shard]) for shard in shards)
 
     def not_held(self, shards: Iterable[int]) -> set[int]:
-        """Those of these shards that are not held."""
         return {shard for shard in shards if shard not in self.held}
 
     def is_wanted(self, shard: int) -> bool:
-        """Whether it is needed or wanted ahead."""
         return shard in self.ahead or shard in self.needs
 
     def want_ahead(self, shards: Sequence[int]) -> None:
-        """Another window has these."""
+        """Want the shards of another window ahead."""
         for shard in shards:
             if shard not in self.ahead:
                 self.ahead_bytes += int(self._bytes[shard])
@@ -53,7 +48,7 @@ class Demand:
             self.ahead[shard] = self.ahead.get(shard, 0) + 1
 
     def unwant_ahead(self, shards: Sequence[int]) -> None:
-        """A window that has these is over."""
+        """End `want_ahead` for a window that is over."""
         for shard in shards:
             if shard not in self.ahead:
                 continue  # everything was given up already
@@ -64,7 +59,7 @@ class Demand:
                 self.ahead_missing.pop(shard, None)
 
     def need(self, shards: Sequence[int]) -> None:
-        """Another segment needs these."""
+        """Need the shards of another segment."""
         self.needs.update(shards)
         for shard in shards:
             if shard not in self.held and shard not in self.needed_missing:
@@ -72,7 +67,7 @@ class Demand:
                 self.needed_missing_bytes += int(self._bytes[shard])
 
     def end_need(self, shards: Sequence[int]) -> None:
-        """A segment that needed these is over."""
+        """End `need` for a segment that is over."""
         for shard in shards:
             if (left := self.needs.pop(shard, 1) - 1) > 0:
                 self.needs[shard] = left
@@ -80,7 +75,7 @@ class Demand:
                 self._remove_needed_missing(shard)
 
     def clear(self) -> list[int]:
-        """Want nothing any more: the shards that were wanted."""
+        """End all wants; returns the shards that were wanted."""
         wanted = [*self.needs, *self.ahead]
         for shards in (self.needs, self.ahead, self.needed_missing, self.ahead_missing):
             shards.clear()
@@ -88,7 +83,7 @@ class Demand:
         return wanted
 
     def hold(self, shard: int) -> bool:
-        """Count a shard as held; ``False`` if it was."""
+        """Count a shard as held; ``False`` if it was held already."""
         if shard in self.held:
             return False
         self.held.add(shard)
@@ -103,7 +98,7 @@ class Demand:
         self.held_bytes -= self.bytes_of(shards)
 
     def release_ahead(self) -> list[int]:
-        """Count the held shards that are not needed as not held: which they were."""
+        """Count the held shards that are not needed as not held; returns them."""
         released = [shard for shard in self.held if shard not in self.needs]
         if released:
             self.release(released)
@@ -113,14 +108,10 @@ class Demand:
     def missing(
         self, *, filling: Collection[int], failed: Collection[int], most: int, max_bytes: int, only_needed: bool
     ) -> list[int]:
-        """The shards to be filled next, the needed ones first.
+        """List the ``most`` shards to be filled next, the needed ones first.
 
-        Args:
-            filling: Shards that are being filled.
-            failed: Shards that are not to be tried now.
-            most: The most to name.
-            max_bytes: What the loader may hold, shards ahead included.
-            only_needed: Name shards ahead only if no needed one is missing.
+        ``max_bytes`` limits what the loader may hold, shards ahead included. With ``only_needed``, shards ahead are
+        listed only if no needed one is missing.
         """
         free = (shard for shard in self.needed_missing if shard not in filling and shard not in failed)
         missing = list(itertools.islice(free, most))

@@ -1,7 +1,7 @@
 """An event loop for one thread: it drives tasks that wait for sockets.
 
 A *task* is a generator that yields a `Wait` whenever it has to wait. So one thread reads several ranges of several
-objects at the same time, and can be stopped at each of these places.
+objects at the same time, and can be stopped at each wait.
 """
 
 import select
@@ -15,10 +15,10 @@ Result = TypeVar("Result")
 
 
 class Wait(NamedTuple):
-    """What a task waits for."""
+    """The event that a task waits for."""
 
     file: int | None
-    """A descriptor; ``None``: only for a time."""
+    """A descriptor; ``None``: wait for the time only."""
     events: int
     """`select.POLLIN` and the like."""
     until: float
@@ -26,13 +26,13 @@ class Wait(NamedTuple):
 
 
 NOW: Final = Wait(None, 0, 0.0)
-"""Nothing: gives the other tasks a turn."""
+"""Continue at once, after the other tasks had a turn."""
 
 Task: TypeAlias = Generator[Wait, None, Result]
 
 
 class EventLoop:
-    """Continues each task as soon as what it waits for is there."""
+    """Continues each task as soon as the event that it waits for occurs."""
 
     def __init__(self) -> None:
         self._waits: dict[Task[None], Wait] = {}
@@ -44,10 +44,7 @@ class EventLoop:
     def run(self, stopped: Callable[[], bool]) -> bool:
         """Run until all tasks have ended, then return ``True``; return ``False`` as soon as ``stopped()`` is true.
 
-        ``stopped`` is called at least every 100 ms.
-
-        Raises:
-            Exception: What a task raised. All other tasks are then closed, as they are after a stop.
+        ``stopped`` is called at least every 100 ms. After a stop, or an exception of a task, all tasks are closed.
         """
         try:
             while self._waits:
@@ -69,7 +66,7 @@ class EventLoop:
             first = min(first, wait.until)
         ready = {file for file, _ in poller.poll(max(0.0, first - time.monotonic()) * 1000)}
         now = time.monotonic()
-        # Ready wins over late: after the whole machine has paused, both are true.
+        # A ready task is not late: after a pause of the whole machine, both conditions hold.
         return [
             (task, wait.file is not None and wait.file not in ready)
             for task, wait in self._waits.items()

@@ -1,11 +1,11 @@
-"""What brings objects of a store into extents: the protocol of all fetchers."""
+"""The protocol of all fetchers, which bring objects of a store into extents."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from dali_pipes.cache.extents import Extent
 
-# Shards in flight. Enough to hide a store's latency; each costs one connection and one thread that mostly waits.
+# Shards in flight: enough to hide a store's latency. Each costs one connection, and one thread that mostly waits.
 NUM_FETCHERS = 8
 
 
@@ -28,11 +28,16 @@ class Fetcher(Protocol):
 
         Args:
             wanted: In the order in which to begin; a fetcher that waits for answers waits for all of them together.
-            stopped: Called at least every 100 ms; ``True`` ends the fetch, and only then the result is ``False``.
+            stopped: Called at least every 100 ms; ``True`` ends the fetch.
             num_connections: The most to use for each object.
 
         Returns:
-            Whether all objects are whole and checked.
+            Whether all objects are whole and checked; ``False`` only if ``stopped``.
+
+        Raises:
+            CacheError: If bytes cannot be stored.
+            DataError: If an object differs from the manifest.
+            NoEtlError, StoreError: If an object cannot be read.
         """
 
     def close(self) -> None:

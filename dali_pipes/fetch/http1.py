@@ -1,19 +1,19 @@
 """A client for HTTP/1.1 GETs whose sockets never block, so that one thread can drive many connections.
 
-Shards are large, and the CPU time that a byte costs on its way to the cache file limits how fast they come. The HTTP
-clients that exist (`requests`, `http.client`, libcurl) copy each byte through a buffer of the process, and occupy one
-thread a connection, or call back every 16 KiB. This one moves a body from its socket to a file inside the kernel, with
+Shards are large, and the CPU time for each byte on its way to the cache file limits the speed. The existing HTTP
+clients (`requests`, `http.client`, libcurl) copy each byte through a buffer of the process, and occupy one thread for
+each connection, or call back every 16 KiB. This one moves a body from its socket to a file inside the kernel, with
 ``splice``. Note [no libcurl] has the measurements.
 
-It covers what reading an object needs: a request without a body, the head of the answer, a body that ends by its
+It can do what reading an object needs: a request without a body, the head of the answer, a body that ends by its
 length, by chunks or with the connection, TLS by `ssl`, and connections that stay open. It leaves out requests with a
 body, compressed bodies, pipelining, cookies and HTTP/2. Redirects, tokens and proxies are in
 `dali_pipes.fetch.connection_pool` and `dali_pipes.fetch.objects`.
 
-What has to wait is a task, a generator, of `dali_pipes.fetch.event_loop`.
+Every function that has to wait is a task, a generator, of `dali_pipes.fetch.event_loop`.
 
 # Note [no libcurl]: libcurl's callbacks get 16 KiB at a time, copied into an object, and every byte crosses into this
-# process and back into the page cache. With ``splice`` only the hash reads the bytes. CPU seconds a GiB, for 64 MiB
+# process and back into the page cache. With ``splice`` only the hash reads the bytes. CPU seconds per GiB, for 64 MiB
 # objects into reserved tmpfs, XXH64 included, with 1 / 4 / 8 connections and cores shared with the server: libcurl with
 # a 512 KiB buffer 0.76 / 1.10 / 1.22, with 4 MiB 0.64 / 0.75 / 0.84; ``recv_into`` and ``pwrite`` 0.55 / 0.66 / 0.76;
 # this client 0.46 / 0.72 / 0.70.
@@ -36,7 +36,7 @@ from dali_pipes.fetch.event_loop import Task, Wait
 
 PIPE_BYTES = 1 << 20  # the most that a process without privileges may ask for
 MAX_HEAD_BYTES = 64 << 10
-# Of the body of an error this much is read, to quote it and to keep the connection.
+# The most to read of an error's body, to quote it and to keep the connection.
 MAX_ERROR_BYTES = 64 << 10
 
 Result = TypeVar("Result")
@@ -47,11 +47,11 @@ class ProtocolError(Exception):
 
 
 class Pipe:
-    """A pipe that spliced bytes pass through. It is empty between calls."""
+    """A pipe for spliced bytes, empty between calls."""
 
     def __init__(self) -> None:
         self.source, self.sink = os.pipe2(os.O_CLOEXEC)
-        # Past the user's limit for all pipes together it stays at 64 KiB.
+        # It stays at 64 KiB beyond the user's limit for all pipes together.
         with contextlib.suppress(OSError):
             fcntl.fcntl(self.sink, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
 
@@ -88,11 +88,7 @@ class Answer(NamedTuple):
 
 
 def dial(host: str, port: int, *, timeout_s: float) -> Task[socket.socket]:
-    """Connect to the first of the host's addresses that answers; returns the socket.
-
-    Raises:
-        OSError: If none answers; each gets ``timeout_s``.
-    """
+    """Connect to the first of the host's addresses that answers within ``timeout_s``."""
     failed: OSError | None = None
     for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
         sock = socket.socket(family, kind, protocol)
@@ -115,24 +111,21 @@ def dial(host: str, port: int, *, timeout_s: float) -> Task[socket.socket]:
             raise
         else:
             return sock
-    assert failed is not None, "getaddrinfo raises where it finds no address"
+    assert failed is not None, "getaddrinfo raises if it finds no address"
     raise failed
 
 
 class HttpConnection:
     """One connection; owns its socket. After an error, or in the middle of an answer, it cannot be used again.
 
-    Args:
-        sock: Connected, not blocking.
-        origin: ``http://host:port`` of the server; the connection serves requests for this origin.
-        silence_s: `TimeoutError` is raised when no byte came for so long.
+    It serves requests for its ``origin``, ``http://host:port``. ``silence_s`` without a byte is a `TimeoutError`.
     """
 
     def __init__(self, sock: socket.socket, *, origin: str, silence_s: float) -> None:
         self._sock, self._silence_s = sock, silence_s
         self.origin = origin
         self._rest = memoryview(b"")
-        """Bytes that came with a head, not yet asked for."""
+        """Bytes that came with a head, and are not read yet."""
         self.num_answers = 0
         self.is_idle = True
         """Whether the last answer was read to its end, so that another request may follow."""
@@ -142,42 +135,34 @@ class HttpConnection:
         self._sock.close()
 
     def encrypt(self, context: ssl.SSLContext, host: str) -> Task[None]:
-        """Do the TLS handshake; everything after it is encrypted.
-
-        Raises:
-            ssl.SSLError: If client and server do not trust each other.
-        """
+        """Do the TLS handshake; everything after it is encrypted."""
         secure = context.wrap_socket(self._sock, server_hostname=host, do_handshake_on_connect=False)
         self._sock = secure
         yield from self._patiently(secure.do_handshake, events=select.POLLIN)
 
     @property
     def is_stale(self) -> bool:
-        """Whether the server has closed it, or sent something unasked."""
+        """Whether the server has closed it, or sent bytes without a request."""
         poller = select.poll()
         poller.register(self._sock.fileno(), select.POLLIN)
         return bool(poller.poll(0))
 
     def ask(self, request: bytes) -> Task[Answer]:
-        """Send a request without a body, and return the head of the answer.
-
-        Raises:
-            OSError, ProtocolError: If the connection breaks, or the answer is not HTTP.
-        """
+        """Send a request without a body, and return the head of the answer."""
         self.is_idle = False
         view = memoryview(request)
         while view:
             sent = yield from self._patiently(partial(self._sock.send, view), events=select.POLLOUT)
             view = view[sent:]
         while True:
-            head = yield from self._receive_until(b"\r\n\r\n")
+            head = yield from self.receive_until(b"\r\n\r\n")
             answer = _parse_head(head)
             self.num_answers += 1
             if answer.status >= 200:
                 return answer
 
     def receive(self, into: memoryview) -> Task[int]:
-        """Number of bytes received, at least one; 0 at the end of the connection."""
+        """Receive bytes and return their number, at least one; 0 at the end of the connection."""
         if self._rest:
             num = min(len(self._rest), len(into))
             into[:num] = self._rest[:num]
@@ -191,21 +176,18 @@ class HttpConnection:
                 num += more
         return num
 
-    def receive_line(self) -> Task[bytes]:
-        """The bytes up to the end of a line, without it."""
-        return (yield from self._receive_until(b"\r\n"))
-
     @property
     def can_splice(self) -> bool:
-        """Whether `splice` can take the next bytes: not where they were received already, nor over TLS."""
+        """Whether `splice` can take the next bytes: they were not received already, and do not come over TLS."""
         return not self._rest and not isinstance(self._sock, ssl.SSLSocket)
 
     def splice(self, pipe: Pipe, limit: int) -> Task[int]:
-        """Number of bytes moved into an empty pipe, at least one; 0 at the end of the connection."""
+        """Move bytes into an empty pipe: their number, at least one, or 0 at the end of the connection."""
         file = self._sock.fileno()
         return (yield from self._patiently(partial(os.splice, file, pipe.sink, limit), events=select.POLLIN))
 
-    def _receive_until(self, end: bytes) -> Task[bytes]:
+    def receive_until(self, end: bytes) -> Task[bytes]:
+        """Read the bytes before ``end``, and skip it."""
         found = bytearray(self._rest)
         self._rest = memoryview(b"")
         block = memoryview(bytearray(16 << 10))
@@ -236,14 +218,14 @@ class HttpConnection:
 class AnswerBody:
     """The body that follows a head; can be read once.
 
-    It ends after its length, with its last chunk, or, where the head says neither, with the connection. A connection
-    that ends before that is an error.
+    It ends after its length, with its last chunk, or, if the head names neither, with the connection. It is an error if
+    the connection ends earlier.
     """
 
     def __init__(self, connection: HttpConnection, answer: Answer) -> None:
         self._connection, self._answer = connection, answer
         self._left = answer.length
-        """Bytes left of the body, or of this chunk; ``None``: all until the connection ends."""
+        """Bytes left of the body, or of this chunk; ``None``: all bytes until the connection ends."""
         self._is_chunked = answer.is_chunked
         if self._is_chunked or answer.status in (204, 304):
             self._left = 0
@@ -252,23 +234,21 @@ class AnswerBody:
 
     @property
     def is_complete(self) -> bool:
-        """Whether it was read to its end."""
         return self._left == 0 and not self._is_chunked
 
     @property
     def can_splice(self) -> bool:
-        """Whether `splice` can take the next bytes."""
         return bool(self._left) and not self._is_chunked and self._connection.can_splice
 
     def splice(self, pipe: Pipe) -> Task[int]:
-        """Number of bytes moved into the empty pipe, at least one: called only before the end."""
-        assert self._left is not None, "can_splice was asked"
+        """Move bytes into the empty pipe, and return their number, at least one; only if `can_splice`."""
+        assert self._left is not None, "the body has a length, and is not in chunks"
         num = yield from self._connection.splice(pipe, min(self._left, PIPE_BYTES))
         self._count(num)
         return num
 
     def receive(self, into: memoryview) -> Task[int]:
-        """Number of bytes received; 0 at the end of the body."""
+        """Receive bytes and return their number; 0 at the end of the body."""
         if self._is_chunked and not self._left and not (yield from self._next_chunk()):
             return 0
         if self._left == 0:
@@ -280,7 +260,7 @@ class AnswerBody:
         return num
 
     def read_error(self) -> Task[bytes]:
-        """A short body whole, or the beginning of a long one; the connection cannot be used after a long one."""
+        """Read a short body, or the beginning of a long one, after which the connection cannot be used."""
         found = bytearray()
         block = memoryview(bytearray(16 << 10))
         while len(found) <= MAX_ERROR_BYTES and (num := (yield from self.receive(block))):
@@ -301,14 +281,14 @@ class AnswerBody:
 
     def _next_chunk(self) -> Task[bool]:
         if self._num_bytes:
-            yield from self._connection.receive_line()  # the end of the chunk before
-        text = (yield from self._connection.receive_line()).partition(b";")[0].strip()
+            yield from self._connection.receive_until(b"\r\n")  # the end of the chunk before
+        text = (yield from self._connection.receive_until(b"\r\n")).partition(b";")[0].strip()
         try:
             self._left = int(text, 16)
         except ValueError:
             raise ProtocolError("a chunk of the body has no size") from None
         if self._left == 0:
-            while (yield from self._connection.receive_line()):
+            while (yield from self._connection.receive_until(b"\r\n")):
                 pass  # trailers
             self._is_chunked = False
             self._check_end()

@@ -1,4 +1,4 @@
-"""Copy local shards into the cache file: inside the kernel if it can, by reference if the file system can."""
+"""Copy local shards into the cache file: inside the kernel if possible, and by reference if the file system can."""
 
 import errno
 import os
@@ -10,7 +10,7 @@ from dali_pipes.errors import CacheError, DataError, StoreError
 from dali_pipes.fetch.fetcher import Fetcher, Wanted
 from dali_pipes.formats.checksum import checksum as checksum_of
 
-# Errors of copy_file_range for a pair of files that it cannot copy; reading and writing can.
+# Errors of copy_file_range for a pair of files that it cannot copy; reading and writing still works.
 _NO_COPY = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF, errno.EPERM}
 # Bytes to copy in one call, which cannot be interrupted.
 _COPY_BYTES = 64 << 20
@@ -24,14 +24,11 @@ class LocalFetcher:
         self._directory = directory
 
     def fetch(self, wanted: Sequence[Wanted], *, stopped: Callable[[], bool], num_connections: int = 1) -> bool:
-        """Copy files into their extents, one after the other, and check them.
-
-        Raises:
-            CacheError: If the bytes cannot be written.
-            DataError: If size or checksum are not the manifest's.
-            StoreError: If a file cannot be read.
-        """
+        """Copy files into their extents, one after the other, and check them."""
         return all(self._copy(*one, stopped) for one in wanted)
+
+    def close(self) -> None:
+        """Do nothing: no file stays open."""
 
     def _copy(self, name: str, extent: Extent, checksum: int, stopped: Callable[[], bool]) -> bool:
         where = str(self._directory / name)
@@ -43,8 +40,7 @@ class LocalFetcher:
             found = os.fstat(source).st_size
             if found != extent.size:
                 raise DataError(f"shard '{where}' has {found} bytes, the manifest says {extent.size}; {_CHANGED}")
-            copied = self._copy_by_kernel(source, extent, where, stopped)
-            if not self._copy_by_hand(source, extent, copied, where, stopped):
+            if not self._copy_bytes(source, extent, where, stopped):
                 return False
         finally:
             os.close(source)
@@ -54,32 +50,24 @@ class LocalFetcher:
             )
         return True
 
-    def close(self) -> None:
-        """Nothing is kept open."""
-
     @staticmethod
-    def _copy_by_kernel(source: int, extent: Extent, where: str, stopped: Callable[[], bool]) -> int:
-        """Bytes copied: all, fewer if ``stopped``, none if the kernel cannot copy between the two file systems."""
-        copied = 0
-        while copied < extent.size and not stopped():
-            size = min(_COPY_BYTES, extent.size - copied)
-            try:
-                step = os.copy_file_range(source, extent.file, size, copied, extent.start + copied)
-            except OSError as exc:
-                if exc.errno in _NO_COPY and copied == 0:
-                    return 0
-                raise CacheError(f"cannot copy '{where}' into the cache file: {exc.strerror}") from exc
-            if step == 0:
-                break
-            copied += step
-        return copied
-
-    @staticmethod
-    def _copy_by_hand(source: int, extent: Extent, copied: int, where: str, stopped: Callable[[], bool]) -> bool:
-        """Copy the rest; ``False`` if ``stopped``."""
+    def _copy_bytes(source: int, extent: Extent, where: str, stopped: Callable[[], bool]) -> bool:
+        """Copy inside the kernel, or through a buffer if the kernel cannot; ``False`` if ``stopped``."""
+        copied, by_kernel = 0, True
         while copied < extent.size:
             if stopped():
                 return False
+            if by_kernel:
+                size = min(_COPY_BYTES, extent.size - copied)
+                try:
+                    step = os.copy_file_range(source, extent.file, size, copied, extent.start + copied)
+                except OSError as exc:
+                    if exc.errno not in _NO_COPY or copied:
+                        raise CacheError(f"cannot copy '{where}' into the cache file: {exc.strerror}") from exc
+                    step = 0
+                copied += step
+                by_kernel = step > 0
+                continue
             try:
                 block = os.pread(source, min(READ_BYTES, extent.size - copied), copied)
             except OSError as exc:
@@ -92,18 +80,12 @@ class LocalFetcher:
 
 
 class WithIndexes:
-    """A fetcher that takes shard indexes from memory, for shards that were indexed on the fly.
-
-    Args:
-        shards: Fetches everything else.
-        indexes: Name of an index object -> its bytes.
-    """
+    """A fetcher that takes shard indexes from memory, by name, for shards that were indexed on the fly."""
 
     def __init__(self, shards: Fetcher, indexes: Mapping[str, bytes]) -> None:
         self._shards, self._indexes = shards, indexes
 
     def fetch(self, wanted: Sequence[Wanted], *, stopped: Callable[[], bool], num_connections: int = 1) -> bool:
-        """See `dali_pipes.fetch.fetcher.Fetcher`."""
         stored = []
         for one in wanted:
             data = self._indexes.get(one.name)

@@ -1,8 +1,8 @@
-"""Fetch objects by GET into extents, counted and checked on the way.
+"""Fetch objects by GET into extents, and count and check their bytes on the way.
 
 A cluster's proxy redirects to the target that has the object. The redirect is followed once, and used for all ranges of
 the object. When a transfer breaks, the object is asked for again, from the byte where it broke if it is still the same
-object. An error that another attempt cannot mend is raised at once. An object is whole only when its XXH64 is the
+object. An error that another attempt cannot mend is raised at once. An object is whole only if its XXH64 is the
 manifest's, whatever AIStore reported on the way.
 """
 
@@ -11,7 +11,6 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 
 from dali_pipes.errors import StoreError
@@ -20,36 +19,33 @@ from dali_pipes.fetch.connection_pool import ConnectionPool
 from dali_pipes.fetch.event_loop import NOW, EventLoop, Task, Wait
 from dali_pipes.fetch.fetcher import Wanted
 from dali_pipes.fetch.http1 import Answer, AnswerBody, HttpConnection, ProtocolError
-from dali_pipes.fetch.landing import BodyWriter, hash_extent
-from dali_pipes.fetch.parts import FaultError, FetchedObject, NoRangesError, ObjectPart
+from dali_pipes.fetch.parts import BodyWriter, FaultError, FetchedObject, NoRangesError, ObjectPart, hash_extent
 from dali_pipes.store.cluster.http_rules import REDIRECTS
 
 _log = logging.getLogger(__name__)
 
 RANGE_BYTES = 16 << 20
-"""The least size of a range, of an object that is read in several: a smaller one ends before a connection is fast."""
-
+"""The least size of a range, if an object is read in several: a smaller one ends before its connection is fast."""
 MAX_REDIRECTS = 4
 MAX_RETRY_AFTER_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class RetryPolicy:
-    """How long a fetch goes on when something breaks."""
+    """How long a fetch continues when transfers break."""
 
     attempts: int = 6
-    """Attempts in a row that bring no byte, or all bytes and wrong ones."""
+    """The most consecutive attempts that bring no byte, or bytes with a wrong checksum."""
     max_attempts: int = 40
-    """Attempts altogether, for one object or one range of it."""
+    """The most attempts altogether, for one object or one range of it."""
     base_s: float = 0.1
     cap_s: float = 5.0
-    """Pause before the next attempt, after n in a row: a random time up to ``base_s * 2 ** n``, at most ``cap_s``."""
+    """Pause after n such attempts: a random time up to ``base_s * 2 ** n``, at most ``cap_s``."""
     connect_timeout_s: float = 3.0
     silence_s: float = 60.0
-    """Without a byte: a target under load, or one that asks a cloud first, may take long."""
+    """The longest pause without a byte: a target under load, or one that asks a cloud first, may take long."""
 
     def __post_init__(self) -> None:
-        """Refuse impossible values."""
         for name in ("attempts", "max_attempts", "connect_timeout_s", "silence_s"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
@@ -58,12 +54,7 @@ class RetryPolicy:
 
 
 class ObjectFetcher:
-    """Fetches objects of one source; belongs to one thread. Owns connections, which stay open between objects.
-
-    Args:
-        source: How to ask for objects, and what to make of the answers: `dali_pipes.fetch.answers.StoredObjects`.
-        retry: How long to go on when something breaks.
-    """
+    """Fetches objects of one source; belongs to one thread. Owns connections, which stay open between objects."""
 
     def __init__(self, source: ObjectSource, *, retry: RetryPolicy | None = None) -> None:
         self._source, self._access, self._retry = source, source.access, retry or RetryPolicy()
@@ -75,13 +66,9 @@ class ObjectFetcher:
         self._reads_ranges = source.sends_ranges
 
     def __enter__(self) -> Self:
-        """Itself."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close."""
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -98,18 +85,8 @@ class ObjectFetcher:
     ) -> bool:
         """GET objects into their extents, all at the same time: a shard's index does not wait for the shard.
 
-        Args:
-            wanted: Objects of the source.
-            stopped: Called at least every 100 ms; ``True`` ends the fetch.
-            num_connections: For each object; it takes as many as have `RANGE_BYTES` or more to read.
-
-        Returns:
-            Whether all are whole and verified; ``False`` only if ``stopped``.
-
-        Raises:
-            CacheError: If bytes cannot be stored.
-            DataError: If an object is not what the manifest says.
-            StoreError: If an object cannot be read.
+        An object takes as many of its ``num_connections`` as have `RANGE_BYTES` or more to read. See
+        `dali_pipes.fetch.fetcher.Fetcher`.
         """
         try:
             return self._fetch(wanted, stopped, num_connections if self._reads_ranges else 1)
@@ -133,7 +110,7 @@ class ObjectFetcher:
         return loop.run(stopped)
 
     def _fetch_parts(self, item: FetchedObject, num_parts: int, loop: EventLoop) -> Task[None]:
-        """Read several ranges at a time. The first one's answer says which object it is; then the others start."""
+        """Read several ranges at a time. The first one's answer tells the object's version; then the others start."""
         size, step = item.extent.size, -(-item.extent.size // num_parts)
         first, *others = (ObjectPart(start, min(start + step, size), True, start) for start in range(0, size, step))
         num_left = len(others) + 1
@@ -154,7 +131,7 @@ class ObjectFetcher:
     def _fetch_part(
         self, item: FetchedObject, part: ObjectPart, *, on_head: Callable[[], None] = lambda: None
     ) -> Task[None]:
-        """Make attempts until one succeeds, or no other is worth it."""
+        """Make attempts until one succeeds or the policy ends them."""
         num_attempts = num_fruitless = 0
         while True:
             num_received = part.num_received
@@ -172,10 +149,10 @@ class ObjectFetcher:
                 raise self._source.given_up(
                     item, f"{item.address}: {tried}", fault, num_attempts=num_attempts
                 ) from fault
-            # Full jitter: clients that failed together do not come back together.
+            # Full jitter: clients that failed at the same time do not come back at the same time.
             longest_s = min(self._retry.cap_s, self._retry.base_s * 2.0**num_fruitless)
             wait_s = max(self._jitter.uniform(0, longest_s), min(fault.retry_after_s, MAX_RETRY_AFTER_S))
-            # The target may be gone, or may not have the object any more; the proxy knows.
+            # The target may be gone, or may have lost the object; the proxy knows.
             item.target = None
             _log.info("'%s': attempt %d: %s; the next in %.2f s", item.where, num_attempts, fault, wait_s)
             yield Wait(None, 0, time.monotonic() + wait_s)
@@ -190,7 +167,7 @@ class ObjectFetcher:
             yield from self._receive(item, part, body)
         except (OSError, ProtocolError) as exc:
             if part.position == part.stop:
-                part.restart()  # all bytes came, but not the announced end: there is no byte to resume from
+                part.restart()  # all bytes came, but not the announced end: no byte is left to resume from
             raise FaultError(cause_of(exc)) from exc
         finally:
             self._pool.give_back(connection)
@@ -226,7 +203,6 @@ class ObjectFetcher:
         raise StoreError(f"{item.address}: redirected {MAX_REDIRECTS} times")
 
     def _receive(self, item: FetchedObject, part: ObjectPart, body: AnswerBody) -> Task[None]:
-        """Write the body into the part's place."""
         while part.position < part.stop:
             num = yield from self._writer.write_next(body, item.extent, part)
             if not num:

@@ -1,21 +1,23 @@
-"""An object that is being fetched, and the parts that it is read in."""
+"""An object that is being fetched: its parts, and the way of their bytes into its extent."""
 
+import os
 import time
 from dataclasses import dataclass, field
 
 from dali_pipes.cache.extents import Extent
+from dali_pipes.errors import CacheError
+from dali_pipes.fetch.event_loop import NOW, Task
+from dali_pipes.fetch.http1 import AnswerBody, Pipe
 from dali_pipes.store.checksums import CHECKSUM_TYPES, DEFAULT_CHECKSUM_TYPE, NO_CHECKSUM_TYPE, Checksum, new_checksum
 
 XXH64_TYPES = (DEFAULT_CHECKSUM_TYPE, "xxhash")  # AIStore has two implementations of it, and a name for each
+BLOCK_BYTES = 256 << 10  # hashed while it is still in the processor's cache
 
 
 class FaultError(Exception):
     """An attempt failed; another one may succeed.
 
-    Args:
-        cause: What happened.
-        retry_after_s: The server asked to wait for so long.
-        is_fruitless: The bytes that came are of no use.
+    ``retry_after_s`` is the pause that the server asked for; ``is_fruitless``: the bytes that came are of no use.
     """
 
     def __init__(self, cause: str, *, retry_after_s: float = 0.0, is_fruitless: bool = False) -> None:
@@ -25,8 +27,6 @@ class FaultError(Exception):
 
 @dataclass
 class FetchedObject:
-    """One object being fetched."""
-
     name: str
     where: str
     """``ais://pets/x.tar``, for messages."""
@@ -36,11 +36,11 @@ class FetchedObject:
     """XXH64, from the manifest."""
     started: float = field(default_factory=time.monotonic)
     target: str | None = None
-    """The URL that the proxy redirected to; other ranges of the object are read there without asking the proxy."""
+    """The URL to which the proxy redirected; other ranges of the object are read there without asking the proxy."""
     version: tuple[str, ...] | None = None
     """Version, type and value of AIStore's own checksum, as the first answer reported them."""
     wrong: list[tuple[int, str]] = field(default_factory=list)
-    """Bodies that ended in order but were not the manifest's: number of bytes and XXH64 of each."""
+    """Bodies that ended properly but differ from the manifest: number of bytes and XXH64 of each."""
 
     @property
     def address(self) -> str:
@@ -49,17 +49,16 @@ class FetchedObject:
 
     @property
     def checksum_type(self) -> str:
-        """Type of AIStore's own checksum, empty where none was reported."""
+        """Type of AIStore's own checksum, empty if none was reported."""
         return self.version[1] if self.version else ""
 
     def hashes(self) -> list[Checksum]:
-        """New checksums: the manifest's, and AIStore's own if it has another type that we know."""
+        """Start new checksums: the manifest's, and AIStore's own if it has another type that we know."""
         kind = self.checksum_type
         is_other = kind in CHECKSUM_TYPES and kind not in (*XXH64_TYPES, NO_CHECKSUM_TYPE)
         return [new_checksum(DEFAULT_CHECKSUM_TYPE), *([new_checksum(kind)] if is_other else [])]
 
     def differs(self, digest: str) -> str:
-        """Says that the bytes which came have another checksum than the manifest's."""
         return f"its bytes have the xxhash2 {digest}, the manifest says {self.checksum:016x}"
 
 
@@ -80,7 +79,7 @@ class ObjectPart:
     start: int
     stop: int
     is_range: bool
-    """One of several parts, which are hashed together at the end. A single part is hashed while it comes."""
+    """Whether it is one of several parts, which are hashed together at the end. A single part is hashed at once."""
     position: int = 0
     """The next byte that is missing."""
     hashes: list[Checksum] = field(default_factory=list)
@@ -89,11 +88,77 @@ class ObjectPart:
     """Bytes, over all attempts."""
 
     def restart(self) -> None:
-        """Forget what came."""
+        """Forget the bytes that came."""
         self.position = self.start
         self.hashes = []
 
     def advance(self, num: int) -> None:
-        """Count bytes that came."""
         self.position += num
         self.num_received += num
+
+
+class BodyWriter:
+    """Writes bodies into extents: through a pipe inside the kernel if possible, else through a buffer. Owns pipes."""
+
+    def __init__(self) -> None:
+        self._idle_pipes: list[Pipe] = []
+        self._can_splice = True
+        # Shared by all tasks: a task does not wait between filling it and writing it.
+        self._block = memoryview(bytearray(BLOCK_BYTES))
+
+    def close(self) -> None:
+        """Close all pipes. Can be called twice."""
+        while self._idle_pipes:
+            self._idle_pipes.pop().close()
+
+    def write_next(self, body: AnswerBody, extent: Extent, part: ObjectPart) -> Task[int]:
+        """Write the next bytes of a part; returns their number, 0 at the end of the body."""
+        if self._can_splice and body.can_splice:
+            return (yield from self._splice(body, extent, part))
+        num = yield from body.receive(self._block[: part.stop - part.position])
+        extent.write(self._block[:num], part.position)
+        _update(part.hashes, self._block[:num])
+        return num
+
+    def _splice(self, body: AnswerBody, extent: Extent, part: ObjectPart) -> Task[int]:
+        """Move bytes through a pipe into the file, and hash them while they are in the page cache."""
+        pipe = self._idle_pipes.pop() if self._idle_pipes else Pipe()
+        try:
+            num = yield from body.splice(pipe)
+            self._empty(pipe, extent, part.position, num)
+        except CacheError:
+            pipe.close()  # some bytes are left in it
+            raise
+        except BaseException:
+            self._idle_pipes.append(pipe)
+            raise
+        self._idle_pipes.append(pipe)
+        if part.hashes:
+            stop = part.position + num
+            for position in range(part.position, stop, BLOCK_BYTES):
+                _update(part.hashes, extent.read(position, min(BLOCK_BYTES, stop - position)))
+        return num
+
+    def _empty(self, pipe: Pipe, extent: Extent, position: int, num: int) -> None:
+        stop = position + num
+        try:
+            while position < stop:
+                position += os.splice(pipe.source, extent.file, stop - position, offset_dst=extent.start + position)
+        except OSError:
+            # Through a buffer: this needs no splice in the file system, and its errors describe the fault of a disk.
+            while position < stop:
+                block = os.read(pipe.source, stop - position)
+                extent.write(block, position)
+                position += len(block)
+            self._can_splice = False
+
+
+def hash_extent(extent: Extent, hashes: list[Checksum]) -> Task[None]:
+    for position in range(0, extent.size, BLOCK_BYTES):
+        _update(hashes, extent.read(position, BLOCK_BYTES))
+        yield NOW
+
+
+def _update(hashes: list[Checksum], data: bytes | memoryview) -> None:
+    for state in hashes:
+        state.update(data)

@@ -1,12 +1,8 @@
 """Stage shards: bring objects of a store into checked extents of the cache file, several at a time, in plan order.
 
-`dali_pipes.fetch.demand.Demand` says which shards are wanted: those that open segments *need*, and those of the windows
+`dali_pipes.fetch.demand.Demand` lists the wanted shards: those that open segments *need*, and those of the windows
 *ahead*. Wanted shards are held, so that they stay in the cache. Needed shards come before shards ahead, for threads and
 for space.
-
-# Note [interrupts]: Ctrl-C can come between any two instructions of the main thread. So the main thread changes a
-# stager only in a thread of `shielded`, wholly or not at all, and it waits at a lock of its own, never at the one that
-# the threads share. A call that was interrupted may not have learned what it wanted: `Stager.give_up` ends all of it.
 """
 
 import contextlib
@@ -14,16 +10,15 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 
 from dali_pipes import profiling
 from dali_pipes.cache.cache import Take
 from dali_pipes.cache.locks import shielded
 from dali_pipes.cache.share import CacheShare
 from dali_pipes.errors import CacheError
-from dali_pipes.fetch.demand import Demand
 from dali_pipes.fetch.fetcher import NUM_FETCHERS, Fetcher, Wanted
+from dali_pipes.fetch.staging_requests import StagingRequests
 from dali_pipes.formats.manifest import Manifest
 from dali_pipes.formats.names import index_name
 
@@ -31,8 +26,6 @@ _log = logging.getLogger(__name__)
 
 # How often to ask the cache again for shards that another process fills, or for space that another must free first.
 POLL_S = 0.005
-# How often the number of missing bytes is reported to a waiting caller.
-SHOW_S = 0.2
 # Shards to ask the cache for at a time, once it was asked for all: the cost of one shard must not grow with the window.
 NUM_ASKED = 256
 # A cache without space for this long is full for a caller that takes only what fits: blocks can be about to be freed.
@@ -44,36 +37,16 @@ _THREAD_NAME = "dali-pipes-fetch"
 
 
 def in_fetcher() -> bool:
-    """Whether this is a thread of a `Stager`: the garbage collector may finalize there what owns the thread."""
+    """Whether this is a thread of a `Stager`: the garbage collector may finalize there the owner of the thread."""
     return threading.current_thread().name == _THREAD_NAME
 
 
-@dataclass(eq=False, kw_only=True)
-class _Waiter:
-    """A call that waits for shards to be resident."""
-
-    missing: set[int]
-    num_bytes: int
-    """Of the missing shards."""
-    only_fitting: bool
-    refused: set[int] = field(default_factory=set)
-    """Shards that do not fit."""
-    error: Exception | None = None
-    over: threading.Lock = field(default_factory=threading.Lock)
-    """Locked until nothing is missing, or something went wrong."""
-
-
-class Stager:
+class Stager(StagingRequests):
     """Fills the cache file in the background; owns its threads.
 
-    The threads are daemons: a program that ends does not wait for shards that nobody will read.
-
-    Args:
-        share: The loader's share of the cache file.
-        manifest: Of the shards, numbered as in ``share``.
-        open_fetcher: Called in each thread for a fetcher of its own.
-        locate: The URL of an object, for errors.
-        num_fetchers: Number of threads.
+    The threads are daemons: a program that ends does not wait for shards that nobody will read. Each of the
+    ``num_fetchers`` threads opens its own fetcher. ``manifest`` numbers shards as ``share`` does; ``locate`` returns an
+    object's URL, for errors.
     """
 
     def __init__(
@@ -85,25 +58,18 @@ class Stager:
         locate: Callable[[str], str],
         num_fetchers: int = NUM_FETCHERS,
     ) -> None:
-        self._share, self._manifest = share, manifest
-        self._open_fetcher, self._locate, self._num_fetchers = open_fetcher, locate, num_fetchers
-        self._changed = threading.Condition()
-        # Everything below is guarded by the condition's lock.
-        self._demand = Demand(share.extent_bytes)
+        super().__init__(share)
+        self._manifest, self._open_fetcher, self._locate = manifest, open_fetcher, locate
+        self._num_fetchers = num_fetchers
+        # The condition's lock guards everything below.
+        self._threads: list[threading.Thread] = []
         self._filling: set[int] = set()
-        # Urgent: a caller waits for them now. Abandoned: being filled, but to be left for an urgent one. Note [urgent].
-        self._urgent: set[int] = set()
-        self._abandoned: set[int] = set()
+        self._abandoned: set[int] = set()  # being filled, but to be left for an urgent one. Note [urgent]
         self._elsewhere: set[int] = set()  # urgent shards that another process fills or drops
-        # What went wrong with a shard; ``None`` once a caller got the error. The next call that needs it tries again.
-        self._failed: dict[int, Exception | None] = {}
-        self._waiters: set[_Waiter] = set()
         self._asking = False
         self._num_asked = NUM_ASKED
         self._no_space_since: float | None = None
         self._logged_at = 0.0
-        self._threads: list[threading.Thread] = []
-        self._stopped = threading.Event()
         self.fetched_bytes = 0
         """Bytes of shards that this loader brought into the cache file so far, indexes included."""
 
@@ -111,62 +77,6 @@ class Stager:
     def num_threads(self) -> int:
         """The number of threads that fetch now: no more than there is work for."""
         return len(self._threads)
-
-    @property
-    def is_short(self) -> bool:
-        """Whether less is wanted ahead than may be held, so that another window can be asked for."""
-        return self._demand.ahead_bytes < self._share.reserved
-
-    def stage(self, shards: Sequence[int]) -> None:
-        """Want these ahead, in this order, after those that are wanted already; `unstage` ends it."""
-        shielded(lambda: self._stage(shards))
-
-    def unstage(self, shards: Sequence[int]) -> None:
-        """End `stage`; shards that are not needed are released."""
-        shielded(lambda: self._unstage(shards))
-
-    def need(
-        self, shards: Sequence[int], *, urgent: bool = False, waiting: Callable[[int], None] = lambda _: None
-    ) -> None:
-        """Return when all of these are resident; they stay until `done`. They are fetched before all others.
-
-        Args:
-            shards: What the caller is about to read.
-            urgent: If no thread is free for these, have threads abandon shards that are not needed. Note [urgent].
-            waiting: Called now and then with the bytes that are still missing.
-
-        Raises:
-            CacheError, DataError, StoreError: What went wrong with one of them. Then none is needed, and the next call
-                tries again.
-            ValueError: If the stager is closed, or was while this waited.
-        """
-        self._need(shards, waiting, only_fitting=False, urgent=urgent)
-
-    def need_fitting(self, shards: Sequence[int], *, waiting: Callable[[int], None] = lambda _: None) -> list[int]:
-        """As `need`, for as many of these as fit into the cache, the first ones first; returns those."""
-        refused = self._need(shards, waiting, only_fitting=True, urgent=False)
-        return [shard for shard in shards if shard not in refused]
-
-    def need_resident(self, shards: Sequence[int]) -> bool:
-        """As `need`, if all of these are resident already; else ``False``, and none is needed."""
-        return shielded(lambda: self._need_resident(shards))
-
-    def done(self, shards: Sequence[int]) -> None:
-        """End `need`, when the reader that named these is gone."""
-        shielded(lambda: self._done(shards))
-
-    def give_up(self) -> None:
-        """End all that was needed or staged, by any call. Note [interrupts]."""
-        shielded(self._give_up)
-
-    def is_ahead(self, shard: int) -> bool:
-        """Whether it is staged."""
-        return shard in self._demand.ahead
-
-    def num_missing(self, shards: Iterable[int]) -> tuple[int, int]:
-        """How many of these are not resident, and their bytes."""
-        missing = self._demand.not_held(shards)
-        return len(missing), self._demand.bytes_of(missing)
 
     def close(self) -> None:
         """Stop fetching and end the threads. Can be called twice."""
@@ -187,83 +97,8 @@ class Stager:
         if interrupt is not None:
             raise interrupt
 
-    # What callers want
-
-    def _stage(self, shards: Sequence[int]) -> None:
-        with self._changed:
-            self._demand.want_ahead(shards)
-            self._ask_for(len(self._demand.needed_missing) + len(self._demand.ahead_missing))
-
-    def _unstage(self, shards: Sequence[int]) -> None:
-        with self._changed:
-            self._demand.unwant_ahead(shards)
-            self._release_unwanted(shards)
-
-    def _need(
-        self, shards: Sequence[int], waiting: Callable[[int], None], *, only_fitting: bool, urgent: bool
-    ) -> set[int]:
-        waiter = shielded(lambda: self._begin_wait(shards, only_fitting=only_fitting, urgent=urgent))
-        try:
-            while not waiter.over.acquire(timeout=SHOW_S):
-                waiting(waiter.num_bytes)
-            if waiter.error is not None:
-                raise waiter.error
-            waiting(0)
-        except BaseException:
-            shielded(lambda: self._cancel_wait(waiter, shards))
-            raise
-        finally:
-            waiter.error = None  # the error holds this frame, which would hold the error
-        return waiter.refused
-
-    def _begin_wait(self, shards: Sequence[int], *, only_fitting: bool, urgent: bool) -> _Waiter:
-        with self._changed:
-            missing = self._demand.not_held(shards)
-            waiter = _Waiter(missing=missing, num_bytes=self._demand.bytes_of(missing), only_fitting=only_fitting)
-            waiter.over.acquire()
-            self._demand.need(shards)
-            if urgent:
-                self._urgent |= missing
-            for shard in shards:
-                if self._failed.get(shard, ...) is None:
-                    del self._failed[shard]
-            if self._stopped.is_set():
-                self._end(waiter, _closed())
-            elif not missing:
-                waiter.over.release()
-            elif (failed := next((s for s in self._failed if s in missing), None)) is not None:
-                self._end_with_error(waiter, failed)
-            else:
-                self._waiters.add(waiter)
-                self._ask_for(len(self._demand.needed_missing))
-            return waiter
-
-    def _cancel_wait(self, waiter: _Waiter, shards: Sequence[int]) -> None:
-        with self._changed:
-            self._waiters.discard(waiter)
-            self._done([shard for shard in shards if shard not in waiter.refused])
-
-    def _need_resident(self, shards: Sequence[int]) -> bool:
-        with self._changed:
-            if not self._demand.held.issuperset(shards):
-                return False
-            self._demand.need(shards)
-            return True
-
-    def _done(self, shards: Sequence[int]) -> None:
-        with self._changed:
-            self._demand.end_need(shards)
-            self._urgent.difference_update(shards)
-            self._release_unwanted(shards)
-
-    def _give_up(self) -> None:
-        with self._changed:
-            self._close_waiters()
-            self._urgent.clear()
-            self._release_unwanted(self._demand.clear())
-
     def _ask_for(self, num_asked: int) -> None:
-        """Ask the cache once for this many: the resident ones must be held before others have them evicted."""
+        """Ask the cache once for this many shards: resident ones must be held before other loaders evict them."""
         self._num_asked = max(self._num_asked, num_asked)
         while len(self._threads) < min(self._num_fetchers, self._num_wanted()):
             thread = threading.Thread(target=self._work, name=_THREAD_NAME, daemon=True)
@@ -278,66 +113,6 @@ class Stager:
 
     def _num_wanted(self) -> int:
         return max(len(self._demand.needed_missing), len(self._demand.ahead_missing))
-
-    def _release_unwanted(self, shards: Iterable[int]) -> None:
-        unwanted = [shard for shard in shards if not self._demand.is_wanted(shard)]
-        for shard in unwanted:
-            self._failed.pop(shard, None)  # no caller got the error: the next one that wants the shard tries again
-        if not self._stopped.is_set() and (held := {shard for shard in unwanted if shard in self._demand.held}):
-            self._demand.release(held)
-            self._release(list(held))
-
-    def _release(self, shards: Sequence[int]) -> None:
-        self._share.release(shards)
-        self._changed.notify_all()
-
-    # Callers that wait
-
-    def _close_waiters(self) -> None:
-        with self._changed:
-            for waiter in list(self._waiters):
-                self._end(waiter, _closed())
-            self._changed.notify_all()
-
-    def _hold(self, shard: int) -> None:
-        if not self._demand.hold(shard):
-            return
-        self._failed.pop(shard, None)
-        self._urgent.discard(shard)
-        for waiter in [waiter for waiter in self._waiters if shard in waiter.missing]:
-            self._shorten(waiter, {shard})
-
-    def _refuse(self, waiter: _Waiter, shards: Iterable[int]) -> None:
-        """Have a caller go on without these."""
-        refused = waiter.missing.intersection(shards)
-        waiter.refused |= refused
-        self._done(list(refused))
-        self._shorten(waiter, refused)
-
-    def _shorten(self, waiter: _Waiter, shards: set[int]) -> None:
-        waiter.missing -= shards
-        waiter.num_bytes -= self._demand.bytes_of(shards)
-        if not waiter.missing:
-            self._end(waiter, None)
-
-    def _fail(self, shards: Iterable[int], error: Exception) -> None:
-        self._failed.update((shard, error) for shard in shards)
-        for waiter in list(self._waiters):
-            if (failed := next((s for s in self._failed if s in waiter.missing), None)) is not None:
-                self._end_with_error(waiter, failed)
-
-    def _end_with_error(self, waiter: _Waiter, shard: int) -> None:
-        error = self._failed[shard]
-        # A caller that goes on after one error must not get others from before it.
-        self._failed = dict.fromkeys(self._failed)
-        self._end(waiter, error)
-
-    def _end(self, waiter: _Waiter, error: Exception | None) -> None:
-        waiter.error = error
-        self._waiters.discard(waiter)
-        waiter.over.release()
-
-    # Threads
 
     def _work(self) -> None:
         is_open = False
@@ -356,7 +131,7 @@ class Stager:
             _log.debug("a thread that fetches ended", exc_info=True)
 
     def _next(self) -> tuple[int, bool] | None:
-        """The next shard for this thread to fill, and whether it only needs checking; ``None`` at the end.
+        """Wait for the next shard to fill, and learn whether it only needs checking; ``None`` at the end.
 
         One thread at a time asks the cache. It also holds the shards that are resident by now.
         """
@@ -367,8 +142,8 @@ class Stager:
                     continue
                 self._asking = True
                 try:
-                    # Begin nothing else while something is urgent: a thread that fills another shard would learn late
-                    # that another process has brought the urgent one.
+                    # Begin no other shard while one is urgent: a thread that fills another shard would learn too late
+                    # that another process has staged the urgent one.
                     urgent = [shard for shard in wanted if shard in self._urgent]
                     taken = self._ask(urgent or wanted)
                     is_elsewhere = taken.fill is None and taken.blocked == "busy"
@@ -416,7 +191,7 @@ class Stager:
             self._no_space_since = None
 
     def _make_space(self) -> None:
-        """A needed shard does not fit: release those ahead; where that is not enough, wait for other loaders."""
+        """Release the shards ahead for a needed one that does not fit; if necessary, wait for other loaders."""
         missing = [shard for shard in self._demand.needed_missing if shard not in self._filling]
         if not missing:
             self._no_space_since = None
@@ -487,9 +262,9 @@ class Stager:
     def _is_abandoned(self, shard: int) -> bool:
         """Whether to stop fetching a shard: the stager is closed, or an urgent shard has no thread.
 
-        Note [urgent]: in a resumed job all threads may be fetching what the epoch starts with, which was wanted when
-        the loader was made. The first batch must not wait for that. An abandoned shard is fetched again when its turn
-        comes. So this is for the first batch of a feed only: at every window's edge it would cost as much again.
+        Note [urgent]: in a resumed job all threads may be fetching the epoch's first shards, which were wanted when the
+        loader was made. The first batch must not wait for them. An abandoned shard is fetched again when its turn
+        comes. So this is for the first batch of a feed only: at every window's edge it would cost a second fetch.
         """
         if self._stopped.is_set() or shard in self._abandoned:
             return True
@@ -503,10 +278,6 @@ class Stager:
             return True
 
     def _is_whole(self, shard: int) -> bool:
-        """Whether the bytes from before the machine's last start are right."""
+        """Whether the bytes from before the machine's last start are still correct."""
         found = self._share.shard_extent(shard).checksum(), self._share.index_extent(shard).checksum()
         return found == (int(self._manifest.checksums[shard]), int(self._manifest.index_checksums[shard]))
-
-
-def _closed() -> ValueError:
-    return ValueError("the loader was closed while it waited for shards")

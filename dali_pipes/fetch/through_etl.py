@@ -2,8 +2,8 @@
 
 An ETL sends a shard whole, from the first byte, whatever range is asked for, mostly without its length, and without a
 checksum. So each attempt starts again. When a pod breaks off, AIStore has sent status 200 already; it adds the text of
-its error to the body and ends the body in order. So a wrong body counts as a broken transfer as long as it can be one.
-When it cannot, the transform gives other bytes than when the shards were indexed.
+its error to the body and ends the body properly. So a wrong body counts as a broken transfer as long as it can be one.
+If it cannot be one, the transform gives other bytes than when the shards were indexed.
 """
 
 import tempfile
@@ -22,11 +22,11 @@ from dali_pipes.store.base import Bucket
 from dali_pipes.store.cluster.etl import how_to_start, is_unknown_etl, no_etl
 
 SILENCE_S = 300.0
-"""No byte comes before the transform is done. AIStore ends one that takes longer than the ETL's ``obj_timeout``."""
+"""No byte comes before the transform is done. AIStore ends a transform after the ETL's ``obj_timeout``."""
 
 
 class ShardsThroughEtl(Protocol):
-    """What a fetcher must know of a store whose shards are read through an ETL."""
+    """The part that a fetcher uses of a store whose shards are read through an ETL."""
 
     etl: str
     stored: Bucket
@@ -40,13 +40,7 @@ class ShardsThroughEtl(Protocol):
 
 
 class TransformedFetcher:
-    """A `dali_pipes.fetch.fetcher.Fetcher` of shards through an ETL, and of their indexes, which are stored.
-
-    Args:
-        access: The cluster.
-        store: The bucket, and the ETL.
-        retry: How long to go on when something breaks.
-    """
+    """A `dali_pipes.fetch.fetcher.Fetcher` of shards through an ETL, and of their indexes, which are stored."""
 
     def __init__(self, access: ClusterAccess, store: ShardsThroughEtl, *, retry: RetryPolicy | None = None) -> None:
         bucket, provider = store.stored.bucket, store.stored.provider
@@ -62,10 +56,10 @@ class TransformedFetcher:
 
         Raises:
             CacheError: If bytes cannot be stored.
-            DataError: If a shard is not what was indexed: it was replaced, the transform changed, or the transform
+            DataError: If a shard differs from the indexed one: it was replaced, the transform changed, or the transform
                 gives other bytes each time.
             NoEtlError: If the cluster has no ETL.
-            StoreError: If a shard cannot be had: the ETL fails on it, or does not run, also not after some seconds.
+            StoreError: If a shard cannot be read: the ETL fails on it, or still does not run after some seconds.
         """
         for fetcher, are_shards in ((self._shards, True), (self._stored, False)):
             objects = [
@@ -94,7 +88,7 @@ class TransformedShards:
         self._index_again = f"index again: dali-pipes prep index URL --etl {etl}"
         changed = (
             f"the shard was replaced since, or the transform of ETL '{etl}' is another one: {self._index_again}; or it "
-            "gives other bytes each time: it must not"
+            "gives other bytes each time, which it must not"
         )
         self._stored = StoredObjects(access, bucket, provider=provider, changed=changed)
 
@@ -119,7 +113,7 @@ class TransformedShards:
         if (none := no_etl(self.access.endpoint, answer.status, text)) is not None:
             return none
         if is_unknown_etl(answer.status, text, name=self._etl):
-            # It may come back: a lost pod is started again, and targets learn of an ETL one after the other.
+            # The ETL may come back: a lost pod is started again, and targets learn of an ETL one after the other.
             return FaultError(f"no ETL '{self._etl}' runs there ({text})")
         if answer.status == 422:  # what `prep.etl` answers for a shard that it cannot transform
             return StoreError(f"{item.address}: the ETL failed: {text}")
@@ -139,7 +133,7 @@ class TransformedShards:
         )
 
     def _wrong(self, item: FetchedObject, part: ObjectPart, what: str) -> Exception:
-        """What to raise for a body that ended in order and is not what was indexed."""
+        """The error for a body that ended properly and differs from the indexed one."""
         found = (part.position, part.hashes[0].hexdigest())
         # A body of the right size did not break off, and two bodies do not break off at the same byte.
         is_certain = found in item.wrong or (
@@ -163,11 +157,7 @@ class TransformedShards:
 
 
 class WholeShards:
-    """Reads parts of shards that can only be had whole; keeps the last shard, checked, in a file without a name.
-
-    Args:
-        open_fetcher: Makes the fetcher of the shards.
-    """
+    """Reads parts of shards that can only be fetched whole; keeps the last shard, checked, in a file without a name."""
 
     def __init__(self, open_fetcher: Callable[[], Fetcher]) -> None:
         self._open_fetcher = open_fetcher
@@ -176,11 +166,7 @@ class WholeShards:
         self._name = ""
 
     def read(self, name: str, *, shard_bytes: int, checksum: int, start: int, size: int) -> bytes:
-        """The shard's bytes ``[start, start + size)``.
-
-        Raises:
-            CacheError, DataError, StoreError: As the fetcher.
-        """
+        """Read the shard's bytes ``[start, start + size)``; raises the fetcher's errors."""
         if self._file is None or name != self._name:
             self._forget()
             if self._fetcher is None:

@@ -72,9 +72,6 @@ class Passes:
         shard_kept: int64 [shards], samples of each that are not excluded.
         selection: Of all data sets.
         order: The inputs of the order.
-
-    Raises:
-        ValueError: If no sample is left, or if there are fewer shards than slices.
     """
 
     def __init__(

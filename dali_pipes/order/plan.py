@@ -183,10 +183,7 @@ class Plan:
     def bytes_at_a_time(self, extent_bytes: Int64s, lanes: Sequence[int], *, global_batch_size: int) -> int:
         """Compute the bytes that must be resident at a time: two windows of each lane, or as many as a step spans.
 
-        Args:
-            extent_bytes: int64 [shards], what each shard takes of the cache.
-            lanes: Of the rank, from `lanes_of`.
-            global_batch_size: Samples of one step over all ranks.
+        ``extent_bytes``: int64 [shards], what each shard takes of the cache; ``lanes``: the rank's, from `lanes_of`.
         """
         each = -(-global_batch_size // self.order.num_slices)
         needed = [0] * self.num_sets

@@ -24,14 +24,9 @@ _SHIFT = np.uint64(32)
 
 
 def philox4x32(counter: tuple[UInt64s, UInt64s, UInt64s, UInt64s], key: tuple[int, int]) -> tuple[UInt64s, ...]:
-    """Compute four random 32-bit words for each counter.
+    """Compute four random 32-bit words for each counter, with a key of two 32-bit words.
 
-    Args:
-        counter: Four arrays of one shape, uint64 holding 32-bit words.
-        key: Two 32-bit words.
-
-    Returns:
-        Four arrays of that shape, uint64 holding 32-bit words.
+    Counters and results are four arrays of one shape each, uint64 holding 32-bit words.
     """
     c0, c1, c2, c3 = counter
     k0, k1 = key

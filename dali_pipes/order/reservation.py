@@ -63,15 +63,11 @@ def reserved_bytes(
         extents, sizes = extent_bytes[first:stop][read], shard_bytes[first:stop][read]
         needed = int(extents.sum())
         if cut != "all" and sizes.any():
-            step = _step_bytes(extents, np.maximum(1, at_least[read]), num_samples=each)
+            # The most bytes that the shards of a step can take, even if few samples of each shard are read.
+            step = int(np.ceil((extents / np.maximum(1, at_least[read])).max())) * each
             needed = min(needed, num_slices_read * _windows_bytes(extents, sizes, cut=cut, step=step))
         reserved += needed
     return reserved
-
-
-def _step_bytes(extents: Int64s, samples: Int64s, *, num_samples: int) -> int:
-    """The most bytes that the shards of ``num_samples`` samples can take, even if few of each shard are read."""
-    return int(np.ceil((extents / samples).max(initial=0.0))) * num_samples
 
 
 def _windows_bytes(extents: Int64s, sizes: Int64s, *, cut: int, step: int) -> int:

@@ -2,7 +2,6 @@
 
 import itertools
 import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dali_pipes as dp
-from dali_pipes.cache.files import cache_root
 from dali_pipes.data_set.indexing import find_manifest
 from dali_pipes.fetch.fetcher import Wanted
 from dali_pipes.fetch.local import LocalFetcher
@@ -22,6 +20,7 @@ from dali_pipes.order.plan import Plan
 from dali_pipes.order.reservation import reserved_bytes
 from dali_pipes.store.urls import resolve_shards
 from tests.conftest import Sample, make_samples, write_shards
+from tests.dali_pipes.cache.peak import Peak
 from tests.dali_pipes.raw import raw, read_epoch
 
 NUM_SAMPLES = 90
@@ -92,34 +91,12 @@ def test_each_sample_comes_once_whatever_the_window(
         loader.close()
 
 
-class Peak:
-    """The most blocks that files in a directory had, looked at while a block of code runs."""
-
-    def __init__(self, directory: Path) -> None:
-        self.num_bytes, self._directory, self._over = 0, directory, threading.Event()
-        self._thread = threading.Thread(target=self._watch)
-
-    def _watch(self) -> None:
-        while not self._over.is_set():
-            shares = list(self._directory.glob("*.image"))
-            self.num_bytes = max(self.num_bytes, sum(share.stat().st_blocks * 512 for share in shares))
-            time.sleep(0.001)
-
-    def __enter__(self) -> "Peak":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-
 def test_cache_never_takes_more_than_it_may(shards: Path, samples: list[Sample], cache_dir: Path) -> None:
     """A quarter of the data set: three epochs, the image's blocks watched."""
     total = 557_056
     allowed = total // 4
     with (
-        Peak(cache_root(cache_dir)) as peak,
+        Peak(cache_dir) as peak,
         dp.loader(
             str(shards),
             raw,

@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +13,8 @@ import pytest
 import dali_pipes as dp
 from dali_pipes.cache.blocks import punch
 from dali_pipes.cache.cache import NodeCache
-from dali_pipes.cache.files import cache_root
 from tests.conftest import Sample, make_samples, write_shards
+from tests.dali_pipes.cache.peak import Peak
 from tests.dali_pipes.kill_ranks import expected, kill_rounds, summed
 
 NUM_SAMPLES = 60
@@ -96,33 +95,6 @@ class Job:
         self.process.communicate()
 
 
-class Watch:
-    """The most blocks that the cache files of a cache had while it ran."""
-
-    def __init__(self, cache_dir: Path) -> None:
-        self.peak, self._root, self._over = 0, cache_root(cache_dir), threading.Event()
-        self._thread = threading.Thread(target=self._run)
-
-    def _run(self) -> None:
-        while not self._over.is_set():
-            # Between the two looks one cache file may free blocks that another takes: both must find the same.
-            found = self._blocks()
-            if found == self._blocks():
-                self.peak = max(self.peak, sum(found.values()))
-            time.sleep(0.0005)
-
-    def _blocks(self) -> dict[Path, int]:
-        return {path: path.stat().st_blocks * 512 for path in self._root.glob("*.image")}
-
-    def __enter__(self) -> "Watch":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-
 def objects_bytes(shards: Path) -> int:
     """Bytes of all shards and their indexes."""
     return sum(path.stat().st_size for path in shards.iterdir() if path.name.endswith((".tar", ".index.safetensors")))
@@ -181,7 +153,7 @@ def test_two_jobs_with_space_for_both_reservations_and_no_more(
         assert f"may take {2 * reserved} bytes; this loader must be able to hold {reserved} at a time" in refused
         assert f"{2 * reserved} are reserved for other loaders (process {pids}); pass " in refused
         assert f"Cache(max_bytes={3 * reserved})" in refused
-        with Watch(cache_dir) as watch:
+        with Peak(cache_dir) as peak:
             for job in jobs:
                 job.go()
             found = [json.loads(job.line()) for job in jobs]
@@ -192,7 +164,7 @@ def test_two_jobs_with_space_for_both_reservations_and_no_more(
         for rows in one["rows"]:
             check_rows(rows, samples)
             assert sorted(row["ordinal"] for row in rows) == list(range(NUM_SAMPLES))
-    assert 0 < watch.peak <= 2 * reserved
+    assert 0 < peak.num_bytes <= 2 * reserved
 
 
 def test_train_and_validation_share_a_budget(
@@ -217,7 +189,7 @@ def test_train_and_validation_share_a_budget(
     with (
         dp.loader(str(shards), summed, shuffle=dp.Shuffle(window_bytes=window), **options) as train,
         dp.loader(str(validation), summed, shuffle=dp.Shuffle(enabled=False, window_bytes=window), **options) as check,
-        Watch(cache_dir) as watch,
+        Peak(cache_dir) as peak,
     ):
         for _ in range(2):
             seen = []
@@ -226,7 +198,7 @@ def test_train_and_validation_share_a_budget(
                 if step % 5 == 2:
                     assert [i for (b,) in check for i in b["ordinal"].tolist()] == list(range(24))
             assert sorted(seen) == list(range(NUM_SAMPLES))
-    assert 0 < watch.peak <= sum(reserved)
+    assert 0 < peak.num_bytes <= sum(reserved)
 
 
 def test_consumed_shards_are_punched_while_the_loader_goes_on(

@@ -1,0 +1,239 @@
+"""The callers' side of a stager: which shards they want, and how they wait for them.
+
+# Note [interrupts]: Ctrl-C can come between any two instructions of the main thread. So the main thread changes a
+stager only in a thread of `shielded`, completely or not at all. It waits at a lock of its own, never at the one that
+the threads share. A call that was interrupted may not have returned which shards it needs: `StagingRequests.give_up`
+ends everything.
+"""
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from dali_pipes.cache.locks import uninterrupted
+from dali_pipes.cache.share import CacheShare
+from dali_pipes.fetch.demand import Demand
+
+# How often the number of missing bytes is reported to a waiting caller.
+SHOW_S = 0.2
+
+
+@dataclass(eq=False, kw_only=True)
+class Waiter:
+    """A call that waits for shards to be resident."""
+
+    missing: set[int]
+    num_bytes: int
+    """Of the missing shards."""
+    only_fitting: bool
+    refused: set[int] = field(default_factory=set)
+    """Shards that do not fit."""
+    error: Exception | None = None
+    over: threading.Lock = field(default_factory=threading.Lock)
+    """Locked until no shard is missing, or an error ends the call."""
+
+
+class StagingRequests(ABC):
+    """The callers' side of a `dali_pipes.fetch.stager.Stager`, whose threads fill the shards."""
+
+    def __init__(self, share: CacheShare) -> None:
+        self._share = share
+        self._stopped = threading.Event()
+        self._changed = threading.Condition()
+        # The condition's lock guards everything below.
+        self._demand = Demand(share.extent_bytes)
+        self._urgent: set[int] = set()  # a caller waits for these now. Note [urgent] in `dali_pipes.fetch.stager`
+        # The error of each failed shard; ``None`` once a caller got it. The next call that needs the shard tries again.
+        self._failed: dict[int, Exception | None] = {}
+        self._waiters: set[Waiter] = set()
+
+    @abstractmethod
+    def _ask_for(self, num_asked: int) -> None:
+        """Make the threads ask the cache once for this many shards."""
+
+    @property
+    def is_short(self) -> bool:
+        """Whether less is wanted ahead than may be held, so that another window can be asked for."""
+        return self._demand.ahead_bytes < self._share.reserved
+
+    @uninterrupted
+    def stage(self, shards: Sequence[int]) -> None:
+        """Want these ahead, in this order, after those that are wanted already; `unstage` ends it."""
+        with self._changed:
+            self._demand.want_ahead(shards)
+            self._ask_for(len(self._demand.needed_missing) + len(self._demand.ahead_missing))
+
+    @uninterrupted
+    def unstage(self, shards: Sequence[int]) -> None:
+        """End `stage`; shards that are not needed are released."""
+        with self._changed:
+            self._demand.unwant_ahead(shards)
+            self._release_unwanted(shards)
+
+    def need(
+        self, shards: Sequence[int], *, urgent: bool = False, waiting: Callable[[int], None] = lambda _: None
+    ) -> None:
+        """Return when all of these are resident; they stay until `done`. They are fetched before all others.
+
+        Args:
+            shards: The shards that the caller is about to read.
+            urgent: If no thread is free for these, make threads abandon shards that are not needed. Note [urgent].
+            waiting: Called several times a second with the bytes that are still missing.
+
+        Raises:
+            CacheError, DataError, StoreError: The error of one of them. Then none is needed, and the next call tries
+                again.
+            ValueError: If the stager is closed, or was closed during the wait.
+        """
+        self._need(shards, waiting, only_fitting=False, urgent=urgent)
+
+    def need_fitting(self, shards: Sequence[int], *, waiting: Callable[[int], None] = lambda _: None) -> list[int]:
+        """Like `need`, for as many of these as fit into the cache, the first ones first; returns those."""
+        refused = self._need(shards, waiting, only_fitting=True, urgent=False)
+        return [shard for shard in shards if shard not in refused]
+
+    @uninterrupted
+    def need_resident(self, shards: Sequence[int]) -> bool:
+        """Like `need`, if all of these are resident already; else return ``False``, and none is needed."""
+        with self._changed:
+            if not self._demand.held.issuperset(shards):
+                return False
+            self._demand.need(shards)
+            return True
+
+    @uninterrupted
+    def done(self, shards: Sequence[int]) -> None:
+        """End `need`, when the reader that named these is gone."""
+        self._done(shards)
+
+    @uninterrupted
+    def give_up(self) -> None:
+        """End everything that any call needed or staged. Note [interrupts]."""
+        with self._changed:
+            self._close_waiters()
+            self._urgent.clear()
+            self._release_unwanted(self._demand.clear())
+
+    def is_ahead(self, shard: int) -> bool:
+        """Whether the shard is staged."""
+        return shard in self._demand.ahead
+
+    def num_missing(self, shards: Iterable[int]) -> tuple[int, int]:
+        """Count the shards of these that are not resident, and their bytes."""
+        missing = self._demand.not_held(shards)
+        return len(missing), self._demand.bytes_of(missing)
+
+    def _need(
+        self, shards: Sequence[int], waiting: Callable[[int], None], *, only_fitting: bool, urgent: bool
+    ) -> set[int]:
+        waiter = self._begin_wait(shards, only_fitting=only_fitting, urgent=urgent)
+        try:
+            while not waiter.over.acquire(timeout=SHOW_S):
+                waiting(waiter.num_bytes)
+            if waiter.error is not None:
+                raise waiter.error
+            waiting(0)
+        except BaseException:
+            self._cancel_wait(waiter, shards)
+            raise
+        finally:
+            waiter.error = None  # the error holds this frame, which would hold the error
+        return waiter.refused
+
+    @uninterrupted
+    def _begin_wait(self, shards: Sequence[int], *, only_fitting: bool, urgent: bool) -> Waiter:
+        with self._changed:
+            missing = self._demand.not_held(shards)
+            waiter = Waiter(missing=missing, num_bytes=self._demand.bytes_of(missing), only_fitting=only_fitting)
+            waiter.over.acquire()
+            self._demand.need(shards)
+            if urgent:
+                self._urgent |= missing
+            for shard in shards:
+                if self._failed.get(shard, ...) is None:
+                    del self._failed[shard]
+            if self._stopped.is_set():
+                self._end(waiter, _closed())
+            elif not missing:
+                waiter.over.release()
+            elif (failed := next((s for s in self._failed if s in missing), None)) is not None:
+                self._end_with_error(waiter, failed)
+            else:
+                self._waiters.add(waiter)
+                self._ask_for(len(self._demand.needed_missing))
+            return waiter
+
+    @uninterrupted
+    def _cancel_wait(self, waiter: Waiter, shards: Sequence[int]) -> None:
+        with self._changed:
+            self._waiters.discard(waiter)
+            self._done([shard for shard in shards if shard not in waiter.refused])
+
+    def _done(self, shards: Sequence[int]) -> None:
+        with self._changed:
+            self._demand.end_need(shards)
+            self._urgent.difference_update(shards)
+            self._release_unwanted(shards)
+
+    def _release_unwanted(self, shards: Iterable[int]) -> None:
+        unwanted = [shard for shard in shards if not self._demand.is_wanted(shard)]
+        for shard in unwanted:
+            self._failed.pop(shard, None)  # no caller got the error: the next one that wants the shard tries again
+        if not self._stopped.is_set() and (held := {shard for shard in unwanted if shard in self._demand.held}):
+            self._demand.release(held)
+            self._release(list(held))
+
+    def _release(self, shards: Sequence[int]) -> None:
+        self._share.release(shards)
+        self._changed.notify_all()
+
+    # What the threads tell the callers that wait
+
+    def _close_waiters(self) -> None:
+        with self._changed:
+            for waiter in list(self._waiters):
+                self._end(waiter, _closed())
+            self._changed.notify_all()
+
+    def _hold(self, shard: int) -> None:
+        if not self._demand.hold(shard):
+            return
+        self._failed.pop(shard, None)
+        self._urgent.discard(shard)
+        for waiter in [waiter for waiter in self._waiters if shard in waiter.missing]:
+            self._shorten(waiter, {shard})
+
+    def _refuse(self, waiter: Waiter, shards: Iterable[int]) -> None:
+        """Make a caller continue without these."""
+        refused = waiter.missing.intersection(shards)
+        waiter.refused |= refused
+        self._done(list(refused))
+        self._shorten(waiter, refused)
+
+    def _shorten(self, waiter: Waiter, shards: set[int]) -> None:
+        waiter.missing -= shards
+        waiter.num_bytes -= self._demand.bytes_of(shards)
+        if not waiter.missing:
+            self._end(waiter, None)
+
+    def _fail(self, shards: Iterable[int], error: Exception) -> None:
+        self._failed.update((shard, error) for shard in shards)
+        for waiter in list(self._waiters):
+            if (failed := next((s for s in self._failed if s in waiter.missing), None)) is not None:
+                self._end_with_error(waiter, failed)
+
+    def _end_with_error(self, waiter: Waiter, shard: int) -> None:
+        error = self._failed[shard]
+        # A caller that continues after one error must not get others from before it.
+        self._failed = dict.fromkeys(self._failed)
+        self._end(waiter, error)
+
+    def _end(self, waiter: Waiter, error: Exception | None) -> None:
+        waiter.error = error
+        self._waiters.discard(waiter)
+        waiter.over.release()
+
+
+def _closed() -> ValueError:
+    return ValueError("the loader was closed while it waited for shards")
