@@ -244,16 +244,31 @@ class GpuScenario(Scenario[Session, Any, dict[str, Any]]):
 
     def found(self, rounds: Rounds[Any, dict[str, Any]]) -> dict[str, Any]:
         """Return the records, and the points for which there was no time."""
-        points = self.points()
-        late = [point for point in points if not rounds.rows[point] and point not in rounds.errors]
-        return {
-            "records": [
-                _record(point, rounds.rows[point], error=rounds.errors.get(point), workload=self.workload)
-                for point in points
-                if point not in late
-            ],
-            "left_out": [{"variant": point.case.variant, "label": point.label} for point in late],
-        }
+        records: list[dict[str, Any]] = []
+        left_out: list[dict[str, str]] = []
+        for point in rounds.subjects:
+            turns, error = rounds.rows[point], rounds.errors.get(point)
+            if not turns and error is None:
+                left_out.append({"variant": point.case.variant, "label": point.label})
+                continue
+            record = {
+                "scenario": point.case.scenario,
+                "variant": point.case.variant,
+                "label": point.label,
+                "setting": asdict(point.setting),
+            }
+            if error is not None:
+                record["error"] = error
+            if turns:
+                record |= summarised({name: [turn[name] for turn in turns] for name in FIGURES}) | {
+                    "photos": self.workload.photos(point.setting).to_json(),
+                    "host_bytes_per_sample": turns[0]["host_bytes_per_sample"],
+                    "copied_bytes_per_sample": turns[0]["copied_bytes_per_sample"],
+                    "utilisation": turns[-1]["utilisation"],
+                    "repeats": list(turns),
+                }
+            records.append(record)
+        return {"records": records, "left_out": left_out}
 
     @staticmethod
     def table(report: Any) -> str:
@@ -319,29 +334,6 @@ def _copied(step: Callable[[], int], setting: GpuSetting) -> tuple[dict[str, flo
         return None, "CUPTI reported no copy"
     # Includes copies for later batches; about as many copies for these batches were made before.
     return {place: num_bytes / sum(drawn) for place, num_bytes in found.items()}, None
-
-
-def _record(
-    point: Point, turns: Sequence[Mapping[str, Any]], *, error: str | None, workload: Workload
-) -> dict[str, Any]:
-    record: dict[str, Any] = {
-        "scenario": point.case.scenario,
-        "variant": point.case.variant,
-        "label": point.label,
-        "setting": asdict(point.setting),
-        **({} if error is None else {"error": error}),
-    }
-    if not turns:
-        return record
-    return {
-        **record,
-        **summarised({name: [turn[name] for turn in turns] for name in FIGURES}),
-        "photos": workload.photos(point.setting).to_json(),
-        "host_bytes_per_sample": turns[0]["host_bytes_per_sample"],
-        "copied_bytes_per_sample": turns[0]["copied_bytes_per_sample"],
-        "utilisation": turns[-1]["utilisation"],
-        "repeats": list(turns),
-    }
 
 
 def _describe_gpu(session: Session, device: str) -> dict[str, Any] | None:

@@ -212,9 +212,7 @@ def reencode(photos: Photos, *, side: int | None, progressive_share: float | Non
             image = image.resize((max(1, round(image.width * scale)), max(1, round(image.height * scale))))
         # Spread evenly: progressive where the whole part of the count goes up.
         is_progressive = int((number + 1) * share + 1e-9) > int(number * share + 1e-9)
-        stream = io.BytesIO()
-        image.save(stream, "JPEG", quality=QUALITY, subsampling=2, progressive=is_progressive)
-        return stream.getvalue()
+        return _encoded(image, "JPEG", quality=QUALITY, subsampling=2, progressive=is_progressive)
 
     with ThreadPoolExecutor(max_workers=min(32, available_cores())) as pool:
         made = tuple(pool.map(encode, range(len(chosen))))
@@ -227,13 +225,13 @@ def photo_header(data: bytes) -> tuple[bool, int, int]:
         return bool(image.info.get("progressive", 0)), image.height, image.width
 
 
-def draw_shards(directory: Path, *, num: int, num_shards: int = 4, seed: int = 0) -> ShardSet:
-    """Make indexed shards of drawn photos, masks and class ids 1 to 5."""
-    names = [f"drawn-{shard:06d}.tar" for shard in range(num_shards)]
+def draw_shards(directory: Path, *, num: int, num_shards: int = 4) -> ShardSet:
+    """Make indexed shards of drawn photos, masks and class ids 1 to 5, the same each time."""
+    names = tuple(f"drawn-{shard:06d}.tar" for shard in range(num_shards))
     for shard, name in enumerate(names):
         with webdataset.TarWriter(str(directory / name), encoder=False) as writer:
             for number in range(num * shard // num_shards, num * (shard + 1) // num_shards):
-                draw = np.random.default_rng([seed, number])
+                draw = np.random.default_rng([0, number])
                 width, height = DRAWN_SIZES[number % len(DRAWN_SIZES)]
                 writer.write(
                     {
@@ -243,7 +241,7 @@ def draw_shards(directory: Path, *, num: int, num_shards: int = 4, seed: int = 0
                         "trimap.png": _draw_mask(draw, width, height),
                     }
                 )
-    shards = ShardSet(store=LocalStore(directory), names=tuple(names))
+    shards = ShardSet(store=LocalStore(directory), names=names)
     index_shards(shards)
     return shards
 
@@ -252,13 +250,15 @@ def _draw_photo(draw: np.random.Generator, width: int, height: int) -> bytes:
     coarse = Image.fromarray(draw.integers(0, 256, (max(2, height // 24), max(2, width // 24), 3), np.uint8))
     pixels = np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC), np.int16)
     noisy = np.clip(pixels + draw.integers(-9, 10, pixels.shape, np.int16), 0, 255).astype(np.uint8)
-    stream = io.BytesIO()
-    Image.fromarray(noisy).save(stream, "JPEG", quality=QUALITY)
-    return stream.getvalue()
+    return _encoded(Image.fromarray(noisy), "JPEG", quality=QUALITY)
 
 
 def _draw_mask(draw: np.random.Generator, width: int, height: int) -> bytes:
     coarse = Image.fromarray(draw.integers(1, 4, (max(2, height // 40), max(2, width // 40)), np.uint8))
+    return _encoded(coarse.resize((width, height), Image.Resampling.NEAREST), "PNG")
+
+
+def _encoded(image: Image.Image, kind: str, **options: Any) -> bytes:
     stream = io.BytesIO()
-    coarse.resize((width, height), Image.Resampling.NEAREST).save(stream, "PNG")
+    image.save(stream, kind, **options)
     return stream.getvalue()

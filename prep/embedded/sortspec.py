@@ -38,18 +38,24 @@ class SortSpec:
     @classmethod
     def parse(cls, spec: dict[str, Any]) -> "SortSpec":
         """Check a request's JSON; raises `RefusalError`."""
+        try:
+            return cls._parse(spec)
+        except ValueError as exc:
+            raise RefusalError(400, f"[dsort] parse-spec: {exc}") from exc
+
+    @classmethod
+    def _parse(cls, spec: dict[str, Any]) -> "SortSpec":
         source, target = (_bucket(spec.get(name)) for name in ("input_bck", "output_bck"))
         if not source:
-            raise _bad('"input_bck" missing source bucket')
-        algorithm = _algorithm(wire.field_of(spec, "algorithm", dict))
+            raise ValueError('"input_bck" missing source bucket')
         key_map = wire.field_of(spec, "ekm_file", str)
-        size = _size(str(spec.get("output_shard_size") or "0"))
+        size = parse_size(str(spec.get("output_shard_size") or "0"))
         if key_map and not size:
-            raise _bad('"output_shard_size" must be set with an "ekm_file"')
+            raise ValueError('"output_shard_size" must be set with an "ekm_file"')
         input_format = wire.field_of(spec, "input_format", dict)
         names = wire.field_of(input_format, "objnames", list)
         if not all(isinstance(name, str) for name in names):
-            raise _bad('"objnames" must hold names')
+            raise ValueError('"objnames" must hold names')
         template = wire.field_of(input_format, "template", str)
         input_extension = _extension(spec, "input_extension") or extension_of(template) or ".tar"
         output_format = wire.field_of(spec, "output_format", str)
@@ -57,12 +63,12 @@ class SortSpec:
         return cls(
             source=source,
             target=target or source,
-            inputs=names or parse_template(template),
+            inputs=names or Template.parse(template),
             input_extension=input_extension,
             outputs=None if key_map else _outputs(output_format, output_extension),
             output_extension=output_extension,
             output_shard_size=size,
-            algorithm=algorithm,
+            algorithm=_algorithm(wire.field_of(spec, "algorithm", dict)),
             key_map=key_map,
             key_map_separator=wire.field_of(spec, "ekm_file_sep", str),
             description=str(spec.get("description") or ""),
@@ -75,48 +81,34 @@ class SortSpec:
         return (with_extension(name, self.input_extension) for name in self.inputs.names())
 
 
-def parse_template(text: str) -> Template:
-    """Parse a template; refuse it if its braces do not hold an ascending range."""
-    try:
-        return Template.parse(text)
-    except ValueError as exc:
-        raise RefusalError(400, str(exc)) from exc
-
-
 def with_extension(name: str, extension: str) -> str:
     """Add the extension to a name that does not end with it."""
     return name if name.endswith(extension) else f"{name}{extension}"
 
 
-def _bad(what: str) -> RefusalError:
-    return RefusalError(400, f"[dsort] parse-spec: {what}")
-
-
-def _algorithm(algorithm: dict[str, Any]) -> Algorithm:
-    kind, seed = algorithm.get("kind") or "alphanumeric", str(algorithm.get("seed") or "")
+def _algorithm(fields: dict[str, Any]) -> Algorithm:
+    kind, seed = fields.get("kind") or "alphanumeric", str(fields.get("seed") or "")
     if kind == "md5":
         raise wire.unsupported("dSort by md5")
-    if seed and not (re.fullmatch(r"\d{1,19}", seed) and int(seed) < 2**63):
-        raise RefusalError(400, f'invalid seed "{seed}" (expecting integer value)')
-    extension = algorithm.get("extension")
-    if kind == "content" and not (isinstance(extension, str) and re.fullmatch(r"\s*\..*\S\s*", extension)):
-        raise RefusalError(400, f'algorithm: invalid extension "{extension}" (expecting e.g. ".cls")')
-    try:
-        return Algorithm(
-            kind=kind,
-            seed=int(seed or time.time_ns()) if kind == "shuffle" else 0,
-            decreasing=algorithm.get("decreasing") is True and kind in ("alphanumeric", "content"),
-            component=str(extension) if kind == "content" else "",
-            key_type=str(algorithm.get("content_key_type")) if kind == "content" else "string",
-        )
-    except ValueError as exc:
-        raise RefusalError(400, f"[dsort] parse-spec: {exc}") from exc
+    if not re.fullmatch(r"\d{0,19}", seed):
+        raise ValueError(f'invalid seed "{seed}" (expecting integer value)')
+    is_content = kind == "content"
+    extension = fields.get("extension")
+    if is_content and not (isinstance(extension, str) and re.fullmatch(r"\s*\..*\S\s*", extension)):
+        raise ValueError(f'invalid extension "{extension}" of the algorithm (expecting e.g. ".cls")')
+    return Algorithm(
+        kind=kind,
+        seed=int(seed or time.time_ns()) if kind == "shuffle" else 0,
+        decreasing=fields.get("decreasing") is True and kind in ("alphanumeric", "content"),
+        component=str(extension) if is_content else "",
+        key_type=str(fields.get("content_key_type")) if is_content else "string",
+    )
 
 
 def _outputs(text: str, extension: str) -> Template:
-    outputs = parse_template(text.strip())
+    outputs = Template.parse(text.strip())
     if not len(outputs):
-        raise RefusalError(400, "prefix-only template not supported: output_format needs a range of numbers in braces")
+        raise ValueError("prefix-only template not supported: output_format needs a range of numbers in braces")
     for name in outputs.ends():  # the names between the first and the last have the same parts
         wire.check_object_name(with_extension(name, extension))
     return outputs
@@ -137,10 +129,3 @@ def _bucket(model: object) -> str:
         raise wire.unsupported(f"dSort of {model['provider']}:// buckets")
     wire.check_bucket_name(str(model["name"]))
     return str(model["name"])
-
-
-def _size(text: str) -> int:
-    try:
-        return parse_size(text)
-    except ValueError as exc:
-        raise _bad(f'"output_shard_size" invalid size "{text}"') from exc

@@ -8,7 +8,7 @@ import pytest
 
 from dali_pipes.store.templates import Template
 from prep.embedded.dsort import SortJob, read_status
-from prep.embedded.sortspec import SortSpec, parse_template
+from prep.embedded.sortspec import SortSpec
 from prep.embedded.storage import Storage
 from prep.embedded.wire import RefusalError
 from tests.prep.embedded.tars import make_tar, read_tar
@@ -140,7 +140,7 @@ def test_template_names(text: str, expected: list[str]) -> None:
 def test_template_that_is_none_is_refused(text: str) -> None:
     """400 where a cluster breaks the connection."""
     with pytest.raises(RefusalError) as refused:
-        parse_template(text)
+        SortSpec.parse(SPEC | {"input_format": {"template": text}})
     assert refused.value.status == 400
 
 
