@@ -5,6 +5,7 @@ arrays of the inputs are those of `dali`, sample for sample, and so is the index
 """
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -33,7 +34,7 @@ def open_loader(shards: "ShardSet", *, options: LoaderOptions) -> Iterator[Bench
     import torch
 
     import dali_pipes as dp
-    from dali_pipes.data_set.indexing import index_reader
+    from dali_pipes.data_set.indexing import read_index
     from dali_pipes.formats.manifest import Manifest
     from dali_pipes.formats.names import manifest_name
     from dali_pipes.graph.decode import DecodePipeline
@@ -41,12 +42,12 @@ def open_loader(shards: "ShardSet", *, options: LoaderOptions) -> Iterator[Bench
 
     name = manifest_name(shards.prefix)
     manifest = Manifest.from_bytes(shards.store.read(name), where=name).select(shards.names, where=name)
-    read_index = index_reader(shards.store, manifest)
-    samples = Samples(manifest, read_index)
+    read = functools.partial(read_index, shards.store, manifest)
+    samples = Samples(manifest, read)
     device = delivery_device(options.device)
     decode = DecodePipeline(
         dp.segmentation(crop=options.crop, photo=options.photo, mask=options.mask),
-        samples=StoredSamples(manifest, read_index),
+        samples=StoredSamples(manifest, read),
         batch_size=options.batch_size,
         device_id=None if device == "cpu" else torch.cuda.current_device(),
         num_threads=options.num_threads,

@@ -1,4 +1,7 @@
-"""Open a data set: the manifest of the named shards, their indexes and columns, and what stages them. Needs no DALI."""
+"""Open a data set: the manifest, indexes and columns of the named shards, and the objects that stage them.
+
+This needs no DALI.
+"""
 
 import logging
 import time
@@ -12,13 +15,12 @@ from dali_pipes.cache.extents import EXTENT_ALIGNMENT, extent_starts
 from dali_pipes.cache.placement import place
 from dali_pipes.cache.share import CacheShare, cache_file_key
 from dali_pipes.data_set.find import NamedSets
-from dali_pipes.data_set.indexing import find_columns, find_manifest, index_in_memory, index_reader
+from dali_pipes.data_set.indexing import IndexedShards, find_columns, find_manifest, index_in_memory, read_index
 from dali_pipes.data_set.joined import MixtureFetcher, check_class_tables, join_manifests, split_set
 from dali_pipes.errors import DataError
 from dali_pipes.fetch.fetcher import NUM_FETCHERS, Fetcher
 from dali_pipes.fetch.local import WithIndexes
 from dali_pipes.fetch.stager import Stager
-from dali_pipes.formats.manifest import Manifest
 from dali_pipes.formats.names import columns_name, index_name, manifest_name
 from dali_pipes.formats.sample_columns import Columns, SampleColumns, join_columns
 from dali_pipes.store.base import Store
@@ -26,6 +28,7 @@ from dali_pipes.store.shard_set import ShardSet
 
 if TYPE_CHECKING:
     from dali_pipes.fetch.through_etl import WholeShards
+    from dali_pipes.formats.manifest import Manifest
 
 
 _log = logging.getLogger(__name__)
@@ -49,20 +52,21 @@ class DataSet:
         self._is_mixture = isinstance(shards, NamedSets)
         named = shards.sets if isinstance(shards, NamedSets) else {"": shards}
         self._sets = {name: _Set(set_) for name, set_ in named.items()}
-        sets = list(self._sets.values())
         self.set_names: tuple[str, ...] = tuple(named)
         """Names of a mixture's data sets, in order; one empty name if there is only one data set."""
-        self.set_shards: list[int] = [set_.manifest.num_shards for set_ in sets]
+        self.set_shards: list[int] = [set_.manifest.num_shards for set_ in self._sets.values()]
         """The number of shards of each data set, in order."""
         self.weights: tuple[float, ...] | None = shards.weights if isinstance(shards, NamedSets) else None
         """For each data set its part of the samples that are read; ``None`` if the mixture gives no weights."""
         self.indexes: dict[str, bytes] | None = None
         """Shard indexes that were made now, by object name; ``None`` if the stores have all of them."""
         for name, set_ in self._sets.items():
-            if set_.indexes is not None:
-                made = {self._combined(name, index): data for index, data in set_.indexes.items()}
+            if set_.made is not None:
+                prefix = f"{name}/" if self._is_mixture else ""
+                made = {f"{prefix}{index}": data for index, data in set_.made.indexes.items()}
                 self.indexes = (self.indexes or {}) | made
         self._whole_shards: WholeShards | None = None
+        sets = list(self._sets.values())
         self.whole: Manifest = sets[0].whole
         """The manifest of all shards that were indexed together."""
         self.rows: Int64s = sets[0].rows
@@ -96,10 +100,10 @@ class DataSet:
 
     def read_index(self, shard: int) -> bytes:
         """A shard's index, from its store or as it was made now."""
-        for set_, num_shards in zip(self._sets.values(), self.set_shards, strict=True):
-            if shard < num_shards:
+        for set_ in self._sets.values():
+            if shard < set_.manifest.num_shards:
                 return set_.read_index(shard)
-            shard -= num_shards
+            shard -= set_.manifest.num_shards
         raise IndexError(f"shard must be in [0, {self.manifest.num_shards})")
 
     def read_range(self, shard: int, *, start: int, size: int) -> bytes:
@@ -121,7 +125,7 @@ class DataSet:
         )
 
     def close(self) -> None:
-        """Release what `read_range` keeps. Can be called twice."""
+        """Release the shards that `read_range` keeps. Can be called twice."""
         if self._whole_shards is not None:
             self._whole_shards.close()
 
@@ -152,11 +156,7 @@ class DataSet:
         return all(set_.has_columns() for set_ in self._sets.values())
 
     def check_classes(self) -> None:
-        """Refuse to number the classes of a mixture whose class tables do not go together.
-
-        Raises:
-            DataError: See `dali_pipes.data_set.joined.check_class_tables`.
-        """
+        """Refuse to number the classes of a mixture: see `dali_pipes.data_set.joined.check_class_tables`."""
         if self._is_mixture:
             check_class_tables({name: set_.whole.classes for name, set_ in self._sets.items()})
 
@@ -180,12 +180,12 @@ class DataSet:
     def open_share(
         self, *, reserved: int | None, is_windowed: bool, group: int, cache_dir: Path | None, cache_bytes: int | None
     ) -> CacheShare:
-        """A share of the cache file of these shards.
+        """A share of the cache file of these shards: see `dali_pipes.cache.share.CacheShare`.
 
         Args:
             reserved: Bytes that must be resident at a time; ``None``: as many as fit.
             is_windowed: Whether ``reserved`` is for two windows.
-            group: See `dali_pipes.cache.share.CacheShare`.
+            group: The loaders that share the reservation.
             cache_dir: The directory of cache files; ``None``: see `dali_pipes.cache.placement`.
             cache_bytes: The limit for all cache files there.
 
@@ -214,12 +214,8 @@ class DataSet:
         )
 
     def _place(self, name: str) -> tuple[Store, str]:
-        """The store of an object, and the object's name there."""
         set_, object_name = split_set(name) if self._is_mixture else ("", name)
         return self._sets[set_].shards.store, object_name
-
-    def _combined(self, set_: str, name: str) -> str:
-        return f"{set_}/{name}" if self._is_mixture else name
 
 
 class _Set:
@@ -227,11 +223,12 @@ class _Set:
 
     def __init__(self, shards: ShardSet) -> None:
         self.shards = shards
-        self.indexes: dict[str, bytes] | None = None
-        self._made_columns: SampleColumns | None = None
+        self.made: IndexedShards | None = None
+        """The files that were made now, if no manifest lies beside the shards."""
         found = find_manifest(shards)
         if found is None:
-            found = self._index()
+            self.made = _index_now(shards)
+            found = self.made.manifest
         self.whole: Manifest = found
         self.rows = found.rows_of(shards.names, where=shards.store.locate(manifest_name(shards.prefix)))
         self.manifest = found.take(self.rows)
@@ -239,18 +236,16 @@ class _Set:
             raise DataError(f"'{shards.url}': {self.manifest.num_shards} shards hold no sample")
 
     def read_index(self, shard: int) -> bytes:
-        if self.indexes is not None:
-            return self.indexes[index_name(self.manifest.names[shard])]
-        return index_reader(self.shards.store, self.manifest)(shard)
+        if self.made is not None:
+            return self.made.indexes[index_name(self.manifest.names[shard])]
+        return read_index(self.shards.store, self.manifest, shard)
 
     def has_columns(self) -> bool:
-        if self._made_columns is not None:
-            return True
-        return self.shards.store.size(columns_name(self.shards.prefix)) is not None
+        return self.made is not None or self.shards.store.size(columns_name(self.shards.prefix)) is not None
 
     def columns(self) -> SampleColumns:
         """Of all samples of ``whole``."""
-        found = self._made_columns if self._made_columns is not None else find_columns(self.shards, self.whole)
+        found = self.made.columns if self.made is not None else find_columns(self.shards, self.whole)
         if found is None:
             name = self.shards.store.locate(columns_name(self.shards.prefix))
             raise DataError(
@@ -259,18 +254,18 @@ class _Set:
             )
         return found
 
-    def _index(self) -> Manifest:
-        started = time.perf_counter()
-        made = index_in_memory(self.shards)
-        self.indexes, self._made_columns = dict(made.indexes), made.columns
-        etl = self.shards.store.etl
-        _log.warning(
-            "no manifest beside the shards of '%s'%s: indexed %d of them in %.1f s; to skip this next time, store the "
-            "index: %s",
-            self.shards.url,
-            f" as ETL '{etl}' gives them" if etl else "",
-            made.manifest.num_shards,
-            time.perf_counter() - started,
-            self.shards.index_command,
-        )
-        return made.manifest
+
+def _index_now(shards: ShardSet) -> IndexedShards:
+    started = time.perf_counter()
+    made = index_in_memory(shards)
+    etl = shards.store.etl
+    _log.warning(
+        "no manifest beside the shards of '%s'%s: indexed %d of them in %.1f s; to skip this next time, store the "
+        "index: %s",
+        shards.url,
+        f" as ETL '{etl}' gives them" if etl else "",
+        made.manifest.num_shards,
+        time.perf_counter() - started,
+        shards.index_command,
+    )
+    return made

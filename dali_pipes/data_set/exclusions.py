@@ -1,7 +1,7 @@
-"""Find the ordinals that a plan leaves out: listed samples, those that a predicate refuses, and incomplete ones.
+"""Find the ordinals that a plan leaves out: listed samples, samples that a predicate refuses, and incomplete ones.
 
-Only the needed files are read: the column file for keys and labels, the indexes of shards that a list names, and none
-if the manifest's sums show that no sample lacks a component.
+Only the needed files are read: the column file for keys and labels, and the indexes of shards that a list names. No
+file is read if the manifest's sums show that no sample lacks a component.
 """
 
 import logging
@@ -22,7 +22,6 @@ from dali_pipes.formats.names import index_name
 from dali_pipes.formats.quarantine import Exclusion, read_exclusions
 from dali_pipes.formats.sample_columns import Columns, Where
 from dali_pipes.formats.shard_index import ShardIndex
-from dali_pipes.formats.texts import Texts
 
 _log = logging.getLogger(__name__)
 
@@ -132,19 +131,16 @@ class _Choice:
                 by_key.setdefault(entry.key, entry)
             else:
                 by_shard[entry.shard].append(entry)
-        found = [self._listed_in_shards(by_shard), self._listed_by_key(by_key)]
-        return np.concatenate(found)
+        return np.concatenate([self._listed_in_shards(by_shard), self._listed_by_key(by_key)])
 
     def _listed_in_shards(self, by_shard: Mapping[str, Sequence[Exclusion]]) -> Int64s:
         numbers = self._shard_numbers(by_shard)
-        num_elsewhere = sum(len(entries) for name, entries in by_shard.items() if name not in numbers)
-        if num_elsewhere:
-            example = next(name for name in by_shard if name not in numbers)
+        if elsewhere := [entry for name, entries in by_shard.items() if name not in numbers for entry in entries]:
             _log.warning(
                 "exclude: %d of %d listed samples are in shards that the loader does not read, such as '%s'",
-                num_elsewhere,
+                len(elsewhere),
                 sum(map(len, by_shard.values())),
-                example,
+                elsewhere[0].shard,
             )
         by_number: dict[int, list[Exclusion]] = defaultdict(list)
         for name, number in numbers.items():
@@ -158,12 +154,11 @@ class _Choice:
                         f"{entry.where}: shard '{self._manifest.names[number]}' has no key '{entry.key}'; was the list "
                         "made from these shards, as they are now? mend the line, or delete it"
                     )
-            first = int(self._stops[number] - self._manifest.samples[number])
-            ordinals += [first + row for found in rows.values() for row in found]
+            ordinals += [self._first(number) + row for found in rows.values() for row in found]
         return np.array(ordinals, np.int64)
 
     def _shard_numbers(self, by_shard: Mapping[str, Sequence[Exclusion]]) -> dict[str, int]:
-        """Name as listed -> the loader's shard. In a mixture, a shard's own name is looked up, too."""
+        """Name as listed -> the loader's shard. In a mixture, a shard is also found by its name without the set's."""
         if not by_shard:
             return {}
         indexed = self._indexed
@@ -234,9 +229,12 @@ class _Choice:
             for name in asked:
                 if name in index.offsets:
                     is_there |= index.offsets[name] >= 0
-            first = int(self._stops[number] - self._manifest.samples[number])
-            ordinals.append(first + np.flatnonzero(~is_there))
+            ordinals.append(self._first(number) + np.flatnonzero(~is_there))
         return np.concatenate(ordinals)
+
+    def _first(self, shard: int) -> int:
+        """The ordinal of a shard's first sample."""
+        return int(self._stops[shard] - self._manifest.samples[shard])
 
     def _indexes(self, shards: Sequence[int]) -> Iterator[tuple[int, ShardIndex]]:
         """Yield these shards' indexes, in order, without keeping them."""
@@ -246,18 +244,18 @@ class _Choice:
                 yield from zip(numbers, readers.map(self._read_index, numbers), strict=True)
 
     def _read_index(self, shard: int) -> ShardIndex:
-        name = index_name(self._manifest.names[shard])
-        index = ShardIndex.from_bytes(self._indexed.read_index(shard), where=self._indexed.locate(name))
-        if index.num_samples != self._manifest.samples[shard]:
+        where, expected = self._indexed.locate(index_name(self._manifest.names[shard])), self._manifest.samples[shard]
+        index = ShardIndex.from_bytes(self._indexed.read_index(shard), where=where)
+        if index.num_samples != expected:
             raise DataError(
-                f"index '{self._indexed.locate(name)}' lists {index.num_samples} samples, the manifest says "
-                f"{self._manifest.samples[shard]}; rebuild it: dali-pipes prep index URL"
+                f"index '{where}' lists {index.num_samples} samples, the manifest says {expected}; rebuild it: "
+                "dali-pipes prep index URL"
             )
         return index
 
 
-def _rows_of(keys: Sequence[str] | Texts, wanted: Iterable[str]) -> dict[str, list[int]]:
-    """Key -> its rows, for the keys that are found; a key may be in several shards."""
+def _rows_of(keys: Sequence[str], wanted: Iterable[str]) -> dict[str, list[int]]:
+    """Key -> its rows, for the wanted keys that are found; a key may be in several shards."""
     asked = frozenset(wanted)
     rows: dict[str, list[int]] = {}
     for row, key in enumerate(keys):

@@ -1,4 +1,4 @@
-"""Index shards in memory: read each tar once, and make its shard index, the manifest and the columns.
+"""Index shards: read each tar once, and make its shard index, the manifest and the columns.
 
 `prep.index` writes the results to the store. A loader of shards without a manifest keeps them in memory.
 """
@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -34,8 +34,7 @@ _CONTROL = re.compile("[\x00-\x1f\x7f\x80-\x9f\ud800-\udfff]")
 Int64s = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, kw_only=True)
-class IndexedShards:
+class IndexedShards(NamedTuple):
     """The result of `index_in_memory`: the files that `prep.index.index_shards` writes."""
 
     manifest: Manifest
@@ -49,11 +48,11 @@ def index_in_memory(
 ) -> IndexedShards:
     """Like `prep.index.index_shards`, but keep the files in memory, for shards that are not indexed.
 
-    Each shard is read in full. A shard index takes about 70 bytes for a sample of three components, the columns 20.
+    Each shard is read in full. For a sample of three components, a shard index takes about 70 bytes, the columns 20.
     """
     indexes: dict[str, bytes] = {}
     manifest, columns = index_each(shards, indexes.__setitem__, classes=classes, show_progress=show_progress)
-    return IndexedShards(manifest=manifest, indexes=indexes, columns=columns)
+    return IndexedShards(manifest, indexes, columns)
 
 
 def find_manifest(shards: ShardSet) -> Manifest | None:
@@ -69,9 +68,12 @@ def find_manifest(shards: ShardSet) -> Manifest | None:
     where = shards.store.locate(name)
     manifest = Manifest.from_bytes(data, where=where)
     if manifest.etl != shards.store.etl:
+        found, expected = (
+            f"as ETL '{etl}' gives them" if etl else "as they are stored" for etl in (manifest.etl, shards.store.etl)
+        )
         raise DataError(
-            f"manifest '{where}' describes shards {_how_read(manifest.etl)}, expected one of shards "
-            f"{_how_read(shards.store.etl)}; was it renamed? {shards.index_command}"
+            f"manifest '{where}' describes shards {found}, expected one of shards {expected}; was it renamed? "
+            f"{shards.index_command}"
         )
     return manifest
 
@@ -94,15 +96,15 @@ def index_each(
     store, names = shards.store, shards.names
     etl = store.etl
     stored_sizes = [entry.size for entry in shards.entries()]
-    # The size of a transformed shard is not known before it is read.
-    sizes: list[int | None] = [None] * len(names) if etl else list(stored_sizes)
     if classes is None:
         classes = read_class_table(store, shards.prefix)
 
     def index_one(row: int) -> tuple[ShardIndex, bytes]:
         try:
             with store.open(names[row]) as stream:
-                index = index_shard(stream, shard=names[row], size=sizes[row], classes=classes)
+                # The size of a transformed shard is not known before it is read.
+                size = None if etl else stored_sizes[row]
+                index = index_shard(stream, shard=names[row], size=size, classes=classes)
         except DataError as exc:
             if not etl:
                 raise
@@ -167,16 +169,17 @@ def index_shard(
         stream: The tar's bytes.
         shard: Its name.
         size: Its size in bytes, if known: see `ArchiveReader`.
-        classes: See `prep.index.index_shards`.
+        classes: The class table.
 
     Raises:
-        DataError: See `prep.index.index_shards`; names the shard.
+        DataError: If the archive or a name in it is broken, a sample's members do not stand together, a component
+            occurs twice, or a label is not an integer or not in the class table; names the shard.
     """
     archive = ArchiveReader(stream, shard=shard, size=size)
     rows: list[_Row] = []
-    finished: set[str] = set()
+    keys: set[str] = set()
     for member in archive:
-        _add_member(rows, finished, member, shard=shard, classes=classes)
+        _add_member(rows, keys, member, shard=shard, classes=classes)
     return _columns(rows, shard=shard, archive=archive)
 
 
@@ -216,18 +219,18 @@ class _Row:
 
 
 def _add_member(
-    rows: list[_Row], finished: set[str], member: Member, *, shard: str, classes: Mapping[int, str] | None
+    rows: list[_Row], keys: set[str], member: Member, *, shard: str, classes: Mapping[int, str] | None
 ) -> None:
     key, component = member.key, member.component
     check_member_name(member.name, shard=shard)
     where = f"shard '{shard}', key '{key}'"
     if not rows or rows[-1].key != key:
-        if key in finished:
+        if key in keys:
             raise DataError(
                 f"{where}: member '{member.name}' comes after other samples; the members of a sample must stand "
                 "together: sort the files by name before you pack them"
             )
-        finished.add(key)
+        keys.add(key)
         rows.append(_Row(key=key))
     row = rows[-1]
     if component in row.places:
@@ -236,7 +239,8 @@ def _add_member(
     if component == LABEL_COMPONENT:
         row.label = parse_label(member.read(), shard=shard, key=key)
         if classes and row.label not in classes:
-            raise DataError(f"{where}: class id {row.label} is not in the class table ({_span(classes)})")
+            table = f"{len(classes)} classes, {min(classes)} to {max(classes)}"
+            raise DataError(f"{where}: class id {row.label} is not in the class table ({table})")
     elif is_photo(component):
         header = read_photo_header(member.read())
         has_size = all(isinstance(side, int) and 0 < side < 2**31 for side in (header.height, header.width))
@@ -245,7 +249,7 @@ def _add_member(
 
 
 def check_member_name(name: str, *, shard: str) -> None:
-    # Messages and lists show one key on each line, so a name must hold no control character.
+    """Refuse a member's name that is not UTF-8 or holds a control character: messages and lists have a key per line."""
     if name.isprintable() or not _CONTROL.search(name):
         return
     shown = name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
@@ -290,14 +294,15 @@ class _Totals:
 
 def _columns(rows: list[_Row], *, shard: str, archive: ArchiveReader) -> ShardIndex:
     components = sorted({component for row in rows for component in row.places})
-    absent = (-1, 0)
-    places = {c: np.array([row.places.get(c, absent) for row in rows], np.int64).reshape(-1, 2) for c in components}
-    headers = {
-        c: np.array([row.photos.get(c, (0, 0, 0)) for row in rows], np.int64).reshape(-1, 3)
-        for c in components
-        if is_photo(c)
-    }
-    has_labels = LABEL_COMPONENT in places
+    places = {c: np.array([row.places.get(c, (-1, 0)) for row in rows], np.int64) for c in components}
+    photos = {}
+    for component in filter(is_photo, components):
+        header = np.array([row.photos.get(component, (0, 0, 0)) for row in rows], np.int64)
+        photos[component] = PhotoColumns(
+            height=header[:, 0].astype(np.int32),
+            width=header[:, 1].astype(np.int32),
+            format=header[:, 2].astype(np.uint8),
+        )
     return ShardIndex(
         shard=shard,
         shard_bytes=archive.num_bytes,
@@ -305,41 +310,23 @@ def _columns(rows: list[_Row], *, shard: str, archive: ArchiveReader) -> ShardIn
         keys=tuple(row.key for row in rows),
         offsets={c: place[:, 0] for c, place in places.items()},
         sizes={c: place[:, 1] for c, place in places.items()},
-        labels=np.array([row.label for row in rows], np.int64) if has_labels else None,
-        photos={
-            c: PhotoColumns(
-                height=header[:, 0].astype(np.int32),
-                width=header[:, 1].astype(np.int32),
-                format=header[:, 2].astype(np.uint8),
-            )
-            for c, header in headers.items()
-        },
+        labels=np.array([row.label for row in rows], np.int64) if LABEL_COMPONENT in places else None,
+        photos=photos,
     )
 
 
-def _how_read(etl: str) -> str:
-    return f"as ETL '{etl}' gives them" if etl else "as they are stored"
+def read_index(store: Store, manifest: Manifest, shard: int) -> bytes:
+    """A shard's index from the store.
 
-
-def _span(classes: Mapping[int, str]) -> str:
-    return f"{len(classes)} classes, {min(classes)} to {max(classes)}"
-
-
-def index_reader(store: Store, manifest: Manifest) -> Callable[[int], bytes]:
-    """A function that reads a shard's index from the store.
-
-    It raises `DataError` if an index is not the one that the manifest was made with.
+    Raises:
+        DataError: If it is not the index that the manifest was made with.
     """
-
-    def read(shard: int) -> bytes:
-        name = index_name(manifest.names[shard])
-        data = store.read(name)
-        if len(data) != manifest.index_bytes[shard] or checksum(data) != manifest.index_checksums[shard]:
-            raise DataError(
-                f"'{store.locate(name)}' is not the index that the manifest was made with: {len(data)} bytes, xxhash2 "
-                f"{checksum(data):016x}; expected {manifest.index_bytes[shard]}, "
-                f"{manifest.index_checksums[shard]:016x}; index the shards anew: dali-pipes prep index URL"
-            )
-        return data
-
-    return read
+    name = index_name(manifest.names[shard])
+    data = store.read(name)
+    if len(data) != manifest.index_bytes[shard] or checksum(data) != manifest.index_checksums[shard]:
+        raise DataError(
+            f"'{store.locate(name)}' is not the index that the manifest was made with: {len(data)} bytes, xxhash2 "
+            f"{checksum(data):016x}; expected {manifest.index_bytes[shard]}, {manifest.index_checksums[shard]:016x}; "
+            "index the shards anew: dali-pipes prep index URL"
+        )
+    return data

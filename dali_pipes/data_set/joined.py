@@ -4,6 +4,7 @@ In the joined manifest a shard is called ``SET/SHARD``. Other code uses it like 
 store for an object splits the name again.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -11,7 +12,6 @@ import numpy as np
 from dali_pipes.errors import DataError
 from dali_pipes.fetch.fetcher import Fetcher, Wanted
 from dali_pipes.formats.manifest import UNSIZED, Manifest
-from dali_pipes.formats.texts import Texts, pack_texts
 from dali_pipes.store.base import Store
 
 _UNKNOWN = "unknown"  # photos of this format have no size either
@@ -21,9 +21,6 @@ class MixtureFetcher:
     """A `dali_pipes.fetch.fetcher.Fetcher` for combined names, which reads each set's objects from its own store.
 
     A store's fetcher is opened for its first object. Sets with the same store and ETL share one fetcher.
-
-    Args:
-        stores: Name of the set -> its store.
     """
 
     def __init__(self, stores: Mapping[str, Store]) -> None:
@@ -64,15 +61,14 @@ def join_manifests(parts: Mapping[str, Manifest]) -> Manifest:
     """
     manifests = list(parts.values())
     classes: dict[int, str] = {}
-    components: dict[str, int] = {}
+    components: Counter[str] = Counter()
     for manifest in manifests:
         classes = dict(manifest.classes) | classes
-        for component, count in manifest.components.items():
-            components[component] = components.get(component, 0) + count
-    labels = [manifest.labels for manifest in manifests if manifest.labels]
-    names = [f"{set_}/{name}" for set_, manifest in parts.items() for name in manifest.names]
+        components.update(manifest.components)
+    ids = [label for manifest in manifests for label in manifest.labels.values()]
+    etls = [manifest.etl for manifest in manifests]
     return Manifest(
-        names=Texts(*pack_texts(names)),
+        names=[f"{set_}/{name}" for set_, manifest in parts.items() for name in manifest.names],
         shard_bytes=np.concatenate([manifest.shard_bytes for manifest in manifests]),
         checksums=np.concatenate([manifest.checksums for manifest in manifests]),
         samples=np.concatenate([manifest.samples for manifest in manifests]),
@@ -81,24 +77,16 @@ def join_manifests(parts: Mapping[str, Manifest]) -> Manifest:
         components=components,
         classes=classes,
         photos=_joined_photos([manifest.photos for manifest in manifests]),
-        labels={
-            "min": min(found["min"] for found in labels),
-            "max": max(found["max"] for found in labels),
-        }
-        if labels
-        else {},
-        etl=";".join(manifest.etl for manifest in manifests) if any(manifest.etl for manifest in manifests) else "",
+        labels={"min": min(ids), "max": max(ids)} if ids else {},
+        etl=";".join(etls) if any(etls) else "",
     )
 
 
 def check_class_tables(tables: Mapping[str, Mapping[int, str]]) -> None:
-    """Refuse class tables that contradict each other, for contiguous labels over all sets.
+    """Refuse class tables (by the names of the sets) that contradict each other, for contiguous labels over all sets.
 
     Raw ids are not checked: data sets that each count their classes from 1 can be mixed if the graph uses no label, or
     if a training step tells the sets apart by their shards.
-
-    Args:
-        tables: Name of the set -> its class table.
 
     Raises:
         DataError: If a set has no table, or two sets have different names for an id; shows both.
@@ -123,17 +111,14 @@ def check_class_tables(tables: Mapping[str, Mapping[int, str]]) -> None:
 
 def _joined_photos(parts: Sequence[Mapping[str, Mapping[str, int]]]) -> dict[str, dict[str, int]]:
     photos: dict[str, dict[str, int]] = {}
-    num_unsized: dict[str, int] = {}
-    for part in parts:
-        for component, counts in part.items():
-            joined = photos.setdefault(component, {})
-            for kind, count in counts.items():
-                if kind != UNSIZED:
-                    joined[kind] = joined.get(kind, 0) + count
-            # A manifest gives this number only where it differs from the number of unknown photos.
-            unsized = counts.get(UNSIZED, counts.get(_UNKNOWN, 0))
-            num_unsized[component] = num_unsized.get(component, 0) + unsized
-    for component, counts in photos.items():
-        if num_unsized[component] != counts.get(_UNKNOWN, 0):
-            counts[UNSIZED] = num_unsized[component]
+    for component in {component: None for part in parts for component in part}:
+        counted = [part[component] for part in parts if component in part]
+        joined = Counter[str]()
+        for counts in counted:
+            joined.update(counts)
+        # A manifest gives this number only where it differs from the number of unknown photos.
+        joined[UNSIZED] = sum(counts.get(UNSIZED, counts.get(_UNKNOWN, 0)) for counts in counted)
+        if joined[UNSIZED] == joined[_UNKNOWN]:
+            del joined[UNSIZED]
+        photos[component] = dict(joined)
     return photos

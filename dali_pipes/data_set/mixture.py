@@ -1,7 +1,7 @@
 """Name several data sets that a loader reads as one."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -39,20 +39,19 @@ class Mixture:
             raise ValueError("a mixture must have at least one data set, got none")
         for name in self.sets:
             _check_name(name)
-        copied = {
-            name: shards if isinstance(shards, str | Path) else tuple(shards) for name, shards in self.sets.items()
-        }
-        object.__setattr__(self, "sets", copied)
+        sets = {name: shards if isinstance(shards, str | Path) else tuple(shards) for name, shards in self.sets.items()}
+        object.__setattr__(self, "sets", sets)
         if self.weights is not None:
-            object.__setattr__(self, "weights", _checked_weights(self.weights, copied))
+            object.__setattr__(self, "weights", _checked_weights(self.weights, sets))
         if not isinstance(self.etl, Mapping):
             raise TypeError(f"etl must be a mapping of data sets' names to ETLs, got {type(self.etl).__name__}")
-        if unknown := sorted(map(str, self.etl.keys() - copied.keys())):
-            raise ValueError(
-                f"etl must be given for some of the sets {', '.join(map(repr, copied))}, got one for "
-                f"{', '.join(map(repr, unknown))}"
-            )
+        if unknown := sorted(map(str, self.etl.keys() - sets.keys())):
+            raise ValueError(f"etl must be given for some of the sets {_quoted(sets)}, got one for {_quoted(unknown)}")
         object.__setattr__(self, "etl", dict(self.etl))
+
+
+def _quoted(names: Iterable[object]) -> str:
+    return ", ".join(map(repr, names))
 
 
 def _check_name(name: object) -> None:
@@ -66,16 +65,13 @@ def _check_name(name: object) -> None:
 
 
 def _checked_weights(weights: object, sets: Mapping[str, ShardUrls]) -> dict[str, float]:
-    """The weights in the order of the sets."""
     if not isinstance(weights, Mapping):
         raise TypeError(f"weights must be a mapping of names to numbers, got {type(weights).__name__}")
     if weights.keys() != sets.keys():
         missing, unknown = sorted(sets.keys() - weights.keys()), sorted(map(str, weights.keys() - sets.keys()))
-        found = [f"none for {', '.join(map(repr, missing))}"] if missing else []
-        found += [f"one for {', '.join(map(repr, unknown))}"] if unknown else []
-        raise ValueError(
-            f"weights must be given for exactly the sets {', '.join(map(repr, sets))}, got {'; '.join(found)}"
-        )
+        found = [f"none for {_quoted(missing)}"] if missing else []
+        found += [f"one for {_quoted(unknown)}"] if unknown else []
+        raise ValueError(f"weights must be given for exactly the sets {_quoted(sets)}, got {'; '.join(found)}")
     for name, weight in weights.items():
         if isinstance(weight, bool) or not isinstance(weight, int | float):
             raise TypeError(f"a weight must be a number, got {weight!r} for '{name}'")

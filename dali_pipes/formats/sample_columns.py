@@ -17,13 +17,13 @@ column         dtype       holds
                            components that some samples lack
 =============  ==========  ===========================================================================================
 
-The header, in JSON, has ``manifest``, the manifest's digest, and ``components``, sorted by name. Every sample has the
-components without a ``has/C``. If a data set has more than `MAX_COMPONENTS` components, the header lists the first ones
-and ``cls``.
+The header, in JSON, has ``manifest``, the manifest's digest, and ``components``, sorted by name. Every sample has each
+component that has no column ``has/C``. If a data set has more than `MAX_COMPONENTS` components, the header lists the
+first ones and ``cls``.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -80,11 +80,9 @@ class SampleColumns:
         return lacking
 
     def of_shards(self, samples: Int64s, rows: Int64s) -> "SampleColumns":
-        """The columns of some shards, in the order given; itself if these are all shards in their own order.
+        """The columns of the shards ``rows``, in the order given; itself if these are all shards in their own order.
 
-        Args:
-            samples: int64 [shards], the number of samples in each shard of these columns.
-            rows: The shards to take.
+        ``samples`` is int64 [shards], the number of samples in each shard of these columns.
         """
         if np.array_equal(rows, np.arange(len(samples))):
             return self
@@ -104,11 +102,7 @@ class SampleColumns:
         )
 
     def to_bytes(self, *, manifest: str) -> bytes:
-        """The column file. The same columns always give the same bytes.
-
-        Args:
-            manifest: The digest of the manifest of these samples.
-        """
+        """The column file, with the digest of these samples' manifest; the same columns always give the same bytes."""
         columns: dict[str, npt.NDArray[Any]] = {"key/bytes": self.keys.data, "key/ends": self.keys.ends}
         if self.labels is not None:
             columns["label"] = self.labels
@@ -125,16 +119,11 @@ class SampleColumns:
 
     @classmethod
     def from_bytes(cls, data: bytes, *, manifest: Manifest, where: str) -> "SampleColumns":
-        """Read a column file.
-
-        Args:
-            data: Its bytes.
-            manifest: The manifest of the same samples.
-            where: The file's name, for errors.
+        """Read the column file of the samples of ``manifest``.
 
         Raises:
             DataError: If ``data`` is not a column file of this version, holds invalid values, or belongs to another
-                manifest.
+                manifest; ``where`` names the file.
         """
         file = ColumnFile.open(data, where=where, kind=COLUMNS_KIND, version=COLUMNS_VERSION)
         digest = file.text("manifest")
@@ -146,7 +135,7 @@ class SampleColumns:
         keys = file.texts("key")
         if len(keys) != manifest.num_samples:
             raise file.refused(f"{manifest.num_samples} samples, the manifest's", str(len(keys)))
-        components = _components(file)
+        components = file.entry("components", "names in order", _are_names_in_order)
         labels = None
         if LABEL_COMPONENT in components:
             found = file.columns.get("label")
@@ -187,10 +176,7 @@ class Columns:
             DataError: If no sample has a label.
         """
         if self.samples.labels is None:
-            raise DataError(
-                f"no labels to choose by: none of {len(self)} samples, from shard '{self._names[0]}' on, has a "
-                f"component '{LABEL_COMPONENT}' (found: {', '.join(self.components) or 'none'})"
-            )
+            raise self._lacks(f"labels (component '{LABEL_COMPONENT}')")
         labels = self.samples.labels.astype(np.int64)
         mask = self.samples.has[LABEL_COMPONENT]
         if mask is not None:
@@ -215,11 +201,14 @@ class Columns:
         """
         lacking = self.samples.lack([component])
         if lacking is None:
-            raise DataError(
-                f"no component '{component}' to choose by, in {len(self)} samples from shard '{self._names[0]}' on "
-                f"(found: {', '.join(self.components) or 'none'})"
-            )
+            raise self._lacks(f"component '{component}'")
         return ~lacking
+
+    def _lacks(self, what: str) -> DataError:
+        return DataError(
+            f"no {what} to choose by, in {len(self)} samples from shard '{self._names[0]}' on "
+            f"(found: {', '.join(self.components) or 'none'})"
+        )
 
 
 Where = Callable[[Columns], Bools]
@@ -230,56 +219,38 @@ class ColumnsBuilder:
     """Collects the columns of shards, in the manifest's order, without a Python object per sample."""
 
     def __init__(self) -> None:
-        self._num_samples = 0
-        self._keys, self._ends = bytearray(), bytearray()
-        self._labels: bytearray | None = None  # int64
-        # One byte per sample; None as long as all have it.
-        self._has: dict[str, bytearray | None] = {}
+        # The first part is empty, because there may be no shard.
+        self._parts = [SampleColumns(keys=Texts(*pack_texts(())), labels=None, has={})]
+        self._components: set[str] = set()
 
     def add(self, index: ShardIndex) -> None:
         """Add the columns of the next shard."""
-        before, num = self._num_samples, index.num_samples
-        if not num:
-            return
-        data, ends = pack_texts(index.keys)
-        self._ends += (ends + len(self._keys)).tobytes()
-        self._keys += data.tobytes()
-        if index.labels is not None and self._labels is None:
-            self._labels = bytearray(8 * before)
-        if self._labels is not None:
-            self._labels += bytes(8 * num) if index.labels is None else index.labels.astype(np.int64).tobytes()
         for name in index.offsets:
-            if name not in self._has and (len(self._has) < MAX_COMPONENTS or name == LABEL_COMPONENT):
-                self._has[name] = bytearray(before) if before else None
-        for name, so_far in self._has.items():
-            is_there = index.offsets[name] >= 0 if name in index.offsets else np.zeros(num, np.bool_)
-            if so_far is not None:
-                so_far += is_there.tobytes()
-            elif not is_there.all():
-                self._has[name] = bytearray(b"\1" * before + is_there.tobytes())
-        self._num_samples += num
+            if len(self._components) < MAX_COMPONENTS or name == LABEL_COMPONENT:
+                self._components.add(name)
+        part = SampleColumns(
+            keys=Texts(*pack_texts(index.keys)),
+            labels=index.labels,
+            has={name: offsets >= 0 for name, offsets in index.offsets.items() if name in self._components},
+        )
+        self._parts.append(part)
 
     def finish(self) -> SampleColumns:
         """The columns of all shards that were added."""
-        return SampleColumns(
-            keys=Texts(np.frombuffer(self._keys, np.uint8), np.frombuffer(self._ends, np.int64)),
-            labels=None if self._labels is None else _smallest(np.frombuffer(self._labels, np.int64)),
-            has={name: None if mask is None else np.frombuffer(mask, np.bool_) for name, mask in self._has.items()},
-        )
+        joined = join_columns([(part, {}) for part in self._parts])
+        return joined if joined.labels is None else replace(joined, labels=_smallest(joined.labels))
 
 
 def join_columns(parts: Sequence[tuple[SampleColumns, Mapping[str, int]]]) -> SampleColumns:
-    """The columns of several data sets, one after the other.
+    """The columns of several data sets or shards, one after the other.
 
     Args:
-        parts: For each data set its columns and its `Manifest.components`. If a component is counted there but missing
+        parts: For each of them its columns and its `Manifest.components`. If a component is counted there but missing
             in the column file, the joined columns do not know it.
     """
-    stops = np.cumsum([len(columns.keys.data) for columns, _ in parts])
-    ends = [
-        columns.keys.ends + (stop - len(columns.keys.data)) for (columns, _), stop in zip(parts, stops, strict=True)
-    ]
-    data = np.concatenate([columns.keys.data for columns, _ in parts])
+    all_keys = [columns.keys for columns, _ in parts]
+    starts = np.cumsum([0, *(len(keys.data) for keys in all_keys)])
+    ends = [keys.ends + start for keys, start in zip(all_keys, starts[:-1], strict=True)]
     labels = None
     if any(columns.labels is not None for columns, _ in parts):
         labels = np.concatenate(
@@ -291,7 +262,8 @@ def join_columns(parts: Sequence[tuple[SampleColumns, Mapping[str, int]]]) -> Sa
             continue
         masks = [_mask(columns, name) for columns, _ in parts]
         has[name] = None if all(mask.all() for mask in masks) else np.concatenate(masks)
-    return SampleColumns(keys=Texts(data, np.concatenate(ends)), labels=labels, has=has)
+    keys = Texts(np.concatenate([keys.data for keys in all_keys]), np.concatenate(ends))
+    return SampleColumns(keys=keys, labels=labels, has=has)
 
 
 def _mask(columns: SampleColumns, name: str) -> Bools:
@@ -299,7 +271,7 @@ def _mask(columns: SampleColumns, name: str) -> Bools:
     return np.full(len(columns), name in columns.has) if mask is None else mask
 
 
-def _smallest(labels: Int64s) -> npt.NDArray[np.signedinteger[Any]]:
+def _smallest(labels: npt.NDArray[np.signedinteger[Any]]) -> npt.NDArray[np.signedinteger[Any]]:
     least, greatest = int(labels.min(initial=0)), int(labels.max(initial=0))
     for kind in _LABEL_TYPES:
         if np.iinfo(kind).min <= least and greatest <= np.iinfo(kind).max:
@@ -314,11 +286,8 @@ def _strings(texts: Texts) -> Strings:
     return strings
 
 
-def _components(file: ColumnFile) -> list[str]:
-    value = file.header.get("components")
-    if not isinstance(value, list) or not all(isinstance(name, str) for name in value) or sorted(set(value)) != value:
-        raise file.refused("'components' to be names in order", f"{value!r:.40}")
-    return value
+def _are_names_in_order(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value) and sorted(set(value)) == value
 
 
 def _unpacked(file: ColumnFile, component: str, num_samples: int) -> Bools | None:

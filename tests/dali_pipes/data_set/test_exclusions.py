@@ -221,7 +221,7 @@ def test_where_that_keeps_nothing_is_refused(indexed: Counted) -> None:
 def test_where_by_labels_that_are_not_there_is_refused(tmp_path: Path) -> None:
     write_tar(tmp_path / "s-0.tar", [Sample("a", {"txt": b"x"})])
     index_shards(resolve_shards(tmp_path, endpoint=None))
-    with pytest.raises(DataError, match=r"no labels to choose by: none of 1 samples, .* \(found: txt\)"):
+    with pytest.raises(DataError, match=r"no labels \(component 'cls'\) to choose by, in 1 samples .* \(found: txt\)"):
         excluded_ordinals(DataSet(resolve_shards(tmp_path, endpoint=None)), where=lambda columns: columns.labels > 0)
 
 
