@@ -1,7 +1,7 @@
 """Read the members of a tar from a stream, front to back, and detect an archive that was cut off.
 
-`tarfile` is not used. It takes a header that it cannot read for the end of the archive, loops over as many bytes as a
-header claims even if they are missing, and holds an extended header of any size in memory.
+`tarfile` is not used, for three reasons: it takes a header that it cannot read for the end of the archive; it loops
+over as many bytes as a header claims, even if they are missing; it holds an extended header of any size in memory.
 """
 
 import re
@@ -85,7 +85,7 @@ class ArchiveReader:
         self._block = b""
         """The header block that was read last."""
         self._position = 0
-        """Bytes that were taken; `num_bytes`, the bytes that were read, may be more."""
+        """The number of bytes that were taken; `num_bytes`, the number that was read, may be larger."""
         self.num_bytes = 0
 
     @property
@@ -129,7 +129,11 @@ class ArchiveReader:
     def _member(self, name: str, size: int, kind: int, said: Mapping[bytes, bytes]) -> Iterator[Member]:
         offset = self._position
         stop = offset + size
-        self._check_claim(name, stop)
+        if self._size is not None and stop > self._size:
+            raise DataError(
+                f"shard '{self._shard}' is cut off: member '{_shown(name)}' claims bytes {offset} to {stop}, the shard "
+                f"has {self._size}"
+            )
         if kind == _GNU_SPARSE or _PAX_SPARSE in said:
             raise DataError(
                 f"shard '{self._shard}': member '{_shown(name)}' is a sparse file, expected a file without gaps; "
@@ -202,19 +206,11 @@ class ArchiveReader:
         if not text:
             return size
         if not _DIGITS.fullmatch(text):
-            shown, claimed = (
-                _shown(name.decode("utf-8", "surrogateescape")),
-                text[:40].decode("ascii", "backslashreplace"),
+            claimed = text[:40].decode("ascii", "backslashreplace")
+            raise self._unreadable(
+                f"member '{name.decode(errors='backslashreplace')}' claims a size that is '{claimed}'"
             )
-            raise self._unreadable(f"member '{shown}' claims a size that is '{claimed}'")
         return int(text)
-
-    def _check_claim(self, name: str, stop: int) -> None:
-        if self._size is not None and stop > self._size:
-            raise DataError(
-                f"shard '{self._shard}' is cut off: member '{_shown(name)}' claims bytes {self._position} to {stop}, "
-                f"the shard has {self._size}"
-            )
 
     def _take_data(self, offset: int, size: int, name: str) -> bytes:
         assert self._position == offset, "read once, before the next member is asked for"
@@ -226,15 +222,13 @@ class ArchiveReader:
     def _take(self, size: int) -> bytes:
         """The next ``size`` bytes, or fewer at the end of the stream."""
         parts: list[bytes] = []
-        while size and (part := self._piece[self._piece_start : self._piece_start + size] or self._next_part(size)):
+        while size and (self._piece_start < len(self._piece) or self._read_piece()):
+            part = self._piece[self._piece_start : self._piece_start + size]
             self._piece_start += len(part)
             self._position += len(part)
             size -= len(part)
             parts.append(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    def _next_part(self, size: int) -> bytes:
-        return self._piece[:size] if self._read_piece() else b""
 
     def _skip(self, size: int) -> None:
         """Skip ``size`` bytes, or all to the end of the stream."""

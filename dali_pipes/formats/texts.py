@@ -141,8 +141,8 @@ def pack_texts(texts: Sequence[str]) -> tuple[UInt8s, Int64s]:
 def object_name_problem(names: Texts) -> str | None:
     """Describe the first name that must not become part of a path; ``None`` if all names are safe.
 
-    The rule of `dali_pipes.store.shard_names.check_object_name`, for a million names in a tenth of a second. Also, a
-    name must not be empty or end with a slash: it is the name of an object, not a prefix.
+    This is the rule of `dali_pipes.store.shard_names.check_object_name`, for a million names in a tenth of a second.
+    Also, a name must not be empty or end with a slash: it is the name of an object, not a prefix.
     """
     data, ends = names.data, names.ends
     if not len(names):

@@ -48,15 +48,11 @@ class Store(ABC):
 
     @property
     def cluster(self) -> "Bucket | None":
-        """The bucket, with what only a cluster can do: dSort, ETLs, the SDK's client. ``None`` for a directory."""
+        """The bucket, with a cluster's operations: dSort, ETLs, the SDK's client. ``None`` for a directory."""
         return None
 
     def need_cluster(self, why: str) -> "Bucket":
-        """`cluster`, where there must be one.
-
-        Raises:
-            ValueError: If this store is a directory; ``why`` ends the message.
-        """
+        """`cluster`, or a `ValueError` if this store is a directory; ``why`` ends its message."""
         if self.cluster is None:
             raise ValueError(f"'{self.url}' is a directory, {why}")
         return self.cluster
@@ -79,18 +75,18 @@ class Store(ABC):
 
     @abstractmethod
     def exists(self) -> bool:
-        """Whether the bucket or directory is there."""
+        """Whether the bucket or directory exists."""
 
     @abstractmethod
     def create(self) -> None:
-        """Make the bucket or directory; one that is there already stays as it is."""
+        """Make the bucket or directory, if it does not exist."""
 
     @abstractmethod
     def list(self, prefix: str) -> "list[ObjectEntry]":
-        """The objects whose name starts with ``prefix``, by name; in a directory, only files in the prefix's folder."""
+        """The objects whose name starts with ``prefix``, sorted by name; of a directory, only the prefix's folder."""
 
     def find_all(self, names: Sequence[str]) -> "dict[str, ObjectEntry]":
-        """Those of the named objects that are there, in the order of ``names``; one listing where that covers them."""
+        """The entries of the named objects that exist, in the order of ``names``; by one listing if that is enough."""
         prefix = os.path.commonprefix(names)  # noqa: RUF071 (character by character is intended)
         listed = {entry.name: entry for entry in self.list(prefix)}
         return {name: entry for name in names if (entry := listed.get(name)) is not None}
@@ -101,11 +97,11 @@ class Store(ABC):
 
     @abstractmethod
     def find(self, name: str) -> bytes | None:
-        """All bytes of a (small) object, ``None`` if there is none. One request, where `size` and `read` take two."""
+        """All bytes of a (small) object, ``None`` if it does not exist. One request; `size` and `read` would be two."""
 
     @abstractmethod
     def read_range(self, name: str, *, start: int, size: int) -> bytes:
-        """The object's bytes ``[start, start + size)``; fewer where it ends before."""
+        """The object's bytes ``[start, start + size)``; fewer if the object ends before."""
 
     @abstractmethod
     def open(self, name: str) -> contextlib.AbstractContextManager[BinaryIO]:
@@ -120,17 +116,17 @@ class Store(ABC):
         """Create or replace an object from a file."""
 
     def move_in(self, name: str, path: Path) -> None:
-        """As `upload`, and the file is gone afterwards; a directory on the same disk takes the file itself."""
+        """As `upload`, and remove the file; a directory on the same disk takes the file itself."""
         self.upload(name, path)
         path.unlink()
 
     @abstractmethod
     def size(self, name: str) -> int | None:
-        """Bytes of an object, ``None`` if there is none."""
+        """Bytes of an object, ``None`` if it does not exist."""
 
     @abstractmethod
     def delete(self, name: str) -> None:
-        """Remove an object; an object that is not there is no error."""
+        """Remove an object, if it exists."""
 
     @abstractmethod
     def access(self) -> StoreAccess:
@@ -138,21 +134,21 @@ class Store(ABC):
 
     @abstractmethod
     def open_fetcher(self) -> "Fetcher":
-        """A fetcher that brings objects into a cache file; for one thread, which closes it."""
+        """A fetcher that copies objects into a cache file; one thread uses it and closes it."""
 
 
 class Bucket(Store):
-    """A bucket of a cluster, with what only a cluster can do."""
+    """A bucket of a cluster, with the operations that only a cluster has."""
 
     endpoint: str
     bucket: str
-    """Its name."""
+    """The bucket's name."""
     provider: str
     scheme: str
-    """Of its URL: ``ais``, ``s3``, ``gs`` or ``az``."""
+    """The scheme of its URL: ``ais``, ``s3``, ``gs`` or ``az``."""
     client: "Client"
-    """The SDK's."""
+    """The SDK's client."""
 
     @abstractmethod
     def asking(self, where: str) -> contextlib.AbstractContextManager[None]:
-        """Turn the errors of the SDK and its transport into a `StoreError` that says where, and what to do."""
+        """Turn errors of the SDK and its transport into a `StoreError` that says where it failed and what to do."""

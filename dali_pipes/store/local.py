@@ -47,7 +47,7 @@ class LocalStore(Store):
         folder = self.directory / prefix.rpartition("/")[0]
         if not folder.is_dir():
             return []
-        # Not the folders below, unlike in a bucket: a directory may be the root of the file system.
+        # Unlike a bucket's, without the folders below: a directory may be the root of the file system.
         files = (path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
         named = ((str(path.relative_to(self.directory)), path) for path in files)
         return [
@@ -58,7 +58,7 @@ class LocalStore(Store):
 
     def find_all(self, names: Sequence[str]) -> dict[str, ObjectEntry]:
         found = super().find_all(names)
-        # They may lie in several folders, which one listing does not cover.
+        # The names may lie in several folders, and one listing covers only one of them.
         for name in names:
             if name not in found and (size := self.size(name)) is not None:
                 found[name] = ObjectEntry(name=name, size=size, checksum=None)

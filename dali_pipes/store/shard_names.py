@@ -7,7 +7,7 @@ from collections.abc import Sequence
 EXTENSIONS = (".tar", ".tgz", ".tar.gz")
 """Of shards. Compressed ones save space; only ``.tar`` can be indexed and trained from."""
 
-# No command here reads these. Such a name is still a shard's, so that the error can say how it is compressed.
+# No command here reads these. They are recognised, so that the error can say how a shard is compressed.
 _FOREIGN = (".tar.lz4", ".tar.zst", ".tar.xz", ".tar.bz2", ".txz", ".tbz2", ".zip")
 
 # An empty part, one of dots alone, or a NUL. The last part may be empty: a prefix may end with a slash.
@@ -15,7 +15,7 @@ _ODD_PART = re.compile(r"(?:^|/)(?:\.{0,2}/|\.{1,2}$)|\0")
 
 
 def extension_of(name: str) -> str:
-    """Which of `EXTENSIONS` a shard's name ends in; empty where in none.
+    """The extension of `EXTENSIONS` in which a shard's name ends; empty if it ends in none of them.
 
     >>> extension_of("a-0.tar.gz")
     '.tar.gz'
@@ -24,7 +24,7 @@ def extension_of(name: str) -> str:
 
 
 def ending_of(name: str) -> str:
-    """How a shard's name ends; empty of what is none."""
+    """The extension of a shard's name, also one that no command reads; empty if the name is not a shard's."""
     return extension_of(name) or next((ending for ending in _FOREIGN if name.endswith(ending)), "")
 
 
@@ -33,7 +33,7 @@ def stem_of(name: str) -> str:
 
 
 def shared_prefix(names: Sequence[str]) -> str:
-    """What all shard names start with, without the digits that count them.
+    """The text with which all shard names start, without the digits that count them.
 
     >>> shared_prefix(["shuffled-000000.tar", "shuffled-000012.tar"])
     'shuffled-'
@@ -45,13 +45,13 @@ def shared_prefix(names: Sequence[str]) -> str:
 
 
 def check_object_name(name: str, *, url: str) -> None:
-    """Refuse an object's name, or a prefix of names, that stands for another object's once it is in an HTTP path.
+    """Refuse an object's name, or a prefix of names, that would mean another object in an HTTP path.
 
-    Clients fold dots there: ``ais://pets/../photos/a`` would be read from, or written to, another bucket.
+    Clients resolve dots there: ``ais://pets/../photos/a`` would be read from, or written to, another bucket.
 
     Raises:
-        ValueError: If a part between slashes is ``.`` or ``..``, one that is not the last is empty, or there is a NUL;
-            names ``url``.
+        ValueError: If a part between slashes is ``.`` or ``..``, a part other than the last is empty, or there is a
+            NUL; names ``url``.
     """
     if not is_object_name(name):
         raise ValueError(
@@ -61,7 +61,7 @@ def check_object_name(name: str, *, url: str) -> None:
 
 
 def is_object_name(name: str) -> bool:
-    """Whether a name, or a prefix of names, stands for itself in an HTTP path and below a directory."""
+    """Whether a name, or a prefix of names, means the same object in an HTTP path and below a directory."""
     return not _ODD_PART.search(name)
 
 

@@ -1,4 +1,4 @@
-"""Shards of one store, in the order they were named."""
+"""The shards of one store that a user named."""
 
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ class ShardSet:
 
     @property
     def prefix(self) -> str:
-        """What the manifest and the class table of these shards are named after: see `shared_prefix`."""
+        """The prefix of the names of these shards' manifest and class table: see `shared_prefix`."""
         return shared_prefix(self.names)
 
     @property
@@ -31,7 +31,7 @@ class ShardSet:
         return f"dali-pipes prep index '{self.url}'{f' --etl {self.store.etl}' if self.store.etl else ''}"
 
     def entries(self) -> list[ObjectEntry]:
-        """What the store lists of each shard. Of a shard that is read through an ETL: as it is stored.
+        """The store's entry of each shard. For a shard that is read through an ETL: of the stored shard.
 
         Raises:
             StoreError: If a shard is missing; names the first ones.

@@ -53,8 +53,8 @@ def open_store(url: str | Path, *, endpoint: str | None) -> tuple[Store, str]:
     """The store that ``url`` names, and the rest of the URL: an object name, template or prefix.
 
     Raises:
-        ValueError: If the URL names a bucket and there is no ``endpoint``, the scheme is not known, or the name of the
-            bucket or object is not valid.
+        ValueError: If the URL names a bucket and there is no ``endpoint``, the scheme is not supported, or the name of
+            the bucket or object is not valid.
     """
     if is_remote(url):
         scheme, _, rest = str(url).partition("://")
@@ -132,10 +132,8 @@ def resolve_shards(urls: ShardUrls, *, endpoint: str | None, compressed: bool = 
         _check_compression(found, url=str(url), compressed=compressed)
         expanded += found
     if is_remote(listed[0]):
-        scheme, _, rest = str(listed[0]).partition("://")
-        root = f"{scheme}://{rest.partition('/')[0]}"
-        store, _ = open_store(f"{root}/", endpoint=endpoint)
-        names = _remote_names(expanded, root)
+        store, _ = open_store(listed[0], endpoint=endpoint)
+        names = _remote_names(expanded, store.url)
     else:
         root, names = _local_names(expanded)
         store = LocalStore(Path(root))
@@ -146,15 +144,16 @@ def resolve_shards(urls: ShardUrls, *, endpoint: str | None, compressed: bool = 
 
 
 def _expand(url: str | Path, *, endpoint: str | None) -> list[str]:
-    text = str(url) if is_remote(url) else _local_path(url)
+    remote = is_remote(url)
+    text = str(url) if remote else _local_path(url)
     path = Path(text)
-    exists = not is_remote(url) and os.path.exists(text)  # noqa: PTH110 (false, not an error, for impossible names)
+    exists = not remote and os.path.exists(text)  # noqa: PTH110 (false, not an error, for impossible names)
     if "{" in text and not exists:
         return expand_braces(text)
-    is_glob = not is_remote(url) and glob.has_magic(text) and not exists
-    if ending_of(text) and not is_glob and (text.endswith(".tar") or is_remote(url) or not path.is_dir()):
+    is_glob = not remote and glob.has_magic(text) and not exists
+    if ending_of(text) and not is_glob and (text.endswith(".tar") or remote or not path.is_dir()):
         return [text]
-    if is_remote(url):
+    if remote:
         store, prefix = open_store(url, endpoint=endpoint)
         listed = [entry.name for entry in store.list(prefix) if ending_of(entry.name)]
         if odd := next((name for name in listed if not is_object_name(name)), None):
@@ -183,24 +182,27 @@ def _expand(url: str | Path, *, endpoint: str | None) -> list[str]:
 
 
 def _plain_first(found: Sequence[str]) -> list[str]:
-    """Drop compressed shards whose unpacked form is found, too, and those of another set than the plain shards'."""
-    if not any(name.endswith(".tar") for name in found):
-        return [name for name in found if extension_of(name)] or list(found)
+    """Drop compressed shards that were also found as ``.tar``, and those of sets without a ``.tar``.
+
+    If no ``.tar`` was found, keep the shards that ``prep`` can unpack, or else all.
+    """
     plain = {stem_of(name) for name in found if name.endswith(".tar")}
-    sets = {stem.rstrip("0123456789") for stem in plain}
+    if not plain:
+        return [name for name in found if extension_of(name)] or list(found)
+    sets = set(map(_without_number, plain))
+    return [
+        name
+        for name in found
+        if name.endswith(".tar") or (stem_of(name) not in plain and _without_number(stem_of(name)) in sets)
+    ]
 
-    def is_lacking(stem: str) -> bool:
-        return stem not in plain and stem.rstrip("0123456789") in sets
 
-    return [name for name in found if name.endswith(".tar") or is_lacking(stem_of(name))]
+def _without_number(stem: str) -> str:
+    return stem.rstrip("0123456789")
 
 
 def _check_compression(names: Sequence[str], *, url: str, compressed: bool) -> None:
-    """Refuse compressed shards, in which no sample can be read by its offset.
-
-    Raises:
-        DataError: Names the first such shard and says what to do.
-    """
+    """Refuse compressed shards, in which no sample can be read by its offset."""
     packed = [name for name in names if not name.endswith(".tar") and ending_of(name)]
     foreign = next((name for name in packed if not extension_of(name)), None)
     if foreign is not None:
@@ -217,8 +219,8 @@ def _check_compression(names: Sequence[str], *, url: str, compressed: bool) -> N
 
 
 def _check_one_set(found: Sequence[str], *, url: str) -> None:
-    """Refuse shards of two data sets, for example those that were packed and those that were shuffled from them."""
-    sets = Counter(stem_of(name).rstrip("0123456789") for name in found)
+    """Refuse shards of two data sets, for example the packed shards and the shards shuffled from them."""
+    sets = Counter(_without_number(stem_of(name)) for name in found)
     if len(sets) > 1:
         counted = ", ".join(f"'{prefix}' ({count} shards)" for prefix, count in sorted(sets.items())[:4])
         raise ValueError(f"'{url}' holds shards of {len(sets)} sets: {counted}; name one of them, or list the shards")
@@ -236,7 +238,7 @@ def _remote_names(urls: Sequence[str], root: str) -> list[str]:
 
 
 def _local_names(paths: Sequence[str]) -> tuple[str, list[str]]:
-    """The directory that all paths lie in, and each path from there."""
+    """The directory in which all paths lie, and each path relative to it."""
     if remote := next((path for path in paths if is_remote(path)), None):
         raise ValueError(f"shards must lie in one bucket or directory, got '{paths[0]}' and '{remote}'")
     # Absolute, because a program may change its directory while a loader lives. Once for each folder: there are few.

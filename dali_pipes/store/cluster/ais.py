@@ -143,7 +143,7 @@ class AisStore(Bucket):
         self.access().write_stream(name, chunks, num_bytes=num_bytes)
 
     def access(self) -> "BucketAccess":
-        """See `Store.access`. TLS settings, token and proxies come from the SDK's session."""
+        """See `Store.access`. TLS settings, token and proxies are those of the SDK's session."""
         from dali_pipes.store.cluster.transfer import BucketAccess
 
         props: dict[str, Any] | None = None
@@ -189,7 +189,6 @@ class AisStore(Bucket):
 
     @contextlib.contextmanager
     def asking(self, where: str) -> Iterator[None]:
-        """Turn exceptions of the SDK and its transport into one line that says where it failed and what to do."""
         import msgspec
         import pydantic
         import requests

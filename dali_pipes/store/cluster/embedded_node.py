@@ -103,7 +103,7 @@ def start(directory: Path, *, port: int = 0, allow_etl: bool | None = None) -> E
 
 
 def end_with_owner(owner: int) -> None:
-    """Return when the process ``owner``, this one's parent, has closed our standard input or is gone.
+    """Return when our parent, the process ``owner``, has closed our standard input or has ended.
 
     A closed pipe is noticed at once, unless a process that the owner forked still holds its other end. A changed parent
     is noticed within half a second in all cases: also if the owner died before the first check, because its process id

@@ -1,4 +1,4 @@
-"""Check that an ETL of a cluster runs, and turn what a cluster answers about ETLs into errors with a way out."""
+"""Check that an ETL of a cluster runs, and turn a cluster's answers about ETLs into errors that say what to do."""
 
 import contextlib
 import logging
@@ -22,15 +22,12 @@ class NoEtlError(StoreError):
 def check_running(store: Bucket, name: str) -> None:
     """Refuse an ETL that is missing, or does not run, before anything is read through it.
 
-    If a cluster lists its ETLs to administrators only, nothing is refused: the first read will fail.
-
-    Args:
-        store: Any bucket of the cluster.
-        name: The name of the ETL.
+    ``store`` is any bucket of the cluster. If the cluster lists its ETLs to administrators only, nothing is refused,
+    and the first read will fail.
 
     Raises:
         NoEtlError: If the cluster cannot have ETLs.
-        StoreError: If it does not run; names those that do.
+        StoreError: If the ETL does not run; names the ETLs that run.
         ValueError: If the name is not valid.
     """
     from aistore.sdk.errors import AISError
@@ -57,7 +54,7 @@ def check_running(store: Bucket, name: str) -> None:
 
 
 def how_to_start(name: str) -> str:
-    """For the end of a message."""
+    """The advice at the end of a message."""
     return f"start it: dali-pipes prep etl start {name} --function ..."
 
 
@@ -91,7 +88,7 @@ def is_unknown_etl(status: int, text: str, *, name: str) -> bool:
 
 
 def no_etl(endpoint: str, status: int, text: str) -> NoEtlError | None:
-    """The error of a cluster that cannot have ETLs, if that is what an answer's status and text say."""
+    """The error of a cluster that cannot have ETLs, or ``None`` if an answer's status and text mean something else."""
     if status == 400 and "kubernetes" in text.lower():  # AIS 4.9, in two ways
         cause = "it does not run on Kubernetes, whose pods run transforms"
     elif status == 501:  # AIS 5.0 that is built without the tag; or the embedded node

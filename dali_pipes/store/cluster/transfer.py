@@ -50,7 +50,7 @@ class BucketAccess:
     url: str
     """``ais://pets``, for messages."""
     checksum_type: str = DEFAULT_CHECKSUM_TYPE
-    """The bucket's: of this type are the checksums that a target reports of the objects that it stores."""
+    """The bucket's type of checksum; a target reports checksums of this type for the objects that it stores."""
     token: str | None = field(default=None, repr=False)
     verify: bool | str = True
     """The certificates to trust, as in `requests`."""
@@ -72,16 +72,7 @@ class BucketAccess:
         return {name: value for name, value in self.__dict__.items() if name != "_session"}
 
     def write_stream(self, name: str, chunks: Callable[[], Iterable[memoryview]], *, num_bytes: int) -> None:
-        """Create or replace an object from a stream, as a whole or not at all.
-
-        Args:
-            name: The object's name.
-            chunks: Begins the stream; called again for another attempt.
-            num_bytes: The length of the whole stream.
-
-        Raises:
-            StoreError: If the object cannot be stored. Errors that ``chunks`` raises pass through unchanged.
-        """
+        """See `StoreAccess`; ``chunks`` is called again for each further attempt."""
         started = time.monotonic()
         try:
             _attempt(lambda: self._put(name, chunks, num_bytes))
@@ -178,13 +169,7 @@ class BucketAccess:
 
 
 class RemoteFile:
-    """An object that is read from front to back, skipping gaps. Two of the same object are equal.
-
-    Args:
-        access: The object's bucket.
-        name: The object's name.
-        size: The object's size in bytes.
-    """
+    """An object of ``size`` bytes that is read from front to back, skipping gaps. Two of the same object are equal."""
 
     def __init__(self, access: BucketAccess, name: str, size: int) -> None:
         self._access, self._name, self._size = access, name, size
@@ -208,11 +193,7 @@ class RemoteFile:
         self.__init__(*state)  # type: ignore[misc]  # without the open answer
 
     def read_into(self, view: memoryview, *, offset: int) -> int:
-        """Read into ``view``; returns the number of bytes, at least one, or 0 at the object's end.
-
-        Raises:
-            StoreError: If it cannot be read.
-        """
+        """Read into ``view`` and return the number of bytes: at least one, or 0 at the object's end."""
         if offset >= self._size:
             return 0
         if self._answer is None or not 0 <= offset - self._position <= MAX_SKIPPED_BYTES:
@@ -261,11 +242,7 @@ class _Body:
 
 
 def _attempt(request: Callable[[], T]) -> T:
-    """Send a request, up to `ATTEMPTS` times.
-
-    Raises:
-        _PassingError: If no attempt succeeded; says why the last one failed.
-    """
+    """Send a request, up to `ATTEMPTS` times; then raise `_PassingError` with the reason of the last failure."""
     from requests import RequestException
 
     cause = ""

@@ -24,19 +24,14 @@ if TYPE_CHECKING:
 
 
 _DESCRIBES = ".safetensors"
-# Class tables: beside the shards, and not named after an ETL.
+# Class tables lie beside the shards too, but their names do not contain an ETL's.
 _CLASSES = ".json"
 
 _BLOCK_BYTES = 1 << 20
 
 
 class TransformedStore(Store):
-    """A bucket whose shards are read through an ETL. They cannot be written.
-
-    Args:
-        store: The bucket.
-        etl: The name of a running ETL; see `dali_pipes.store.cluster.etl.check_running`.
-    """
+    """A bucket whose shards are read through a running ETL. They cannot be written."""
 
     endpoint: str
 
@@ -75,7 +70,7 @@ class TransformedStore(Store):
         return not name.endswith((_DESCRIBES, _CLASSES))
 
     def list(self, prefix: str) -> list[ObjectEntry]:
-        """As the bucket's. Sizes and checksums are those of the shards as they are stored."""
+        """As the bucket's; sizes and checksums are those of the stored shards."""
         return self.stored.list(prefix)
 
     def read(self, name: str) -> bytes:
@@ -89,7 +84,7 @@ class TransformedStore(Store):
         return self.stored.find(self.stored_name(name))
 
     def read_range(self, name: str, *, start: int, size: int) -> bytes:
-        """As the bucket's. Of a shard, all bytes before ``start`` are read too and thrown away."""
+        """As the bucket's; all bytes of a shard before ``start`` are read, too, and thrown away."""
         if not self.is_shard(name):
             return self.stored.read_range(self.stored_name(name), start=start, size=size)
         with self.open(name) as stream:
@@ -134,7 +129,7 @@ class TransformedStore(Store):
         self.stored.upload(self.stored_name(name), path)
 
     def size(self, name: str) -> int | None:
-        """As the bucket's. Of a shard: as it is stored."""
+        """As the bucket's; the size of a shard is that of the stored shard."""
         return self.stored.size(self.stored_name(name))
 
     def delete(self, name: str) -> None:

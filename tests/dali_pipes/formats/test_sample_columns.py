@@ -314,7 +314,8 @@ def test_columns_that_are_not_there_are_named() -> None:
     """Labels of a set without cls, and a component that no sample has."""
     view = a_view([("a", frozenset({"jpg", "txt"}), 0), ("b", frozenset({"jpg"}), 0)])
     with pytest.raises(
-        DataError, match=r"none of 2 samples, from shard 'a/s-0.tar' on, has a component 'cls' \(found: jpg, txt\)"
+        DataError,
+        match=r"no labels \(component 'cls'\) to choose by, in 2 samples from shard 'a/s-0.tar' on \(found: jpg, txt\)",
     ):
         _ = view.labels
     with pytest.raises(DataError, match=r"no component 'png' to choose by, in 2 samples .* \(found: jpg, txt\)"):
