@@ -87,7 +87,7 @@ class DataSet:
 
     @property
     def source(self) -> str:
-        """Where the shards come from, in one line."""
+        """The origin of the shards in one line: URLs and ETL."""
         if self._is_mixture:
             return self.shards.url
         etl = self._sets[""].shards.store.etl
@@ -134,7 +134,7 @@ class DataSet:
     def columns(self) -> Columns:
         """Key, label and components of every sample of these shards, in their order.
 
-        Read anew each time and not kept: some 20 bytes a sample.
+        They are read at each call and not kept: they take about 20 bytes a sample.
 
         Raises:
             DataError: If there is no column file beside the shards, or it belongs to another manifest.
@@ -146,7 +146,7 @@ class DataSet:
         )
 
     def whole_columns(self) -> SampleColumns:
-        """As `columns`, for all samples of ``whole``."""
+        """Like `columns`, but for all samples of ``whole``."""
         if not self._is_mixture:
             return self._sets[""].columns()
         return join_columns([(set_.columns(), set_.whole.components) for set_ in self._sets.values()])
@@ -244,7 +244,7 @@ class _Set:
         return self.made is not None or self.shards.store.size(columns_name(self.shards.prefix)) is not None
 
     def columns(self) -> SampleColumns:
-        """Of all samples of ``whole``."""
+        """The columns of all samples of ``whole``."""
         found = self.made.columns if self.made is not None else find_columns(self.shards, self.whole)
         if found is None:
             name = self.shards.store.locate(columns_name(self.shards.prefix))

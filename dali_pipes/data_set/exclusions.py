@@ -104,8 +104,6 @@ class _Choice:
     def _columns(self) -> Columns:
         return self._indexed.columns()
 
-    # By a predicate
-
     def refused_by(self, where: Where) -> Int64s:
         keep: Any = where(self._columns)
         if not isinstance(keep, np.ndarray) or keep.dtype != np.bool_ or keep.shape != (self._num_samples,):
@@ -120,8 +118,6 @@ class _Choice:
                 f"'{self._columns.samples.keys[0]}'"
             )
         return np.flatnonzero(~keep)
-
-    # By lists
 
     def listed(self, entries: Sequence[Exclusion]) -> Int64s:
         by_shard: dict[str, list[Exclusion]] = defaultdict(list)
@@ -205,8 +201,6 @@ class _Choice:
                 min(missing),
             )
         return np.array([row for found in rows.values() for row in found], np.int64)
-
-    # By missing components
 
     def lacking(self, component: str) -> Int64s:
         names = component.split(";")

@@ -26,7 +26,7 @@ class MixtureFetcher:
     def __init__(self, stores: Mapping[str, Store]) -> None:
         self._stores = stores
         self._fetchers: dict[tuple[str, str], Fetcher] = {}
-        """By the store's URL and the ETL."""
+        """(URL of the store, ETL) -> fetcher."""
 
     def fetch(self, wanted: Sequence[Wanted], *, stopped: Callable[[], bool], num_connections: int = 1) -> bool:
         """See `dali_pipes.fetch.fetcher.Fetcher`; all objects must be of one set."""
@@ -116,7 +116,7 @@ def _joined_photos(parts: Sequence[Mapping[str, Mapping[str, int]]]) -> dict[str
         joined = Counter[str]()
         for counts in counted:
             joined.update(counts)
-        # A manifest gives this number only where it differs from the number of unknown photos.
+        # A manifest gives this number only if it differs from the number of unknown photos.
         joined[UNSIZED] = sum(counts.get(UNSIZED, counts.get(_UNKNOWN, 0)) for counts in counted)
         if joined[UNSIZED] == joined[_UNKNOWN]:
             del joined[UNSIZED]

@@ -53,7 +53,7 @@ _ROWS_AT_A_TIME = 1 << 16
 Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 Strings = npt.NDArray[Any]
-"""Of numpy's ``StringDType``, which its type stubs cannot express."""
+"""Arrays of numpy's ``StringDType``, which its type stubs cannot express."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +157,7 @@ class Columns:
 
     def __init__(self, samples: SampleColumns, *, names: Sequence[str], counts: Int64s) -> None:
         self.samples = samples
-        """As in the file: keys not decoded, labels in their smallest type."""
+        """The columns as the file has them: keys are not decoded, labels have their smallest type."""
         self._names, self._counts = names, counts
 
     def __len__(self) -> int:
@@ -170,7 +170,7 @@ class Columns:
 
     @cached_property
     def labels(self) -> Int64s:
-        """Each sample's class id, as ``cls`` holds it: int64 [N]; `NO_LABEL` where a sample lacks it.
+        """Each sample's class id, as ``cls`` holds it: int64 [N]; `NO_LABEL` if a sample lacks it.
 
         Raises:
             DataError: If no sample has a label.

@@ -7,12 +7,12 @@ column                dtype     holds
 ====================  ========  =====================================================================================
 ``key/bytes``         uint8     the keys, one after the other
 ``key/ends``          int64 N   where each key ends
-``label``             int64 N   the class id in ``cls``, 0 where a sample lacks it; only in shards that have ``cls``
-``offset/C``          int64 N   component C's first byte in the shard, a multiple of 512; -1 where the sample lacks C
+``label``             int64 N   the class id in ``cls``, 0 if a sample lacks it; only in shards that have ``cls``
+``offset/C``          int64 N   component C's first byte in the shard, a multiple of 512; -1 if the sample lacks C
 ``size/C``            int64 N   component C's bytes; offset + size is within the shard
-``height/C``          int32 N   photos only: rows as stored, before any EXIF rotation; 0 where the header says nothing
-``width/C``           int32 N   columns, likewise
-``format/C``          uint8 N   index into `PHOTO_FORMATS`; 0 where the header is none of these
+``height/C``          int32 N   photos only: rows as stored, before any EXIF rotation; 0 if the header gives no size
+``width/C``           int32 N   photos only: columns, likewise
+``format/C``          uint8 N   photos only: index into `PHOTO_FORMATS`; 0 (unknown) for any other header
 ====================  ========  =====================================================================================
 
 Its header, JSON: ``shard``, ``shard_bytes``, ``shard_checksum`` (16 hexadecimal digits).
@@ -58,7 +58,7 @@ class ShardIndex:
     keys: Sequence[str]
     """`Texts` if the index was read from a file: a key is decoded when it is asked for."""
     offsets: Mapping[str, Int64s]
-    """component -> int64 [N], bytes from the shard's start, -1 where the sample lacks the component."""
+    """component -> int64 [N], bytes from the shard's start, -1 if the sample lacks the component."""
     sizes: Mapping[str, Int64s]
     labels: Int64s | None
     photos: Mapping[str, PhotoColumns]
@@ -100,7 +100,7 @@ class ShardIndex:
         shard_bytes = file.entry("shard_bytes", "a whole number", is_count)
         shard_checksum = file.entry("shard_checksum", "16 hexadecimal digits", _is_checksum)
         keys = file.texts("key")
-        # Sorted: safetensors gives columns in no order of its own.
+        # Sorted, because safetensors returns columns in any order.
         components = sorted(name.removeprefix("offset/") for name in file.columns if name.startswith("offset/"))
         offsets = {c: file.column(f"offset/{c}", np.int64, len(keys)) for c in components}
         sizes = {c: file.column(f"size/{c}", np.int64, len(keys)) for c in components}
@@ -119,7 +119,7 @@ class ShardIndex:
             _check_places(file, c, offsets[c], sizes[c], shard_bytes=shard_bytes)
         for c, photo in photos.items():
             if (photo.height < 0).any() or (photo.width < 0).any():
-                raise file.refused(f"photos '{c}' of no negative height or width", "one")
+                raise file.refused(f"photos '{c}' without negative heights and widths", "one")
             if (photo.format >= len(PHOTO_FORMATS)).any():
                 raise file.refused(f"formats of photos '{c}' below {len(PHOTO_FORMATS)}", str(photo.format.max()))
         return cls(

@@ -43,9 +43,9 @@ class Member:
     surrogates."""
     key: str
     component: str
-    """In lower case, as in WebDataset."""
+    """The component's name in lower case, as in WebDataset."""
     offset: int
-    """Where its data begin in the archive, a multiple of 512."""
+    """The position of its first byte in the archive, a multiple of 512."""
     size: int
     read: Callable[[], bytes]
     """Returns the file's bytes. Call it at most once, and before the next member is read."""
@@ -74,8 +74,8 @@ class ArchiveReader:
             is read; otherwise at the end of the stream.
 
     Raises:
-        DataError: While iterating: if the archive is not a tar, was cut off (also between two members), lacks a header
-            where one must be, or holds a sparse file.
+        DataError: While iterating: if the archive is not a tar, was cut off (also between two members), lacks a
+            member's header, or holds a sparse file.
     """
 
     def __init__(self, stream: BinaryIO, *, shard: str, size: int | None = None) -> None:

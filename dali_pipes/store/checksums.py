@@ -50,14 +50,14 @@ _MAKERS: dict[str, Callable[[], Checksum]] = {
     NO_CHECKSUM_TYPE: _NoChecksum,
 }
 CHECKSUM_TYPES = tuple(_MAKERS)
-"""In the order in which AIS lists them."""
+"""The types, in the order in which AIS lists them."""
 
 
 def new_checksum(checksum_type: str) -> Checksum:
     """A checksum to which no bytes were added yet.
 
     Raises:
-        KeyError: If the type is not one of `CHECKSUM_TYPES`. Check a type that comes from a client before.
+        KeyError: If the type is not one of `CHECKSUM_TYPES`: check a type that a client sends first.
 
     >>> crc = new_checksum("crc32c")
     >>> crc.update(b"123456789")

@@ -13,4 +13,4 @@ class ObjectEntry:
     name: str
     size: int
     checksum: str | None
-    """``xxhash2`` in hexadecimal where the store knows it, else ``None``."""
+    """``xxhash2`` in hexadecimal, or ``None`` if the store does not know it."""

@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 
 EXTENSIONS = (".tar", ".tgz", ".tar.gz")
-"""Of shards. Compressed ones save space; only ``.tar`` can be indexed and trained from."""
+"""The extensions of shards. Compressed shards save space; only ``.tar`` can be indexed and trained from."""
 
 # No command here reads these. They are recognised, so that the error can say how a shard is compressed.
 _FOREIGN = (".tar.lz4", ".tar.zst", ".tar.xz", ".tar.bz2", ".txz", ".tbz2", ".zip")
@@ -41,7 +41,7 @@ def shared_prefix(names: Sequence[str]) -> str:
     'only'
     """
     stems = [stem_of(name) for name in names]
-    return os.path.commonprefix(stems).rstrip("0123456789")  # noqa: RUF071 (by character is what is meant)
+    return os.path.commonprefix(stems).rstrip("0123456789")  # noqa: RUF071 (character by character is intended)
 
 
 def check_object_name(name: str, *, url: str) -> None:

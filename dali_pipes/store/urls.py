@@ -36,11 +36,7 @@ def is_remote(url: str | Path) -> bool:
 
 
 def check_is_not_cloud(url: str | Path) -> None:
-    """Refuse a bucket of a cloud where no endpoint is given: the embedded node has buckets of its own only.
-
-    Raises:
-        ValueError: If the URL starts with ``s3://``, ``gs://`` or ``az://``.
-    """
+    """Refuse ``s3://``, ``gs://`` and ``az://`` if no endpoint is given: the embedded node reads no cloud's buckets."""
     scheme = str(url).partition("://")[0]
     if is_remote(url) and scheme != "ais":
         raise ValueError(

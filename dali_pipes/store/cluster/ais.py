@@ -56,7 +56,7 @@ class AisStore(Bucket):
         self.scheme = next(scheme for scheme, name in PROVIDERS.items() if name == provider)
         self.client = ais_client(endpoint)
         self._bulk = self.client.bucket(bucket, provider=provider)
-        """For the bytes of objects; ``_bucket`` is for requests that get an answer at once."""
+        """Transfers objects; ``_bucket`` sends the requests that are answered at once."""
         self._bucket = type(self._bulk)(client=_prompt(self._bulk.client), name=bucket, provider=self._bulk.provider)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -147,7 +147,7 @@ class AisStore(Bucket):
         from dali_pipes.store.cluster.transfer import BucketAccess
 
         props: dict[str, Any] | None = None
-        # An answer to HEAD has no body that says what is missing.
+        # An answer to HEAD has no body to say that the bucket is missing.
         with self.asking(self.url), _MissingAllowed():
             props = json.loads(self._bucket.head().get("Ais-Bucket-Props", "{}"))
         if props is None:

@@ -5,7 +5,6 @@ import os
 import select
 import subprocess
 import tempfile
-import time
 from pathlib import Path
 from typing import Self
 
@@ -118,16 +117,12 @@ def end_with_owner(owner: int) -> None:
 
 def _read_endpoint(process: subprocess.Popen[bytes]) -> str:
     assert process.stdout is not None
-    deadline_s = time.monotonic() + _START_TIMEOUT_S
-    line = b""
-    while not line.endswith(b"\n"):
-        ready, _, _ = select.select([process.stdout], [], [], max(0.0, deadline_s - time.monotonic()))
-        if not ready:
-            raise TimeoutError(f"no answer after {_START_TIMEOUT_S:g} s")
-        piece = os.read(process.stdout.fileno(), 4096)
-        if not piece:
-            raise ConnectionError(f"it ended with exit status {process.wait()}")
-        line += piece
+    ready, _, _ = select.select([process.stdout], [], [], _START_TIMEOUT_S)
+    if not ready:
+        raise TimeoutError(f"no answer after {_START_TIMEOUT_S:g} s")
+    line = process.stdout.readline()
+    if not line:
+        raise ConnectionError(f"it ended with exit status {process.wait()}")
     return line.decode().strip()
 
 

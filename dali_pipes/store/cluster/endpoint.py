@@ -31,9 +31,9 @@ def endpoint_for(
         embedded_dir: As for `cluster`.
 
     Raises:
-        StoreError: If nothing answers at the endpoint; or if there is none, and the embedded node's folder lacks a
-            bucket: names the buckets that it holds. Then no node is started.
-        ValueError: If there is no endpoint, and a bucket is one of a cloud.
+        StoreError: If nothing answers at the endpoint; or if no endpoint is given, and the embedded node's folder lacks
+            a bucket: names the buckets that it holds. Then no node is started.
+        ValueError: If no endpoint is given, and a bucket belongs to a cloud.
     """
     read = [url for url in reads if is_remote(url)]
     remote = [*read, *(url for url in writes if is_remote(url))]

@@ -80,8 +80,7 @@ class TransformedStore(Store):
             return stream.read()
 
     def find(self, name: str) -> bytes | None:
-        assert not self.is_shard(name), "only objects beside the shards are looked for"
-        return self.stored.find(self.stored_name(name))
+        return self.stored.find(self._beside(name))
 
     def read_range(self, name: str, *, start: int, size: int) -> bytes:
         """As the bucket's; all bytes of a shard before ``start`` are read, too, and thrown away."""
@@ -111,7 +110,7 @@ class TransformedStore(Store):
             yield cast("BinaryIO", raw)
 
     def access(self) -> StoreAccess:
-        """As the bucket's, without the ETL."""
+        """The bucket's, without the ETL."""
         return self.stored.access()
 
     def open_fetcher(self) -> "TransformedFetcher":
@@ -121,20 +120,21 @@ class TransformedStore(Store):
         return TransformedFetcher(ClusterAccess.from_environment(self.endpoint), self)
 
     def write(self, name: str, data: bytes) -> None:
-        assert not self.is_shard(name), "a shard is transformed when it is read"
-        self.stored.write(self.stored_name(name), data)
+        self.stored.write(self._beside(name), data)
 
     def upload(self, name: str, path: Path) -> None:
-        assert not self.is_shard(name), "a shard is transformed when it is read"
-        self.stored.upload(self.stored_name(name), path)
+        self.stored.upload(self._beside(name), path)
 
     def size(self, name: str) -> int | None:
         """As the bucket's; the size of a shard is that of the stored shard."""
         return self.stored.size(self.stored_name(name))
 
     def delete(self, name: str) -> None:
+        self.stored.delete(self._beside(name))
+
+    def _beside(self, name: str) -> str:
         assert not self.is_shard(name), "a shard is transformed when it is read"
-        self.stored.delete(self.stored_name(name))
+        return self.stored_name(name)
 
 
 def through_etl(shards: ShardSet, etl: str) -> ShardSet:
@@ -142,7 +142,7 @@ def through_etl(shards: ShardSet, etl: str) -> ShardSet:
 
     Raises:
         NoEtlError: If the cluster cannot have ETLs.
-        StoreError: If the ETL is missing or does not run; names those that do.
+        StoreError: If the ETL is missing or does not run; names the ETLs that run.
         TypeError: If ``etl`` is not a text.
         ValueError: If the shards are files, or ``etl`` is not a valid name of an ETL.
     """
