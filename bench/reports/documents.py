@@ -1,14 +1,13 @@
 """Show records: as parts of a page, on the terminal, and in the tables of documents such as the README."""
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from bench.reports.figures import FIGURES
 from bench.reports.notes import notes_of
-from bench.reports.record import FORMAT, read_record, read_run, write_text
+from bench.reports.record import FORMAT, as_run, read_record, write_text
 from bench.reports.summary import Report, restricted
 from bench.reports.tables import format_table
 from bench.scenarios.catalog import SCENARIOS, scenario_class
@@ -29,17 +28,16 @@ _SIGNS = {
     "cache_fraction": "windows",
     "loader": "run",
 }
-"""A field by which the oldest records, which have no format, are recognised, and their benchmark."""
+"""The oldest records have no format: a field that they have, and the benchmark that wrote them."""
 
 OPTIONS = ("--baseline", "--loaders")
-"""Of a mark, as of the command."""
+"""Of a mark; the command has the same."""
 
 Run = tuple[str, Report]
 Text = tuple[str, str]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Updated:
+class Updated(NamedTuple):
     """What happened to a document's tables."""
 
     num_tables: int
@@ -49,30 +47,27 @@ class Updated:
 def page_parts(
     paths: Sequence[Path], *, baseline: str | None = None, loaders: Sequence[str] | None = None
 ) -> tuple[list[Run], list[Text]]:
-    """Read records: the runs, and the tables of the others, each with the file's name as its title.
+    """Read records; return the runs, and the tables of the others, each with the file's name as its title.
 
-    Args:
-        paths: Of the records.
-        baseline: For the runs, as `bench.reports.summary.restricted` takes it.
-        loaders: Likewise.
+    ``baseline`` and ``loaders`` are for the runs, as `bench.reports.summary.restricted` takes them.
 
     Raises:
-        DataError: If a file is no benchmark's record, or of an unknown version.
+        DataError: If a file is not a benchmark's record, or of an unknown version.
         ValueError: If a run has no such loader.
     """
     runs: list[Run] = []
     texts: list[Text] = []
     for path in paths:
-        kind, report = _read(path)
-        if kind == "run":
-            runs.append((path.stem, _restricted(report, path, baseline, loaders)))
+        shown = _read(path, baseline=baseline, loaders=loaders)
+        if isinstance(shown, str):
+            texts.append((path.stem, shown))
         else:
-            texts.append((path.stem, _text(kind, report, path)))
+            runs.append((path.stem, shown))
     return runs, texts
 
 
 def terminal_text(runs: Sequence[Run], texts: Sequence[Text]) -> str:
-    """The tables; each under its title if there are several."""
+    """Return the tables, each under its title if there are several."""
     parts = [(title, "\n".join([format_table(report), "", *notes_of(report)])) for title, report in runs]
     parts += texts
     return parts[0][1] if len(parts) == 1 else "\n\n".join(f"{title}\n{text}" for title, text in parts)
@@ -83,7 +78,7 @@ def update_document(path: Path, *, write: bool = True) -> Updated:
 
     Args:
         path: Markdown, with pairs of lines like `START` and `STOP`. The lines between them are replaced.
-        write: Otherwise only find out whether anything would change.
+        write: If false, only find out whether anything would change.
 
     Raises:
         DataError: If the document or a record cannot be read, a mark has no end, or names no figure or loader of a
@@ -117,7 +112,7 @@ def update_document(path: Path, *, write: bool = True) -> Updated:
 
 
 def _table(words: str, folder: Path) -> str:
-    """What goes between a pair of marks, the first of which has these words.
+    """Return what goes between a pair of marks, whose first line has these words.
 
     Raises:
         DataError: If the record cannot be read.
@@ -137,44 +132,35 @@ def _table(words: str, folder: Path) -> str:
             options[option] = value if mark else rest.pop(0)
     if unknown := [figure for figure in figures if figure not in FIGURES]:
         raise ValueError(f"a figure must be one of {', '.join(FIGURES)}, got '{unknown[0]}'")
-    kind, report = _read(folder / name)
-    if kind != "run":
-        return f"```\n{_text(kind, report, folder / name)}\n```"
     loaders = options["--loaders"].split(",") if "--loaders" in options else None
-    shown = _restricted(report, folder / name, options.get("--baseline"), loaders)
+    shown = _read(folder / name, baseline=options.get("--baseline"), loaders=loaders)
+    if isinstance(shown, str):
+        return f"```\n{shown}\n```"
     notes = "\n".join(f"* {note.removeprefix('* ')}" for note in notes_of(shown, figures=figures or None))
     return f"{format_table(shown, markdown=True, figures=figures or None)}\n\n{notes}"
 
 
-def _restricted(report: Report, path: Path, baseline: str | None, loaders: Sequence[str] | None) -> Report:
-    try:
-        return restricted(report, baseline=baseline, loaders=loaders)
-    except ValueError as exc:
-        raise ValueError(f"'{path}': {exc}") from exc
-
-
-def _read(path: Path) -> tuple[str, dict[str, Any]]:
-    """Which benchmark's record it is, and the record; a run in its present form."""
+def _read(path: Path, *, baseline: str | None, loaders: Sequence[str] | None) -> Report | str:
+    """Read a record: a run with this baseline and these loaders, or the table of another benchmark as text."""
     report = read_record(path)
     name = str(report.get("format", ""))
-    kind = name.removeprefix(f"{FORMAT}-") if name.startswith(f"{FORMAT}-") else _kind_by_sign(report)
+    if name.startswith(f"{FORMAT}-"):
+        kind = name.removeprefix(f"{FORMAT}-")
+    else:
+        records = report.get("records")
+        first = records[0] if isinstance(records, list) and records and isinstance(records[0], dict) else {}
+        kind = next((kind for sign, kind in _SIGNS.items() if sign in first), "")
     if kind == "run":
-        return kind, read_run(path)
+        run = as_run(report, path)
+        try:
+            return restricted(run, baseline=baseline, loaders=loaders)
+        except ValueError as exc:
+            raise ValueError(f"'{path}': {exc}") from exc
     if kind not in SCENARIOS:
         found = f"format '{name}'" if name else "a JSON file without a format"
         raise DataError(
             f"'{path}': expected the record of one of bench {', '.join(['run', *SCENARIOS])}, found {found}"
         )
-    return kind, report
-
-
-def _kind_by_sign(report: Mapping[str, Any]) -> str:
-    records = report.get("records")
-    first = records[0] if isinstance(records, list) and records and isinstance(records[0], dict) else {}
-    return next((kind for sign, kind in _SIGNS.items() if sign in first), "")
-
-
-def _text(kind: str, report: dict[str, Any], path: Path) -> str:
     try:
         return scenario_class(kind).table(report)
     except (LookupError, TypeError, AttributeError) as exc:

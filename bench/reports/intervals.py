@@ -10,19 +10,20 @@ median contains it less often than it claims. The methods here need only indepen
   of the machine, which affects all loaders of a turn alike, cancels out.
 * For two runs, whose repeats are unrelated: the interval of Hodges and Lehmann for a shift, here of logarithms
   (M. Hollander and D. A. Wolfe, "Nonparametric Statistical Methods", chapter 4), exact for the Wilcoxon rank sum.
-
-All are pure functions of lists of numbers.
 """
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 CONFIDENCE = 0.95
 
 MIN_REPEATS = 6
-"""Of five values not even smallest to largest is a 95 % interval of the median: it contains it 15 times in 16."""
+"""With five values, not even the range from smallest to largest is a 95 % interval: it contains the median 15 times in
+16."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,30 +36,34 @@ class Interval:
     high: float | None
 
     def holds(self, value: float) -> bool:
-        """Whether ``value`` is within. Without an interval no value is excluded."""
+        """Return whether ``value`` is within. Without an interval no value is excluded."""
         return self.low is None or self.high is None or self.low <= value <= self.high
+
+    def mapped(self, function: Callable[[float], float]) -> "Interval":
+        """Apply an increasing function to the median and to both ends."""
+        low, high = (None if end is None else function(end) for end in (self.low, self.high))
+        return Interval(median=function(self.median), low=low, high=high)
 
 
 def median_interval(values: Sequence[float]) -> Interval:
-    """The median of repeats and its interval.
+    """Return the median of repeats and its interval; fewer than `MIN_REPEATS` values have no interval.
 
-    Args:
-        values: At least one; in any order.
-
-    Returns:
-        No interval of fewer than `MIN_REPEATS` values; of seven, 0.73 of the way from the smallest to the second, and
-        likewise above.
+    With seven values, each end lies 0.73 of the way from the outermost value to the next one.
 
     >>> found = median_interval([10.0, 11.0, 12.0, 13.0, 14.0, 15.0, 30.0])
     >>> f"{found.median} [{found.low:.2f}-{found.high:.2f}]"
     '13.0 [10.73-19.00]'
     """
-    ordered = sorted(values)
+    ordered, n = sorted(values), len(values)
     middle = statistics.median(ordered)
-    place = _interpolation(len(ordered))
-    if place is None:
+    if n < MIN_REPEATS:
         return Interval(median=middle, low=None, high=None)
-    k, weight = place
+    # The k-th values from either end enclose the median unless fewer than k values lie on one side of it.
+    coverages = [1 - 2 * sum(math.comb(n, below) for below in range(k)) / 2**n for k in range(1, n // 2 + 1)]
+    k = max(row for row, coverage in enumerate(coverages, start=1) if coverage >= CONFIDENCE)
+    wider, narrower = coverages[k - 1], coverages[k] if k < len(coverages) else 0.0
+    share = (wider - CONFIDENCE) / (wider - narrower)
+    weight = (n - k) * share / (k + (n - 2 * k) * share)
     low = (1 - weight) * ordered[k - 1] + weight * ordered[k]
     high = (1 - weight) * ordered[-k] + weight * ordered[-k - 1]
     # With equal values the weighted sum has a rounding error.
@@ -66,16 +71,11 @@ def median_interval(values: Sequence[float]) -> Interval:
 
 
 def paired_ratio(values: Sequence[float], baseline: Sequence[float]) -> Interval | None:
-    """``values / baseline``, turn by turn, and the interval of its median; taken on logarithms.
+    """Return the median of ``values / baseline``, turn by turn, and its interval.
 
-    So the ratio the other way round has the inverse interval.
-
-    Args:
-        values: One a turn.
-        baseline: Of the same turns, in the same order.
-
-    Returns:
-        ``None`` if a value is not positive: an epoch too short for the clock, or no wait at all.
+    They are computed on logarithms, so the inverse ratio has the inverse interval. ``baseline`` has the values of the
+    same turns in the same order. The result is ``None`` if a value is not positive: an epoch was too short for the
+    clock, or there was no wait at all.
 
     Raises:
         ValueError: If the two have different lengths.
@@ -87,15 +87,14 @@ def paired_ratio(values: Sequence[float], baseline: Sequence[float]) -> Interval
         raise ValueError(f"a paired ratio needs as many values as of the baseline, got {len(values)}, {len(baseline)}")
     if not _all_positive(values) or not _all_positive(baseline):
         return None
-    logs = median_interval([math.log(a) - math.log(b) for a, b in zip(values, baseline, strict=True)])
-    return _exp(logs)
+    return median_interval([math.log(a) - math.log(b) for a, b in zip(values, baseline, strict=True)]).mapped(math.exp)
 
 
 def unpaired_ratio(values: Sequence[float], baseline: Sequence[float]) -> Interval | None:
-    """``values / baseline`` of two runs at different times: the median of all pairs' ratios, and its interval.
+    """Return the median of ``values / baseline`` over all pairs of two runs at different times, and its interval.
 
-    Returns:
-        ``None`` if a value is not positive. No interval if there are too few values, such as three and three.
+    The result is ``None`` if a value is not positive. There is no interval if there are too few values, such as three
+    and three.
 
     >>> found = unpaired_ratio([20.0, 21.0, 22.0, 23.0], [10.0, 10.0, 10.0, 10.0])
     >>> f"{found.median:.2f} [{found.low:.2f}-{found.high:.2f}]"
@@ -104,66 +103,24 @@ def unpaired_ratio(values: Sequence[float], baseline: Sequence[float]) -> Interv
     if not _all_positive(values) or not _all_positive(baseline):
         return None
     differences = sorted(math.log(a) - math.log(b) for a in values for b in baseline)
-    middle = statistics.median(differences)
     k = _rank_sum_cut(len(values), len(baseline))
-    if k is None:
-        return _exp(Interval(median=middle, low=None, high=None))
-    return _exp(Interval(median=middle, low=differences[k - 1], high=differences[-k]))
+    low, high = (None, None) if k == 0 else (differences[k - 1], differences[-k])
+    return Interval(median=statistics.median(differences), low=low, high=high).mapped(math.exp)
 
 
-def _interpolation(n: int) -> tuple[int, float] | None:
-    """Which order statistics of ``n`` enclose the median, the *k*-th from either end, and how far to go inwards."""
-    if n < MIN_REPEATS:
-        return None
-    # The k-th from either end enclose the median unless fewer than k values lie on one side of it.
-    coverages = [1 - 2 * sum(math.comb(n, below) for below in range(k)) / 2**n for k in range(1, n // 2 + 1)]
-    k = max(row for row, coverage in enumerate(coverages, start=1) if coverage >= CONFIDENCE)
-    wider = coverages[k - 1]
-    narrower = coverages[k] if k < len(coverages) else 0.0
-    share = (wider - CONFIDENCE) / (wider - narrower)
-    return k, (n - k) * share / (k + (n - 2 * k) * share)
-
-
-def _rank_sum_cut(num_values: int, num_baseline: int) -> int | None:
-    """The *k* for which the *k*-th smallest and largest of all pairs' differences enclose the shift in 95 %."""
-    # counts[u]: the orders of both samples in which u pairs have the value below the baseline; all are equally likely.
-    counts = [1]
-    for row in range(1, num_values + 1):
-        counts = _times(counts, num_baseline + row)
-        counts = _divided(counts, row)
-    total = math.comb(num_values + num_baseline, num_values)
-    tail, cut = 0, 0
-    for count in counts:
-        tail += count
-        if tail / total > (1 - CONFIDENCE) / 2:
-            break
-        cut += 1
-    return cut or None
-
-
-def _times(counts: list[int], power: int) -> list[int]:
-    """The polynomial times ``1 - x^power``."""
-    product = counts + [0] * power
-    for row, count in enumerate(counts):
-        product[row + power] -= count
-    return product
-
-
-def _divided(counts: list[int], power: int) -> list[int]:
-    """The polynomial by ``1 - x^power``, which divides it."""
-    quotient = counts[: len(counts) - power]
-    for row in range(power, len(quotient)):
-        quotient[row] += quotient[row - power]
-    return quotient
+def _rank_sum_cut(num_values: int, num_baseline: int) -> int:
+    """The *k* for which the *k*-th smallest and largest of all pairs' differences enclose the shift in 95 %, or 0."""
+    # counts[n, u]: the orders in which n values have u pairs with a smaller baseline value; all orders are equally
+    # likely. Values are added in ascending order, by the number of baseline values below them.
+    num_pairs = num_values * num_baseline
+    counts = np.zeros((num_values + 1, num_pairs + 1))
+    counts[0, 0] = 1
+    for below in range(num_baseline + 1):
+        for n in range(num_values):
+            counts[n + 1, below:] += counts[n, : num_pairs + 1 - below]
+    tails = np.cumsum(counts[num_values]) / math.comb(num_values + num_baseline, num_values)
+    return int(np.searchsorted(tails, (1 - CONFIDENCE) / 2, side="right"))
 
 
 def _all_positive(values: Sequence[float]) -> bool:
     return bool(values) and min(values) > 0
-
-
-def _exp(logs: Interval) -> Interval:
-    return Interval(
-        median=math.exp(logs.median),
-        low=None if logs.low is None else math.exp(logs.low),
-        high=None if logs.high is None else math.exp(logs.high),
-    )

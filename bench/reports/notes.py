@@ -1,20 +1,18 @@
-"""Write what a reader of a run's table must know beside it: notes, conditions, and what was converted before."""
+"""Write what a reader of a run's table must know: notes, conditions, and what was converted before."""
 
 import statistics
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from bench.loaders.registry import ALL_PARTS, LOADERS
 from bench.reports.intervals import MIN_REPEATS
 from bench.reports.summary import (
     BRIEF,
     EQUAL_WITHIN,
-    SETTING_TITLES,
     Record,
     Report,
-    format_setting,
     rounds_of,
     setting_names,
+    setting_text,
     values_of,
 )
 
@@ -33,19 +31,25 @@ PART_TITLES = {
 
 
 def notes_of(report: Report, *, figures: Sequence[str] | None = None) -> list[str]:
-    """Say how many repeats there are, what the brackets are, and how loaders differ in what they do.
+    """Return the notes below a run's table: how many repeats, what brackets mean, how the loaders differ.
 
-    Args:
-        report: The run.
-        figures: Those of the table; ``None``: `BRIEF`.
+    ``figures`` are those of the table; ``None``: `BRIEF`.
     """
     records = report["records"]
     notes = [] if (rounds := rounds_of(report)) is None else [f"Stopped after {rounds}, in {report.get('stopped')}."]
-    notes.append(_repeats_note(min(len(record["repeats"]) for record in records)))
+    if (repeats := min(len(record["repeats"]) for record in records)) < MIN_REPEATS:
+        notes.append(
+            f"Medians of {repeats} interleaved repeats (smallest to largest); too few for a 95 % interval, which needs "
+            f"{MIN_REPEATS}."
+        )
+    else:
+        notes.append(
+            f"Medians of {repeats} interleaved repeats, with 95 % intervals in brackets. Ratios are taken turn by "
+            f'turn: "equal" if the whole interval is within {EQUAL_WITHIN:.0%} of 1, "?" if it contains 1 and is wider.'
+        )
     notes += dict.fromkeys(note for record in records if (note := _parts_note(record)) is not None)
     notes += _loader_notes(report)
-    counts = _few_batches(records) if "batch_p99_ms" in (figures or BRIEF) else []
-    if counts:
+    if "batch_p99_ms" in (figures or BRIEF) and (counts := _few_batches(records)):
         notes.append(f"batch p99: a turn has {_span(counts)} batches, so it is the longest of them.")
     if made := conversions_of(report)[1:]:
         each = []
@@ -57,20 +61,8 @@ def notes_of(report: Report, *, figures: Sequence[str] | None = None) -> list[st
     return notes
 
 
-def _repeats_note(repeats: int) -> str:
-    if repeats < MIN_REPEATS:
-        return (
-            f"Medians of {repeats} interleaved repeats (smallest to largest); too few for a 95 % interval, which needs "
-            f"{MIN_REPEATS}."
-        )
-    return (
-        f"Medians of {repeats} interleaved repeats, with 95 % intervals in brackets. Ratios are taken turn by turn: "
-        f'"equal" if the whole interval is within {EQUAL_WITHIN:.0%} of 1, "?" if it contains 1 and is wider.'
-    )
-
-
 def _parts_note(record: Record) -> str | None:
-    """What a loader does not give; ``None`` if it gives all, as all loaders of the oldest records do."""
+    """Say what a loader does not give; ``None`` if it gives all, as all loaders of the oldest records do."""
     if record.get("gives") is None or not (missing := sorted(ALL_PARTS - set(record["gives"]))):
         return None
     parts = ", no ".join(PART_TITLES.get(part, part) for part in missing)
@@ -79,7 +71,7 @@ def _parts_note(record: Record) -> str | None:
 
 
 def _loader_notes(report: Report) -> list[str]:
-    """How loaders differ in what they read and decode."""
+    """Say how loaders differ in what they read and decode."""
     records = report["records"]
     entries = {record["loader"]: LOADERS[record["loader"]] for record in records if record["loader"] in LOADERS}
     notes = []
@@ -111,7 +103,7 @@ def _loader_notes(report: Report) -> list[str]:
 
 
 def _few_batches(records: Sequence[Record]) -> list[str]:
-    """How many batches turns had, if that is too few for a 99th percentile."""
+    """Return how many batches turns had, where that is too few for a 99th percentile."""
     counts = {
         sum(len((rank.get("steady") or rank["first"])["waits_us"].split()) for rank in repeat["ranks"])
         for record in records
@@ -122,13 +114,13 @@ def _few_batches(records: Sequence[Record]) -> list[str]:
 
 
 def _span(texts: Sequence[str]) -> str:
-    """Numbers as ``0.1`` or ``0.1 to 0.4``."""
+    """Return numbers as ``0.1`` or ``0.1 to 0.4``."""
     least, most = min(texts, key=float), max(texts, key=float)
     return least if least == most else f"{least} to {most}"
 
 
 def conversions_of(report: Report) -> list[list[str]]:
-    """The rows of a table of what loaders had converted before; a header first, or no rows at all."""
+    """Return the table of what was converted for loaders before: a header and rows, or nothing at all."""
     rows: dict[str, list[str]] = {}
     for record in report["records"]:
         if made := record.get("prepared"):
@@ -138,46 +130,27 @@ def conversions_of(report: Report) -> list[list[str]]:
 
 
 def conditions_of(report: Report) -> list[tuple[str, str]]:
-    """Name and text of everything that the figures depend on."""
-    environment, options = report["environment"], report["options"]
+    """Return name and text of everything that the figures depend on."""
+    environment, options, records = report["environment"], report["options"], report["records"]
     cpu, commit, epochs = environment.get("cpu", {}), environment.get("commit"), options.get("epochs")
-    changes = ", with changes" if environment.get("is_dirty") else ""
-    varied = setting_names(report["records"])
-    first = report["records"][0]["setting"]
-    fixed = [
-        f"{title} {format_setting(first[name])}"
-        for name, title in SETTING_TITLES.items()
-        if name not in varied and first.get(name) is not None
-    ]
-    found = [
-        ("command", report["command"]),
-        ("date", environment.get("date")),
-        ("commit", f"{commit}{changes}" if commit else None),
-        (
-            "machine",
-            f"{cpu.get('model')}, {cpu.get('cores_available')} cores, {environment.get('memory_gib')} GiB; "
-            f"{_load(environment)}",
+    # The load at the end includes what was timed.
+    load, before = f"at the end {cpu.get('load_average_1min')}", environment.get("load_at_start")
+    found = {
+        "command": report["command"],
+        "date": environment.get("date"),
+        "commit": f"{commit}{', with changes' if environment.get('is_dirty') else ''}" if commit else None,
+        "machine": f"{cpu.get('model')}, {cpu.get('cores_available')} cores, {environment.get('memory_gib')} GiB; load "
+        + (load if before is None else f"before {before}, {load}"),
+        "GPUs": ", ".join(environment.get("gpus", [])) or "none",
+        "data": "; ".join(
+            f"{data['num_samples']} samples in {data.get('num_shards')} shards"
+            + (f", {data['shard_bytes'] / (1 << 20):.0f} MiB" if data.get("shard_bytes") else "")
+            for data in report["data"]
         ),
-        ("GPUs", ", ".join(environment.get("gpus", [])) or "none"),
-        ("data", "; ".join(_data_line(data) for data in report["data"])),
-        ("read from", options.get("source")),
-        ("setting", ", ".join(fixed)),
-        (
-            "repeats",
-            f"{rounds_of(report) or options.get('repeats')} interleaved, {epochs} timed epoch"
-            f"{'' if epochs == 1 else 's'} each",
-        ),
-        ("versions", ", ".join(f"{name} {version}" for name, version in environment.get("versions", {}).items())),
-    ]
-    return [(name, text) for name, text in found if text]
-
-
-def _load(environment: Mapping[str, Any]) -> str:
-    """How busy the machine was; the load at the end includes what was timed."""
-    started, ended = environment.get("load_at_start"), environment.get("cpu", {}).get("load_average_1min")
-    return f"load at the end {ended}" if started is None else f"load before {started}, at the end {ended}"
-
-
-def _data_line(data: Mapping[str, Any]) -> str:
-    size = f", {data['shard_bytes'] / (1 << 20):.0f} MiB" if data.get("shard_bytes") else ""
-    return f"{data['num_samples']} samples in {data.get('num_shards')} shards{size}"
+        "read from": options.get("source"),
+        "setting": setting_text(records[0]["setting"], without=setting_names(records)),
+        "repeats": f"{rounds_of(report) or options.get('repeats')} interleaved, {epochs} timed epoch"
+        f"{'' if epochs == 1 else 's'} each",
+        "versions": ", ".join(f"{name} {version}" for name, version in environment.get("versions", {}).items()),
+    }
+    return [(name, text) for name, text in found.items() if text]

@@ -11,11 +11,11 @@ from bench.reports.summary import (
     SETTING_TITLES,
     Record,
     Report,
-    format_setting,
     is_telling,
     label_of,
     measured,
     setting_names,
+    setting_text,
 )
 from bench.reports.tables import format_rows, format_table, table_rows
 
@@ -46,7 +46,7 @@ pre { overflow-x: auto; font-size: 13px; }
 
 
 def html_page(runs: Sequence[tuple[str, Report]], texts: Sequence[tuple[str, str]] = ()) -> str:
-    """A page of runs, and of other benchmarks' tables as text.
+    """Return a page of runs, and of other benchmarks' tables as text.
 
     Args:
         runs: Title and record of each run, in its present form.
@@ -68,7 +68,7 @@ def html_page(runs: Sequence[tuple[str, Report]], texts: Sequence[tuple[str, str
 
 
 def markdown_page(runs: Sequence[tuple[str, Report]], texts: Sequence[tuple[str, str]] = ()) -> str:
-    """The same as Markdown, without the plots."""
+    """Return the same as Markdown, without the plots."""
     parts = [f"# {TITLE}"]
     for title, report in runs:
         parts += [f"## {title}", format_table(report, markdown=True, intervals=True)]
@@ -117,20 +117,18 @@ def _definition_list(items: Sequence[tuple[str, str]]) -> str:
 
 def _table(rows: Sequence[Sequence[str]], num_names: int) -> str:
     def cells(row: Sequence[str], tag: str) -> str:
-        return "".join(
-            f"<{tag}{' class=name' if column < num_names else ''}>{escape(cell)}</{tag}>"
-            for column, cell in enumerate(row)
-        )
+        classes = [" class=name" if column < num_names else "" for column in range(len(row))]
+        return "".join(f"<{tag}{name}>{escape(cell)}</{tag}>" for name, cell in zip(classes, row, strict=True))
 
     lines = [f"<tr>{cells(rows[0], 'th')}</tr>"]
-    for above, row in zip([None, *rows[1:]], rows[1:], strict=False):
-        is_new = above is not None and above[: num_names - 1] != row[: num_names - 1]
+    for number, row in enumerate(rows[1:]):
+        is_new = number > 0 and rows[number][: num_names - 1] != row[: num_names - 1]
         lines.append(f"<tr{' class=split' if is_new else ''}>{cells(row, 'td')}</tr>")
     return f'<div class="wide"><table>{"".join(lines)}</table></div>'
 
 
 def _plots(report: Report) -> list[str]:
-    """A plot for each figure; in a sweep for each combination of the settings that are not on the axis, too."""
+    """Draw a plot for each figure, in a sweep also for each combination of the settings that are not on the axis."""
     records = report["records"]
     varied = setting_names(records)
     colours = {label: row for row, label in enumerate(dict.fromkeys(label_of(record) for record in records))}
@@ -138,10 +136,8 @@ def _plots(report: Report) -> list[str]:
     axis = max(varied, key=lambda name: len({record["setting"].get(name) for record in records}), default=None)
     groups: dict[str, list[Record]] = {}
     for record in filter(_is_plotted, records):
-        others = [
-            f"{SETTING_TITLES[name]} {format_setting(record['setting'].get(name))}" for name in varied if name != axis
-        ]
-        groups.setdefault(", ".join(others), []).append(record)
+        others = {name: record["setting"].get(name) for name in varied if name != axis}
+        groups.setdefault(setting_text(others), []).append(record)
     plots = []
     for name in (name for name in BRIEF if is_telling(report, name)):
         for where, group in groups.items():
@@ -150,25 +146,23 @@ def _plots(report: Report) -> list[str]:
                 for record in group
                 if (one := measured(report, record, name)) is not None
             ]
-            if marks:
-                plots.append(_plot(marks, axis=axis, where=where))
+            if not marks:
+                continue
+            title, unit = FIGURES[name].title, FIGURES[name].unit
+            if axis is None:
+                plots.append(svg_of(draw_rows(marks), label=f"{title}, {unit}"))
+                continue
+            x_title = SETTING_TITLES[axis]
+            label = f"{title}{f', {where}' if where else ''} over {x_title}, {unit}"
+            plots.append(svg_of(draw_lines(marks, x_title=x_title, where=where), label=label))
     return plots
 
 
 def _is_plotted(record: Record) -> bool:
-    """Records of the oldest version have ``None``: their loaders give all."""
+    """Return whether a loader reads shards; the loaders of the oldest records, with ``None``, all do."""
     return record.get("gives") is None or bool(record["gives"])
 
 
 def _place(record: Record, axis: str | None) -> float | str:
     value = 0.0 if axis is None else record["setting"].get(axis)
     return value if isinstance(value, str) else "as it is" if value is None else float(value)
-
-
-def _plot(marks: Sequence[Mark], *, axis: str | None, where: str) -> str:
-    figure = marks[0].measured.figure
-    if axis is None:
-        return svg_of(draw_rows(marks), label=f"{figure.title}, {figure.unit}")
-    x_title = SETTING_TITLES[axis]
-    title = f"{figure.title}, {where}" if where else figure.title
-    return svg_of(draw_lines(marks, x_title=x_title, where=where), label=f"{title} over {x_title}, {figure.unit}")

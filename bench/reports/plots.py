@@ -1,8 +1,8 @@
-"""Draw the figures of a run with matplotlib, as SVG that lies inside a page.
+"""Draw the figures of a run with matplotlib, as SVG inside a page.
 
 There are two kinds of plots: a row for each loader under one setting, with every repeat as a dot; and a line for each
 loader over a setting that was swept. Both begin at zero, so that twice as long is twice as much. Text and axes have the
-page's colour of text, so that a page can be read on light and dark. The same records give the same SVG.
+page's text colour, which suits light and dark pages. The same records give the same SVG.
 """
 
 import contextlib
@@ -13,6 +13,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from bench.reports.figures import Figure
+from bench.reports.intervals import Interval
 from bench.reports.summary import Measured
 from dali_pipes.errors import PipesError
 
@@ -51,20 +52,25 @@ class Mark:
     """One figure of one loader in a plot."""
 
     label: str
-    """The loader's."""
+    """Of the loader."""
     colour: int
     """The loader's number."""
     measured: Measured
     x: float | str = 0.0
     """The value of the setting that was swept."""
 
+    @property
+    def interval(self) -> Interval:
+        """In the figure's unit."""
+        return self.measured.interval.mapped(lambda value: self.measured.figure.scale * value)
+
 
 @contextlib.contextmanager
 def _styled(more: Any = None) -> Iterator[None]:
-    """Have matplotlib draw as this page looks.
+    """Give matplotlib the style of the page.
 
     Raises:
-        PipesError: If it is not installed.
+        PipesError: If matplotlib is not installed.
     """
     try:
         import matplotlib as mpl
@@ -80,7 +86,7 @@ def draw_rows(marks: Sequence[Mark]) -> "Drawing":
     figure = marks[0].measured.figure
     drawing, axes = _new(figure.title, height=1.0 + ROW_HEIGHT * len(marks))
     for place, mark in enumerate(marks):
-        colour, interval = COLOURS[mark.colour % len(COLOURS)], mark.measured.plotted
+        colour, interval = COLOURS[mark.colour % len(COLOURS)], mark.interval
         values = [figure.scale * value for value in mark.measured.values]
         axes.scatter(values, [place] * len(values), s=14, color=colour, alpha=0.55, linewidths=0)
         if interval.low is not None and interval.high is not None:
@@ -97,12 +103,9 @@ def draw_rows(marks: Sequence[Mark]) -> "Drawing":
 
 @_styled()
 def draw_lines(marks: Sequence[Mark], *, x_title: str, where: str = "") -> "Drawing":
-    """Draw a line for each loader, with its interval at every point, over numbers or words.
+    """Draw a line for each loader over the setting ``x_title``, with its interval at every point.
 
-    Args:
-        marks: Of all loaders and places.
-        x_title: The setting that was swept.
-        where: The other settings, for the title.
+    ``where`` names the other settings, for the title.
     """
     from matplotlib.transforms import offset_copy
 
@@ -113,7 +116,7 @@ def draw_lines(marks: Sequence[Mark], *, x_title: str, where: str = "") -> "Draw
     loaders = dict.fromkeys(mark.label for mark in marks)
     for row, label in enumerate(loaders):
         line = [mark for mark in marks if mark.label == label]
-        intervals = [mark.measured.plotted for mark in line]
+        intervals = [mark.interval for mark in line]
         shift = WHISKER_SHIFT * (row - (len(loaders) - 1) / 2)
         places = [float(values.index(mark.x)) if are_words else float(mark.x) for mark in line]
         # An artist with a transform of its own is not counted in the limits of the axes.
@@ -149,7 +152,7 @@ def draw_lines(marks: Sequence[Mark], *, x_title: str, where: str = "") -> "Draw
 
 
 def svg_of(drawing: "Drawing", *, label: str) -> str:
-    """The drawing as an SVG element, with ``label`` for readers that do not see it."""
+    """Return the drawing as an SVG element, with ``label`` for readers who do not see it."""
     stream = io.StringIO()
     # The salt keeps identifiers equal from run to run, and apart within a page.
     with _styled({"svg.hashsalt": label}):

@@ -1,6 +1,6 @@
 """Write records of benchmarks, whole or not at all, and read them, those of earlier versions too.
 
-Every record says which benchmark wrote it (``format``), in which version of its form, by which command, at which
+Every record says which benchmark wrote it (``format``), in which version of the format, by which command, at which
 commit and on what machine. The record of a run, of `bench run` and `bench sweep`, holds every repeat as it was
 measured. The medians and intervals beside them are for readers; reports compute them again.
 """
@@ -21,6 +21,8 @@ PROGRAM = "dali-pipes"
 FORMAT = f"{PROGRAM}-bench"
 RUN_FORMAT = f"{FORMAT}-run"
 VERSION = 1
+_MALFORMED = (LookupError, TypeError, AttributeError, ValueError, ZeroDivisionError)
+"""What reading the fields of a record may raise if it is not one."""
 _URL_HOST = re.compile(r"(https?://)[^/\s,]+")
 
 
@@ -44,11 +46,7 @@ def check_target(path: Path, *, option: str = "--json") -> None:
 
 
 def write_record(report: Mapping[str, Any], path: Path) -> None:
-    """Write JSON; an earlier file is replaced when all is written.
-
-    Raises:
-        StoreError: If the disk is full, or the directory is gone.
-    """
+    """Write JSON, as `write_text`."""
     write_text(json.dumps(report, indent=2) + "\n", path)
 
 
@@ -66,23 +64,27 @@ def write_text(text: str, path: Path) -> None:
     LocalStore(target.parent).write(target.name, text.encode())
 
 
+def _is_special(path: Path) -> bool:
+    """Return whether it is ``/dev/stdout`` or a pipe, which a rename would replace."""
+    return path.exists() and not path.is_file()
+
+
 def stamped(report: Mapping[str, Any], *, kind: str) -> dict[str, Any]:
     """Return the report with the fields that every record begins with: format, version and command.
 
     >>> stamped({"records": []}, kind="fetch")["format"]
     'dali-pipes-bench-fetch'
     """
-    header = {"format": f"{FORMAT}-{kind}", "version": VERSION, "command": shown_command()}
-    return {**header, **report}
+    return {"format": f"{FORMAT}-{kind}", "version": VERSION, "command": shown_command(sys.argv), **report}
 
 
-def shown_command(arguments: Sequence[str] | None = None) -> str:
-    """Return the command that this process runs, without hosts and the places of folders.
+def shown_command(arguments: Sequence[str]) -> str:
+    """Return a command without hosts and the places of folders.
 
     >>> shown_command(["/opt/bin/dali-pipes", "bench", "run", "--shards", "/data/pets", "--endpoint", "http://n7:51080"])
     'dali-pipes bench run --shards .../pets --endpoint http://ENDPOINT'
     """
-    program, *words = sys.argv if arguments is None else arguments
+    program, *words = arguments
     # `python -m dali_pipes` is the same program.
     shown = [PROGRAM if Path(program).name == "__main__.py" else Path(program).name]
     for word in words:
@@ -92,6 +94,13 @@ def shown_command(arguments: Sequence[str] | None = None) -> str:
         else:
             shown.append(_without_place(word))
     return " ".join(shown)
+
+
+def _without_place(word: str) -> str:
+    word = _URL_HOST.sub(r"\1ENDPOINT", word)
+    if "://" in word or not word.startswith((os.sep, "~")):
+        return word
+    return f".../{Path(word).name}"
 
 
 def read_record(path: Path) -> dict[str, Any]:
@@ -115,61 +124,66 @@ def read_run(path: Path) -> dict[str, Any]:
     Raises:
         DataError: If it is not one, or of an unknown version.
     """
-    report = read_record(path)
-    if "format" not in report:
-        return _checked(_from_version_0(report, path), path)
-    if report["format"] != RUN_FORMAT:
+    return as_run(read_record(path), path)
+
+
+def as_run(report: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Convert the record of a run, read from ``path``, to the present form.
+
+    Raises:
+        DataError: As `read_run`.
+    """
+    if "format" in report and report["format"] != RUN_FORMAT:
         raise DataError(f"'{path}': expected the record of a run, format '{RUN_FORMAT}', found '{report['format']}'")
-    if report.get("version") != VERSION:
+    if "format" in report and report.get("version") != VERSION:
         raise DataError(
             f"'{path}': version {report.get('version')} of '{RUN_FORMAT}'; this program reads versions 0 to {VERSION}"
         )
-    return _checked(report, path)
-
-
-def _from_version_0(report: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Convert a record from before there was a format: no setting, no ranks, figures from each repeat's seconds."""
     try:
-        environment = dict(report["environment"])
-        options = environment.pop("options")
-        commit = environment.get("commit")
-        environment["commit"] = None if commit is None else commit.removesuffix("+changes")
-        environment["is_dirty"] = None if commit is None else commit.endswith("+changes")
-        first = report["records"][0]
-        return {
-            "format": RUN_FORMAT,
-            "version": 0,
-            "command": "dali-pipes bench run",
-            "environment": environment,
-            "options": options,
-            "baseline": next((row["loader"] for row in report["records"] if row["loader"] == "webloader"), None),
-            "records": [_record_from_version_0(row, options) for row in report["records"]],
-            "data": [
-                {
-                    "num_samples": first["num_samples"],
-                    "num_shards": options.get("num_shards"),
-                    "shard_bytes": first["shard_bytes"],
-                    "source": options.get("source"),
-                }
-            ],
-        }
-    except (LookupError, TypeError, AttributeError, ValueError, ZeroDivisionError) as exc:
+        if "format" not in report:
+            report = _from_version_0(report)
+        _check_run(report)
+    except _MALFORMED as exc:
         raise DataError(
             f"'{path}': expected a file that `bench run --json` wrote ({type(exc).__name__}: {exc})"
         ) from exc
+    return report
+
+
+def _from_version_0(report: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert a record from before there was a format: no setting, no ranks, figures from each repeat's seconds."""
+    environment = dict(report["environment"])
+    options = environment.pop("options")
+    commit = environment.get("commit")
+    environment["commit"] = None if commit is None else commit.removesuffix("+changes")
+    environment["is_dirty"] = None if commit is None else commit.endswith("+changes")
+    first = report["records"][0]
+    return {
+        "format": RUN_FORMAT,
+        "version": 0,
+        "command": "dali-pipes bench run",
+        "environment": environment,
+        "options": options,
+        "baseline": next((row["loader"] for row in report["records"] if row["loader"] == "webloader"), None),
+        "records": [_record_from_version_0(row, options) for row in report["records"]],
+        "data": [
+            {
+                "num_samples": first["num_samples"],
+                "num_shards": options.get("num_shards"),
+                "shard_bytes": first["shard_bytes"],
+                "source": options.get("source"),
+            }
+        ],
+    }
 
 
 def _record_from_version_0(row: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
     samples, mib = row["num_samples"], row["shard_bytes"] / (1 << 20)
     return {
-        "loader": row["loader"],
-        "decode": row["decode"],
-        "device": row["device"],
-        "num_workers": row["num_workers"],
+        **{name: row[name] for name in ("loader", "decode", "device", "num_workers", "outputs")},
         "gives": None,
         "setting": {"threads": row["num_threads"], "batch_size": row["batch_size"], "crop": options.get("crop")},
         "data": 0,
-        "outputs": row["outputs"],
         "repeats": [
             {
                 "figures": {
@@ -187,35 +201,21 @@ def _record_from_version_0(row: Mapping[str, Any], options: Mapping[str, Any]) -
     }
 
 
-def _checked(report: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Return the report if it has what tables and comparisons need."""
-    try:
-        found = [
-            [float(value) for value in repeat["figures"].values() if value is not None]
-            for record in report["records"]
-            for repeat in record["repeats"]
-            if record["loader"] and record["decode"] and record["setting"]
-        ]
-        if not found or not all(found):
-            raise ValueError("no repeats")
-        if not (isinstance(report["environment"], dict) and isinstance(report["options"], dict)):
-            raise TypeError("environment and options are not objects")
-        if not all(isinstance(data["num_samples"], int) for data in report["data"]):
-            raise TypeError("num_samples is no number")
-    except (LookupError, TypeError, AttributeError, ValueError) as exc:
-        raise DataError(
-            f"'{path}': expected a file that `bench run --json` wrote ({type(exc).__name__}: {exc})"
-        ) from exc
-    return report
+def _check_run(report: Mapping[str, Any]) -> None:
+    """Check that a run has what tables and comparisons need.
 
-
-def _without_place(word: str) -> str:
-    word = _URL_HOST.sub(r"\1ENDPOINT", word)
-    if "://" in word or not word.startswith((os.sep, "~")):
-        return word
-    return f".../{Path(word).name}"
-
-
-def _is_special(path: Path) -> bool:
-    """``/dev/stdout`` or a pipe, which a rename would replace."""
-    return path.exists() and not path.is_file()
+    Raises:
+        LookupError, TypeError, AttributeError, ValueError: If it has not.
+    """
+    found = [
+        [float(value) for value in repeat["figures"].values() if value is not None]
+        for record in report["records"]
+        for repeat in record["repeats"]
+        if record["loader"] and record["decode"] and record["setting"]
+    ]
+    if not found or not all(found):
+        raise ValueError("no repeats")
+    if not (isinstance(report["environment"], dict) and isinstance(report["options"], dict)):
+        raise TypeError("environment and options are not objects")
+    if not all(isinstance(data["num_samples"], int) for data in report["data"]):
+        raise TypeError("num_samples is not a number")

@@ -3,7 +3,7 @@
 The repeats of two runs are not paired (`bench.reports.intervals.unpaired_ratio`): the runs share only what they
 measured. A figure has regressed if it is worse by more than a threshold, and its whole interval is on the worse side.
 The threshold covers what no interval knows: the machine may be another one today. Each figure of each loader is judged
-alone, at 95 %. Of many that did not change, one in forty looks worse; the threshold keeps most of these quiet.
+alone, at 95 %. Of many figures that did not change, one in forty looks worse; the threshold hides most of these.
 
 A busier machine slows all loaders alike, and this can be taken out: then each figure that depends on the machine is
 replaced by its ratio to one loader's, round by round within each run, and these ratios are compared.
@@ -67,26 +67,31 @@ class Change:
     relative_to: str | None = None
     """``before`` and ``after`` are ratios to this loader's figure."""
 
+    @property
+    def title(self) -> str:
+        relative = "" if self.relative_to is None else f" / {self.relative_to}'s"
+        return f"{FIGURES[self.figure].title}{relative}"
+
+    @property
+    def shown_as(self) -> Figure:
+        """How the values are formatted: a ratio has no unit and no scale."""
+        figure = FIGURES[self.figure]
+        return figure if self.relative_to is None else replace(figure, unit="", scale=1.0, digits=2)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """All changes, and what only one of the runs has."""
+    """All changes, and the records that only one of the runs has."""
 
     changes: tuple[Change, ...]
     only_before: tuple[str, ...]
     only_after: tuple[str, ...]
     stopped: tuple[str, ...] = ()
-    """A line for a run that was stopped early."""
+    """A line for each run that was stopped early."""
 
     @property
     def regressions(self) -> tuple[Change, ...]:
-        """What became worse."""
         return tuple(change for change in self.changes if change.outcome == "worse")
-
-    @property
-    def undecided(self) -> tuple[Change, ...]:
-        """What may be worse by more than the threshold, as far as the repeats show."""
-        return tuple(change for change in self.changes if change.outcome in ("not told apart", "too few repeats"))
 
 
 def compare_runs(
@@ -112,8 +117,8 @@ def compare_runs(
             alike in this way are not compared.
 
     Raises:
-        ValueError: If a figure is unknown, the threshold is negative, nothing is in both runs, ``relative_to`` is not
-            in both, or they are not comparable: says all that differs.
+        ValueError: If a figure is unknown, the threshold is negative, the runs have no record in common,
+            ``relative_to`` is not in both, or they are not comparable: says all that differs.
     """
     if unknown := [figure for figure in figures if figure not in FIGURES]:
         raise ValueError(f"--figures must be of {', '.join(FIGURES)}, got '{unknown[0]}'")
@@ -124,74 +129,90 @@ def compare_runs(
             f"the runs are not comparable: {'; '.join(differences)}. Take both in the same way, or pass --anyway; the "
             "verdict then includes these differences"
         )
-    runs = (before, after)
-    for when, run in zip(WHEN, runs, strict=True):
+    runs = dict(zip(WHEN, (before, after), strict=True))
+    for when, run in runs.items():
         if relative_to is not None and not named(run["records"], relative_to):
             there = ", ".join(dict.fromkeys(record["loader"] for record in run["records"]))
             raise ValueError(f"--relative-to must be in both runs, got '{relative_to}'; {when} are: {there}")
-    fields = _fields(before) & _fields(after) if anyway else None
-    earlier, later = (_by_key(run, fields) for run in runs)
+    fields = None
+    if anyway:
+        fields = set.intersection(
+            *({name for one in run["records"] for name in one["setting"]} for run in runs.values())
+        )
+    earlier, later = (_by_key(run, fields) for run in runs.values())
     common = [key for key in later if key in earlier]
     if not common:
         raise ValueError("no loader was timed under the same setting in both runs")
-    changes = [
-        change
+    found = (
+        _change((before, earlier[key]), (after, later[key]), figure, threshold=threshold, relative_to=relative_to)
         for key in common
         for figure in figures
-        if (
-            change := _change(
-                (before, earlier[key]), (after, later[key]), figure, threshold=threshold, relative_to=relative_to
-            )
-        )
-    ]
+    )
+    changes = tuple(change for change in found if change is not None)
     if not changes:
         beside = "" if relative_to is None else f", beside those of '{relative_to}'"
         raise ValueError(f"none of {', '.join(figures)} was measured in both runs{beside}; name others: --figures")
     return Verdict(
-        changes=tuple(changes),
+        changes=changes,
         only_before=_names_without(before, [earlier[key] for key in common]),
         only_after=_names_without(after, [later[key] for key in common]),
         stopped=tuple(
-            f"{when}: stopped after {rounds}"
-            for when, run in zip(WHEN, runs, strict=True)
-            if (rounds := rounds_of(run))
+            f"{when}: stopped after {rounds}" for when, run in runs.items() if (rounds := rounds_of(run)) is not None
         ),
     )
 
 
 def differences_of(before: Report, after: Report) -> list[str]:
     """Say what keeps two runs from being compared; versions and commits may differ."""
-    found: list[str] = []
-
-    def differ(what: str, first: object, second: object) -> None:
-        if first != second:
-            found.append(f"{what} was {_text_of(first)}, is {_text_of(second)}")
-
-    machines = [report["environment"] for report in (before, after)]
-    for what in ("model", "cores_available"):
-        differ(f"CPU {what.replace('_', ' ')}", *(machine.get("cpu", {}).get(what) for machine in machines))
-    # Rounded: the memory that a kernel keeps for itself differs from start to start.
-    gib = (machine.get("memory_gib") for machine in machines)
-    differ("memory in GiB", *(None if size is None else round(size) for size in gib))
-    differ("GPUs", *(machine.get("gpus") for machine in machines))
-    differ("data", *([_data(data) for data in report["data"]] for report in (before, after)))
-    for name in ("photo", "mask", "seed", "device", "epochs", "source", "direct"):
-        differ(name, *(report["options"].get(name) for report in (before, after)))
+    machines = [_conditions(report) for report in (before, after)]
+    found = [
+        f"{what} was {_text_of(first)}, is {_text_of(machines[1][what])}"
+        for what, first in machines[0].items()
+        if first != machines[1][what]
+    ]
     if (before["version"] == 0) != (after["version"] == 0):
         found.append("one of them was taken before turns had processes of their own")
     return found
 
 
+def _conditions(report: Report) -> dict[str, object]:
+    """Return what two runs must have in common."""
+    environment = report["environment"]
+    cpu, gib = environment.get("cpu", {}), environment.get("memory_gib")
+    return {
+        "CPU model": cpu.get("model"),
+        "CPU cores available": cpu.get("cores_available"),
+        # Rounded: the memory that a kernel keeps for itself differs from start to start.
+        "memory in GiB": None if gib is None else round(gib),
+        "GPUs": environment.get("gpus"),
+        "data": [_data(data) for data in report["data"]],
+        **{
+            name: report["options"].get(name)
+            for name in ("photo", "mask", "seed", "device", "epochs", "source", "direct")
+        },
+    }
+
+
+def _data(data: Mapping[str, Any]) -> str:
+    if digest := data.get("digest"):
+        return f"{data['num_samples']} samples {digest[:12]}"
+    return f"{data['num_samples']} samples, {data.get('shard_bytes')} bytes"
+
+
+def _text_of(value: object) -> str:
+    return ", ".join(map(str, value)) or "none" if isinstance(value, list) else f"'{value}'"
+
+
 def format_verdict(verdict: Verdict) -> str:
-    """A row for each figure, worse ones first, and a line for each regression."""
+    """Return a row for each figure, worse ones first, and a line for each regression."""
     varied = setting_names([change.record for change in verdict.changes])
     rows = [[*(SETTING_TITLES[name] for name in varied), "loader", "figure", *WHEN, "after/before", ""]]
     rows += [
         [
             *(format_setting(change.record["setting"].get(name)) for name in varied),
             label_of(change.record),
-            _title(change),
-            *(format_interval(_shown_as(change), values) for values in (change.before, change.after)),
+            change.title,
+            *(format_interval(change.shown_as, values) for values in (change.before, change.after)),
             format_ratio(change.ratio),
             change.outcome,
         ]
@@ -201,19 +222,20 @@ def format_verdict(verdict: Verdict) -> str:
     for change in verdict.regressions:
         better = "more" if FIGURES[change.figure].better == "high" else "less"
         lines.append(
-            f"worse: {_name(change.record)}: {_title(change)} is {format_ratio(change.ratio)} of what it was "
+            f"worse: {_name(change.record)}: {change.title} is {format_ratio(change.ratio)} of what it was "
             f"({better} is better)"
         )
     lines += verdict.stopped
     for when, names in zip(WHEN, (verdict.only_before, verdict.only_after), strict=True):
         if names:
             lines.append(f"only {when}: {'; '.join(names)}")
+    undecided = sum(change.outcome in ("not told apart", "too few repeats") for change in verdict.changes)
     if not verdict.regressions:
-        lines.append("nothing is known to be worse" if verdict.undecided else "nothing is worse")
-    if verdict.undecided:
+        lines.append("nothing is known to be worse" if undecided else "nothing is worse")
+    if undecided:
         lines.append(
-            f"undecided: {len(verdict.undecided)} of {len(verdict.changes)} figures; take more repeats, on a machine "
-            "that does nothing else"
+            f"undecided: {undecided} of {len(verdict.changes)} figures; take more repeats, on a machine that does "
+            "nothing else"
         )
     return "\n".join(lines)
 
@@ -226,13 +248,14 @@ def _change(
     threshold: float,
     relative_to: str | None,
 ) -> Change | None:
-    relative_to = relative_to if FIGURES[figure].of_the_machine else None
+    known = FIGURES[figure]
+    relative_to = relative_to if known.of_the_machine else None
     first, second = (_values(*side, figure, relative_to=relative_to) for side in (before, after))
     if not first or not second:
         return None
     ratio, middles = _ratio(first, second), (statistics.median(first), statistics.median(second))
-    outcome = _outcome(ratio, more_is_better=FIGURES[figure].better == "high", threshold=threshold)
-    if relative_to is None and abs(middles[1] - middles[0]) < FIGURES[figure].least:
+    outcome = _outcome(ratio, more_is_better=known.better == "high", threshold=threshold)
+    if relative_to is None and abs(middles[1] - middles[0]) < known.least:
         outcome = "within the threshold"
     return Change(
         record=after[1],
@@ -246,7 +269,7 @@ def _change(
 
 
 def _values(run: Report, record: Record, figure: str, *, relative_to: str | None) -> list[float]:
-    """One for each round; none if the figure was not measured, or if ``relative_to`` is this record."""
+    """Return one value for each round; none if it was not measured, or if ``relative_to`` is this record's loader."""
     values = values_of(record, figure)
     if relative_to is None:
         return values
@@ -260,7 +283,7 @@ def _values(run: Report, record: Record, figure: str, *, relative_to: str | None
 
 
 def _ratio(before: Sequence[float], after: Sequence[float]) -> Interval:
-    """After over before. A figure may be 0, such as what a warm cache fetches; 0 before and more after has no ratio."""
+    """Return after over before. A figure may be 0, such as the bytes fetched from a warm cache."""
     middles = statistics.median(before), statistics.median(after)
     if min(middles) > 0:
         floor = NOTHING * min(value for value in (*before, *after) if value > 0)
@@ -282,24 +305,8 @@ def _outcome(ratio: Interval, *, more_is_better: bool, threshold: float) -> Outc
     return "worse" if (ratio.median < 1) == more_is_better else "better"
 
 
-def _title(change: Change) -> str:
-    relative = "" if change.relative_to is None else f" / {change.relative_to}'s"
-    return f"{FIGURES[change.figure].title}{relative}"
-
-
-def _shown_as(change: Change) -> Figure:
-    """How its values are written: a ratio has no unit and no scale."""
-    figure = FIGURES[change.figure]
-    return figure if change.relative_to is None else replace(figure, unit="", scale=1.0, digits=2)
-
-
-def _fields(run: Report) -> frozenset[str]:
-    """The fields of a run's settings."""
-    return frozenset(name for record in run["records"] for name in record["setting"])
-
-
-def _by_key(run: Report, fields: frozenset[str] | None) -> dict[tuple[object, ...], Record]:
-    """Each record by loader and the fields of its setting, without records that are alike in these."""
+def _by_key(run: Report, fields: set[str] | None) -> dict[tuple[object, ...], Record]:
+    """Map loader and setting to each record, without records that have the same values in ``fields``."""
     found: dict[tuple[object, ...], list[Record]] = {}
     for record in run["records"]:
         setting = {name: value for name, value in record["setting"].items() if fields is None or name in fields}
@@ -315,13 +322,3 @@ def _names_without(run: Report, compared: Sequence[Record]) -> tuple[str, ...]:
 
 def _name(record: Record) -> str:
     return f"{label_of(record)} ({setting_text(record['setting'])})"
-
-
-def _data(data: Mapping[str, Any]) -> str:
-    if digest := data.get("digest"):
-        return f"{data['num_samples']} samples {digest[:12]}"
-    return f"{data['num_samples']} samples, {data.get('shard_bytes')} bytes"
-
-
-def _text_of(value: object) -> str:
-    return ", ".join(map(str, value)) or "none" if isinstance(value, list) else f"'{value}'"

@@ -56,20 +56,15 @@ class Measured:
     value is not positive."""
     is_baseline: bool
 
-    @property
-    def plotted(self) -> Interval:
-        """The interval in the figure's unit."""
-        scale, interval = self.figure.scale, self.interval
-        if interval.low is None or interval.high is None:
-            return Interval(median=scale * interval.median, low=None, high=None)
-        return Interval(median=scale * interval.median, low=scale * interval.low, high=scale * interval.high)
-
     def shown(self, *, with_interval: bool = True) -> str:
         """The figure as a cell of a table."""
         return format_interval(self.figure, self.values, with_interval=with_interval)
 
     def ratio_shown(self) -> str:
-        """The ratio as a cell of a table: "equal" if all of its interval is close to 1, "?" if it is wide and has 1."""
+        """The ratio as a cell of a table.
+
+        It ends with "equal" if its whole interval is close to 1, and with "?" if its interval contains 1 and is wider.
+        """
         ratio = self.ratio
         if ratio is None:
             return "-"
@@ -80,9 +75,8 @@ class Measured:
 
 
 def measured(report: Report, record: Record, name: str) -> Measured | None:
-    """A figure of a record; ``None`` if it was not measured in each repeat."""
-    values = values_of(record, name)
-    if not values:
+    """Return a figure of a record; ``None`` if it was not measured in each repeat."""
+    if not (values := values_of(record, name)):
         return None
     baseline = baseline_of(report, record)
     theirs = values_of(baseline, name)
@@ -96,7 +90,7 @@ def measured(report: Report, record: Record, name: str) -> Measured | None:
 
 
 def summarise(report: Report) -> list[dict[str, Any]]:
-    """For each record the medians and intervals of its figures, and of their ratios to the baseline, for JSON."""
+    """Return the medians and intervals of each record's figures, and of their ratios to the baseline, for JSON."""
     summaries = []
     for record in report["records"]:
         found = {name: one for name in FIGURES if (one := measured(report, record, name)) is not None}
@@ -110,13 +104,13 @@ def summarise(report: Report) -> list[dict[str, Any]]:
 
 
 def values_of(record: Record, figure: str) -> list[float]:
-    """One value for each repeat, in their order; empty if one of them lacks it."""
+    """Return one value for each repeat, in their order; none if one of the repeats lacks it."""
     values = [repeat["figures"].get(figure) for repeat in record["repeats"]]
     return [] if any(value is None for value in values) else [float(value) for value in values]
 
 
 def is_telling(report: Report, figure: str) -> bool:
-    """Whether a figure was measured and says something: without a step, every loader's user waits all of the time."""
+    """Return whether a figure was measured and says something: without an emulated step, all time is waiting."""
     if figure == "wait_share" and not any(record["setting"].get("compute_ms") for record in report["records"]):
         return False
     return any(values_of(record, figure) for record in report["records"])
@@ -126,28 +120,27 @@ def label_of(record: Record) -> str:
     """Name a record's row: ``dali``, ``webloader (pil)``. A star marks a loader that does not give all parts."""
     name, decode = record["loader"], record["decode"]
     label = name if decode in ("dali", "none") else f"{name} ({decode})"
-    gives = record.get("gives")
+    gives = record.get("gives")  # the oldest records do not have it: their loaders give all
     return f"{label} *" if gives is not None and ALL_PARTS - set(gives) else str(label)
 
 
 def named(records: Sequence[Record], name: str | None) -> list[Record]:
-    """The records of the loader ``name``, or of ``NAME:DECODE``; those with exactly this decoder first."""
-    exact = [record for record in records if name == f"{record['loader']}:{record['decode']}"]
-    return [*exact, *(record for record in records if name == record["loader"])]
+    """Return the records of the loader ``name``, or of ``NAME:DECODE``."""
+    return [record for record in records if name in (record["loader"], f"{record['loader']}:{record['decode']}")]
 
 
 def baseline_of(report: Report, record: Record) -> Record:
-    """The record that this one's ratios are to: the baseline's under the same setting, else the first."""
+    """Return the baseline's record under the same setting, or the first of that setting."""
     alike = [other for other in report["records"] if other["setting"] == record["setting"]]
     return next(iter([*named(alike, report.get("baseline")), *alike]))
 
 
 def restricted(report: Report, *, baseline: str | None = None, loaders: Sequence[str] | None = None) -> Report:
-    """The same run with ratios to another loader, or with some of its loaders.
+    """Return the same run with ratios to another loader, or with some of its loaders.
 
     Args:
         report: The run.
-        baseline: ``NAME`` or ``NAME:DECODE``; ``None`` keeps the run's, if it is among the loaders.
+        baseline: ``NAME`` or ``NAME:DECODE``; ``None``: the run's baseline, if it is among the loaders.
         loaders: Likewise; a name without a decoder takes all of its decoders. ``None``: all.
 
     Raises:
@@ -174,24 +167,24 @@ def _known(records: Sequence[Record], name: str, *, option: str) -> list[Record]
 
 
 def rounds_of(report: Report) -> str | None:
-    """``2 of 7 rounds`` for a run that was stopped; ``None`` for one that was not."""
+    """Return ``2 of 7 rounds`` for a run that was stopped early; ``None`` for a complete one."""
     if report.get("complete", True):
         return None
     return f"{report.get('num_rounds')} of {report['options'].get('repeats')} rounds"
 
 
 def setting_names(records: Sequence[Record]) -> list[str]:
-    """The fields in which the records' settings differ."""
+    """Return the fields in which the records' settings differ."""
     return [name for name in SETTING_TITLES if len({record["setting"].get(name) for record in records}) > 1]
 
 
 def format_setting(value: object) -> str:
-    """A setting's value in a table: ``20`` of 20.0, a dash where there is none."""
+    """Return a setting's value for a table: ``20`` of 20.0, a dash for ``None``."""
     return "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def setting_text(setting: Mapping[str, Any]) -> str:
-    """A setting of a record in words, without what is ``None``.
+def setting_text(setting: Mapping[str, Any], *, without: Sequence[str] = ()) -> str:
+    """Return the fields of a setting in words, except those that are ``None`` or in ``without``.
 
     >>> setting_text({"threads": 2, "batch_size": 64, "latency_ms": None})
     'threads 2, batch 64'
@@ -199,12 +192,12 @@ def setting_text(setting: Mapping[str, Any]) -> str:
     return ", ".join(
         f"{title} {format_setting(setting[name])}"
         for name, title in SETTING_TITLES.items()
-        if setting.get(name) is not None
+        if setting.get(name) is not None and name not in without
     )
 
 
 def format_interval(figure: Figure, values: Sequence[float], *, with_interval: bool = True) -> str:
-    """``1023 [962-1094]``: median and interval; ``1023 (962-1094)``: smallest and largest of too few repeats."""
+    """Return ``1023 [962-1094]``, median and interval; with too few repeats ``1023 (962-1094)``, the whole range."""
     interval = median_interval(values)
     shown = _number(interval.median, figure)
     if not with_interval:
@@ -216,14 +209,14 @@ def format_interval(figure: Figure, values: Sequence[float], *, with_interval: b
 
 
 def format_ratio(ratio: Interval) -> str:
-    """``0.97 [0.95-0.99]``."""
+    """Return ``0.97 [0.95-0.99]``."""
     if ratio.low is None or ratio.high is None:
         return f"{ratio.median:.2f}"
     return f"{ratio.median:.2f} [{ratio.low:.2f}-{ratio.high:.2f}]"
 
 
 def _number(value: float, figure: Figure) -> str:
-    """Three or four significant digits."""
+    """Format a value with three or four significant digits."""
     shown = value * figure.scale
     digits = min(figure.digits, 0 if abs(shown) >= 99.95 else 1 if abs(shown) >= 9.995 else figure.digits)
     return f"{shown:.{digits}f}"

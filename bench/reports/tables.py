@@ -1,4 +1,4 @@
-"""Write tables, as text or Markdown: any rows of cells, and the rows of a run."""
+"""Write tables, as text or Markdown: of any rows of cells, of a run, and cells of other benchmarks."""
 
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
@@ -27,12 +27,9 @@ UNITS = ("%", "ms", "s", "MiB")
 
 
 def format_rows(rows: Sequence[Sequence[str]], *, markdown: bool = False, left: int = 1) -> str:
-    """Align rows of cells, with a rule below the first.
+    """Align rows of cells, with a rule below the first row.
 
-    Args:
-        rows: All of one length.
-        markdown: For a document.
-        left: The number of columns that are names, and aligned to the left.
+    The first ``left`` columns are names, and are aligned to the left.
 
     >>> print(format_rows([["client", "MiB/s"], ["ours", "1900"]]))
     client  MiB/s
@@ -58,12 +55,12 @@ def format_rows(rows: Sequence[Sequence[str]], *, markdown: bool = False, left: 
 def table_rows(
     report: Report, *, figures: Sequence[str] | None = None, intervals: bool = True
 ) -> tuple[list[list[str]], int]:
-    """The cells of a run's table, the header first, and the number of columns that are names.
+    """Return the cells of a run's table, the header first, and the number of columns that are names.
 
     Args:
         report: The run.
         figures: Names of `FIGURES`; ``None``: `BRIEF`. Figures that no record has are left out.
-        intervals: Show the interval of every figure; else only of those that have a ratio, and of the ratios.
+        intervals: Show the interval of every figure, not only of those that have a ratio.
     """
     records = report["records"]
     chosen = [name for name in figures or BRIEF if is_telling(report, name)]
@@ -89,13 +86,13 @@ def table_rows(
 def format_table(
     report: Report, *, markdown: bool = False, figures: Sequence[str] | None = None, intervals: bool = False
 ) -> str:
-    """A row for each loader and setting: medians, 95 % intervals over the repeats, paired ratios to the baseline."""
+    """Return a row for each loader and setting: medians, 95 % intervals over the repeats, ratios to the baseline."""
     rows, num_names = table_rows(report, figures=figures, intervals=intervals)
     return format_rows(rows, markdown=markdown, left=num_names)
 
 
 def summarised(figures: Mapping[str, Sequence[float]]) -> dict[str, Any]:
-    """Medians by the figures' names, and under ``spread`` their smallest and largest values.
+    """Return the median of each figure over the rounds, and under ``spread`` its smallest and largest values.
 
     >>> summarised({"wall_s": [3.0, 1.0, 2.0]})
     {'wall_s': 2.0, 'spread': {'wall_s': [1.0, 3.0]}}
@@ -107,7 +104,7 @@ def summarised(figures: Mapping[str, Sequence[float]]) -> dict[str, Any]:
 
 
 def spread_cell(record: Mapping[str, Any], name: str, figures: Mapping[str, Figure]) -> str:
-    """A figure of a record, as `summarised` made it, as a cell of a table: ``2.0 (1.0-3.0)``."""
+    """Return a figure that `summarised` made as a cell of a table: ``2.0 (1.0-3.0)``."""
     scale, digits = figures[name].scale, figures[name].digits
     low, high = record["spread"][name]
     return f"{scale * record[name]:.{digits}f} ({scale * low:.{digits}f}-{scale * high:.{digits}f})"
