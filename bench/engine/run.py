@@ -1,7 +1,7 @@
 """Run a scenario: rounds of turns, interleaved, to one record.
 
-A round has one turn of every subject; rounds follow each other, so that a drift of the machine meets all alike. What
-ends a run before its last round, Ctrl-C, SIGTERM or a turn that fails, leaves the whole rounds before it.
+A round has one turn of every subject, so a drift of the machine affects all subjects alike. If Ctrl-C, SIGTERM or a
+turn that fails ends a run before its last round, the complete rounds before it are kept.
 """
 
 import os
@@ -31,8 +31,8 @@ def run_scenario(
 
     Args:
         scenario: What to do.
-        keep: Called with the record of the whole rounds, if there is at least one, when something ends the run before
-            its last round. What ended it is raised afterwards.
+        keep: Called with the record of the complete rounds, if there is at least one, when something ends the run
+            before its last round. The exception that ended it is raised afterwards.
 
     Returns:
         The scenario's report with ``format``, ``version``, ``command``, ``environment``, ``complete``, ``num_rounds``
@@ -44,7 +44,7 @@ def run_scenario(
     """
     load_at_start = round(os.getloadavg()[0], 2)
     if left := remove_leftovers(scenario.work):
-        click.echo(f"removed what runs that were killed had left: {', '.join(map(str, left))}", err=True)
+        click.echo(f"removed the leftovers of runs that were killed: {', '.join(map(str, left))}", err=True)
     with ExitStack() as stack:
         folder = stack.enter_context(RunFolder(scenario.work))
         if scenario.runs_in == "fork":

@@ -22,15 +22,15 @@ Row = TypeVar("Row")
 
 @dataclass
 class Rounds(Generic[Subject, Row]):
-    """The turns of each subject so far, and where the next one belongs."""
+    """The turns of each subject so far, and the turn that is being taken."""
 
     subjects: Sequence[Subject]
     wanted: int
-    """Rounds in all."""
+    """Number of rounds."""
     rows: dict[Subject, list[Row]] = field(init=False)
-    """What was measured of each subject, in the order of the rounds."""
+    """The measurements of each subject, in the order of the rounds."""
     errors: dict[Subject, str] = field(default_factory=dict)
-    """Why a subject has no more turns, of a scenario that `keeps_failures`."""
+    """For a scenario that `keeps_failures`: why a subject has no more turns."""
     at: str = ""
     """The turn that is being taken, in words."""
 
@@ -47,7 +47,7 @@ class Rounds(Generic[Subject, Row]):
         return self.num_whole == self.wanted
 
     def whole(self, subject: Subject) -> list[Row]:
-        """The subject's rows of whole rounds: subjects are compared within a round."""
+        """Return the subject's rows of complete rounds: subjects are compared within a round."""
         return self.rows[subject][: self.num_whole]
 
 
@@ -107,24 +107,24 @@ class Scenario(ABC, Generic[Made, Subject, Row]):
     """Of the progress bar."""
     runs_in: ClassVar[Literal["fork", "interpreter", "caller"]] = "fork"
     """Where `measure` is called: in a process forked from a server that has loaded all libraries; in a new interpreter,
-    for those who measure memory; or here, for those who start the processes of a turn themselves."""
+    if it measures memory; or in this process, if it starts the processes of a turn itself."""
     figures: ClassVar[Mapping[str, Figure]] = {}
     """What is measured, by the names that records use: title, unit, which way is better."""
     work_option: ClassVar[str] = "--cache"
     """The option that names ``work``, for errors."""
     keeps_failures: ClassVar[bool] = False
-    """Whether an exception in a turn is noted in `Rounds.errors` and ends the turns of that subject only."""
+    """Whether an exception in a turn is kept in `Rounds.errors` and ends the turns of that subject only."""
 
     repeats: int = 5
     """Rounds: turns of each subject."""
     seed: int = 7
-    """Of the order within each round, too."""
+    """Also decides the order within each round."""
     work: Path | None = None
-    """Where the folder of the run is made; ``None``: the directory for temporary files."""
+    """The run makes its folder here; ``None``: in the directory for temporary files."""
     timeout_s: float | None = TURN_S
-    """A turn may take this long."""
+    """Limit of one turn."""
     deadline: float | None = None
-    """Of ``time.monotonic()``; turns that would begin later are left out."""
+    """A time of ``time.monotonic()``; turns that would begin later are left out."""
 
     def __post_init__(self) -> None:
         for option in fields(self):
@@ -141,16 +141,16 @@ class Scenario(ABC, Generic[Made, Subject, Row]):
         """Make the inputs of all turns. Nothing is timed yet.
 
         Args:
-            folder: Gives directories that are deleted at the end, also by a later run if this one is killed.
+            folder: Gives directories that are deleted at the end, or by a later run if this one is killed.
             stack: For servers and the like; it is closed before the folder.
 
         Returns:
-            What every turn is given; by pickle, unless `measure` runs here.
+            What every turn is given; it goes through pickle, unless `measure` runs in this process.
         """
 
     @abstractmethod
     def subjects(self, made: Made) -> Sequence[Subject]:
-        """What is measured, once in each round; in the order of the record."""
+        """Return what is measured once in each round, in the order of the record."""
 
     @abstractmethod
     def measure(self, made: Made, subject: Subject, number: int) -> Row:
@@ -158,17 +158,17 @@ class Scenario(ABC, Generic[Made, Subject, Row]):
 
     @abstractmethod
     def report(self, made: Made, rounds: Rounds[Subject, Row]) -> dict[str, Any]:
-        """The record of the whole rounds, ready for JSON; the engine adds format, environment and completeness."""
+        """Return the record of the complete rounds for JSON; the engine adds format, environment and completeness."""
 
     @staticmethod
     @abstractmethod
     def table(report: Any) -> str:
-        """A record as text."""
+        """Return a record as text."""
 
     def name_of(self, subject: Subject) -> str:
-        """The subject in errors."""
+        """Return the subject's name for errors."""
         return f"'{subject}'"
 
     def order(self, subjects: Sequence[Subject], number: int) -> Sequence[Subject]:
-        """The order of round ``number``: another one each time, so that nobody always comes after the same one."""
+        """Return the order of round ``number``; it changes, so that no subject always follows the same other one."""
         return random.Random(f"{self.seed} {number}").sample(subjects, len(subjects))

@@ -1,8 +1,8 @@
-"""Run a part of a turn in a process of its own: started fresh, watched from here, gone when the turn is over.
+"""Run a part of a turn in a process of its own, which is started for it, watched from here, and gone afterwards.
 
 Every turn starts from the same state. By default its process is forked from a server that has loaded torch, DALI and
-the loaders' libraries, has used none of them and started no thread. So a turn finds nothing that an earlier one left
-behind, neither memory that was not given back nor a library's first use, and nobody pays for imports.
+the loaders' libraries, has used none of them and started no thread. So a turn meets nothing that an earlier one left
+behind, neither memory that was not given back nor a library's first use, and no turn pays for imports.
 """
 
 import contextlib
@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, SpawnContext
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, TypeVar, cast
 
 from bench.loaders.registry import LOADERS
@@ -34,7 +35,7 @@ PRELOAD = (
 )
 DONE = "done"
 END_S = 10.0
-"""For a process to end by itself before it is killed."""
+"""A process has this long to end by itself before it is killed."""
 
 Meet = Callable[[str], None]
 """Called in the process with the name of a place; returns when all processes of the turn have come there."""
@@ -42,7 +43,7 @@ Result = TypeVar("Result")
 
 
 def fork_server() -> ForkServerContext:
-    """The server that turns are forked from, running. Workers that loaders start by a fork server come from it too."""
+    """Start the server that turns are forked from. It also forks the workers of loaders that use a fork server."""
     context = multiprocessing.get_context("forkserver")
     installed = [LOADERS[name].module for name, missing in available_loaders().items() if missing is None]
     context.set_forkserver_preload([*PRELOAD, *installed])
@@ -51,14 +52,14 @@ def fork_server() -> ForkServerContext:
 
 
 class TimeLimit:
-    """How long a turn may take, from now; ``None``: as long as it takes."""
+    """The time that a turn has from now; ``None``: no limit."""
 
     def __init__(self, timeout_s: float | None) -> None:
         self.timeout_s = math.inf if timeout_s is None else timeout_s
         self._ends = time.monotonic() + self.timeout_s
 
     def left_s(self) -> float:
-        """Infinite without a limit; 0 when it is over."""
+        """Infinite without a limit; 0 when the time is over."""
         return max(0.0, self._ends - time.monotonic())
 
 
@@ -67,9 +68,9 @@ class TurnProcess:
 
     Args:
         function: Called in the process as ``function(meet, *arguments)``; must be importable there.
-        arguments: What goes to the process, by pickle.
+        arguments: Sent to the process by pickle.
         name: For errors.
-        fresh: Start a new interpreter in place of a fork of the server: for those who measure memory.
+        fresh: Start a new interpreter instead of a fork of the server: for benchmarks that measure memory.
     """
 
     def __init__(self, function: Callable[..., Any], *arguments: Any, name: str, fresh: bool = False) -> None:
@@ -88,7 +89,7 @@ class TurnProcess:
         self.result: Any = None
 
     def hear(self) -> None:
-        """Take the next message: the place that the process has come to, its result, or what went wrong.
+        """Receive the next message: the place that the process has come to, its result, or its error.
 
         Raises:
             PipesError: If the process has ended.
@@ -99,8 +100,8 @@ class TurnProcess:
         except (EOFError, ConnectionResetError):
             self.process.join(END_S)
             raise PipesError(
-                f"{self.name} ended with exit status {self.process.exitcode} before it was through; -9 is a kill, for "
-                "want of memory say"
+                f"{self.name} ended with exit status {self.process.exitcode} before it finished; -9 means that it was "
+                "killed, for example because memory ran out"
             ) from None
         if what == "failed":
             raise value
@@ -127,13 +128,13 @@ class TurnProcess:
 def call_apart(
     function: Callable[..., Result], *arguments: Any, name: str, timeout_s: float | None = None, fresh: bool = False
 ) -> Result:
-    """Call a function in a process of its own and return what it returns.
+    """Call a function in a process of its own and return its result.
 
     Args:
-        function: Must be importable there, as its arguments and its result must be fit for pickle.
+        function: Must be importable there. Its arguments and its result go through pickle.
         arguments: Of the function.
         name: For errors.
-        timeout_s: How long it may take; ``None``: as long as it takes.
+        timeout_s: Limit of the call; ``None``: no limit.
         fresh: As of `TurnProcess`.
 
     Raises:
@@ -141,21 +142,21 @@ def call_apart(
         Exception: A project's error or ``ValueError`` that the function raised.
     """
     limit = TimeLimit(timeout_s)
-    with TurnProcess(_plainly, function, name, arguments, name=name, fresh=fresh) as process:
+    with TurnProcess(_call, function, name, arguments, name=name, fresh=fresh) as process:
         if not meet([process], DONE, timeout_s=limit.left_s()):
-            raise PipesError(f"{name} hangs, or needs longer: it was not through after {limit.timeout_s:g} s")
+            raise PipesError(f"{name} did not finish within {limit.timeout_s:g} s; it hangs or needs more time")
         return cast("Result", process.result)
 
 
 def meet(processes: Sequence[TurnProcess], place: str, *, timeout_s: float) -> bool:
-    """Wait until all processes are at ``place``; false if that takes longer."""
-    deadline_s = time.monotonic() + timeout_s
+    """Wait until all processes are at ``place``; return false if that takes longer than ``timeout_s``."""
+    limit = TimeLimit(timeout_s)
     while away := {process.pipe: process for process in processes if process.at != place}:
-        left_s = max(0.0, deadline_s - time.monotonic())
+        left_s = limit.left_s()
         heard = wait(list(away), timeout=None if math.isinf(left_s) else left_s)
         if not heard:
             return False
-        # One that failed is heard before those that only miss it.
+        # A process that failed is heard before the others that only wait for it.
         for pipe in heard:
             away[pipe].hear()  # type: ignore[index]
     return True
@@ -168,8 +169,8 @@ def move_on(processes: Sequence[TurnProcess]) -> None:
         process.pipe.send(None)
 
 
-def _plainly(meet: Meet, function: Callable[..., Any], name: str, arguments: Sequence[Any]) -> Any:
-    """Call a function that meets nobody, and name the turn in what nobody expected."""
+def _call(meet: Meet, function: Callable[..., Any], name: str, arguments: Sequence[Any]) -> Any:
+    """Call a function that has no places to meet; name the turn in an unexpected exception."""
     try:
         return function(*arguments)
     except (PipesError, ValueError):
@@ -197,7 +198,12 @@ def _run(
     try:
         result = function(meet, *arguments)
     except Exception as exc:  # noqa: BLE001 (whatever it is, the command reports it)
-        pipe.send(("failed", _portable(exc)))
+        error = exc
+        try:
+            ForkingPickler.loads(ForkingPickler.dumps(exc))
+        except Exception:  # noqa: BLE001 (it cannot be sent: any class may fail in its own way; send its text)
+            error = PipesError(f"{type(exc).__name__}: {exc}")
+        pipe.send(("failed", error))
     else:
         pipe.send((DONE, result))
     with contextlib.suppress(EOFError, OSError):
@@ -205,35 +211,24 @@ def _run(
 
 
 # Note [one fork server]: a process that was forked from the server does not know where the server is, and would start
-# one of its own for its workers, seconds of imports, in the time to the first batch. Python has no public way to tell
-# it. So the address is handed on, and the check whether the server still runs, which only its parent may make, is left
-# out. With a Python that keeps these elsewhere a process starts its own server again. Python 3.11, 3.12 and 3.13 have
+# one of its own for its workers, with seconds of imports in the time to the first batch. Python has no public way to
+# tell it. So we pass the address on, and leave out the check whether the server still runs, which only its parent may
+# make. With a Python that keeps these elsewhere, a process starts its own server again. Python 3.11, 3.12 and 3.13 have
 # the address; the key came after them.
 _SERVER_FIELDS = ("_forkserver_address", "_forkserver_authkey")
 
 
 def server_state() -> dict[str, Any]:
-    """What a forked process must know of the server that it came from."""
+    """Return what a forked process must know of the server that it came from."""
     server = forkserver._forkserver
     return {name: getattr(server, name) for name in _SERVER_FIELDS if hasattr(server, name)}
 
 
 def take_server(state: dict[str, Any]) -> None:
-    """Have this process fork its workers from the server of that state."""
+    """Make this process fork its workers from the given server."""
     if "_forkserver_address" not in state:
         return
     server = forkserver._forkserver
     for name, value in state.items():
         setattr(server, name, value)
     server.ensure_running = lambda: None  # type: ignore[method-assign]
-
-
-def _portable(exc: Exception) -> Exception:
-    """The exception, or its text where it cannot be sent."""
-    from multiprocessing.reduction import ForkingPickler
-
-    try:
-        ForkingPickler.loads(ForkingPickler.dumps(exc))
-    except Exception:  # noqa: BLE001 (any class may have its own trouble)
-        return PipesError(f"{type(exc).__name__}: {exc}")
-    return exc

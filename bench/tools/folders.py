@@ -1,8 +1,8 @@
 """Give a run directories to write into, check the free space first, and delete them, even if the run was killed.
 
-All directories of a run lie in one, ``dali-pipes-bench-...``, in which the run holds a lock for as long as it lives.
-The kernel releases the lock however the run ends (`dali_pipes.cache.locks`). So the next run in the same place knows
-which directories have no owner any more, without process numbers, which are reused, and without ages.
+All directories of a run lie in one folder, ``dali-pipes-bench-...``, in which the run holds a lock while it lives. The
+kernel releases the lock however the run ends (`dali_pipes.cache.locks`). So the next run in the same place knows which
+folders have no owner any more. It needs neither process numbers, which are reused, nor ages.
 """
 
 import contextlib
@@ -16,14 +16,14 @@ from dali_pipes.commands.options import format_bytes
 PREFIX = "dali-pipes-bench-"
 LOCK = ".owner"
 BYTE = 0
-"""Of the lock's file."""
+"""The byte of the lock file that is locked."""
 
 
 class RunFolder:
-    """The directory of one run, made when the first is asked for; a context manager that deletes it.
+    """The folder of one run, made with its first directory; a context manager that deletes it.
 
     Args:
-        parent: Where it lies; ``None``: the directory for temporary files.
+        parent: Where the folder is made; ``None``: in the directory for temporary files.
     """
 
     def __init__(self, parent: Path | None = None) -> None:
@@ -33,10 +33,10 @@ class RunFolder:
         self._made = 0
 
     def new(self) -> Path:
-        """A new empty directory in it."""
+        """Make an empty directory in it."""
         if self._path is None:
             self._path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=self.parent))
-            # Held before it has its name: who looks for leftovers finds it locked or not at all.
+            # Lock it before it gets its name, so that `remove_leftovers` finds it locked or not at all.
             unnamed = self._path / f"{LOCK}.new"
             self._lock = LockFile(unnamed)
             self._lock.lock(BYTE)
@@ -47,7 +47,7 @@ class RunFolder:
         return path
 
     def close(self) -> None:
-        """Delete it with all that is in it. Can be called twice."""
+        """Delete the folder with its contents. Can be called twice."""
         path, self._path = self._path, None
         lock, self._lock = self._lock, None
         if path is not None:
@@ -63,17 +63,10 @@ class RunFolder:
 
 
 def remove_leftovers(parent: Path | None = None) -> list[Path]:
-    """Delete the directories of runs that were killed; those of runs that go on, and of other users, stay.
-
-    Args:
-        parent: As of `RunFolder`.
-
-    Returns:
-        What was deleted.
-    """
+    """Delete the folders of runs that were killed, and return them; those of live runs and of other users stay."""
     removed = []
     for path in sorted((Path(tempfile.gettempdir()) if parent is None else parent).glob(f"{PREFIX}*/{LOCK}")):
-        # Gone since, or somebody else's.
+        # The folder may be gone by now, or belong to another user.
         with contextlib.suppress(OSError):
             lock = LockFile(path)
             try:
@@ -86,10 +79,10 @@ def remove_leftovers(parent: Path | None = None) -> list[Path]:
 
 
 def check_writable(directory: Path, *, option: str = "--work") -> None:
-    """Refuse a directory that takes no file.
+    """Refuse a directory that is missing or cannot be written.
 
     Raises:
-        ValueError: If it is not there, or cannot be written.
+        ValueError: Names the directory and ``option``.
     """
     if not directory.is_dir():
         raise ValueError(f"{option} '{directory}': no such directory; name one with room for the data set")
@@ -108,11 +101,11 @@ def check_room(
         directory: Where it would be written.
         num_bytes: Bytes that are needed.
         what: What is written, for the error.
-        option: The option that names another directory.
+        option: The option that names another directory, for the error.
         less: How to need fewer bytes, for the error.
 
     Raises:
-        ValueError: If less is free.
+        ValueError: If fewer bytes are free.
     """
     free = shutil.disk_usage(directory).free
     if free < num_bytes:

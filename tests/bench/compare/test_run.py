@@ -499,7 +499,7 @@ def test_turn_says_what_went_wrong_in_a_rank(shards: ShardSet, options: LoaderOp
 def test_turn_whose_rank_is_killed_says_so(
     shards: ShardSet, options: LoaderOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the kernel, for want of memory say: which rank of which loader, and its exit status."""
+    """By the kernel, for example because memory ran out: which rank of which loader, and its exit status."""
 
     def killed(ranks: list[Any], place: str, *, timeout_s: float) -> bool:
         ranks[1].process.kill()

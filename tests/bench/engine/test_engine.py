@@ -141,8 +141,11 @@ def test_turns_after_the_deadline_are_left_out() -> None:
     [
         ("error", r"^out of order$"),
         ("", r"^'b' failed: RuntimeError: unheard of$"),
-        ("kill", r"^'b' ended with exit status -9 before it was through; -9 is a kill, for want of memory say$"),
-        ("hang", r"^'b' hangs, or needs longer: it was not through after 5 s$"),
+        (
+            "kill",
+            r"^'b' ended with exit status -9 before it finished; -9 means that it was killed, for example because",
+        ),
+        ("hang", r"^'b' did not finish within 5 s; it hangs or needs more time$"),
     ],
 )
 def test_turn_that_fails_in_its_process_is_named(how: str, message: str) -> None:
