@@ -136,7 +136,7 @@ class _Values:
             raise StoreError(f"cannot read '{self._where}': {exc.strerror or exc}") from exc
 
 
-# Example {1: Features {1, a map: {1: name, 2: Feature {kind: list {1: value}}}}}, as in `prep.sources.tf_example`.
+# Example {1: Features {1, a map: {1: name, 2: Feature {kind: list {1: value}}}}}, as in `prep.sources.tfrecord_files`.
 
 
 def example_bytes(features: Sequence[Feature]) -> int:

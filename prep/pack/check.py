@@ -2,7 +2,7 @@
 
 import os
 from array import array
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -15,8 +15,7 @@ from dali_pipes.progress import bar
 from prep.pack.plan import tar_bytes
 from prep.pack.tasks import MAX_SENT_BYTES
 from prep.photos.masks import HEADER_BYTES, mask_problem, photo_size
-from prep.sources.record import Record, Source
-from prep.sources.values import encode_value
+from prep.sources.record import Source, as_entry
 from prep.tar.writer import Entry, Part, Range
 from prep.workers import Report, Workers
 
@@ -28,9 +27,6 @@ MASK_BYTES = 1 << 16
 NUM_RECORDS = 500
 # Below this, starting processes takes longer than the work.
 MIN_SHARED_RECORDS = 2000
-
-# A tuple: `isinstance` takes ten times as long with a union.
-_PARTS = (bytes, Range)
 
 _FORMATS = {
     **dict.fromkeys(("jpg", "jpeg", "jpe"), "JPEG"),
@@ -104,38 +100,12 @@ def check_records(source: Source, *, workers: Workers, show_progress: bool) -> C
     return checked
 
 
-def as_entry(record: Record, source: Source, *, without: Set[str] = frozenset()) -> Entry:
-    """A sample as it is written: its components ``without`` some, and its class id, as ``cls``; sorted by name, unless
-    the source keeps the order.
-
-    Raises:
-        DataError: If a component is neither bytes, nor a file, nor a value that its extension takes.
-    """
-    parts = [
-        (component, _part(record, component, content))
-        for component, content in record.components.items()
-        if component not in without
-    ]
-    if record.label is not None:
-        parts = [part for part in parts if part[0] != LABEL_COMPONENT]
-        parts.append((LABEL_COMPONENT, b"%d" % record.label))
-    return record.key, parts if source.keeps_order else sorted(parts, key=lambda part: part[0])
-
-
 def check_utf8(text: str, *, what: str) -> None:
     """Raise `DataError`, which starts with ``what``, if a name is not UTF-8; names in our tars and JSON files are."""
     try:
         text.encode()
     except UnicodeEncodeError as exc:
         raise DataError(f"{what} is not UTF-8: '{_printable(text)}'; rename it") from exc
-
-
-def _part(record: Record, component: str, content: object) -> Part:
-    if isinstance(content, Path):
-        return str(content)  # it is sent to a worker and opened several times faster than a Path
-    if isinstance(content, _PARTS):
-        return content
-    return encode_value(content, component=component, where=f"record '{record.key}'")
 
 
 def _tasks(source: Source) -> Iterator[_Task]:

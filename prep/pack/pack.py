@@ -23,11 +23,11 @@ from dali_pipes.formats.names import classes_name, columns_name, index_name, man
 from dali_pipes.store.base import Store
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.urls import open_prefix
-from prep.pack.check import Checked, as_entry, check_records
+from prep.pack.check import Checked, check_records
 from prep.pack.plan import plan_shards
 from prep.pack.target import FileWorkers, Target, check_limits
 from prep.pack.tasks import CopiedTarget, ShardTask, Stored, StreamTarget, write_file
-from prep.sources.record import Source
+from prep.sources.record import Source, as_entry
 from prep.workers import Workers
 
 OnBad = Literal["fail", "skip", "keep"]

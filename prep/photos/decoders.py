@@ -3,7 +3,8 @@
 import importlib.util
 import io
 import warnings
-from typing import Any, Literal, Protocol, cast
+from collections.abc import Callable
+from typing import Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -16,25 +17,15 @@ DecoderName = Literal["pillow", "dali"]
 Output = Literal["rgb", "gray", "nothing"]
 """The form of the decoded pixels; gray is for 8-bit gray photos only."""
 Pixels = npt.NDArray[np.uint8]
+Decoder = Callable[[bytes, PhotoHeader, Output], Pixels]
+"""Decodes all pixels of a photo of known format and allowed size, or raises `Undecodable`: uint8 [height, width, 3] of
+RGB, [height, width] of gray, [0] of nothing."""
 
 _SHOWN = 160
 
 
 class Undecodable(Exception):  # noqa: N818 (it describes the photo)
     """A photo that cannot be decoded. The text follows the photo's name: ``holds a GIF, ...``."""
-
-
-class Decoder(Protocol):
-    """Decodes photos that have a known format and an allowed size."""
-
-    name: DecoderName
-
-    def decode(self, data: bytes, header: PhotoHeader, *, output: Output) -> Pixels:
-        """All pixels: uint8 [height, width, 3] of RGB, [height, width] of gray, [0] of nothing.
-
-        Raises:
-            Undecodable: If the photo cannot be decoded.
-        """
 
 
 def check_decoder(name: DecoderName) -> None:
@@ -50,7 +41,7 @@ def open_decoder(name: DecoderName) -> Decoder:
     loaders use. On 52 odd and broken photos the two disagree on only one: a PNG with more text than Pillow unpacks.
     DALI's stricter rules of how a file must end are in `prep.photos.details.end_problem`.
     """
-    return _Dali() if name == "dali" else _Pillow()
+    return _Dali() if name == "dali" else _decode_by_pillow
 
 
 def decode(decoder: Decoder, data: bytes, *, max_pixels: int, output: Output) -> tuple[PhotoHeader, Pixels]:
@@ -73,35 +64,30 @@ def decode(decoder: Decoder, data: bytes, *, max_pixels: int, output: Output) ->
         raise Undecodable(f"holds a photo of {header.height} x {header.width} pixels, expected at most {max_pixels}")
     if problem := end_problem(data, header.format):
         raise Undecodable(problem)
-    return header, decoder.decode(data, header, output=output)
+    return header, decoder(data, header, output)
 
 
-class _Pillow:
-    name: DecoderName = "pillow"
+def _decode_by_pillow(data: bytes, header: PhotoHeader, output: Output) -> Pixels:
+    from PIL import Image, UnidentifiedImageError
 
-    def decode(self, data: bytes, header: PhotoHeader, *, output: Output) -> Pixels:
-        from PIL import Image, UnidentifiedImageError
-
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # about odd metadata; only the pixels count
-                # Pillow has the same names of formats. With a name, it tries only this one of its forty readers.
-                with Image.open(io.BytesIO(data), formats=(header.format,)) as photo:
-                    photo.load()
-                    if output == "nothing":
-                        return np.empty(0, np.uint8)
-                    return np.asarray(photo if output == "gray" else _rgb(photo))
-        except UnidentifiedImageError as exc:
-            raise Undecodable("cannot be decoded: Pillow cannot read its header") from exc
-        except Exception as exc:  # (Pillow's readers raise all kinds, MemoryError too)
-            text = " ".join(str(exc).split())[:_SHOWN]
-            raise Undecodable(f"cannot be decoded: {text or type(exc).__name__}") from exc
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about odd metadata; only the pixels count
+            # Pillow has the same names of formats. With a name, it tries only this one of its forty readers.
+            with Image.open(io.BytesIO(data), formats=(header.format,)) as photo:
+                photo.load()
+                if output == "nothing":
+                    return np.empty(0, np.uint8)
+                return np.asarray(photo if output == "gray" else _rgb(photo))
+    except UnidentifiedImageError as exc:
+        raise Undecodable("cannot be decoded: Pillow cannot read its header") from exc
+    except Exception as exc:  # (Pillow's readers raise all kinds, MemoryError too)
+        text = " ".join(str(exc).split())[:_SHOWN]
+        raise Undecodable(f"cannot be decoded: {text or type(exc).__name__}") from exc
 
 
 class _Dali:
     """One pipeline for photos and one for masks, each with one photo at a time: a failure belongs to that photo."""
-
-    name: DecoderName = "dali"
 
     def __init__(self) -> None:
         from nvidia.dali import fn, types
@@ -119,7 +105,7 @@ class _Dali:
 
         self._photos, self._masks = build(types.RGB), build(types.GRAY)
 
-    def decode(self, data: bytes, header: PhotoHeader, *, output: Output) -> Pixels:
+    def __call__(self, data: bytes, header: PhotoHeader, output: Output) -> Pixels:
         pipeline = self._masks if output == "gray" else self._photos
         try:
             pipeline.feed_input("encoded", [np.frombuffer(data, np.uint8)])

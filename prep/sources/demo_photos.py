@@ -9,6 +9,7 @@ import hashlib
 import io
 from collections.abc import Callable
 from importlib import resources
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -41,7 +42,6 @@ BAND = 3
 BLUR = 4
 
 _Draw = Callable[[str, int], int]
-Mask = npt.NDArray[np.uint8]
 
 
 def demo_photos(*, count: int = NUM_PHOTOS, seed: int = 0, show_progress: bool = False) -> Source:
@@ -65,7 +65,7 @@ def demo_photos(*, count: int = NUM_PHOTOS, seed: int = 0, show_progress: bool =
         name = list(PHOTOGRAPHS)[label]
         draw = _draw(seed, number)
         photo = _cut(photographs[name], draw)
-        components = {PHOTO: _encode_photo(photo, draw), MASK: _encode_mask(_segment(photo))}
+        components = {PHOTO: _encode_photo(photo, draw), MASK: _encode(_segment(photo), "PNG")}
         records.append(Record(key=f"{name}_{number:04d}", components=components, label=label + 1))
     return Source(
         name=f"demo photos, seed {seed}",
@@ -122,26 +122,24 @@ def _cut(photograph: Image.Image, draw: _Draw) -> Image.Image:
 
 
 def _encode_photo(photo: Image.Image, draw: _Draw) -> bytes:
-    stream = io.BytesIO()
     subsampling = ("4:2:0", "4:2:0", "4:2:2", "4:4:4")[draw("subsampling", 4)]
-    photo.save(
-        stream,
+    return _encode(
+        photo,
         "JPEG",
         quality=60 + draw("quality", 36),
         progressive=draw("progressive", 5) == 0,
         **({} if photo.mode == "L" else {"subsampling": subsampling}),
     )
-    return stream.getvalue()
 
 
-def _encode_mask(mask: Mask) -> bytes:
+def _encode(picture: Image.Image, format: str, **options: Any) -> bytes:
     stream = io.BytesIO()
-    Image.fromarray(mask).save(stream, "PNG")
+    picture.save(stream, format, **options)
     return stream.getvalue()
 
 
-def _segment(photo: Image.Image) -> Mask:
-    """uint8 [height, width] of `FOREGROUND`, `BACKGROUND` and `BOUNDARY`."""
+def _segment(photo: Image.Image) -> Image.Image:
+    """An 8-bit grey mask of `FOREGROUND`, `BACKGROUND` and `BOUNDARY`."""
     luminance = np.asarray(photo.convert("L").filter(ImageFilter.BoxBlur(BLUR)))
     inside = luminance > _otsu(luminance)
     edge = np.concatenate([inside[0], inside[-1], inside[:, 0], inside[:, -1]])
@@ -149,10 +147,10 @@ def _segment(photo: Image.Image) -> Mask:
         inside = ~inside
     mask = np.where(inside, FOREGROUND, BACKGROUND).astype(np.uint8)
     mask[_dilate(inside) & _dilate(~inside)] = BOUNDARY
-    return mask
+    return Image.fromarray(mask)
 
 
-def _otsu(values: Mask) -> int:
+def _otsu(values: npt.NDArray[np.uint8]) -> int:
     """Otsu's threshold: the largest variance between the two sides of the histogram."""
     counts = np.bincount(values.ravel(), minlength=256).astype(np.float64)
     below = np.cumsum(counts)

@@ -1,14 +1,23 @@
 """Describe the records that `prep.pack.pack` writes: found and named, but not yet read.
 
 A record is the files of one sample before they are in a shard. Their bytes are read when the record is packed, so a
-source of any size needs memory only for names. The other modules of this folder make sources.
+source of any size needs memory only for names. The other modules of this folder make sources. `as_entry` makes the
+entry of a tar from a record.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import io
+import json
+import pickle
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
 from dali_pipes.errors import DataError
+from dali_pipes.formats.names import LABEL_COMPONENT
+from prep.tar.writer import Entry, Part, Range
+
+# A tuple: `isinstance` takes ten times as long with a union.
+_PARTS = (bytes, Range)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,6 +56,24 @@ class Source:
     """Whether components keep the record's order; otherwise they are sorted, as ``TarWriter`` does."""
 
 
+def as_entry(record: Record, source: Source, *, without: Set[str] = frozenset()) -> Entry:
+    """A sample as it is written: its components ``without`` some, and its class id, as ``cls``; sorted by name, unless
+    the source keeps the order.
+
+    Raises:
+        DataError: If a component is neither bytes, nor a file, nor a value that its extension takes.
+    """
+    parts = [
+        (component, _part(record, component, content))
+        for component, content in record.components.items()
+        if component not in without
+    ]
+    if record.label is not None:
+        parts = [part for part in parts if part[0] != LABEL_COMPONENT]
+        parts.append((LABEL_COMPONENT, b"%d" % record.label))
+    return record.key, parts if source.keeps_order else sorted(parts, key=lambda part: part[0])
+
+
 def require_directory(directory: Path) -> None:
     """Refuse a directory that is missing or empty."""
     if not directory.exists():
@@ -76,3 +103,77 @@ def preview(value: object) -> str:
     """A value for an error's text, at most 60 characters."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _part(record: Record, component: str, content: object) -> Part:
+    if isinstance(content, Path):
+        return str(content)  # it is sent to a worker and opened several times faster than a Path
+    if isinstance(content, _PARTS):
+        return content
+    return encode_value(content, component=component, where=f"record '{record.key}'")
+
+
+def encode_value(value: object, *, component: str, where: str) -> bytes:
+    """The bytes that ``TarWriter`` would write for a value, and that WebDataset's ``decode()`` reads back.
+
+    Args:
+        value: A string for any extension; an integer or similar for ``cls``; JSON values for ``json``; an array for
+            ``npy``; anything for ``pyd`` and ``pickle``; for ``npz``, ``pth``, ``png`` and others, as in WebDataset.
+        component: Its last part is the extension.
+        where: The record, for errors.
+
+    Raises:
+        DataError: If there is no rule for the extension, or the value does not fit it.
+
+    >>> encode_value([1, 2], component="boxes.json", where="record 'a'")
+    b'[1, 2]'
+    """
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, bytearray | memoryview):
+        return bytes(value)
+    extension = component.rpartition(".")[2].lower()
+    try:
+        encode = _ENCODERS.get(extension)
+        return encode(value) if encode else _encode_as_webdataset(value, component)
+    except Exception as exc:
+        raise DataError(
+            f"{where}: cannot write a {type(value).__name__} as '{component}' ({type(exc).__name__}: {exc}); "
+            "expected bytes, a path, or a value that webdataset.TarWriter takes for this extension"
+        ) from exc
+
+
+def _npy(value: object) -> bytes:
+    import numpy as np
+
+    if not isinstance(value, np.ndarray):
+        raise TypeError("expected a numpy array")
+    stream = io.BytesIO()
+    np.lib.format.write_array(stream, value)
+    return stream.getvalue()
+
+
+def _text(value: object) -> bytes:
+    return str(value).encode("ascii")
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value).encode()
+
+
+# The common ones are here, because importing WebDataset takes seconds. A test compares them with it.
+_ENCODERS: dict[str, Callable[[object], bytes]] = {
+    **dict.fromkeys(("cls", "cls2", "class", "count", "index", "inx", "id"), _text),
+    **dict.fromkeys(("json", "jsn"), _json),
+    **dict.fromkeys(("pyd", "pickle"), pickle.dumps),
+    "npy": _npy,
+}
+
+
+def _encode_as_webdataset(value: object, component: str) -> bytes:
+    from webdataset.writer import default_handlers, encode_based_on_extension1
+
+    encoded = encode_based_on_extension1(value, component, default_handlers)
+    if not isinstance(encoded, bytes | bytearray | memoryview):
+        raise TypeError("WebDataset does not encode it")
+    return bytes(encoded)

@@ -12,8 +12,16 @@ from dali_pipes.errors import DataError, shown
 from dali_pipes.formats.photo_header import read_photo_header
 from dali_pipes.progress import bar
 from prep.sources.record import Record, Source, find_known, number_classes, preview
-from prep.sources.tf_example import FieldRange, find_features, list_of, values_of
-from prep.sources.tfrecord_files import FRAME_BYTES, LENGTH_BYTES, file_bytes, read_frames
+from prep.sources.tfrecord_files import (
+    FRAME_BYTES,
+    LENGTH_BYTES,
+    FieldRange,
+    file_bytes,
+    find_features,
+    list_of,
+    read_frames,
+    values_of,
+)
 from prep.tar.writer import Range
 from prep.workers import Report, Workers
 

@@ -5,7 +5,7 @@ import gzip
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Protocol, cast
+from typing import TYPE_CHECKING, BinaryIO, cast
 
 from dali_pipes.errors import DataError, StoreError
 
@@ -16,20 +16,10 @@ if TYPE_CHECKING:
 SKIP_BYTES = 1 << 20
 
 
-class Reads(Protocol):
-    """A file that is read by offsets, mostly forward."""
-
-    def read_into(self, view: memoryview, *, offset: int) -> int:
-        """Bytes read, at least one; 0 at the end."""
-
-    def close(self) -> None:
-        """Can be called twice; reading opens it anew."""
-
-
 class ReadStream:
-    """Such a file as a stream, from its first byte on; a context manager."""
+    """A file that is read by offsets, as a stream from its first byte on; a context manager."""
 
-    def __init__(self, file: Reads) -> None:
+    def __init__(self, file: "RemoteFile | UnpackedFile") -> None:
         self._file, self._position = file, 0
 
     def read(self, size: int) -> bytes:
@@ -46,12 +36,9 @@ class ReadStream:
 
 
 class UnpackedFile:
-    """The content of a gzip file; equal to another of the same file, and pickles without open files.
+    """The content of a gzip file. Two of the same file are equal; it pickles without open files.
 
-    A reader should go forward: later bytes are reached by unpacking all in between, earlier ones by beginning again.
-
-    Args:
-        file: The compressed file.
+    It should be read forward: to reach later bytes, it unpacks all bytes in between; for earlier ones it starts again.
     """
 
     def __init__(self, file: "Path | RemoteFile") -> None:
@@ -73,12 +60,7 @@ class UnpackedFile:
         return UnpackedFile, (self._file,)
 
     def read_into(self, view: memoryview, *, offset: int) -> int:
-        """Bytes read, at least one; 0 at the end of the content.
-
-        Raises:
-            DataError: If the file is not a gzip file, or was cut off.
-            StoreError: If it cannot be read.
-        """
+        """Read into the view and return the number of bytes, at least one; 0 at the end of the content."""
         with self._reading():
             if self._stream is None or offset < self._position:
                 self.close()

@@ -22,8 +22,7 @@ from prep.commands.group import prep
 from prep.export.export import ExportReport, export_tfrecords, record_index
 from prep.index import index_shards
 from prep.pack.pack import open_target, pack
-from prep.sources.tf_example import find_features, values_of
-from prep.sources.tfrecord_files import masked_crc32c
+from prep.sources.tfrecord_files import find_features, masked_crc32c, values_of
 from prep.sources.tfrecords import tfrecords
 from tests.conftest import Sample, make_samples, photo_bytes, write_shards, write_tar
 from tests.sources import encode_photo, start_python

@@ -12,8 +12,8 @@ import webdataset
 
 from dali_pipes.errors import DataError, PipesError
 from dali_pipes.store.local import LocalStore
-from prep.pack.check import as_entry
 from prep.pack.pack import pack
+from prep.sources.record import as_entry
 from prep.sources.tables import table
 from tests.sources import encode_mask, encode_photo
 

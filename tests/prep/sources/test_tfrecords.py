@@ -10,8 +10,8 @@ import webdataset
 
 from dali_pipes.errors import DataError
 from dali_pipes.store.local import LocalStore
-from prep.pack.check import as_entry
 from prep.pack.pack import pack
+from prep.sources.record import as_entry
 from prep.sources.tfrecord_files import find_tfrecords, masked_crc32c
 from prep.sources.tfrecords import tfrecords
 from tests.sources import encode_photo

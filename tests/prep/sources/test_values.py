@@ -12,8 +12,7 @@ from webdataset.writer import default_handlers, encode_based_on_extension1
 from dali_pipes.errors import DataError
 from dali_pipes.store.local import LocalStore
 from prep.pack.pack import pack
-from prep.sources.record import Record, Source
-from prep.sources.values import encode_value
+from prep.sources.record import Record, Source, encode_value
 
 VALUES = [
     ("txt", "grüße"),
