@@ -12,16 +12,20 @@ from bench.loaders.opening import prepare_loader
 from bench.loaders.protocol import LoaderOptions, Prepared
 from bench.loaders.registry import LOADERS
 from bench.loaders.selection import LoaderSpec
+from bench.tools.buckets import upload_shards
 from bench.tools.folders import RunFolder, check_room
 from bench.tools.gateway import Gateway, check_upstream
-from bench.tools.object_server import ObjectServer, upload_shards
 from bench.tools.repeat import repeat_shards
 from dali_pipes.data_set.indexing import find_manifest
 from dali_pipes.errors import DataError
 from dali_pipes.formats.names import LABEL_COMPONENT, manifest_name
+from dali_pipes.store.cluster import embedded_node
 from dali_pipes.store.shard_set import ShardSet
 from prep.index import index_shards
 from prep.inspect.indexed_set import IndexedSet
+
+if TYPE_CHECKING:
+    from dali_pipes.processes.programs import ServerProcess
 
 BUCKET = "dali-pipes-bench"
 
@@ -66,7 +70,7 @@ class DataSets:
         self._num_samples, self._direct = num_samples, direct
         self._sets: dict[tuple[object, ...], tuple[ShardSet, DataFacts]] = {}
         self._gateways: dict[tuple[str, float], Gateway] = {}
-        self._server: ObjectServer | None = None
+        self._server: ServerProcess | None = None
         self._prepared: dict[tuple[object, ...], Prepared | None] = {}
 
     def check(self, settings: Sequence[TurnSetting], *, loaders: Collection[str] = ()) -> None:
@@ -193,7 +197,7 @@ class DataSets:
             )
         if self._is_served(setting) and shards.store.directory is not None:
             if self._server is None:
-                self._server = self._stack.enter_context(ObjectServer(self._folder.new()))
+                self._server = self._stack.enter_context(embedded_node.start(self._folder.new()))
             shards = upload_shards(shards, self._server.endpoint, f"{BUCKET}-{len(self._sets)}")
         if shards is not self._shards:
             index_shards(shards)

@@ -21,13 +21,14 @@ from bench.engine.scenario import Rounds, Scenario
 from bench.reports.figures import Figure
 from bench.reports.tables import Columns, records_table, summarised
 from bench.scenarios.fetch_client import CLIENTS, ClientTask, Cost, find_curl
+from bench.tools.buckets import new_bucket
 from bench.tools.folders import RunFolder, check_room
-from bench.tools.object_server import ObjectServer, new_bucket
 from bench.tools.processes import cpu_s_of
 from dali_pipes.cache.free_space import file_system
 from dali_pipes.commands.options import size
 from dali_pipes.formats.checksum import checksum
 from dali_pipes.progress import bar
+from dali_pipes.store.cluster import embedded_node
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -121,7 +122,7 @@ class FetchScenario(Scenario[_Objects, str, _Turn]):
             StoreError: If the endpoint does not answer.
             ValueError: If the bucket is there already.
         """
-        server = None if self.endpoint else stack.enter_context(ObjectServer(folder.new()))
+        server = None if self.endpoint else stack.enter_context(embedded_node.start(folder.new()))
         endpoint = server.endpoint if server is not None else str(self.endpoint)
         store = stack.enter_context(new_bucket(endpoint, PREFIX))
         names, checksums = [], []

@@ -11,9 +11,9 @@ import click
 from bench.engine.options import at_least, option
 from bench.engine.scenario import Made, Row, Scenario, Subject
 from bench.loaders.protocol import Device
+from bench.tools.buckets import upload_shards
 from bench.tools.environment import available_cores
 from bench.tools.folders import RunFolder
-from bench.tools.object_server import upload_shards
 from bench.tools.repeat import repeat_shards
 from prep.index import index_shards
 

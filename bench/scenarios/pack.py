@@ -24,14 +24,15 @@ from bench.engine.options import at_least, cache_option, option
 from bench.engine.scenario import Rounds, Scenario
 from bench.reports.figures import Figure
 from bench.reports.tables import records_table, summarised
+from bench.tools.buckets import new_bucket
 from bench.tools.folders import RunFolder, check_room
 from bench.tools.memory import touch_memory
-from bench.tools.object_server import ObjectServer, new_bucket
-from bench.tools.server_process import module_command, module_environment
 from dali_pipes.cache.free_space import file_system
 from dali_pipes.commands.options import size
 from dali_pipes.errors import DataError, PipesError
+from dali_pipes.processes.programs import own_program
 from dali_pipes.progress import bar
+from dali_pipes.store.cluster import embedded_node
 from dali_pipes.store.cluster.ais import AisStore
 from prep.pack.pack import DEFAULT_MAX_BYTES
 from prep.pack.plan import ShardPlan, plan_shards, tar_bytes
@@ -126,7 +127,7 @@ class PackScenario(Scenario[PackInputs, str, PackTurn]):
         """
         place = folder.new()
         pets_made, members, lists, shards = self._make_files(place)
-        endpoint = self.endpoint or stack.enter_context(ObjectServer(folder.new())).endpoint
+        endpoint = self.endpoint or stack.enter_context(embedded_node.start(folder.new())).endpoint
         with new_bucket(endpoint, PREFIX):
             pass  # only to see that the bucket can be made
         return PackInputs(folder=place, pets=pets_made, members=members, lists=lists, shards=shards, endpoint=endpoint)
@@ -192,7 +193,7 @@ class PackScenario(Scenario[PackInputs, str, PackTurn]):
 
     def _command(self, made: PackInputs, packer: str) -> list[str]:
         if packer == "ours":
-            return module_command(
+            return own_program(
                 "prep", "pack", "pets", str(made.pets), f"ais://{PREFIX}", "--endpoint", made.endpoint,
                 "--jobs", str(self.num_jobs), "--max-bytes", str(self.max_bytes), "--json",
             )  # fmt: skip
@@ -252,9 +253,7 @@ def run_packer(packer: str, command: Sequence[str]) -> PackTurn:
     """Run a packer's command to its end."""
     with tempfile.TemporaryFile() as said:
         started = perf_counter()
-        process = subprocess.Popen(  # noqa: S603 (our own module, and a script of ours)
-            command, stdout=subprocess.DEVNULL, stderr=said, env=module_environment()
-        )
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=said)  # noqa: S603 (ours)
         # Not `wait()`: this also gives the CPU time of the process and of all processes that it waited for.
         _, status, usage = os.wait4(process.pid, 0)
         wall_s = perf_counter() - started

@@ -29,7 +29,6 @@ from bench.reports.figures import Figure
 from bench.reports.tables import Columns, records_table, summarised
 from bench.scenarios.on_shards import ShardsScenario, touch, upload_repeated
 from bench.tools.folders import RunFolder
-from bench.tools.object_server import ObjectServer
 from bench.tools.processes import ProcessTree, cpu_s_of
 from dali_pipes.cache.extents import EXTENT_ALIGNMENT, extent_starts
 from dali_pipes.cache.free_space import file_system
@@ -37,6 +36,7 @@ from dali_pipes.cache.placement import extent_alignment
 from dali_pipes.errors import DataError
 from dali_pipes.order.inputs import OrderInputs
 from dali_pipes.order.reservation import reserved_bytes
+from dali_pipes.store.cluster import embedded_node
 
 if TYPE_CHECKING:
     from dali_pipes import Loader
@@ -167,7 +167,7 @@ class WindowsScenario(ShardsScenario[WindowInputs, WindowsCell, WindowTurn]):
         given, source = (self.shards, "given shards") if self.shards is not None else _demo_shards(folder.new())
         objects = folder.new()
         servers = {
-            latency_ms: stack.enter_context(ObjectServer(objects, latency_s=latency_ms / 1000))
+            latency_ms: stack.enter_context(embedded_node.start(objects, latency_s=latency_ms / 1000))
             # The server without latency takes the uploads.
             for latency_ms in dict.fromkeys((0.0, *self.latencies_ms))
         }

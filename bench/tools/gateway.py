@@ -1,17 +1,18 @@
 """Stand between loaders and their cluster: delay every request, and count the bytes of every answer.
 
-A process of its own on loopback, in front of the embedded node or of any cluster, for all loaders alike: it is given to
-them as the endpoint, so whatever speaks HTTP to AIStore, through an SDK, S3 or sockets, goes through it. An answer that
-redirects, as the proxy's to its targets, is rewritten to lead through the gateway again.
+The gateway is a process on loopback, in front of the embedded node or of any cluster. All loaders get its address as
+the endpoint. So all of their HTTP requests to AIStore go through it, from an SDK, S3 or sockets. The gateway rewrites
+redirects, such as those of the proxy to its targets, so that they lead through the gateway again.
 
-The delays are those of a network whose round trip is that much longer: each request waits once, and a new connection
-once more for its handshake. Connections do not wait for each other, and bodies are passed on as they come: latency is
-added, bandwidth is not limited. TCP's slow start, which a long way makes longer, is not imitated.
+It delays as a network with a longer round trip does: each request waits once, and a new connection waits once more for
+its handshake. Connections do not wait for each other, and bodies are passed on as they come: this adds latency and does
+not limit bandwidth. It does not imitate TCP's slow start, which takes longer over a long distance.
 
-Bytes are counted where all loaders are alike, in the answers that left here, heads and bodies; what a loader has asked
-for ahead and not used is in the count.
+It counts the bytes of all answers that it has sent, heads and bodies, in the same way for all loaders. The count
+includes bytes that a loader has requested ahead and not used.
 """
 
+import argparse
 import http.client
 import mmap
 import socket
@@ -26,7 +27,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
-from bench.tools.server_process import ServerProcess, announce, server_arguments
+from dali_pipes.errors import StoreError
+from dali_pipes.processes.programs import ServerProcess, end_with_owner
 
 _COUNTERS = struct.Struct("<QQQ")
 _BUFFER_BYTES = 1 << 18
@@ -36,10 +38,10 @@ _HOP_HEADERS = frozenset({"connection", "keep-alive", "proxy-connection", "expec
 
 @dataclass(frozen=True, kw_only=True)
 class Traffic:
-    """What went through so far; the difference of two is what went through between them."""
+    """What has gone through so far; subtract two of these for the traffic between them."""
 
     num_bytes: int
-    """Of answers, heads and bodies."""
+    """Of answers: heads and bodies."""
     num_requests: int
     num_connections: int
 
@@ -66,7 +68,7 @@ class Gateway(ServerProcess):
 
     Raises:
         StoreError: If it does not start.
-        ValueError: If the endpoint is no ``http://`` URL, or the latency is negative or a minute and more.
+        ValueError: If the endpoint is not an ``http://`` URL, or the latency is not in [0, 60).
     """
 
     counters: Path
@@ -80,23 +82,24 @@ class Gateway(ServerProcess):
             file.write(bytes(_COUNTERS.size))
         self.counters = Path(file.name)
         arguments = ["--upstream", endpoint, "--latency-s", repr(latency_s), "--counters", str(self.counters)]
-        super().__init__("bench.tools.gateway", *arguments, what=f"the gateway to '{endpoint}'")
+        try:
+            super().__init__("bench.tools.gateway", *arguments)
+        except OSError as exc:
+            raise StoreError(f"the gateway to '{endpoint}' did not start: {exc}") from exc
 
     def traffic(self) -> Traffic:
-        """What went through so far."""
         return read_traffic(self.counters)
 
     def close(self) -> None:
-        """End it. Can be called twice."""
         super().close()
         self.counters.unlink(missing_ok=True)
 
 
 def check_upstream(endpoint: str) -> None:
-    """Refuse an endpoint that a gateway could not stand before.
+    """Refuse an endpoint that a gateway cannot serve.
 
     Raises:
-        ValueError: If it is no ``http://HOST[:PORT]``.
+        ValueError: If it is not ``http://HOST[:PORT]``.
     """
     url = urlsplit(endpoint)
     if url.scheme != "http" or not url.hostname:
@@ -121,7 +124,7 @@ class _Counters:
 
 
 class _Routes:
-    """A listener for each server behind: the one that was named, and those that it redirects to."""
+    """One listener for each server behind the gateway: the named one, and those that it redirects to."""
 
     def __init__(self, *, latency_s: float, counters: _Counters) -> None:
         self.latency_s = latency_s
@@ -133,7 +136,7 @@ class _Routes:
         """The address here that leads to ``netloc``."""
         with self._lock:
             if netloc in (listener.netloc for listener in self._listeners.values()):
-                return netloc  # it named us: servers may take their own address from the request
+                return netloc  # this gateway: a server may take its own address from the request
             if netloc not in self._listeners:
                 listener = _Listener(netloc, self)
                 self._listeners[netloc] = listener
@@ -153,7 +156,7 @@ class _Listener(ThreadingHTTPServer):
         self.netloc = f"127.0.0.1:{self.server_address[1]}"
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Clients leave in the middle of an answer when a turn is over; that is no error."""
+        """Say nothing: clients leave in the middle of an answer when a turn is over."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -165,7 +168,7 @@ class _Handler(BaseHTTPRequestHandler):
         super().setup()
         self._upstream = http.client.HTTPConnection(*self.server.upstream)
         self.server.routes.counters.add(num_connections=1)
-        # The kernel has shaken hands at once; from far away the client would still be waiting for it.
+        # Here the kernel's handshake took no time; a client far away would still wait for it.
         time.sleep(self.server.routes.latency_s)
 
     def finish(self) -> None:
@@ -173,7 +176,7 @@ class _Handler(BaseHTTPRequestHandler):
         super().finish()
 
     def parse_request(self) -> bool:
-        # Its first line has come.
+        # The first line of the request has come.
         time.sleep(self.server.routes.latency_s)
         return super().parse_request()
 
@@ -197,13 +200,13 @@ class _Handler(BaseHTTPRequestHandler):
         """Say nothing of each request."""
 
     def _ask(self, body: bytes) -> http.client.HTTPResponse:
-        """Pass the request on; the answer's head."""
+        """Pass the request on; returns the head of the answer."""
         is_kept = self._upstream.sock is not None
         try:
             return self._ask_once(body)
         except (ConnectionError, http.client.HTTPException):
             self._upstream.close()
-            # A connection that was kept may have been closed there in the meantime.
+            # The server may have closed a kept connection in the meantime.
             if not is_kept:
                 raise
         return self._ask_once(body)
@@ -253,29 +256,32 @@ class _Handler(BaseHTTPRequestHandler):
         except (OSError, http.client.HTTPException):
             is_short = True
         if is_short:
-            # The client finds out by the end of the connection.
+            # The end of the connection tells the client.
             self.close_connection = True
 
     def _send(self, data: bytes) -> None:
-        # Before, not after: a client that has read all of an answer finds all of it counted.
+        # Count first: when a client has read a whole answer, the count includes all of it.
         self.server.routes.counters.add(num_bytes=len(data))
         self.connection.sendall(data)
 
     def _rewritten(self, location: str) -> str:
         url = urlsplit(location)
         if url.scheme != "http":
-            return location  # relative, or encrypted: the first stays here, the second cannot
+            return location  # a relative one leads here anyway; an encrypted one cannot be read here
         return urlunsplit(url._replace(netloc=self.server.routes.to(url.netloc)))
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Serve until the owner goes; print the endpoint first."""
-    parser = server_arguments("bench.tools.gateway", __doc__)
+    """Print the endpoint, and serve until the owner is gone. Connections end where they stand."""
+    parser = argparse.ArgumentParser(prog="python -m bench.tools.gateway", description=__doc__)
+    parser.add_argument("--latency-s", type=float, default=0.0, help="slept before each request is looked at")
+    parser.add_argument("--owner", type=int, required=True, help="the process with which this one ends")
     parser.add_argument("--upstream", required=True, help="the cluster behind, http://HOST:PORT")
     parser.add_argument("--counters", type=Path, required=True, help="the file that holds the counts")
     options = parser.parse_args(argv)
     routes = _Routes(latency_s=options.latency_s, counters=_Counters(options.counters))
-    announce(f"http://{routes.to(urlsplit(options.upstream).netloc)}", owner=options.owner)
+    print(f"http://{routes.to(urlsplit(options.upstream).netloc)}", flush=True)  # the owner reads it
+    end_with_owner(options.owner)
     options.counters.unlink(missing_ok=True)  # the owner may have been killed
     return 0
 

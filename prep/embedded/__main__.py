@@ -6,7 +6,7 @@ import sys
 import threading
 from pathlib import Path
 
-from dali_pipes.store.cluster.embedded_node import end_with_owner
+from dali_pipes.processes.programs import end_with_owner
 from prep.embedded.server import serve_forever
 
 
@@ -18,12 +18,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--allow-etl", action="store_true", help="allow every client of the port to run transforms as you"
     )
+    parser.add_argument("--latency-s", type=float, default=0.0, help="slept before each request is answered")
     parser.add_argument("--owner", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.owner is not None:
         threading.Thread(target=_watch, args=(args.owner,), daemon=True).start()
     try:
-        serve_forever(args.dir, args.port, allow_etl=args.allow_etl or None)
+        serve_forever(args.dir, args.port, allow_etl=args.allow_etl or None, latency_s=args.latency_s)
     except KeyboardInterrupt:
         return 0
     except (OSError, OverflowError) as exc:

@@ -414,7 +414,12 @@ def _range_checksum(file: BinaryIO, start: int, stop: int, *, checksum_type: str
 
 
 def serve_forever(
-    directory: Path, port: int = 0, *, allow_etl: bool | None = None, announce: Callable[[str], object] | None = None
+    directory: Path,
+    port: int = 0,
+    *,
+    allow_etl: bool | None = None,
+    latency_s: float = 0.0,
+    announce: Callable[[str], object] | None = None,
 ) -> None:
     """Serve ``directory`` on 127.0.0.1 until interrupted; print the endpoint as soon as it answers.
 
@@ -423,6 +428,7 @@ def serve_forever(
         port: 0 takes a free one.
         allow_etl: Whether clients may run transforms as this user. ``None``: only if the environment's
             ``DALI_PIPES_EMBEDDED_ETL`` is ``1``.
+        latency_s: Slept before each request is answered.
         announce: Called with the endpoint, instead of printing it.
 
     Raises:
@@ -430,7 +436,11 @@ def serve_forever(
     """
     if allow_etl is None:
         allow_etl = os.environ.get(ALLOW_ETL) == "1"
-    with Storage(directory) as storage, NodeServer(storage, port=port, allow_etl=allow_etl) as server:
+    delay = (lambda _request: time.sleep(latency_s)) if latency_s else None
+    with (
+        Storage(directory) as storage,
+        NodeServer(storage, port=port, allow_etl=allow_etl, before_request=delay) as server,
+    ):
         if announce is None:
             print(server.endpoint, flush=True)  # the command's result
         else:

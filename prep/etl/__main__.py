@@ -15,7 +15,7 @@ from typing import Any
 from aistore.sdk.etl.webserver.http_multi_threaded_server import HTTPMultiThreadedServer
 
 from dali_pipes.errors import DataError
-from dali_pipes.store.cluster.embedded_node import end_with_owner
+from dali_pipes.processes.programs import end_with_owner
 from prep.etl.transforms import ShardTransform, load_transform
 
 

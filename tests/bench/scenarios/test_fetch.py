@@ -17,8 +17,9 @@ from bench.engine.turn_process import call_apart
 from bench.scenarios.fetch import PREFIX, FetchScenario
 from bench.scenarios.fetch_client import CLIENTS, ClientTask, find_curl
 from bench.tools.memory import touch_memory
-from bench.tools.object_server import ObjectServer
 from dali_pipes.errors import DataError, PipesError
+from dali_pipes.processes.programs import ServerProcess
+from dali_pipes.store.cluster import embedded_node
 from dali_pipes.store.cluster.ais import AisStore
 
 OBJECT_BYTES = 300_000  # no whole number of pages
@@ -28,13 +29,13 @@ FIGURES = ("mib_per_s", "cpu_s_per_gib")
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectServer]:
-    with ObjectServer(tmp_path_factory.mktemp("server")) as started:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with embedded_node.start(tmp_path_factory.mktemp("server")) as started:
         yield started
 
 
 @pytest.fixture(scope="module")
-def stored(server: ObjectServer) -> list[bytes]:
+def stored(server: ServerProcess) -> list[bytes]:
     """Five objects in the bucket ``b``."""
     store = AisStore(server.endpoint, "b")
     store.create()
@@ -45,7 +46,7 @@ def stored(server: ObjectServer) -> list[bytes]:
 
 
 @pytest.fixture
-def task(server: ObjectServer, stored: list[bytes], tmp_path: Path) -> ClientTask:
+def task(server: ServerProcess, stored: list[bytes], tmp_path: Path) -> ClientTask:
     return ClientTask(
         client="ours",
         endpoint=server.endpoint,
@@ -90,7 +91,7 @@ def test_fetch_writes_a_record_for_each_client(tmp_path: Path) -> None:
     assert list(cache.iterdir()) == []
 
 
-def test_fetch_from_a_cluster_makes_and_destroys_its_bucket(server: ObjectServer, tmp_path: Path) -> None:
+def test_fetch_from_a_cluster_makes_and_destroys_its_bucket(server: ServerProcess, tmp_path: Path) -> None:
     """With an endpoint there is no server of ours to measure, and no bucket left."""
     report = run_scenario(
         FetchScenario(
@@ -104,7 +105,7 @@ def test_fetch_from_a_cluster_makes_and_destroys_its_bucket(server: ObjectServer
     assert not AisStore(server.endpoint, PREFIX).exists()
 
 
-def test_fetch_does_not_touch_a_bucket_that_is_there(server: ObjectServer, tmp_path: Path) -> None:
+def test_fetch_does_not_touch_a_bucket_that_is_there(server: ServerProcess, tmp_path: Path) -> None:
     """Somebody else's bucket of that name is neither written nor destroyed."""
     store = AisStore(server.endpoint, PREFIX)
     store.create()

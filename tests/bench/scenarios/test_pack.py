@@ -11,8 +11,8 @@ from bench.cli import bench as bench_command
 from bench.engine.run import run_scenario
 from bench.scenarios.fetch_client import find_curl
 from bench.scenarios.pack import PACKER_NAMES, PREFIX, PackScenario, run_packer
-from bench.tools.object_server import ObjectServer
 from dali_pipes.errors import PipesError
+from dali_pipes.store.cluster import embedded_node
 from dali_pipes.store.cluster.ais import AisStore
 from tests.sources import write_pets
 
@@ -50,7 +50,7 @@ def test_pack_writes_a_record_for_each_packer_and_leaves_nothing(tmp_path: Path,
 
 @needs_programs
 def test_pack_to_a_cluster_makes_and_destroys_its_bucket(tmp_path: Path, pets_made: Path) -> None:
-    with ObjectServer(tmp_path / "server") as server:
+    with embedded_node.start(tmp_path / "server") as server:
         store = AisStore(server.endpoint, PREFIX)
         scenario = PackScenario(pets=pets_made, num_samples=5, repeats=1, work=tmp_path, endpoint=server.endpoint)
         assert "tar+curl" in PackScenario.table(run_scenario(scenario))

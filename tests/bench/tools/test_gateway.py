@@ -14,18 +14,19 @@ import psutil
 import pytest
 
 import bench.tools.gateway
-import bench.tools.server_process
 from bench.tools.gateway import Gateway, _Counters, _Listener, _Routes, read_traffic
-from bench.tools.object_server import ObjectServer
 from dali_pipes.errors import StoreError
+from dali_pipes.processes import programs
+from dali_pipes.processes.programs import ServerProcess
+from dali_pipes.store.cluster import embedded_node
 from dali_pipes.store.cluster.ais import AisStore
 
 DATA = bytes(range(256)) * 4096  # 1 MiB
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectServer]:
-    with ObjectServer(tmp_path_factory.mktemp("server")) as started:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with embedded_node.start(tmp_path_factory.mktemp("server")) as started:
         store = AisStore(started.endpoint, "b")
         store.create()
         store.write("o", DATA)
@@ -33,7 +34,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectServer]:
 
 
 @pytest.fixture(scope="module")
-def gateway(server: ObjectServer) -> Iterator[Gateway]:
+def gateway(server: ServerProcess) -> Iterator[Gateway]:
     with Gateway(server.endpoint) as started:
         yield started
 
@@ -58,7 +59,7 @@ def test_sdk_reads_through_it(gateway: Gateway) -> None:
     assert [entry.name for entry in store.list("")] == ["o"]
 
 
-def test_answers_are_as_they_are(server: ObjectServer, gateway: Gateway) -> None:
+def test_answers_are_as_they_are(server: ServerProcess, gateway: Gateway) -> None:
     """Status, headers and body of ranges, HEADs and refusals are those of the server behind; connections are kept."""
     direct = http.client.HTTPConnection(urlsplit(server.endpoint).netloc)
     through = http.client.HTTPConnection(urlsplit(gateway.endpoint).netloc)
@@ -87,7 +88,7 @@ def test_answers_are_as_they_are(server: ObjectServer, gateway: Gateway) -> None
     through.close()
 
 
-def test_redirect_leads_through_the_gateway(server: ObjectServer, gateway: Gateway) -> None:
+def test_redirect_leads_through_the_gateway(server: ServerProcess, gateway: Gateway) -> None:
     """The address of the server behind never reaches a client."""
     connection = http.client.HTTPConnection(urlsplit(gateway.endpoint).netloc)
     status, headers, _ = ask(connection, "/v1/objects/b/o")
@@ -98,7 +99,7 @@ def test_redirect_leads_through_the_gateway(server: ObjectServer, gateway: Gatew
 
 
 def test_each_request_waits_once_and_a_new_connection_once_more(
-    server: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: ServerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is slept is the round trip, for the handshake and for each of the requests."""
     slept: list[float] = []
@@ -113,7 +114,7 @@ def test_each_request_waits_once_and_a_new_connection_once_more(
     listener.shutdown()
 
 
-def test_latency_is_real_and_connections_do_not_wait_for_each_other(server: ObjectServer) -> None:
+def test_latency_is_real_and_connections_do_not_wait_for_each_other(server: ServerProcess) -> None:
     """A request cannot be answered before the round trip is over; eight at a time do not take that long eight times."""
     latency_s = 0.1
     with Gateway(server.endpoint, latency_s=latency_s) as far:
@@ -232,7 +233,7 @@ def test_no_server_behind_is_a_bad_gateway(tmp_path: Path) -> None:
     listener.shutdown()
 
 
-def test_gateway_ends_when_closed(server: ObjectServer) -> None:
+def test_gateway_ends_when_closed(server: ServerProcess) -> None:
     """Nothing of it is left, neither process nor file."""
     started = Gateway(server.endpoint)
     assert psutil.pid_exists(started.pid)
@@ -259,6 +260,6 @@ def test_bad_arguments_are_refused_first(endpoint: str, latency_s: float, messag
 
 def test_gateway_that_cannot_start_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its program is not there."""
-    monkeypatch.setattr(bench.tools.server_process, "module_command", lambda *words: ["false"])
-    with pytest.raises(StoreError, match=r"the gateway to 'http://127.0.0.1:1' did not start, exit status 1"):
+    monkeypatch.setattr(programs, "own_program", lambda *words: ["false"])
+    with pytest.raises(StoreError, match=r"the gateway to 'http://127.0.0.1:1' did not start: it ended .* status 1"):
         Gateway("http://127.0.0.1:1")

@@ -31,9 +31,9 @@ from dali_pipes.fetch.answers import StoredObjects
 from dali_pipes.fetch.connection_pool import ClusterAccess, is_token_for
 from dali_pipes.fetch.fetcher import Wanted
 from dali_pipes.fetch.objects import ObjectFetcher, RetryPolicy
+from dali_pipes.processes.programs import ServerProcess
 from dali_pipes.store.cluster import embedded_node
 from dali_pipes.store.cluster.ais import AisStore, ais_client
-from dali_pipes.store.cluster.embedded_node import EmbeddedNode
 from tests.faults import FaultyProxy, faulty
 
 DATA = random.Random(0).randbytes(2_500_001)
@@ -44,13 +44,13 @@ SENDFILE_MARGIN = 1000  # bytes of the file around an extent
 
 
 @pytest.fixture(scope="module")
-def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedNode]:
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     with embedded_node.start(tmp_path_factory.mktemp("node")) as running:
         yield running
 
 
 @pytest.fixture
-def store(node: EmbeddedNode) -> AisStore:
+def store(node: ServerProcess) -> AisStore:
     """A bucket of this test's own with ``a/x.tar``, 2.5 MB."""
     made = AisStore(node.endpoint, f"transport-{uuid.uuid4().hex[:8]}")
     made.create()

@@ -12,7 +12,8 @@ from aistore.sdk.retry_config import RetryConfig
 from tenacity import Retrying, stop_after_attempt
 from urllib3.util.retry import Retry
 
-from dali_pipes.store.cluster.embedded_node import EmbeddedNode, start
+from dali_pipes.processes.programs import ServerProcess
+from dali_pipes.store.cluster.embedded_node import start
 
 
 def sdk(endpoint: str) -> Client:
@@ -22,14 +23,14 @@ def sdk(endpoint: str) -> Client:
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Iterator[EmbeddedNode]:
+def node(tmp_path: Path) -> Iterator[ServerProcess]:
     """A node of this test's own, over ``tmp_path / "ais"``."""
     with start(tmp_path / "ais") as running:
         yield running
 
 
 @pytest.fixture(scope="session")
-def shared_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedNode]:
+def shared_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     with start(tmp_path_factory.mktemp("ais")) as running:
         yield running
 

@@ -10,14 +10,15 @@ from pathlib import Path
 import pytest
 from aistore.sdk.errors import AISError
 
-from dali_pipes.store.cluster.embedded_node import ALLOW_ETL, EmbeddedNode, start
+from dali_pipes.processes.programs import ServerProcess
+from dali_pipes.store.cluster.embedded_node import ALLOW_ETL, start
 from tests.prep.embedded.conftest import sdk
 
 COMMAND = ["python", "-m", "prep.etl", "pets"]
 
 
 @pytest.fixture
-def allowing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EmbeddedNode]:
+def allowing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServerProcess]:
     monkeypatch.setenv(ALLOW_ETL, "1")
     with start(tmp_path / "ais") as running:
         yield running
@@ -48,7 +49,7 @@ def test_etl_is_off_unless_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("command", [["sh", "-c", "true"], ["python", "-m", "prep.etl"], [*COMMAND, "--host=0.0.0.0"]])
-def test_only_transforms_are_run(allowing: EmbeddedNode, command: list[str]) -> None:
+def test_only_transforms_are_run(allowing: ServerProcess, command: list[str]) -> None:
     with pytest.raises(AISError, match="the embedded node does not do that") as caught:
         sdk(allowing.endpoint).etl("some-etl").init(image="x", command=command)
     assert caught.value.status_code == 501
@@ -56,7 +57,7 @@ def test_only_transforms_are_run(allowing: EmbeddedNode, command: list[str]) -> 
 
 
 @pytest.mark.parametrize("sig", [None, signal.SIGKILL], ids=["closed", "killed"])
-def test_servers_end_with_the_node(allowing: EmbeddedNode, sig: int | None) -> None:
+def test_servers_end_with_the_node(allowing: ServerProcess, sig: int | None) -> None:
     client = sdk(allowing.endpoint)
     client.etl("pets-etl").init(image="x", command=COMMAND)
     assert [info.id for info in client.cluster().list_etls()] == ["pets-etl"]
@@ -72,7 +73,7 @@ def test_servers_end_with_the_node(allowing: EmbeddedNode, sig: int | None) -> N
     assert servers_of(node) == []
 
 
-def test_running_etl_is_not_deleted_and_a_stopped_one_is(allowing: EmbeddedNode) -> None:
+def test_running_etl_is_not_deleted_and_a_stopped_one_is(allowing: ServerProcess) -> None:
     etl = sdk(allowing.endpoint).etl("pets-etl")
     etl.init(image="x", command=COMMAND)
     assert etl.view().init_msg.name == "pets-etl"
@@ -85,7 +86,7 @@ def test_running_etl_is_not_deleted_and_a_stopped_one_is(allowing: EmbeddedNode)
     assert servers_of(allowing._process.pid) == []
 
 
-def test_only_reads_go_through_an_etl(allowing: EmbeddedNode) -> None:
+def test_only_reads_go_through_an_etl(allowing: ServerProcess) -> None:
     """A copy or a HEAD with an ETL is refused, not done without it; and what is there comes as it is."""
     client = sdk(allowing.endpoint)
     bucket = client.bucket("b").create()
@@ -99,7 +100,7 @@ def test_only_reads_go_through_an_etl(allowing: EmbeddedNode) -> None:
     assert bucket.object("a.tar").get_reader().read_all() == b"as it is"
 
 
-def test_what_comes_through_an_etl_is_whole_and_of_unknown_length(allowing: EmbeddedNode) -> None:
+def test_what_comes_through_an_etl_is_whole_and_of_unknown_length(allowing: ServerProcess) -> None:
     """As AIS sends it: in chunks, whatever range is asked for, with no checksum; from one that was stopped nothing."""
     client = sdk(allowing.endpoint)
     bucket = client.bucket("b").create()

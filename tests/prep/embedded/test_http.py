@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from dali_pipes.store.cluster.embedded_node import EmbeddedNode
+from dali_pipes.processes.programs import ServerProcess
 from prep.embedded import server
 from prep.embedded.storage import Storage
 
@@ -18,7 +18,7 @@ from prep.embedded.storage import Storage
 class Raw:
     """One connection to the node, kept open."""
 
-    def __init__(self, node: EmbeddedNode) -> None:
+    def __init__(self, node: ServerProcess) -> None:
         self.host, _, port = node.endpoint.removeprefix("http://").partition(":")
         self.port = int(port)
         self.connection = http.client.HTTPConnection(self.host, self.port, timeout=10)
@@ -35,7 +35,7 @@ class Raw:
 
 
 @pytest.fixture
-def raw(node: EmbeddedNode) -> Raw:
+def raw(node: ServerProcess) -> Raw:
     """A connection to a node that has the bucket ``b`` with the object ``a``."""
     raw = Raw(node)
     assert raw.ask("POST", "/v1/buckets/b?provider=ais", json.dumps({"action": "create-bck"}))[0].status == 200

@@ -15,7 +15,8 @@ import pytest
 from aistore.sdk.errors import AISError, ErrObjNotFound
 
 from dali_pipes.errors import StoreError
-from dali_pipes.store.cluster.embedded_node import ALLOW_ETL, EmbeddedNode, start
+from dali_pipes.processes.programs import ServerProcess
+from dali_pipes.store.cluster.embedded_node import ALLOW_ETL, start
 from tests.prep.embedded.conftest import sdk
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -162,7 +163,7 @@ def test_node_ends_with_its_owner(tmp_path: Path, how: str, end: signal.Signals 
 
 def test_node_started_by_a_thread_outlives_the_thread(tmp_path: Path) -> None:
     """Its owner is the process."""
-    nodes: list[EmbeddedNode] = []
+    nodes: list[ServerProcess] = []
     thread = threading.Thread(target=lambda: nodes.append(start(tmp_path)))
     thread.start()
     thread.join()
@@ -171,7 +172,7 @@ def test_node_started_by_a_thread_outlives_the_thread(tmp_path: Path) -> None:
     nodes[0].close()
 
 
-def test_interrupt_at_the_terminal_does_not_end_the_node(node: EmbeddedNode) -> None:
+def test_interrupt_at_the_terminal_does_not_end_the_node(node: ServerProcess) -> None:
     """Ctrl-C goes to the owner's process group; the node is in another."""
     assert os.getpgid(node._process.pid) != os.getpgid(0)
 
@@ -211,7 +212,7 @@ def test_killed_in_mid_put_keeps_the_old_object(tmp_path: Path) -> None:
         assert found.props.obj_version == "1"
 
 
-def test_folder_that_takes_no_more_is_507_and_nothing_changes(node: EmbeddedNode, tmp_path: Path) -> None:
+def test_folder_that_takes_no_more_is_507_and_nothing_changes(node: ServerProcess, tmp_path: Path) -> None:
     """The kernel refuses (here a file may not grow past 1 MiB): the error names the object, the old one stays."""
     bucket = sdk(node.endpoint).bucket("b").create()
     bucket.object("dir/a").get_writer().put_content(b"old")

@@ -8,7 +8,7 @@ import requests
 from aistore import Client
 from aistore.sdk.bucket import Bucket
 
-from dali_pipes.store.cluster.embedded_node import EmbeddedNode
+from dali_pipes.processes.programs import ServerProcess
 
 BODY = b"0123456789"
 
@@ -134,7 +134,7 @@ def test_s3_of_the_embedded_node_says_what_it_does_not_do(
     assert ask(stored, "GET", "a").content == BODY
 
 
-def test_s3_head_of_a_bucket_without_checksums_has_none(node: EmbeddedNode) -> None:
+def test_s3_head_of_a_bucket_without_checksums_has_none(node: ServerProcess) -> None:
     """Checksums are the bucket's choice."""
     session = requests.Session()
     bucket = {"action": "create-bck", "value": {"checksum": {"type": "none"}}}

@@ -1,0 +1,40 @@
+"""Make the buckets that benchmarks read and write."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from dali_pipes.store.cluster.ais import AisStore, check_endpoint
+from dali_pipes.store.shard_set import ShardSet
+
+
+@contextlib.contextmanager
+def new_bucket(endpoint: str, name: str) -> Iterator[AisStore]:
+    """A bucket of a benchmark's own, which is destroyed at the end.
+
+    Raises:
+        StoreError: If the endpoint does not answer.
+        ValueError: If the bucket is there already.
+    """
+    check_endpoint(endpoint)
+    store = AisStore(endpoint, name)
+    if store.exists():
+        raise ValueError(
+            f"bucket '{store.url}' is there already at {endpoint}: another benchmark runs, or one was killed; "
+            "destroy the bucket, it holds nothing else"
+        )
+    store.create()
+    try:
+        yield store
+    finally:
+        with store.asking(store.url):
+            store.client.bucket(name).delete(missing_ok=True)
+
+
+def upload_shards(shards: ShardSet, endpoint: str, bucket: str) -> ShardSet:
+    """Copy local shards into a new bucket of a server; their index is not copied."""
+    store = AisStore(endpoint, bucket)
+    store.create()
+    for name in shards.names:
+        store.upload(name, Path(shards.store.locate(name)))
+    return ShardSet(store=store, names=shards.names)
