@@ -5,6 +5,7 @@ from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bench.compare.settings import TurnSetting
 from bench.compare.turn import TurnJob
