@@ -227,7 +227,7 @@ def _copy_out(store: "AisStore", manifest: "Manifest", directory: Path) -> None:
         DataError: If a shard's bytes are not those that were indexed; it is not copied.
     """
     from dali_pipes.errors import DataError
-    from dali_pipes.formats.checksum import checksum
+    from dali_pipes.formats.manifest import checksum
     from dali_pipes.progress import progress
     from dali_pipes.store.local import LocalStore
 

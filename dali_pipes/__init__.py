@@ -8,7 +8,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dali_pipes.data_set.mixture import Mixture as Mixture
+    from dali_pipes.data_set.find import Mixture as Mixture
     from dali_pipes.errors import CacheError as CacheError
     from dali_pipes.errors import DataError as DataError
     from dali_pipes.errors import DecodeError as DecodeError
@@ -49,7 +49,7 @@ _HOMES = {
     "IMAGENET_MEAN": "graph.pipelines",
     "IMAGENET_STD": "graph.pipelines",
     "Loader": "iterator",
-    "Mixture": "data_set.mixture",
+    "Mixture": "data_set.find",
     "PipesError": "errors",
     "Random": "graph.random",
     "StateError": "order.state",

@@ -20,8 +20,7 @@ from dali_pipes.cache.placement import extent_alignment
 from dali_pipes.cache.share import CacheShare
 from dali_pipes.data_set.data_set import DataSet
 from dali_pipes.data_set.exclusions import excluded_ordinals
-from dali_pipes.data_set.find import find_shards
-from dali_pipes.data_set.mixture import Mixture
+from dali_pipes.data_set.find import Mixture, find_shards
 from dali_pipes.epoch import LoaderParts, PlanInputs
 from dali_pipes.errors import WorkerProcessError
 from dali_pipes.fetch.stager import Stager

@@ -26,7 +26,7 @@ from bench.tools.folders import RunFolder, check_room
 from bench.tools.processes import cpu_s_of
 from dali_pipes.cache.free_space import file_system
 from dali_pipes.commands.options import size
-from dali_pipes.formats.checksum import checksum
+from dali_pipes.formats.manifest import checksum
 from dali_pipes.progress import bar
 from dali_pipes.store.cluster import embedded_node
 

@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.errors import DataError
-from dali_pipes.formats.checksum import checksum
-from dali_pipes.formats.manifest import UNSIZED, Manifest
+from dali_pipes.formats.manifest import UNSIZED, Manifest, checksum
 from dali_pipes.formats.names import LABEL_COMPONENT, classes_name, columns_name, index_name, manifest_name
 from dali_pipes.formats.photo_header import PHOTO_FORMATS, is_photo, read_photo_header
 from dali_pipes.formats.sample_columns import ColumnsBuilder, SampleColumns

@@ -6,12 +6,13 @@ store for an object splits the name again.
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from dali_pipes.errors import DataError
 from dali_pipes.fetch.fetcher import Fetcher, Wanted
-from dali_pipes.formats.manifest import UNSIZED, Manifest
+from dali_pipes.formats.manifest import SHARD_COLUMNS, UNSIZED, Manifest
 from dali_pipes.store.base import Store
 
 _UNKNOWN = "unknown"  # photos of this format have no size either
@@ -65,15 +66,14 @@ def join_manifests(parts: Mapping[str, Manifest]) -> Manifest:
     for manifest in manifests:
         classes = dict(manifest.classes) | classes
         components.update(manifest.components)
+    columns: dict[str, Any] = {
+        name: np.concatenate([getattr(manifest, name) for manifest in manifests]) for name in SHARD_COLUMNS
+    }
     ids = [label for manifest in manifests for label in manifest.labels.values()]
     etls = [manifest.etl for manifest in manifests]
     return Manifest(
         names=[f"{set_}/{name}" for set_, manifest in parts.items() for name in manifest.names],
-        shard_bytes=np.concatenate([manifest.shard_bytes for manifest in manifests]),
-        checksums=np.concatenate([manifest.checksums for manifest in manifests]),
-        samples=np.concatenate([manifest.samples for manifest in manifests]),
-        index_bytes=np.concatenate([manifest.index_bytes for manifest in manifests]),
-        index_checksums=np.concatenate([manifest.index_checksums for manifest in manifests]),
+        **columns,
         components=components,
         classes=classes,
         photos=_joined_photos([manifest.photos for manifest in manifests]),

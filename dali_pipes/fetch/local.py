@@ -8,7 +8,7 @@ from pathlib import Path
 from dali_pipes.cache.extents import READ_BYTES, Extent
 from dali_pipes.errors import CacheError, DataError, StoreError
 from dali_pipes.fetch.fetcher import Fetcher, Wanted
-from dali_pipes.formats.checksum import checksum as checksum_of
+from dali_pipes.formats.manifest import checksum as checksum_of
 
 # Errors of copy_file_range for a pair of files that it cannot copy; reading and writing still works.
 _NO_COPY = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF, errno.EPERM}

@@ -38,6 +38,7 @@ from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from dali_pipes.errors import DataError
 from dali_pipes.formats.column_file import ColumnFile, are_counts, is_int64, save_columns
@@ -53,6 +54,21 @@ _ETL_NAME = re.compile("[a-z0-9-]{1,64}")
 _CLASS_ID = re.compile("-?[0-9]{1,19}")
 Int64s = npt.NDArray[np.int64]
 UInt64s = npt.NDArray[np.uint64]
+
+
+# Attribute of a manifest -> name and dtype of its column, which has an entry for each shard.
+SHARD_COLUMNS: dict[str, tuple[str, type[np.generic]]] = {
+    "shard_bytes": ("bytes", np.int64),
+    "checksums": ("checksum", np.uint64),
+    "samples": ("samples", np.int64),
+    "index_bytes": ("index_bytes", np.int64),
+    "index_checksums": ("index_checksum", np.uint64),
+}
+
+
+def checksum(data: bytes | memoryview) -> int:
+    """XXH64 with seed 0. AIStore calls it ``xxhash2``, so a listing can be compared with the manifest."""
+    return cast("int", xxhash.xxh64_intdigest(data))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,28 +153,14 @@ class Manifest:
         """
         if np.array_equal(chosen, np.arange(self.num_shards)):
             return self
-        return replace(
-            self,
-            names=cast("Texts", self.names).take(chosen),
-            shard_bytes=self.shard_bytes[chosen],
-            checksums=self.checksums[chosen],
-            samples=self.samples[chosen],
-            index_bytes=self.index_bytes[chosen],
-            index_checksums=self.index_checksums[chosen],
-        )
+        columns: dict[str, Any] = {name: getattr(self, name)[chosen] for name in SHARD_COLUMNS}
+        return replace(self, names=cast("Texts", self.names).take(chosen), **columns)
 
     def to_bytes(self) -> bytes:
         """The manifest's file; the same manifest always gives the same bytes."""
         name_bytes, name_ends = pack_texts(self.names)
-        columns: dict[str, npt.NDArray[Any]] = {
-            "name/bytes": name_bytes,
-            "name/ends": name_ends,
-            "bytes": self.shard_bytes,
-            "checksum": self.checksums,
-            "samples": self.samples,
-            "index_bytes": self.index_bytes,
-            "index_checksum": self.index_checksums,
-        }
+        columns = {column: getattr(self, name) for name, (column, _) in SHARD_COLUMNS.items()}
+        columns |= {"name/bytes": name_bytes, "name/ends": name_ends}
         header = {
             "kind": MANIFEST_KIND,
             "version": MANIFEST_VERSION,
@@ -181,11 +183,11 @@ class Manifest:
         names = file.texts("name")
         if problem := object_name_problem(names):
             raise file.refused("names of shards", problem)
-        counts = {c: file.column(c, np.int64, len(names)) for c in ("bytes", "samples", "index_bytes")}
-        for column, values in counts.items():
-            if (values < 0).any() or values.sum(dtype=np.float64) >= 2**62:
+        columns: dict[str, Any] = {}
+        for name, (column, dtype) in SHARD_COLUMNS.items():
+            values = columns[name] = file.column(column, dtype, len(names))
+            if dtype is np.int64 and ((values < 0).any() or values.sum(dtype=np.float64) >= 2**62):
                 raise file.refused(f"column '{column}' of counts with a sum under 2**62", "other values")
-        checksums, index_checksums = (file.column(c, np.uint64, len(names)) for c in ("checksum", "index_checksum"))
         file.expect_no_more()
         etl = file.text("etl") if "etl" in file.header else ""
         if etl and not _ETL_NAME.fullmatch(etl):
@@ -196,11 +198,7 @@ class Manifest:
             raise file.refused(f"photos to be in one of {', '.join(PHOTO_FORMATS)}", f"'{min(unknown)}'")
         return cls(
             names=names,
-            shard_bytes=counts["bytes"],
-            checksums=checksums,
-            samples=counts["samples"],
-            index_bytes=counts["index_bytes"],
-            index_checksums=index_checksums,
+            **columns,
             components=file.entry("components", "whole numbers by name", are_counts),
             classes={int(label): name for label, name in classes.items()},
             photos=photos,

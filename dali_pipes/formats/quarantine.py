@@ -64,8 +64,6 @@ class Quarantine:
 
     def __init__(self, path: str | Path, *, manifest: str, made_now: bool = False) -> None:
         self.path = Path(path)
-        self.num_added = 0
-        """Lines that this object wrote."""
         digest = manifest[:_NUM_DIGITS]
         self._header = f"# {_KIND}, version {_VERSION}, manifest {digest}: shard, key, component, cause\n"
         self._check_place()
@@ -85,14 +83,6 @@ class Quarantine:
 
     def __exit__(self, *raised: object) -> None:
         self.close()
-
-    def __contains__(self, sample: tuple[str, str]) -> bool:
-        """Whether the file lists this shard and key."""
-        return sample in self._known
-
-    def __len__(self) -> int:
-        """The number of samples that the file lists, earlier ones included."""
-        return len(self._known)
 
     def add(self, shard: str, key: str, component: str, cause: str) -> bool:
         """Write a line, unless the file lists this shard and key already.
@@ -116,7 +106,6 @@ class Quarantine:
             raise DataError(f"cannot write {bad!r} to the quarantine '{self.path}': it holds a tab or a line break")
         self._append(f"{shard}\t{key}\t{component}\t{' '.join(cause.split())}\n")
         self._known.add((shard, key))
-        self.num_added += 1
         return True
 
     def close(self) -> None:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from dali_pipes.data_set.indexing import find_manifest, index_in_memory
 from dali_pipes.errors import DataError
-from dali_pipes.formats.checksum import checksum
+from dali_pipes.formats.manifest import checksum
 from dali_pipes.formats.names import index_name, manifest_name
 from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.store.shard_set import ShardSet

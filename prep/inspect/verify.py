@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from dali_pipes.errors import DataError
-from dali_pipes.formats.checksum import checksum
+from dali_pipes.formats.manifest import checksum
 from dali_pipes.formats.names import index_name
 from dali_pipes.formats.photo_header import MAX_PIXELS
 from dali_pipes.formats.quarantine import Quarantine

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dali_pipes.data_set.data_set import DataSet
 from dali_pipes.data_set.exclusions import excluded_ordinals
-from dali_pipes.data_set.mixture import Mixture
+from dali_pipes.data_set.find import Mixture
 from dali_pipes.errors import DataError, StoreError
 from dali_pipes.formats.names import columns_name, manifest_name
 from dali_pipes.formats.quarantine import Quarantine

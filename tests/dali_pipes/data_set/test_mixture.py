@@ -11,14 +11,12 @@ import pytest
 
 from dali_pipes.cache.extents import Extent
 from dali_pipes.data_set.data_set import DataSet
-from dali_pipes.data_set.find import NamedSets, find_shards
+from dali_pipes.data_set.find import Mixture, NamedSets, find_shards
 from dali_pipes.data_set.joined import MixtureFetcher, check_class_tables, join_manifests, split_set
-from dali_pipes.data_set.mixture import Mixture
 from dali_pipes.errors import DataError, StoreError
 from dali_pipes.fetch.fetcher import Wanted
 from dali_pipes.fetch.local import LocalFetcher
-from dali_pipes.formats.checksum import checksum
-from dali_pipes.formats.manifest import Manifest
+from dali_pipes.formats.manifest import Manifest, checksum
 from dali_pipes.formats.names import classes_name, index_name
 from dali_pipes.reader.samples import StoredSamples
 from dali_pipes.store.cluster import embedded_node

@@ -19,13 +19,10 @@ def test_quarantine_is_made_with_its_first_line(tmp_path: Path) -> None:
     path = tmp_path / "bad.tsv"
     quarantine = Quarantine(path, manifest=DIGEST)
     assert not path.exists()
-    assert (len(quarantine), quarantine.num_added) == (0, 0)
     assert quarantine.add("s-0.tar", "a/é", "image.jpg", "DALI says:\n  no\tJPEG\udce9 ")
     assert quarantine.add("s-0.tar", "b", "", "gone")
     assert not quarantine.add("s-0.tar", "b", "trimap.png", "again")
     assert path.read_text() == (f"{HEADER}s-0.tar\ta/é\timage.jpg\tDALI says: no JPEG\\udce9\ns-0.tar\tb\t\tgone\n")
-    assert (len(quarantine), quarantine.num_added) == (2, 2)
-    assert ("s-0.tar", "b") in quarantine
     assert read_exclusions(path) == [
         Exclusion("s-0.tar", "a/é", str(path), 2),
         Exclusion("s-0.tar", "b", str(path), 3),
@@ -39,7 +36,7 @@ def test_quarantine_of_an_earlier_job_goes_on(tmp_path: Path) -> None:
     again = Quarantine(str(path), manifest=DIGEST)
     assert not again.add("s-0.tar", "a", "jpg", "x")
     assert again.add("s-1.tar", "a", "jpg", "y")
-    assert (len(again), again.num_added) == (2, 1)
+    assert len(read_exclusions(path)) == 2
     other = Quarantine(path, manifest="f" * 64)
     assert other.add("t-0.tar", "a", "jpg", "z")
     theirs = HEADER.replace("0123456789ab", "f" * 12)
@@ -69,7 +66,6 @@ def test_quarantine_whose_last_line_was_cut_off_is_not_glued_to(tmp_path: Path) 
     path = tmp_path / "keys.txt"
     path.write_text("a\nb")
     quarantine = Quarantine(path, manifest=DIGEST)
-    assert len(quarantine) == 2
     quarantine.add("s-0.tar", "c", "jpg", "x")
     assert [(entry.shard, entry.key) for entry in read_exclusions(path)] == [(None, "a"), (None, "b"), ("s-0.tar", "c")]
 
@@ -96,23 +92,22 @@ def test_quarantine_without_permission_is_refused(tmp_path: Path) -> None:
 
 
 def test_quarantine_on_a_full_disk_says_so(tmp_path: Path) -> None:
-    """A disk that takes no more, here by the limit of a file's size: the line is not counted as written."""
+    """A disk that takes no more, here by the limit of a file's size: the line is not taken as written."""
     program = (
         "import resource, signal, sys\n"
         "from dali_pipes.formats.quarantine import Quarantine\n"
         "opened = Quarantine(sys.argv[1], manifest='ab')\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (150, 150))\n"
-        "for key in ('a', 'b'):\n"
+        "for key in ('a', 'b', 'a'):\n"
         "    try: opened.add('s-0.tar', key, 'jpg', 'x' * 90)\n"
         "    except Exception as exc: print(type(exc).__name__, exc)\n"
-        "print(opened.num_added)\n"
     )
     done = subprocess.run([sys.executable, "-c", program, tmp_path / "bad.tsv"], capture_output=True, text=True)
-    first, second, num_added = done.stdout.splitlines()
+    first, second, third = done.stdout.splitlines()
     assert first.startswith(f"StoreError cannot write the quarantine '{tmp_path}/bad.tsv': only a part of the line")
     assert second == f"StoreError cannot write the quarantine '{tmp_path}/bad.tsv': File too large"
-    assert num_added == "0"
+    assert third == second
 
 
 def test_names_that_would_break_a_line_are_refused(tmp_path: Path) -> None:
@@ -178,7 +173,6 @@ def test_quarantine_file_is_made_at_once_and_gone_on_with_byte_for_byte(tmp_path
     for expected in (1, 0):
         with Quarantine(path, manifest=DIGEST, made_now=True) as quarantine:
             assert quarantine.add("s-0.tar", "a/é", "", "cut\toff\n here") is bool(expected)
-            assert quarantine.num_added == expected
         quarantine.close()  # a second time
     assert path.read_bytes() == HEADER.encode() + "s-0.tar\ta/é\t\tcut off here\n".encode()
 
@@ -198,7 +192,6 @@ def test_quarantine_file_does_not_add_to_what_may_be_no_list(tmp_path: Path) -> 
     ):
         Quarantine(path, manifest=DIGEST, made_now=True)
     with Quarantine(path, manifest=DIGEST) as quarantine:
-        assert len(quarantine) == 2
         quarantine.add("s-0.tar", "c", "jpg", "x")
     assert path.read_bytes() == b"a\nb\n" + HEADER.encode() + b"s-0.tar\tc\tjpg\tx\n"
     assert read_exclusions(path)[2] == Exclusion("s-0.tar", "c", str(path), 4)

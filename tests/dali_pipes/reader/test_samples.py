@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dali_pipes.errors import DataError
-from dali_pipes.formats.checksum import checksum
-from dali_pipes.formats.manifest import Manifest
+from dali_pipes.formats.manifest import Manifest, checksum
 from dali_pipes.formats.photo_header import PHOTO_FORMATS
 from dali_pipes.formats.shard_index import PhotoColumns, ShardIndex
 from dali_pipes.order.randomness import Stream
