@@ -8,8 +8,6 @@ import numpy as np
 from dali_pipes.order.inputs import OrderInputs
 from dali_pipes.order.plan import Plan
 
-__all__ = ["order_picture"]
-
 NUM_SHARDS, SHARD_SAMPLES = 8, 24
 SIDE, GAP, TOP = 240, 28, 46
 # Okabe and Ito's colours, which colour-blind readers can tell apart, and a grey that shows on black and white.

@@ -1,4 +1,4 @@
-"""Photos to cat or dog, or to one of 37 breeds, by a small network: plain PyTorch, fed by dali_pipes.
+"""Train a small network to tell cats from dogs, or 37 breeds: plain PyTorch, fed by dali_pipes.
 
 The Oxford-IIIT Pet data set, packed, shuffled and indexed as in segmentation.py. One process, on the GPU if there is:
 
@@ -12,8 +12,8 @@ Two processes on the CPU, 8 GPUs of a node, 4 such nodes (on each of them, ``--o
     torchrun --nnodes 4 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 \\
         examples/classification.py --num-slices 4 ...
 
-``--batch-size`` is a rank's. Windows and flips belong to the sample and dropout to the step, so that ``--resume`` goes
-on with the photos, and on the CPU with the bits, that the unbroken run would have seen. segmentation.py says the rest.
+``--batch-size`` is for each rank. Windows and flips are functions of the sample, dropout of the step. So a run with
+``--resume`` sees the same photos as an unbroken run, and on the CPU computes the same bits. See also segmentation.py.
 """
 
 import contextlib
@@ -31,16 +31,14 @@ from torch.nn import functional
 
 import dali_pipes as dp
 
-__all__ = ["TASKS", "evaluate", "targets_of", "train_step"]
-
 TASKS = {"species": ("cat", "dog"), "breed": tuple(range(1, 38))}
-"""What there is to tell apart; breeds by Oxford's class ids."""
+"""The classes of each task; breeds have Oxford's class ids."""
 CAT_BREEDS = (1, 6, 7, 8, 10, 12, 21, 24, 27, 28, 33, 34)
 """Oxford's class ids of cats; the others are dogs'."""
 
 
 def targets_of(task: str) -> Tensor:
-    """From Oxford's class id to what the model is to find: int64 [38], counted from 0; -1 for 0, which is no id."""
+    """Return the model's class for each of Oxford's class ids: int64 [38], from 0; -1 for 0, which is not an id."""
     breeds = torch.arange(-1, 37)
     if task == "breed":
         return breeds
@@ -61,7 +59,7 @@ def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Mappin
 
 @torch.no_grad()
 def evaluate(model: nn.Module, loader: dp.Loader, process: Process, targets: Tensor) -> float:
-    """The share of photos, of all ranks, that the model gets right."""
+    """Return the share of photos, of all ranks, that the model gets right."""
     model.eval()
     counts = torch.zeros(2, dtype=torch.int64, device=process.device)  # right, all
     for (batch,) in loader:
@@ -104,7 +102,7 @@ def train(
 
     with StepLog(arguments.out, step=step, is_written=process.rank == 0) as log:
         while loader.epoch < arguments.epochs:
-            # After a resume the rest of an epoch, of which only the validation may be left.
+            # After a resume this is the rest of an epoch; it may be empty, and only the validation is left.
             for (batch,) in loader if loader.num_batches_left else ():
                 process.seed_step(arguments.seed, step)  # for dropout
                 loss = train_step(replicated, optimizer, batch, targets)
@@ -117,7 +115,7 @@ def train(
                 if stop:
                     return stop
             if val_loader is not None:
-                save()  # to validate can take longer than there is after a signal
+                save()  # validation can take longer than the time after a signal
                 accuracy = evaluate(model, val_loader, process, targets)
                 if process.rank == 0:
                     print(f"epoch {loader.epoch}: {accuracy:.1%} of {val_loader.num_samples} photos right", flush=True)

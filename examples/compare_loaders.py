@@ -1,14 +1,14 @@
-"""The segmentation example fed by dali_pipes and by WebLoader: are the losses equal, and what does either model learn?
+"""Train the segmentation example on dali_pipes and on WebLoader: compare the losses, and what the models learn.
 
     python examples/compare_loaders.py losses --shards 'pets/shuffled-{000002..000009}.tar'
     python examples/compare_loaders.py iou --shards 'pets/shuffled-{000002..000009}.tar' \\
         --val-shards 'pets/shuffled-{000000..000001}.tar' --seeds 0 1 2 --json iou.json
 
-``losses`` trains two copies of one model side by side, on batches that both loaders read in the order in which the
-shards hold the samples: first on pixels as they were decoded, normalised by the training step, where everything must be
-equal bit for bit; then on photos that each loader has normalised in its own way. ``iou`` trains a model for each loader
-and seed, each loader shuffling in its own way: dali_pipes the whole data set, WebLoader the shards and then samples in
-its buffer of 1,000. All are validated on the same batches, and a Markdown table is printed.
+``losses`` trains two copies of one model side by side. Both loaders read the samples in the order of the shards. First
+the training step normalises the decoded pixels, and everything must be equal bit for bit; then each loader normalises
+the photos in its own way. ``iou`` trains a model for each loader and seed, and each loader shuffles in its own way:
+dali_pipes the whole data set, WebLoader the shards and then samples in its buffer of 1,000. All models are validated on
+the same batches, and a Markdown table is printed.
 
 WebLoader decodes with Pillow and torchvision, in one worker. Needs ``pip install 'dali-pipes[bench]'``.
 """
@@ -53,21 +53,21 @@ from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import resolve_shards
 
 Dtype = Literal["uint8", "float32"]
-"""Pixels as they are, or normalised."""
+"""Decoded pixels, or normalised ones."""
 Feed = Callable[[], Iterator[Any]]
 """One epoch's batches: image, trimap, label, key."""
 
 SHUFFLE_BUFFER = 1000
-"""Samples; what WebDataset's own examples use."""
+"""Samples; WebDataset's own examples use this number."""
 TOLERANCES = {"uint8": 0.0, "float32": 1e-6}
-"""How far photos may differ, and the losses that one model has on them. A float32 near 2.6 has steps of 2.4e-7."""
+"""How far photos, and one model's losses on them, may differ. A float32 near 2.6 has steps of 2.4e-7."""
 T_95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
 """Degrees of freedom -> the 97.5 % point of Student's t."""
 
 
 @contextlib.contextmanager
 def dali_feed(shards: ShardSet, options: LoaderOptions, *, shuffle: bool, dtype: Dtype = "float32") -> Iterator[Feed]:
-    """Our loader."""
+    """Open our loader."""
     with dp.loader(
         shard_urls(shards),
         dp.segmentation(crop=options.crop, dtype=dtype),
@@ -86,7 +86,7 @@ def dali_feed(shards: ShardSet, options: LoaderOptions, *, shuffle: bool, dtype:
 def webloader_feed(
     shards: ShardSet, options: LoaderOptions, *, shuffle: bool, dtype: Dtype = "float32"
 ) -> Iterator[Feed]:
-    """WebLoader: shuffled shards, then a shuffle buffer; the order is a function of the seed, too."""
+    """Open WebLoader: shuffled shards, then a shuffle buffer; its order is a function of the seed, too."""
     dataset = webdataset.WebDataset(
         shard_urls(shards), shardshuffle=len(shards.names) if shuffle else False, detshuffle=shuffle, seed=options.seed
     )
@@ -100,10 +100,10 @@ def webloader_feed(
         num_workers=1,
         multiprocessing_context=worker_context(),
         worker_init_fn=opener_for_workers(shards),
-        # The buffer's generator lives in the worker: another one each epoch would start it anew.
+        # The buffer's generator lives in the worker: a new worker for each epoch would start it anew.
         persistent_workers=True,
     )
-    # Hands out epochs, and ends the worker with the loader.
+    # It gives out epochs, and ends the worker with the loader.
     epochs = WorkerEpochs(loader.pipeline[0], batches=loader, options=options)
     try:
         yield epochs.epoch
@@ -115,13 +115,13 @@ FEEDS = {"dali": dali_feed, "webloader": webloader_feed}
 
 
 class PixelDecoder:
-    """WebDataset's sample, a dict of bytes, to tensors by Pillow and torchvision, pixels as they are."""
+    """Decodes a sample of WebDataset, a dict of bytes, to tensors with Pillow and torchvision; keeps uint8 pixels."""
 
     def __init__(self, crop: int) -> None:
         self._cut = mask_transform(crop)
 
     def __call__(self, sample: Mapping[str, Any]) -> dict[str, Any]:
-        """uint8 [3, crop, crop] and [1, crop, crop]."""
+        """Return uint8 [3, crop, crop] and [1, crop, crop]."""
         key = sample["__key__"]
         with Image.open(io.BytesIO(sample["image.jpg"])) as photo, Image.open(io.BytesIO(sample["trimap.png"])) as mask:
             image, trimap = self._cut(photo.convert("RGB")), self._cut(mask.convert("L"))
@@ -129,7 +129,7 @@ class PixelDecoder:
 
 
 class Training:
-    """A model and what improves it; two of one seed begin with the same parameters."""
+    """A model with its optimizer and schedule; two of one seed begin with the same parameters."""
 
     def __init__(self, arguments: Any, process: Process, *, seed: int, num_steps: int) -> None:
         torch.manual_seed(seed)
@@ -146,7 +146,7 @@ class Training:
 
     @torch.no_grad()
     def loss(self, batch: Mapping[str, Any]) -> float:
-        """The loss of a batch, without training."""
+        """Return the loss of a batch, without training."""
         return loss_of(self.model, self._seen(batch), shrink=self._shrink).item()
 
     def _seen(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -158,7 +158,7 @@ class Training:
 
 
 def compare_losses(arguments: Any, process: Process, shards: ShardSet) -> dict[str, Any]:
-    """Train two copies of a model side by side, each on its own loader's batches; pixels first, then normalised photos.
+    """Train two copies of a model side by side, each on its loader's batches: first pixels, then normalised photos.
 
     Raises:
         PipesError: If a batch's keys, masks or labels differ; if photos, or one model's losses on the batches of both,
@@ -192,7 +192,7 @@ def _compare_losses(arguments: Any, process: Process, shards: ShardSet, *, dtype
         + ", ".join(f"{name} within {value:.2g}" for name, value in worst.items())
     )
     for name, value in worst.items():
-        # What one step makes of a rounding the next ones multiply: where photos are not equal, trainings drift apart.
+        # Each step amplifies a rounding difference: if photos are not equal, the trainings drift apart.
         limit = math.inf if dtype == "float32" and name == "losses of two trainings" else TOLERANCES[dtype]
         if not value <= limit:
             raise PipesError(f"{dtype}: {name} differ by up to {value:.3g}, expected at most {limit:g}")
@@ -235,7 +235,7 @@ def _train_one(
 
 
 def format_iou(runs: Sequence[Mapping[str, Any]]) -> str:
-    """A Markdown table: a row for each loader and what is measured, a column for each seed, mean and interval."""
+    """Return a Markdown table: a row for each loader and measure, a column for each seed, and mean and interval."""
     seeds = sorted({run["seed"] for run in runs})
     rows = [["loader", "IoU", *(f"seed {seed}" for seed in seeds), "mean, 95 % interval"]]
     for what in ("foreground", "mean"):
@@ -251,7 +251,7 @@ def format_iou(runs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def interval(values: Sequence[float]) -> str:
-    """Mean and half width of its 95 % interval by Student's t: what other seeds can be expected to give.
+    """Return the mean and half the width of its 95 % interval by Student's t, the expected range for other seeds.
 
     >>> interval([0.60, 0.62, 0.64])
     '0.620 ± 0.050'
@@ -263,7 +263,7 @@ def interval(values: Sequence[float]) -> str:
 
 
 def _repeat(feed: Feed) -> Iterator[Any]:
-    """The batches of epoch after epoch."""
+    """Yield the batches of epoch after epoch."""
     while True:
         yield from feed()
 

@@ -1,14 +1,12 @@
-"""Two small networks from normalised photos to scores: short to read, and small enough to learn on a CPU.
+"""Two small networks from normalised photos to scores: short to read, and small enough to train on a CPU.
 
-Normalisation is by group, not by batch: a rank's statistics are then no state that ranks could disagree about, and a
-batch of two trains as well as one of 64.
+Normalisation is by group, not by batch: so ranks keep no statistics in which they could differ, and a batch of two
+trains as well as one of 64.
 """
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-
-__all__ = ["Classifier", "UNet"]
 
 CHANNELS_PER_GROUP = 8
 
@@ -17,9 +15,9 @@ class UNet(nn.Module):
     """Scores for each pixel: float32 [B, 3, H, W] in, float32 [B, num_classes, H, W] out.
 
     Args:
-        num_classes: Of a pixel.
+        num_classes: Classes of a pixel.
         width: Channels at full resolution, a multiple of 8; each level below has twice as many.
-        num_levels: Resolutions, each half of the one before: H and W must be multiples of ``2 ** (num_levels - 1)``.
+        num_levels: Resolutions, each half of the previous one: H and W must be multiples of ``2 ** (num_levels - 1)``.
     """
 
     def __init__(self, *, num_classes: int, width: int = 8, num_levels: int = 5) -> None:
@@ -32,7 +30,7 @@ class UNet(nn.Module):
         self.head = nn.Conv2d(width, num_classes, 1)
 
     def forward(self, photo: Tensor) -> Tensor:
-        """Down to the coarsest level, and up again beside what was kept on the way."""
+        """Go down to the coarsest level, then up again, joined with the outputs of the way down."""
         kept: list[Tensor] = []
         x = photo
         for block in self.down:
@@ -49,10 +47,10 @@ class Classifier(nn.Module):
     """Scores for each photo: float32 [B, 3, H, W] in, float32 [B, num_classes] out.
 
     Args:
-        num_classes: Of a photo.
+        num_classes: Classes of a photo.
         width: Channels of the first level, a multiple of 8; each level below has twice as many.
-        num_levels: Resolutions, each half of the one before, the first a half of the photo's.
-        dropout: Share of the features that a training step leaves out.
+        num_levels: Resolutions, each half of the previous one; the first is half of the photo's.
+        dropout: Share of the features that a training step sets to 0.
     """
 
     def __init__(self, *, num_classes: int, width: int = 32, num_levels: int = 4, dropout: float = 0.2) -> None:
@@ -65,7 +63,7 @@ class Classifier(nn.Module):
         self.head = nn.Linear(widths[-1], num_classes)
 
     def forward(self, photo: Tensor) -> Tensor:
-        """Halve and convolve, level by level; then the mean over what is left."""
+        """Halve and convolve, level by level; then take the mean over the remaining pixels."""
         x = photo
         for block in self.levels:
             x = block(functional.max_pool2d(x, 2))

@@ -3,11 +3,9 @@
 import argparse
 from pathlib import Path
 
-__all__ = ["make_parser"]
-
 
 def make_parser(description: str, *, batch_size: int, crop: int, width: int, lr: float) -> argparse.ArgumentParser:
-    """A parser of the options that both programs have, with one program's defaults."""
+    """Return a parser of the options that both programs have, with one program's defaults."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     add = parser.add_argument
     add(
@@ -19,7 +17,7 @@ def make_parser(description: str, *, batch_size: int, crop: int, width: int, lr:
     )
     add("--val-shards", nargs="+", default=[], metavar="URL", help="shards for the validation after each epoch")
     add("--out", type=Path, required=True, metavar="DIR", help="the run's directory: checkpoint.pt and steps.jsonl")
-    add("--resume", action="store_true", help="go on from the checkpoint in --out, if there is one")
+    add("--resume", action="store_true", help="continue from the checkpoint in --out, if there is one")
     add(
         "--checkpoint-every", type=_positive, default=100, metavar="STEPS", help="steps from one checkpoint to the next"
     )
@@ -33,11 +31,16 @@ def make_parser(description: str, *, batch_size: int, crop: int, width: int, lr:
         "--num-slices",
         type=_positive,
         default=1,
-        help="nodes that each stage a share of the shards: the number of nodes",
+        help="number of nodes; each stages a share of the shards",
     )
-    add("--cache-dir", type=Path, help="where shards are kept for the next job; None: while this one runs, in memory")
+    add("--cache-dir", type=Path, help="keep shards here for the next job; None: in memory, while this job runs")
     add("--device", choices=("auto", "cpu", "gpu"), default="auto", help="auto takes the GPU if there is one")
-    add("--num-threads", type=_positive, default=1, help="torch's threads on the CPU; another number gives other bits")
+    add(
+        "--num-threads",
+        type=_positive,
+        default=1,
+        help="torch's threads on the CPU; with another number, results differ by rounding",
+    )
     return parser
 
 

@@ -8,16 +8,14 @@ from typing import Any
 
 import torch
 
-__all__ = ["CHECKPOINT", "STEPS", "StepLog", "load_checkpoint", "save_checkpoint"]
-
 CHECKPOINT = "checkpoint.pt"
 STEPS = "steps.jsonl"
 
 
 def save_checkpoint(run: Path, state: dict[str, Any]) -> None:
-    """Replace the run's checkpoint; whenever this is killed, the old one or the new one is there, and whole.
+    """Replace the run's checkpoint. If this is killed, the old or the new checkpoint is there, and complete.
 
-    Called by rank 0 only.
+    Only rank 0 calls this.
     """
     partial = run / f"{CHECKPOINT}.partial"
     with partial.open("wb") as stream:
@@ -25,7 +23,7 @@ def save_checkpoint(run: Path, state: dict[str, Any]) -> None:
         stream.flush()
         os.fsync(stream.fileno())
     partial.replace(run / CHECKPOINT)
-    # The move itself is on the disk only when the directory is.
+    # The move itself is on the disk only after the directory was written, too.
     directory = os.open(run, os.O_RDONLY)
     try:
         os.fsync(directory)
@@ -34,10 +32,10 @@ def save_checkpoint(run: Path, state: dict[str, Any]) -> None:
 
 
 def load_checkpoint(run: Path, *, resume: bool) -> dict[str, Any] | None:
-    """What the run's checkpoint holds, tensors on the CPU; ``None`` where the run is a new one.
+    """Return the run's checkpoint, with tensors on the CPU; ``None`` for a new run.
 
-    Called by every rank before the first step, which none of them can take alone: no rank reads what another has
-    already replaced.
+    Every rank calls this before the first step. No rank can take that step alone, so no rank reads a checkpoint that
+    another one has already replaced.
 
     Raises:
         FileExistsError: If there is a checkpoint and ``resume`` was not asked for.
@@ -46,7 +44,7 @@ def load_checkpoint(run: Path, *, resume: bool) -> dict[str, Any] | None:
     if not path.exists():
         return None
     if not resume:
-        raise FileExistsError(f"'{path}' is there; pass --resume to go on from it, or another --out")
+        raise FileExistsError(f"'{path}' exists; pass --resume to continue from it, or another --out")
     state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     return state
 
@@ -58,9 +56,9 @@ class StepLog:
 
     Args:
         run: The run's directory.
-        step: The run's next step: lines of this one and later ones, of a run that went on past its last checkpoint
-            before it was killed, are dropped.
-        is_written: ``False`` on all ranks but one.
+        step: The run's next step. Lines of this step and of later ones are dropped: a run that was killed may have
+            continued after its last checkpoint.
+        is_written: ``False`` on all ranks except one.
     """
 
     def __init__(self, run: Path, *, step: int, is_written: bool) -> None:
@@ -69,20 +67,20 @@ class StepLog:
             return
         path, partial = run / STEPS, run / f"{STEPS}.partial"
         lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-        # A kill can leave the last line half written; it is never among the first ``step``.
+        # A kill can leave the last line incomplete; that line is never among the first ``step`` lines.
         partial.write_text("".join(lines[:step]))
         partial.replace(path)
         self._stream = path.open("a")
 
     def write(self, *, step: int, epoch: int, loss: float) -> None:
-        """Add a step's line, so that it is there if the process is killed."""
+        """Write a step's line at once, so that it survives if the process is killed."""
         if self._stream is not None:
             line = {"step": step, "epoch": epoch, "loss": round(loss, 6), "loss_hex": loss.hex()}
             self._stream.write(json.dumps(line) + "\n")
             self._stream.flush()
 
     def close(self) -> None:
-        """May be called twice."""
+        """Close the file. Can be called twice."""
         if self._stream is not None:
             self._stream.close()
 

@@ -1,4 +1,4 @@
-"""Photos and trimaps to a small U-Net that tells foreground, background and boundary: plain PyTorch, fed by dali_pipes.
+"""Train a small U-Net to tell foreground, background and boundary of pets: plain PyTorch, fed by dali_pipes.
 
 The Oxford-IIIT Pet data set, packed, shuffled and indexed once:
 
@@ -6,8 +6,8 @@ The Oxford-IIIT Pet data set, packed, shuffled and indexed once:
     dali-pipes prep shuffle ais://pets/samples-
     dali-pipes prep index ais://pets/shuffled-
 
-``prep shuffle`` prints how many shards there are, ten in what follows. Each is a random sample of the data set, so that
-two of them can be held out to validate on.
+``prep shuffle`` prints how many shards there are; here we assume ten. Each is a random sample of the data set, so two
+of them can be held out for validation.
 
 One process, on the GPU if there is one:
 
@@ -21,13 +21,13 @@ Two processes on the CPU, 8 GPUs of a node, 4 such nodes (on each of them, ``--o
     torchrun --nnodes 4 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 \\
         examples/segmentation.py --num-slices 4 ...
 
-``--batch-size`` is a rank's. With ``--resume`` a run that was killed goes on at the exact next sample, on the CPU with
-the losses of an unbroken run, bit for bit. Where there is no checkpoint yet it starts, so that one command line does
-for a job that is requeued, and for ``torchrun --max-restarts 3``: there set ``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1``,
-or torch (2.15) meets addresses from before the restart.
+``--batch-size`` is for each rank. With ``--resume`` a run that was killed continues at the exact next sample; on the
+CPU its losses equal those of an unbroken run, bit for bit. Without a checkpoint it starts from the beginning. So one
+command line suffices for a job that is requeued, and for ``torchrun --max-restarts 3``. With the latter, also set
+``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1``: otherwise torch (2.15) uses addresses from before the restart.
 
-SIGTERM or SIGUSR1, to any of the ranks, says that the run will be ended: all finish the same step, rank 0 writes a
-checkpoint, and the exit code is 128 and the signal's number, so that nobody takes the training to be complete.
+SIGTERM or SIGUSR1 to any rank announces that the run will be ended. All ranks finish the same step, rank 0 writes a
+checkpoint, and the exit code is 128 plus the signal's number, so that the training does not look complete.
 """
 
 import contextlib
@@ -45,12 +45,10 @@ from torch.nn import functional
 
 import dali_pipes as dp
 
-__all__ = ["CLASSES", "evaluate", "iou", "loss_of", "train_step"]
-
 CLASSES = ("foreground", "background", "boundary")
-"""Of a pixel; a trimap counts them from 1."""
+"""The classes of a pixel; a trimap counts them from 1."""
 OUTSIDE = -1
-"""A pixel that the crop has and the photo has not: 0 in a trimap."""
+"""The class of a pixel of the crop that lies outside the photo; it is 0 in a trimap."""
 
 
 def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Mapping[str, Any], *, shrink: int) -> Tensor:
@@ -63,14 +61,14 @@ def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Mappin
 
 
 def loss_of(model: nn.Module, batch: Mapping[str, Any], *, shrink: int) -> Tensor:
-    """The mean cross entropy of the pixels that are in the photo: a float32 scalar."""
+    """Return the mean cross entropy of the pixels inside the photo: a float32 scalar."""
     photo, target = shrunk(batch, shrink)
     return functional.cross_entropy(model(photo), target, ignore_index=OUTSIDE)
 
 
 @torch.no_grad()
 def evaluate(model: nn.Module, loader: dp.Loader, process: Process, *, shrink: int) -> Tensor:
-    """The intersection over union of each of `CLASSES`, over all pixels of all ranks: float64 [3]."""
+    """Return the intersection over union of each of `CLASSES`, over all pixels of all ranks: float64 [3]."""
     model.eval()
     confusion = torch.zeros(len(CLASSES), len(CLASSES), dtype=torch.int64, device=process.device)
     for (batch,) in loader:
@@ -85,7 +83,7 @@ def evaluate(model: nn.Module, loader: dp.Loader, process: Process, *, shrink: i
 
 
 def iou(confusion: Tensor) -> Tensor:
-    """Intersection over union of each class, NaN for one that is nowhere, from counts [class, class found].
+    """Return the intersection over union of each class, NaN for an absent class, from counts [class, class found].
 
     >>> iou(torch.tensor([[6, 2, 0], [0, 4, 0], [0, 0, 0]]))
     tensor([0.7500, 0.6667,    nan], dtype=torch.float64)
@@ -95,7 +93,7 @@ def iou(confusion: Tensor) -> Tensor:
 
 
 def shrunk(batch: Mapping[str, Any], shrink: int) -> tuple[Tensor, Tensor]:
-    """What the model sees: the mean of ``shrink`` x ``shrink`` pixels, and the class of the one in the middle."""
+    """Return the model's input: the mean of ``shrink`` x ``shrink`` pixels, and the class of the middle pixel."""
     middle = shrink // 2
     trimap = batch["trimap"][:, 0, middle::shrink, middle::shrink]  # [B, rows, columns]
     return functional.avg_pool2d(batch["image"], shrink), trimap.long() - 1
@@ -130,7 +128,7 @@ def train(
 
     with StepLog(arguments.out, step=step, is_written=process.rank == 0) as log:
         while loader.epoch < arguments.epochs:
-            # After a resume the rest of an epoch, of which only the validation may be left.
+            # After a resume this is the rest of an epoch; it may be empty, and only the validation is left.
             for (batch,) in loader if loader.num_batches_left else ():
                 loss = train_step(replicated, optimizer, batch, shrink=arguments.shrink)
                 schedule.step()
@@ -142,7 +140,7 @@ def train(
                 if stop:
                     return stop
             if val_loader is not None:
-                save()  # to validate can take longer than there is after a signal
+                save()  # validation can take longer than the time after a signal
                 found = evaluate(model, val_loader, process, shrink=arguments.shrink)
                 if process.rank == 0:
                     each = ", ".join(f"{value:.3f} {name}" for name, value in zip(CLASSES, found.tolist(), strict=True))

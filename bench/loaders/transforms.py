@@ -1,8 +1,8 @@
 """Decode components to tensors as a PyTorch user would write it.
 
-`SampleDecoder` is the reference and takes one sample at a time. `BatchDecoder` is for the peers that decode in Python:
+`SampleDecoder` is the reference and takes one sample at a time. `BatchDecoder` is for the peers that decode in Python;
 it makes whole batches in less time. Both decode the whole photo and cut the window out of it: neither Pillow nor
-torchvision decodes a part.
+torchvision can decode a part.
 """
 
 import io
@@ -37,8 +37,8 @@ class TensorSample(TypedDict):
 
 
 def photo_transform(crop: int) -> Callable[[Image.Image], Tensor]:
-    """``CenterCrop(crop) -> ToTensor -> Normalize``: a Pillow RGB image to float32 [3, crop, crop]."""
-    # inplace: ToTensor's result is nobody else's; saves a copy of 1.5 MB a sample and changes no bit.
+    """Return ``CenterCrop(crop) -> ToTensor -> Normalize``: a Pillow RGB image to float32 [3, crop, crop]."""
+    # inplace: nothing else uses ToTensor's result. It saves a copy of 1.5 MB a sample and changes no bit.
     transform: Callable[[Image.Image], Tensor] = transforms.Compose(
         [
             transforms.CenterCrop(crop),
@@ -50,7 +50,7 @@ def photo_transform(crop: int) -> Callable[[Image.Image], Tensor]:
 
 
 def mask_transform(crop: int) -> Callable[[Image.Image], Tensor]:
-    """``CenterCrop(crop)``, ids untouched: a Pillow ``L`` image to uint8 [1, crop, crop]."""
+    """Return ``CenterCrop(crop)`` that keeps class ids: a Pillow ``L`` image to uint8 [1, crop, crop]."""
     transform: Callable[[Image.Image], Tensor] = transforms.Compose(
         [transforms.CenterCrop(crop), transforms.PILToTensor()]
     )
@@ -78,10 +78,10 @@ class SampleDecoder:
 class BatchDecoder:
     """A callable from encoded samples, each a dict of bytes as WebDataset has it, to a `BenchBatch`; can be pickled.
 
-    A photo's window goes from the decoder into its row of the batch and is normalised there: no tensor a sample, and
-    nothing to stack. In a ``DataLoader``'s worker the batch lies in shared memory from the start, as what
-    ``default_collate`` makes does. The arithmetic is ``ToTensor`` and ``Normalize``'s in one step, (x - 255 mean) /
-    (255 std) as x / (255 std) - mean / std: a photo differs by rounding, 4.8e-7 at most.
+    A photo's window is copied from the decoder into its row of the batch and normalised there: there is no tensor for
+    each sample, and nothing to stack. In a worker of a ``DataLoader`` the batch lies in shared memory from the start,
+    as a batch of ``default_collate`` does. ``ToTensor`` and ``Normalize`` are one step, x / (255 std) - mean / std: a
+    photo differs by rounding, 4.8e-7 at most.
 
     Args:
         options: For the components' names, the crop and the decoder.
@@ -95,10 +95,10 @@ class BatchDecoder:
         self._scale, self._shift = (1 / (255 * std)).float(), (mean / std).float()
 
     def __call__(self, samples: Sequence[Mapping[str, Any]]) -> BenchBatch:
-        """The batch of ``samples``, in their order.
+        """Return the batch of ``samples``, in their order.
 
         Raises:
-            DataError: If a sample lacks a component, or its label is no number.
+            DataError: If a sample lacks a component, or its label is not a number.
         """
         images = _new_tensor((len(samples), 3, self._crop, self._crop), torch.float32)
         trimaps = _new_tensor((len(samples), 1, self._crop, self._crop), torch.uint8)
@@ -115,7 +115,7 @@ class BatchDecoder:
 
 def _transformed(data: bytes, mode: str, transform: Callable[[Image.Image], Tensor]) -> Tensor:
     with Image.open(io.BytesIO(data)) as image:
-        # convert() copies what is RGB already, a tenth of the time, which nobody need pay.
+        # convert() copies even an RGB photo, which takes a tenth of the time; so call it only if needed.
         return transform(image if image.mode == mode else image.convert(mode))
 
 
@@ -137,9 +137,9 @@ def _put_turbo(data: bytes, row: Tensor) -> None:
 
 
 def _centre(width: int, height: int, row: Tensor) -> tuple[tuple[int, int], tuple[int, int], Tensor]:
-    """What ``CenterCrop`` takes of a photo, start and size along x and y, and where in ``row`` that goes.
+    """Return the part of a photo that ``CenterCrop`` takes, start and size along x and y, and its place in ``row``.
 
-    A smaller photo is padded with zeros, the odd one after it.
+    A smaller photo is padded with zeros; if their number is odd, there is one more after the photo.
     """
     crop = row.shape[-1]
     if width < crop or height < crop:
@@ -154,10 +154,10 @@ def _centre(width: int, height: int, row: Tensor) -> tuple[tuple[int, int], tupl
 
 
 def _new_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """A tensor to be filled; in a worker in shared memory, so that it is not copied there when it is handed over."""
+    """Return an empty tensor; in a worker it lies in shared memory, so sending it copies nothing."""
     if get_worker_info() is None:
         return torch.empty(shape, dtype=dtype)
-    # As torch.utils.data._utils.collate does: share_memory_() of one that is made first would copy it.
+    # As torch.utils.data._utils.collate does: share_memory_() of an existing tensor would copy it.
     storage = torch.UntypedStorage._new_shared(math.prod(shape) * dtype.itemsize)  # type: ignore[no-untyped-call]
     return torch.empty(0, dtype=dtype).set_(storage).view(shape)
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """What a number in a table is."""
+    """The description of a number in a table."""
 
     title: str
     unit: str
@@ -15,22 +15,20 @@ class Figure:
     digits: int
     """After the decimal point."""
     about: str
-    """A sentence for the reader of a report."""
+    """An explanation for the reader of a report."""
     scale: float = 1.0
     """Factor from the value in a record to the value that is shown."""
     least: float = 0.0
     """A change smaller than this is noise, whatever its ratio: other processes on the machine cause it."""
     of_the_machine: bool = False
-    """Whether another machine, or a busier one, gives another figure: seconds, and figures computed from them."""
+    """Whether the figure depends on the machine and its load: seconds, and figures computed from seconds."""
 
 
 def _time(title: str, unit: str, digits: int, about: str, better: Literal["high", "low"] = "low") -> Figure:
-    """A figure of time, which depends on the machine."""
     return Figure(title=title, unit=unit, better=better, digits=digits, about=about, of_the_machine=True)
 
 
 def _low(title: str, unit: str, digits: int, about: str, *, scale: float = 1.0, least: float = 0.0) -> Figure:
-    """A figure that does not depend on how fast the machine is; less is better."""
     return Figure(title=title, unit=unit, better="low", digits=digits, about=about, scale=scale, least=least)
 
 

@@ -103,18 +103,18 @@ def compare_runs(
     relative_to: str | None = None,
     anyway: bool = False,
 ) -> Verdict:
-    """Judge a run by an earlier one.
+    """Judge a run by an earlier one; both are in the present form.
 
     Args:
-        before: The record of a run, in the present form.
-        after: Likewise.
+        before: The earlier run.
+        after: The later run.
         figures: Names of `FIGURES`.
-        threshold: 0.05: worse by more than 5 %.
-        relative_to: A loader, ``NAME`` or ``NAME:DECODE``. Figures that depend on the machine are taken as ratios to
-            this loader's, round by round, and are not judged for this loader itself.
-        anyway: Compare what is not comparable, too. Settings are then matched by the fields that both runs have, so
-            that the oldest records, without ranks and caches, can be compared with later ones. Records that become
-            alike in this way are not compared.
+        threshold: A figure is worse if it is worse by more than this share.
+        relative_to: A loader, ``NAME`` or ``NAME:DECODE``. Figures that depend on the machine are replaced by ratios to
+            this loader's figures, round by round, and are not judged for this loader itself.
+        anyway: Compare runs that are not comparable, too. Settings are then matched by the fields that both runs have,
+            so that the oldest records, without ranks and caches, can be compared with later ones. Records that become
+            equal in this way are not compared.
 
     Raises:
         ValueError: If a figure is unknown, the threshold is negative, the runs have no record in common,

@@ -40,7 +40,7 @@ BRIEF = (
 """The figures of a table that fits a terminal, if they were measured."""
 
 EQUAL_WITHIN = 0.05
-"""Two loaders are called equal if the whole interval of their ratio is this close to 1. A wide one shows nothing."""
+"""Two loaders are called equal if the whole interval of their ratio is this close to 1; a wide one shows nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,10 +1,13 @@
-"""A page of the documentation in, its commands, files and shown outputs out; outputs compared by shape."""
+"""Take the commands, files and shown outputs out of a page, run them, and compare outputs by their shape."""
 
+import os
 import re
+import subprocess
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = ["Block", "blocks_of", "follows"]
+REPOSITORY = Path(__file__).parents[2]
 
 
 @dataclass
@@ -37,6 +40,26 @@ def blocks_of(page: Path) -> tuple[list[Block], dict[str, str]]:
             kind, lines = None, []
     assert kind is None, f"{page.name}: the block of line {start} has no end"
     return blocks, files
+
+
+def python_of(page: Path) -> str:
+    """The page's ``python`` blocks, one after the other."""
+    return "\n".join(re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL))
+
+
+def run_python(*arguments: str, folder: Path) -> str:
+    """What Python prints with these arguments, in a process of its own with ``folder`` as its directory."""
+    run = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    return run.stdout
 
 
 def follows(shown: list[str], printed: str) -> str | None:

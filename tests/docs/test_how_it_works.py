@@ -1,13 +1,11 @@
 """The page that follows one sample prints what it shows."""
 
 import doctest
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
-REPOSITORY = Path(__file__).parents[2]
+from tests.docs.pages import REPOSITORY, run_python
+
 PAGE = REPOSITORY / "docs" / "how-it-works.md"
 
 
@@ -17,13 +15,4 @@ def test_the_page_shows_what_its_python_prints(tmp_path: Path) -> None:
     text = re.sub(r"^```.*$", "", PAGE.read_text(), flags=re.MULTILINE)
     assert len(doctest.DocTestParser().get_examples(text)) > 30
     (tmp_path / "page.txt").write_text(text)
-    run = subprocess.run(
-        [sys.executable, "-m", "doctest", "page.txt"],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
+    run_python("-m", "doctest", "page.txt", folder=tmp_path)

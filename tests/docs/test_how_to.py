@@ -1,21 +1,17 @@
 """The Python of the how-to pages runs as it stands, on shards like those that each page names; links lead somewhere."""
 
 import io
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.conftest import Sample, mask_bytes, photo_bytes, write_shards
+from tests.docs.pages import REPOSITORY, python_of, run_python
 
-REPOSITORY = Path(__file__).parents[2]
 DOCS = REPOSITORY / "docs"
-PAGES = sorted((DOCS / "how-to").glob("*.md"))
-WITH_PYTHON = [page for page in PAGES if "```python\n" in page.read_text()]
+WITH_PYTHON = [page for page in sorted((DOCS / "how-to").glob("*.md")) if python_of(page)]
 CUT_OFF = 21
 
 
@@ -26,18 +22,8 @@ def test_python_of_a_page_runs(page: Path, tmp_path: Path) -> None:
         photo = samples[CUT_OFF].components["jpg"]
         samples[CUT_OFF].components["jpg"] = photo[: 3 * len(photo) // 4]
     write_shards(tmp_path / "shards", samples, per_shard=16)
-    blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
-    (tmp_path / "page.py").write_text("\n".join(blocks))
-    run = subprocess.run(
-        [sys.executable, "page.py"],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr
+    (tmp_path / "page.py").write_text(python_of(page))
+    run_python("page.py", folder=tmp_path)
 
 
 def test_links_of_all_pages_lead_somewhere() -> None:

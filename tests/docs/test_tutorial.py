@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import mask_bytes, photo_bytes
-from tests.docs.pages import blocks_of, follows
+from tests.docs.pages import REPOSITORY, blocks_of, follows
 
-REPOSITORY = Path(__file__).parents[2]
 TUTORIAL = REPOSITORY / "docs" / "tutorial.md"
 END = "@ end of block"
 

@@ -105,7 +105,7 @@ def test_run_that_has_a_checkpoint_is_not_started_anew(
     save_checkpoint(tmp_path, {"step": 5})
     with pytest.raises(SystemExit, match="2"):
         program.main(["--shards", "nowhere", "--out", str(tmp_path)])  # type: ignore[attr-defined]
-    assert "checkpoint.pt' is there; pass --resume to go on from it, or another --out" in capsys.readouterr().err
+    assert "checkpoint.pt' exists; pass --resume to continue from it, or another --out" in capsys.readouterr().err
     assert load_checkpoint(tmp_path, resume=True) == {"step": 5}
 
 

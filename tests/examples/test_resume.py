@@ -231,7 +231,7 @@ def test_checkpoint_is_not_overwritten_by_a_run_that_does_not_resume(tmp_path: P
     assert load_checkpoint(tmp_path, resume=False) is None
     assert load_checkpoint(tmp_path, resume=True) is None
     save_checkpoint(tmp_path, {"step": 5})
-    with pytest.raises(FileExistsError, match=r"checkpoint\.pt' is there; pass --resume to go on from it"):
+    with pytest.raises(FileExistsError, match=r"checkpoint\.pt' exists; pass --resume to continue from it"):
         load_checkpoint(tmp_path, resume=False)
 
 
