@@ -2,7 +2,7 @@
 
 import click
 
-from bench.scenarios.catalog import SCENARIOS, scenario_class
+from bench.catalog import SCENARIOS, scenario_class
 from dali_pipes.commands.lazy import LazyGroup
 
 _COMMANDS = {

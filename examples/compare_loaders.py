@@ -293,7 +293,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.json is not None:
         check_target(arguments.json)
     with contextlib.ExitStack() as stack:
-        urls = [*arguments.shards, *(arguments.val_shards or ())]
+        urls = [*arguments.shards, *arguments.val_shards]
         endpoint = stack.enter_context(endpoint_for(urls, endpoint=os.environ.get("AIS_ENDPOINT") or None))
         shards = resolve_shards(arguments.shards, endpoint=endpoint)
         process = stack.enter_context(start_process(device=arguments.device, num_threads=arguments.num_threads, seed=0))
@@ -314,6 +314,7 @@ def _parse(argv: Sequence[str] | None) -> Any:
     losses = subparsers.add_parser("losses", help="the same batches to both", formatter_class=formatter)
     losses.add_argument("--steps", type=int, default=24, help="steps of training")
     losses.add_argument("--seed", type=int, default=0, help="fixes the model's start")
+    losses.set_defaults(val_shards=[])
     iou = subparsers.add_parser("iou", help="each shuffles in its own way", formatter_class=formatter)
     iou.add_argument("--val-shards", nargs="+", required=True, metavar="URL", help="shards to validate on")
     iou.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="a run of each loader for each")

@@ -58,7 +58,7 @@ class Scenario(ABC, Generic[Made, Subject, Row]):
     A scenario is a frozen dataclass. Its fields are its settings, and those made by `bench.engine.options.option` are
     the options of its command, with the class's docstring as help. Whole numbers among them, except the seed, must be
     at least 1. A complete one, which times two ways to hash a file, is ``bench/scenarios/hash.py``, with a line in
-    ``bench/scenarios/catalog.py``::
+    ``bench/catalog.py``::
 
         @dataclass(frozen=True, kw_only=True)
         class HashScenario(Scenario[Path, str, float]):

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from bench.catalog import SCENARIOS, scenario_class
 from bench.reports.figures import FIGURES
 from bench.reports.notes import notes_of
 from bench.reports.record import FORMAT, as_run, read_record, write_text
 from bench.reports.summary import Report, restricted
 from bench.reports.tables import format_table
-from bench.scenarios.catalog import SCENARIOS, scenario_class
 from dali_pipes.errors import DataError
 
 START = "<!-- bench report RECORD [--baseline LOADER] [--loaders LOADER,...] [FIGURE]... -->"

@@ -10,11 +10,11 @@ import pytest
 from click.testing import CliRunner
 
 import bench.commands
+from bench.catalog import SCENARIOS, scenario_class
 from bench.cli import bench as bench_command
 from bench.commands.run import run
 from bench.compare.run import LoaderScenario
 from bench.compare.turn import TIMEOUT_S
-from bench.scenarios.catalog import SCENARIOS, scenario_class
 
 NAMES = bench_command.list_commands(click.Context(bench_command))
 COMMANDS = Path(bench.commands.__file__).parent
