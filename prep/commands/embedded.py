@@ -15,7 +15,7 @@ from prep.commands.output import print_result
     "directory",
     required=True,
     type=click.Path(file_okay=False, path_type=Path),
-    help="Where the node stores; made if it is not there. The node keeps nothing outside it.",
+    help="The node's directory; created if it does not exist. The node writes nothing outside it.",
 )
 @click.option("--port", type=click.IntRange(0, 65535), default=0, show_default=True, help="0: any free port.")
 @click.option("--allow-etl", is_flag=True, help="Let anyone who reaches the port run transforms as you: see prep etl.")

@@ -21,17 +21,16 @@ def export() -> None:
 @click.option(
     "--photo",
     metavar="COMPONENT",
-    help='The photo; "jpg;png" takes the first that a sample has.  [default: the first photo that, by its name, is no '
-    "mask]",
+    help='The photo; "jpg;png" takes the first that a sample has.  [default: the first photo without a name of a mask]',
 )
 @pairs_option(
     "--feature",
     "features",
     metavar="FEATURE=COMPONENT",
     help="A component to write as bytes, and the name of its feature; may be repeated. Other components are then left "
-    "out.  [default: each but the photo and cls, under its own name, such as trimap.png]",
+    "out.  [default: all except the photo and cls, under their own names, such as trimap.png]",
 )
-@click.option("--max-bytes", type=size, help="Bytes a file.  [default: a file for each shard]")
+@click.option("--max-bytes", type=size, help="Bytes per file.  [default: a file for each shard]")
 @overwrite_option("other files under the output's names")
 @jobs_option("Files in flight, each written by a process of its own")
 @cluster_options
@@ -50,13 +49,13 @@ def export_tfrecord(
 
     URL is ais://BUCKET/PREFIX, DIRECTORY[/PREFIX], a glob of local tars, or shards with braces. OUT is
     ais://BUCKET[/PREFIX] or DIRECTORY[/PREFIX]. If its last part ends in "-" or "_", the files' names start with it;
-    any other is a folder, in which names start with "samples-". A bucket that is not there is made.
+    any other is a folder, in which names start with "samples-". A missing bucket is created.
 
     A record is a tf.train.Example: image/encoded, image/format, image/height, image/width, image/class/label (from
     cls), image/class/text (from the class table), image/filename (the key), and the other components as bytes.
 
-    The command writes PREFIX000000.tfrecord, ... and PREFIX000000.idx, ...: a line a record, offset and size. Run an
-    interrupted export again to finish it: files that are there already, byte for byte, are not written again.
+    The command writes PREFIX000000.tfrecord, ... and PREFIX000000.idx, ..., which has one line for each record: offset
+    and size. Run an interrupted export again to finish it: it does not write files again that are already complete.
     `prep pack tfrecords --key image/filename` reads them.
     """
     from dali_pipes.store.urls import resolve_shards

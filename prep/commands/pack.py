@@ -31,8 +31,16 @@ if TYPE_CHECKING:
 
 
 _pack_options = join_options(
-    click.option("--max-count", type=click.IntRange(min=1), default=10_000, show_default=True, help="Samples a shard."),
-    click.option("--max-bytes", type=size, default="256MiB", show_default=True, help="Bytes a shard."),
+    click.option(
+        "--max-count", type=click.IntRange(min=1), default=10_000, show_default=True, help="Samples per shard."
+    ),
+    click.option(
+        "--max-bytes",
+        type=size,
+        default="256MiB",
+        show_default=True,
+        help="Bytes per shard.",
+    ),
     click.option(
         "--on-bad",
         type=click.Choice(["fail", "skip", "keep"]),
@@ -83,11 +91,10 @@ def pack() -> None:
     """Pack photos, masks and labels into WebDataset shards; files keep their bytes.
 
     URL is the output: ais://BUCKET[/PREFIX] or DIRECTORY[/PREFIX]. If its last part ends in "-" or "_", the shards'
-    names start with it; any other is a folder, in which names start with "samples-". A bucket that is not there is
-    made.
+    names start with it; any other is a folder, in which names start with "samples-". A missing bucket is created.
 
     The command writes PREFIX000000.tar, PREFIX000001.tar, ... and PREFIXclasses.json. Run an interrupted pack again to
-    finish it: shards that are there already, byte for byte, are not written again.
+    finish it: it does not write shards again that are already complete.
     """
 
 
@@ -99,8 +106,8 @@ def pack() -> None:
 def pack_pets(directory: Path, url: str, *, download: bool, **options: Any) -> None:
     """Pack DIRECTORY, laid out as the Oxford-IIIT Pet data set, to URL.
 
-    The command reads images/*.jpg, annotations/trimaps/*.png and annotations/list.txt. A sample is image.jpg,
-    trimap.png and cls, the class id as in the list, from 1. A record with a missing part is skipped and named.
+    The command reads images/*.jpg, annotations/trimaps/*.png and annotations/list.txt. A sample has image.jpg,
+    trimap.png and cls, the class id of the list, from 1. A record with a missing part is skipped and named.
     """
     from prep.sources.pets import download_pets, pets
 
@@ -132,8 +139,8 @@ def pack_imagefolder(directory: Path, url: str, **options: Any) -> None:
 def pack_demo(url: str, *, count: int, seed: int, **options: Any) -> None:
     """Pack photos cut from the photographs inside scikit-image, with masks, to URL; nothing is downloaded.
 
-    A sample is image.jpg, 150 to 1,000 pixels a side, trimap.png with the values 1, 2 and 3, and cls, the number of the
-    photograph, from 1.
+    A sample has image.jpg, with sides of 150 to 1,000 pixels, trimap.png with the values 1, 2 and 3, and cls, the
+    number of the photograph, from 1.
     """
     from prep.sources.demo_photos import demo_photos
 
@@ -166,8 +173,8 @@ def pack_table(
     """Pack the files that FILE lists to URL, one sample a row, in the list's order.
 
     FILE is .csv or .tsv, whose first row names the columns, .json (a list of objects), .jsonl, .ndjson or .parquet
-    (which needs pyarrow). With columns named "path" and "label" no option is needed. --on-bad decides what happens to
-    rows whose file is missing.
+    (which needs pyarrow). If the columns are named "path" and "label", no option is needed. --on-bad decides what
+    happens to rows whose file is missing.
     """
     from prep.sources.tables import table
 
@@ -182,9 +189,10 @@ def pack_table(
 def pack_tars(tars: tuple[str, ...], url: str, **options: Any) -> None:
     """Pack the samples of TARS into shards of another size, to URL.
 
-    TARS is a directory, a glob, a prefix or shards with braces, local or in a bucket. The tars end in .tar, or in .tgz
-    or .tar.gz; those are unpacked on the way. Members keep their bytes, and samples and members keep their order; times
-    and owners are not kept. The class table beside TARS is copied. URL must be another place or prefix.
+    TARS is a directory, a glob, a prefix or shards with braces, local or in a bucket. The names end in .tar, .tgz or
+    .tar.gz; compressed tars are unpacked while they are read. Members keep their bytes, and samples and members keep
+    their order; times and owners are not kept. The class table beside TARS is copied. URL must be another place or
+    prefix.
     """
     from dali_pipes.store.urls import resolve_shards
     from prep.sources.tars import tars as read_tars
@@ -211,8 +219,8 @@ def pack_tars(tars: tuple[str, ...], url: str, **options: Any) -> None:
 def pack_tfrecords(files: tuple[Path, ...], url: str, **options: Any) -> None:
     """Pack the records of FILES, TFRecord files of tf.train.Example, to URL; photos keep their bytes.
 
-    A directory stands for the files in it that have "tfrecord" in their names. Checksums are verified. A damaged record
-    is named by file and byte, and left out with --on-bad skip. TensorFlow is not needed.
+    A directory stands for its files with "tfrecord" in their names. Checksums are verified. The command names a damaged
+    record by file and byte, and leaves it out with --on-bad skip. TensorFlow is not needed.
     """
     from prep.sources.tfrecord_files import find_tfrecords
     from prep.sources.tfrecords import tfrecords

@@ -31,7 +31,7 @@ _IN_SPEC = (
     metavar="PREFIX",
     default="shuffled-",
     show_default=True,
-    help="What the output's names start with, in the same bucket or directory; ais://BUCKET/PREFIX for another.",
+    help="The beginning of the output's names, in the same bucket or directory; ais://BUCKET/PREFIX for another.",
 )
 @click.option(
     "--algorithm",
@@ -57,12 +57,12 @@ _IN_SPEC = (
     show_default=True,
     help="With content: the type of that component.",
 )
-@click.option("--decreasing", is_flag=True, help="With alphanumeric and content: the last first.")
-@click.option("--shard-bytes", type=size, help="Bytes of components an output shard.  [default: the input's mean]")
+@click.option("--decreasing", is_flag=True, help="Reverse the order of alphanumeric and content.")
+@click.option("--shard-bytes", type=size, help="Bytes of components in an output shard.  [default: the input's mean]")
 @click.option(
     "--extension",
     type=click.Choice([".tar", ".tgz", ".tar.gz"]),
-    help="The output's; compressed shards can be neither indexed nor trained from.  [default: the input's]",
+    help="The output's extension. Compressed shards cannot be indexed or loaded.  [default: the input's]",
 )
 @click.option(
     "--ekm",
@@ -115,11 +115,11 @@ def shuffle(
     URL is ais://BUCKET/PREFIX, ais://BUCKET/PREFIX{000000..000009}.tar or a DIRECTORY; .tar, .tgz or .tar.gz. The
     input is kept; input and output are read and compared.
 
-    The command writes PREFIX000000.tar, ... under --output, and a copy of the class table. It deletes descriptions of
-    other shards of these names. On this machine, run an interrupted shuffle again to finish it.
+    The command writes PREFIX000000.tar, ... under --output, and a copy of the class table. It deletes index files of
+    other shards with these names. To finish a shuffle that was interrupted on this machine, run it again.
 
-    The same seed gives the same shards, on this machine and on the embedded node; on a cluster of several targets the
-    order depends on their timing, too.
+    The same seed gives the same shards on this machine and on the embedded node. On a cluster of several targets the
+    order also depends on their timing.
     """
     context = click.get_current_context()
     common = {name: value for name, value in options.items() if name not in _IN_SPEC} | {"show_progress": not as_json}

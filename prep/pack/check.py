@@ -15,15 +15,13 @@ from dali_pipes.progress import bar
 from prep.pack.plan import tar_bytes
 from prep.pack.tasks import MAX_SENT_BYTES
 from prep.photos.masks import HEADER_BYTES, mask_problem, photo_size
-from prep.sources.record import Source, as_entry
+from prep.sources.record import HEAD_BYTES, Source, as_entry
 from prep.tar.writer import Entry, Part, Range
 from prep.workers import Report, Workers
 
-# Enough of a file to know its format, and a PNG's colour type.
-HEAD_BYTES = 64
 # All of most masks.
 MASK_BYTES = 1 << 16
-# Records a task: some 10 ms of work, so that the processes end together.
+# Records of a task: some 10 ms of work, so that the processes end together.
 NUM_RECORDS = 500
 # Below this, starting processes takes longer than the work.
 MIN_SHARED_RECORDS = 2000
@@ -80,8 +78,8 @@ def check_records(source: Source, *, workers: Workers, show_progress: bool) -> C
     """Check the name and the first bytes of every component, and all bytes of a mask.
 
     Raises:
-        DataError: If a key cannot be a member's name, two keys are equal, a value cannot be written under its
-            component's extension, or a file's or class's name is not UTF-8.
+        DataError: If a key cannot be a member's name, two keys are equal, a value has a type that its component's
+            extension does not take, or a file's or class's name is not UTF-8.
         StoreError: If a file that holds many records cannot be read.
     """
     checked = Checked()

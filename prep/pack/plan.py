@@ -9,7 +9,7 @@ from prep.tar.writer import header_bytes
 # A tar ends with two empty blocks and is filled up to a multiple of this.
 RECORD = 20 * BLOCK
 MAX_FILES = 10**6
-"""Names count with six digits."""
+"""Numbers in names have six digits."""
 
 
 class ShardPlan(NamedTuple):
@@ -24,9 +24,9 @@ def plan_shards(sizes: Sequence[int], *, max_count: int, max_bytes: int) -> list
     """Cut records into shards, in order, each as full as both limits allow.
 
     Args:
-        sizes: Bytes that each record takes in a tar; see `tar_bytes`.
-        max_count: Records a shard at most.
-        max_bytes: Bytes of the finished tar at most; one record alone may be more.
+        sizes: The bytes that each record takes in a tar; see `tar_bytes`.
+        max_count: The most records of a shard.
+        max_bytes: The most bytes of a finished tar; a single record may be larger.
 
     >>> plan_shards([2048, 2048, 2048], max_count=2, max_bytes=1 << 20)
     [ShardPlan(start=0, stop=2, num_bytes=10240), ShardPlan(start=2, stop=3, num_bytes=10240)]

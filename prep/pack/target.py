@@ -80,14 +80,14 @@ class FileWorkers:
 
 
 class Target:
-    """A store, and the names under a prefix that a job writes there.
+    """A store, which may not exist yet, and the names under a prefix that a job writes there.
 
     Args:
-        store: The store; it may not exist yet.
-        prefix: The start of all names.
+        store: The store.
+        prefix: The beginning of all names.
         overwrite: Replace files of other content, and delete those beyond the last one.
         job: ``"pack"`` or ``"export"``, for errors.
-        files: What the job calls its files, for errors.
+        files: The job's word for its files, for errors.
         endings: Endings of the numbered files, as a regular expression.
     """
 
@@ -101,14 +101,10 @@ class Target:
         self._pattern = re.compile(rf"{re.escape(prefix)}[0-9]+\.({endings})")
 
     def stale(self, files: Sequence[PlannedFile], *, companions: Iterable[str] = ()) -> list[str]:
-        """The numbered files of another job beyond the planned ones, to be deleted at the end.
-
-        Args:
-            files: The planned files.
-            companions: Names of numbered files that belong to them, such as their indexes.
+        """The numbered files of another job beyond the planned ones and their ``companions``, to be deleted at the end.
 
         Raises:
-            StoreError: If there are such, or files of another size in the place of ours, and they must stay.
+            StoreError: If there are such files, or files of another size under the planned names, and they must stay.
         """
         sizes = {file.name: file.num_bytes for file in files}
         known = {*sizes, *companions}
@@ -122,15 +118,12 @@ class Target:
         return stale
 
     def missing(self, files: Sequence[File], task: Callable[[File, Stored], Task], workers: FileWorkers) -> list[File]:
-        """The files that the store does not have, byte for byte.
+        """The planned files that the store does not have, byte for byte.
 
-        Args:
-            files: The planned files.
-            task: Makes the task that compares a file with the stored object of the same name and size.
-            workers: They do the tasks.
+        ``task`` makes the task that compares a file with the stored object of the same name and size.
 
         Raises:
-            StoreError: If the store has others of the same size, and they must stay.
+            StoreError: If the store has files of the same size and other content, and they must stay.
         """
         suspects = [file for file in files if self.size(file.name) == file.num_bytes]
         same = workers.run(
@@ -170,7 +163,7 @@ class Target:
         return self.size(name) == len(data) and self.store.read(name) == data
 
     def delete(self, names: Iterable[str]) -> None:
-        """Delete those of the objects that were there."""
+        """Delete the named objects that were there before the job."""
         for name in names:
             if self.existing.pop(name, None) is not None:
                 self.store.delete(name)

@@ -17,13 +17,11 @@ _BREED = re.compile(r"(?P<breed>.+)_\d+")
 def pets(directory: Path) -> Source:
     """The records of a directory laid out as the Oxford-IIIT Pet data set, in the order of its ``list.txt``.
 
-    It reads ``images/*.jpg``, ``annotations/trimaps/*.png`` and ``annotations/list.txt``, rows ``NAME CLASS-ID SPECIES
-    BREED-ID``. A sample is ``{"__key__": NAME, "image.jpg", "cls", "trimap.png"}``; class ids stay Oxford's, from 1.
-    Breeds are named by the files: ``Abyssinian_34`` is an Abyssinian. A record with a missing part is skipped.
-
-    Args:
-        directory: Holds ``images`` and ``annotations``, itself or in the folder ``oxford-iiit-pet`` that torchvision
-            makes.
+    ``directory`` holds ``images`` and ``annotations``, itself or in the folder ``oxford-iiit-pet`` that torchvision
+    makes. The function reads ``images/*.jpg``, ``annotations/trimaps/*.png`` and ``annotations/list.txt``, with rows
+    ``NAME CLASS-ID SPECIES BREED-ID``. A sample is ``{"__key__": NAME, "image.jpg", "cls", "trimap.png"}``; class ids
+    are Oxford's, from 1. The files' names give the breeds: ``Abyssinian_34`` is an Abyssinian. A record with a missing
+    part is skipped.
 
     Raises:
         DataError: If a directory or file of this layout is missing or empty, or a row has another form.
@@ -57,11 +55,7 @@ def pets(directory: Path) -> Source:
 
 
 def download_pets(directory: Path) -> None:
-    """Download the Oxford-IIIT Pet data set (800 MB) into ``directory`` by torchvision, unless it is there.
-
-    Raises:
-        PipesError: If torchvision is not installed, or the download fails.
-    """
+    """Download the Oxford-IIIT Pet data set (800 MB) into ``directory`` by torchvision, unless it is there."""
     try:
         from torchvision.datasets import OxfordIIITPet
     except ImportError as exc:

@@ -16,6 +16,9 @@ from dali_pipes.errors import DataError
 from dali_pipes.formats.names import LABEL_COMPONENT
 from prep.tar.writer import Entry, Part, Range
 
+HEAD_BYTES = 64
+"""Enough of a file to know its format, and a PNG's colour type."""
+
 # A tuple: `isinstance` takes ten times as long with a union.
 _PARTS = (bytes, Range)
 

@@ -16,12 +16,11 @@ from dali_pipes.progress import bar
 from dali_pipes.store.cluster.transfer import RemoteFile
 from dali_pipes.store.shard_names import extension_of
 from dali_pipes.store.shard_set import ShardSet
-from prep.sources.record import Record, Source
+from prep.sources.record import HEAD_BYTES, Record, Source
 from prep.tar.gzipped import ReadStream, UnpackedFile
 from prep.tar.writer import Range
 from prep.workers import Report, Workers
 
-HEAD_BYTES = 64
 # With fewer tars, starting processes may take longer than reading.
 MIN_SHARED_TARS = 3
 

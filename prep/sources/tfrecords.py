@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from dali_pipes.errors import DataError, shown
 from dali_pipes.formats.photo_header import read_photo_header
 from dali_pipes.progress import bar
-from prep.sources.record import Record, Source, find_known, number_classes, preview
+from prep.sources.record import HEAD_BYTES, Record, Source, find_known, number_classes, preview
 from prep.sources.tfrecord_files import (
     FRAME_BYTES,
     LENGTH_BYTES,
@@ -30,7 +30,6 @@ IMAGE_FEATURES = ("image/encoded", "image", "image_raw", "jpeg", "img")
 LABEL_FEATURES = ("image/class/label", "label", "image/label", "class/label")
 TEXT_FEATURES = ("image/class/text", "class/text", "label/text")
 
-HEAD_BYTES = 64
 # Below this, starting processes takes longer than reading.
 MIN_SHARED_BYTES = 64 << 20
 

@@ -37,13 +37,13 @@ _NUL_BLOCK = bytes(BLOCK)
 
 
 class Range(NamedTuple):
-    """Bytes ``[offset, offset + size)`` of a file, of an object in a bucket, or of what a compressed one holds."""
+    """Bytes ``[offset, offset + size)`` of a file, of an object in a bucket, or of the content of a compressed one."""
 
     file: "Path | RemoteFile | UnpackedFile"
     offset: int
     size: int
     head: bytes | None = None
-    """The first bytes, if they are known: then the file is not opened to check them."""
+    """The first bytes, if they are known; then the file is not opened to check them."""
 
 
 Part = bytes | str | Range
@@ -71,7 +71,7 @@ def member_header(name: str, size: int, *, mode: int = 0o644, mtime_s: int = 0) 
 
 
 def header_bytes(name: str, size: int) -> int:
-    """Bytes of `member_header`."""
+    """The length of `member_header`."""
     return BLOCK if _is_plain(name, size) else len(member_header(name, size))
 
 
@@ -82,18 +82,14 @@ def stream_tar(
     num_bytes: int,
     on_sample: Callable[[], None] = lambda: None,
 ) -> Iterator[memoryview]:
-    """A tar's bytes; each piece is valid until the next is asked for.
+    """Yield the bytes of the tar ``shard``; each piece is valid until the next is asked for.
 
-    Args:
-        entries: The samples.
-        shard: The tar's name, for errors.
-        num_bytes: The tar's size; it is filled up to there.
-        on_sample: Called after each sample.
+    ``num_bytes`` is the tar's size; zeros fill it up. ``on_sample`` is called after each sample.
 
     Raises:
-        DataError: If the files have changed since ``num_bytes`` was computed. Fewer bytes than these have been yielded
-            by then, so a receiver that knows the length does not take the stream for complete.
-        StoreError: If a file cannot be read; names it.
+        DataError: If the files have changed since ``num_bytes`` was computed. Fewer bytes have been yielded by then, so
+            a receiver that knows the length does not take the stream for complete.
+        StoreError: If a file cannot be read.
     """
     pieces = _Pieces(shard, num_bytes)
     files = _Files()
@@ -120,7 +116,7 @@ def stream_tar(
 
 
 class _Pieces:
-    """One buffer that is filled, yielded and filled again."""
+    """A buffer that is filled, yielded and filled again."""
 
     def __init__(self, shard: str, num_bytes: int) -> None:
         self._view = memoryview(bytearray(min(CHUNK_BYTES, num_bytes)))
@@ -129,7 +125,7 @@ class _Pieces:
         self._filled = self._total = 0
 
     def fill(self, data: bytes) -> bool:
-        """Add it, if that leaves space in the buffer."""
+        """Add ``data`` and return ``True``, if that leaves space in the buffer."""
         stop = self._filled + len(data)
         if stop >= len(self._view):
             return False
@@ -143,7 +139,7 @@ class _Pieces:
         yield from self._put(data)
 
     def fill_from(self, files: "_Files", size: int) -> bool:
-        """Add ``size`` bytes of the open file, if that leaves space in the buffer."""
+        """Add ``size`` bytes of the open file and return ``True``, if that leaves space in the buffer."""
         stop = self._filled + size
         if stop >= len(self._view):
             return False
@@ -196,7 +192,7 @@ class _Pieces:
 
 
 class _Files:
-    """The open file. A file with ranges stays open: the next range is mostly in it, too."""
+    """The open file. A file with ranges stays open, because the next range is mostly in the same file."""
 
     def __init__(self) -> None:
         self._path: str | None = None
@@ -205,7 +201,7 @@ class _Files:
         self._offset = 0
 
     def open(self, part: str | Range) -> int:
-        """Open a part; gives its size."""
+        """Open a part and return its size."""
         if isinstance(part, str):
             self._open_path(part)
             self._offset = 0
