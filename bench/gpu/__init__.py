@@ -1,1 +1,1 @@
-"""What a GPU decodes, how it is set, and what is lost on the way; or its twin on the CPU."""
+"""Time and check decoding on a GPU, or the same code on the CPU."""

@@ -304,12 +304,7 @@ class GpuCheck(GpuScenario):
 
 
 def gpu_scenario(name: str, workload: Workload, **settings: Any) -> GpuScenario:
-    """Return the scenario with this name.
-
-    Args:
-        name: One of `SCENARIOS`.
-        workload: Photos and shards.
-        settings: Fields of `GpuScenario`. A check is not repeated, and has no deadline.
+    """Make one of `SCENARIOS`; ``settings`` are fields of `GpuScenario`. A check is not repeated, without a deadline.
 
     Raises:
         ValueError: If the name is unknown, or a setting is out of range.

@@ -195,10 +195,8 @@ def read_photos(shards: ShardSet, *, photo: str, mask: str, num: int, is_drawn: 
 def reencode(photos: Photos, *, side: int | None, progressive_share: float | None) -> Photos:
     """Encode the first 256 photos again, with a longer side of ``side`` pixels, at quality 90, 4:2:0.
 
-    Args:
-        photos: Returned unchanged if both other arguments are ``None``.
-        side: ``None`` keeps each photo's size.
-        progressive_share: Share of progressive photos, 0 to 1, spread evenly; ``None`` makes none progressive.
+    Without a ``side`` each photo keeps its size. ``progressive_share``, 0 to 1, is spread evenly over the photos; its
+    default is 0. If both are ``None``, the photos are returned unchanged.
     """
     if side is None and progressive_share is None:
         return photos

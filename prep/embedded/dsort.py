@@ -25,7 +25,6 @@ from prep.embedded.reshard import (
     OutputShard,
     StoredSample,
     arranged,
-    check_keys,
     plan,
     scan,
     tar_chunks,
@@ -158,7 +157,6 @@ class SortJob:
         if algorithm.kind == "content":
             contents = [self._content(sample) for sample in samples if sample.has_key]
         if self.spec.outputs is None:
-            check_keys(samples)
             outputs = self._plan_mapped(arranged(samples, algorithm=algorithm, contents=contents))
         else:
             names = (with_extension(name, extension) for name in self.spec.outputs.names())

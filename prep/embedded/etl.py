@@ -168,11 +168,11 @@ class Etls:
         threading.Thread(target=self._run_job, args=(job, names, prepend), daemon=True).start()
         return job.id
 
-    def snapshots(self, job_id: str) -> dict[str, list[dict[str, Any]]] | None:
-        """Return the progress of a job, by target, or ``None`` for an unknown job."""
+    def snapshots(self, job_id: str) -> dict[str, list[dict[str, Any]]]:
+        """Return the progress of a job, by target."""
         job = self._jobs.get(job_id)
         if job is None:
-            return None
+            raise RefusalError(404, f'xaction "{job_id}" does not exist', "ErrNotFound")
         snapshot = {
             "id": job.id,
             "kind": "etl-listrange",

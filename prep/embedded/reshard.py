@@ -173,9 +173,9 @@ def plan(
     Args:
         samples: The samples in input order.
         names: The outputs' names, taken in order; there may be more than needed.
-        output_shard_size: Bytes after which a shard ends: see `cut`.
+        output_shard_size: See `cut`.
         algorithm: The order.
-        contents: For the samples that have a key: see `arrange`.
+        contents: The values to sort by, of the samples that have a key: see `arrange`.
 
     Raises:
         DataError: If a key is in two shards (an output would mix their files), or there are too few names.
@@ -183,7 +183,6 @@ def plan(
     """
     if output_shard_size <= 0:
         raise ValueError(f"output_shard_size must be positive, got {output_shard_size}")
-    check_keys(samples)
     order = arranged(samples, algorithm=algorithm, contents=contents)
     outputs: list[OutputShard] = []
     supply = iter(names)
@@ -202,25 +201,22 @@ def arranged(
 ) -> list[StoredSample]:
     """Return the samples in the algorithm's order, then the files without a key, in input order.
 
-    So files without a key do not change the order of the samples.
+    So files without a key do not change the order of the samples. They may have one name in several shards.
+
+    Raises:
+        DataError: If a key is in two shards; names both.
     """
-    with_key = [sample for sample in samples if sample.has_key]
-    order = arrange([sample.files[0].name for sample in with_key], algorithm=algorithm, contents=contents)
-    return [*(with_key[position] for position in order), *(sample for sample in samples if not sample.has_key)]
-
-
-def check_keys(samples: Iterable[StoredSample]) -> None:
-    """Raise `DataError` if a key is in two shards; names both. A ``README`` may be in each shard."""
     first_shard: dict[str, str] = {}
-    for sample in samples:
-        if not sample.has_key:
-            continue
+    with_key = [sample for sample in samples if sample.has_key]
+    for sample in with_key:
         first = first_shard.setdefault(sample.key, sample.shard.name)
         if first != sample.shard.name:
             raise DataError(
                 f"shard '{sample.shard.name}', key '{sample.key}': is in shard '{first}' too; "
                 f"keys must be unique in the data set, pack it with other keys"
             )
+    order = arrange([sample.files[0].name for sample in with_key], algorithm=algorithm, contents=contents)
+    return [*(with_key[position] for position in order), *(sample for sample in samples if not sample.has_key)]
 
 
 def tar_chunks(samples: Iterable[StoredSample]) -> Iterator[bytes]:

@@ -72,7 +72,7 @@ class NodeServer(ThreadingHTTPServer):
         self.before_request = before_request
         self.port = int(self.server_address[1])
         self.endpoint = f"http://127.0.0.1:{self.port}"
-        self.proxy_id, self.target_id = wire.proxy_id(self.port), wire.target_id(self.port)
+        self.proxy_id, self.target_id = f"embp{self.port}", f"embt{self.port}"
         self.started_ns = time.time_ns()
         self.uuid = os.urandom(6).hex()
         if allow_etl:
@@ -146,8 +146,15 @@ class _Handler(Exchange):
                 uptime = str(time.time_ns() - self.server.started_ns)
                 self.answer(200, headers=[("Ais-Cluster-Uptime", uptime), ("Ais-Node-Uptime", uptime)])
             case "GET", ["v1", "daemon"] if self._query.get("what") == "smap":
-                created = str(datetime.fromtimestamp(self.server.started_ns / 1e9, UTC))
-                self.answer_json(wire.cluster_map(port=self.server.port, uuid=self.server.uuid, created=created))
+                self.answer_json(
+                    wire.cluster_map(
+                        port=self.server.port,
+                        proxy_id=self.server.proxy_id,
+                        target_id=self.server.target_id,
+                        uuid=self.server.uuid,
+                        created=str(datetime.fromtimestamp(self.server.started_ns / 1e9, UTC)),
+                    )
+                )
             case "GET", ["v1", "buckets"]:
                 self.answer_json([wire.bucket_json(name) for name in self.server.storage.list_buckets()])
             case "POST", ["v1", "sort"]:
@@ -164,10 +171,7 @@ class _Handler(Exchange):
             case _, ["v1", "etl", *rest]:
                 self._etl(rest)
             case "GET", ["v1", "cluster"] if self._query.get("what") == "qryxstats" and self.server.etls is not None:
-                job_id = wire.field_of(self.read_json(), "ID", str)
-                if (snapshots := self._etls().snapshots(job_id)) is None:
-                    raise RefusalError(404, f'xaction "{job_id}" does not exist', "ErrNotFound")
-                self.answer_json(snapshots)
+                self.answer_json(self._etls().snapshots(wire.field_of(self.read_json(), "ID", str)))
             case _, ["v1", "buckets", bucket]:
                 wire.check_bucket_name(bucket)
                 self._bucket(bucket)
@@ -187,34 +191,31 @@ class _Handler(Exchange):
             self._bucket_head(bucket)
             return
         message = self.read_json()
+        value = wire.field_of(message, "value", dict)
         match self.command, message.get("action"):
             case "POST", "create-bck":
-                props = wire.parse_bucket_props(wire.field_of(message, "value", dict), BucketProps())
                 try:
-                    storage.create_bucket(bucket, props)
+                    storage.create_bucket(bucket, wire.parse_bucket_props(value, BucketProps()))
                 except BucketExistsError as exc:
                     tcode = "ErrBucketAlreadyExists"
                     raise RefusalError(409, f'bucket "ais://{bucket}" already exists', tcode) from exc
                 self.answer(200)
             case "PATCH", "set-bprops":
-                before = storage.bucket_props(bucket)
-                props = wire.parse_bucket_props(wire.field_of(message, "value", dict), before)
-                storage.set_bucket_props(bucket, props)
+                storage.set_bucket_props(bucket, wire.parse_bucket_props(value, storage.bucket_props(bucket)))
                 self.answer(200)
             case "DELETE", "destroy-bck":
                 storage.destroy_bucket(bucket)
                 self.answer(200)
             case "GET", "list":
-                self._list(bucket, wire.field_of(message, "value", dict))
+                self._list(bucket, value)
             case "GET", "summary-bck":
-                value = wire.field_of(message, "value", dict)
                 storage.bucket_info(bucket)
                 if not value.get("uuid"):  # a cluster starts a job here; the client asks again with the job's id
                     self.answer_text(os.urandom(5).hex(), status=202)
                 else:
                     self.answer_text(json.dumps([self._summary(bucket, wire.field_of(value, "prefix", str))]))
             case "POST", "etl-listrange" if self.server.etls is not None:
-                self.answer_text(self._etls().start_job(bucket, wire.field_of(message, "value", dict)))
+                self.answer_text(self._etls().start_job(bucket, value))
             case _, action:
                 raise wire.unsupported(f"{self.command} {self._path}, action '{action}'")
 

@@ -57,7 +57,7 @@ def bucket_json(name: str) -> dict[str, Any]:
     return {"name": name, "provider": "ais", "namespace": {"uuid": "", "name": ""}}
 
 
-def cluster_map(*, port: int, uuid: str, created: str) -> dict[str, Any]:
+def cluster_map(*, port: int, proxy_id: str, target_id: str, uuid: str, created: str) -> dict[str, Any]:
     """Describe a cluster of one proxy and one target at one address."""
     net = {"node_ip_addr": "127.0.0.1", "daemon_port": str(port), "direct_url": f"http://127.0.0.1:{port}"}
     nets = {"public_net": net, "intra_data_net": net, "intra_control_net": net}
@@ -66,26 +66,15 @@ def cluster_map(*, port: int, uuid: str, created: str) -> dict[str, Any]:
         digest = xxhash.xxh64_intdigest(node_id.encode(), seed=_ID_SEED)
         return nets | {"daemon_type": kind, "daemon_id": node_id, "flags": flags, "id_digest": digest}
 
-    proxy = node("proxy", proxy_id(port), 2)
-    target = node("target", target_id(port), 0)
+    proxy = node("proxy", proxy_id, 2)
     return {
-        "pmap": {proxy_id(port): proxy},
+        "pmap": {proxy_id: proxy},
         "proxy_si": proxy,
-        "tmap": {target_id(port): target},
+        "tmap": {target_id: node("target", target_id, 0)},
         "uuid": uuid,
         "creation_time": created,
         "version": "1",
     }
-
-
-def proxy_id(port: int) -> str:
-    """Return the node's name in its role as proxy."""
-    return f"embp{port}"
-
-
-def target_id(port: int) -> str:
-    """Return the node's name in its role as target."""
-    return f"embt{port}"
 
 
 def parse_bucket_props(value: dict[str, Any], before: BucketProps) -> BucketProps:

@@ -5,7 +5,6 @@ process, if that is allowed.
 """
 
 import contextlib
-import logging
 import time
 import uuid
 from collections.abc import Iterator
@@ -14,8 +13,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from dali_pipes.errors import StoreError, shown
 from dali_pipes.progress import bar
 from dali_pipes.store.base import Bucket
-from dali_pipes.store.cluster.etl import asking_etl, no_etl
-from dali_pipes.store.messages import error_text, message_of
+from dali_pipes.store.cluster.etl import asking_etl
+from dali_pipes.store.messages import message_of
 from dali_pipes.store.shard_set import ShardSet
 from prep.etl.local import Output, TransformReport, check_output, copy_classes
 
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from aistore.sdk.types import JobSnap
 
 
-_log = logging.getLogger(__name__)
 IMAGE = "dali-pipes-etl:latest"
 """The image that ``deploy/etl`` builds; a cluster pulls it under the name of its registry."""
 # Seconds between two looks at a job: the first pause and the longest; the pause doubles.
@@ -50,22 +48,15 @@ def start_etl(store: Bucket, name: str, *, transform: str, image: str = IMAGE, i
         StoreError: If the ETL does not start, for example because the name is taken or the image is not found.
         ValueError: If the name is invalid.
     """
-    from aistore.sdk.errors import AISError
-
     etl = store.client.etl(name)  # raises ValueError
     with asking_etl(store, name):
-        try:
-            etl.init(
-                image=image,
-                command=["python", "-m", "prep.etl", transform],
-                init_timeout=f"{init_timeout_s}s",
-                comm_type="hpush",  # hpull sends clients to the pods, which are not reached from outside Kubernetes
-                direct_put=True,
-            )
-        except AISError as exc:
-            if (none := no_etl(store.endpoint, exc.status_code, error_text(exc))) is not None:
-                raise none from exc
-            raise
+        etl.init(
+            image=image,
+            command=["python", "-m", "prep.etl", transform],
+            init_timeout=f"{init_timeout_s}s",
+            comm_type="hpush",  # hpull sends clients to the pods, which are not reached from outside Kubernetes
+            direct_put=True,
+        )
 
 
 def stop_etl(store: Bucket, name: str) -> None:
@@ -114,14 +105,7 @@ def get_transformed(store: Bucket, shard: str, file: BinaryIO, *, etl: str) -> i
 def run_offline(
     shards: ShardSet, output: Output, *, etl: str, overwrite: bool = False, show_progress: bool = False
 ) -> TransformReport:
-    """Transform shards inside the cluster, from bucket to bucket; return when all outputs exist.
-
-    Args:
-        shards: The input, in a bucket.
-        output: A bucket of the same cluster.
-        etl: The name of a running ETL.
-        overwrite: Replace outputs that exist.
-        show_progress: Draw a bar if stderr is a terminal.
+    """Transform shards by a running ETL, from bucket to bucket of one cluster; return when all outputs exist.
 
     Raises:
         NoEtlError: If the cluster cannot run ETLs.

@@ -68,15 +68,8 @@ def transform_shards(
 ) -> TransformReport:
     """Apply a transform to each shard, and copy the class table beside the outputs.
 
-    An output is either complete or does not exist. Outputs that were written before an error stay.
-
-    Args:
-        shards: The input.
-        output: The place of the outputs.
-        transform: ``pets`` or ``MODULE:FUNCTION``.
-        overwrite: Replace outputs that exist.
-        jobs: The number of processes; by default the number of cores, at most 16.
-        show_progress: Draw a bar if stderr is a terminal.
+    ``transform`` is ``pets`` or ``MODULE:FUNCTION``; ``jobs`` is the number of processes, by default the number of
+    cores, at most 16. An output is either complete or does not exist. Outputs that were written before an error stay.
 
     Raises:
         DataError: If a shard cannot be read or a sample cannot be transformed; names shard and key.

@@ -64,14 +64,11 @@ class ShardTransform(ABC):
     def transform(self, data: bytes, path: str, etl_args: str = "") -> bytes:
         """Return the whole new shard, for an ETL server, which must not send a part of a shard before an error.
 
-        Args:
-            data: The shard.
-            path: ``BUCKET/NAME``, quoted or not.
-            etl_args: Arguments of a request, which must be empty.
+        ``path`` is ``BUCKET/NAME``, quoted or not.
 
         Raises:
             DataError: For the same reasons as `pieces`.
-            ValueError: If ``etl_args`` is not empty.
+            ValueError: If ``etl_args``, the arguments of a request, is not empty.
         """
         shard = unquote(path).rpartition("/")[2]
         if etl_args:

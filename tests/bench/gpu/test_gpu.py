@@ -1,4 +1,4 @@
-"""``bench gpu``: on the CPU as far as it goes, which is all but what only a GPU has."""
+"""Test ``bench gpu`` on the CPU, except for the parts that only a GPU has."""
 
 import dataclasses
 import functools
@@ -62,7 +62,7 @@ def bench_gpu(*arguments: str) -> Result:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.scenario}-{case.variant}")
 def test_every_case_decodes_batches_on_the_cpu(case: Case, workload: Workload) -> None:
-    """Also the one that only a GPU gains by: its code runs, in ordinary memory. A reader wraps round at its end."""
+    """This includes the case that only helps a GPU: here it uses ordinary memory. A reader wraps round at its end."""
     with case.open(workload, ON_CPU) as running:
         drawn = [running.step() for _ in range(4)]
     assert len(drawn) == 4
@@ -79,7 +79,7 @@ def test_every_case_decodes_batches_on_the_cpu(case: Case, workload: Workload) -
 def test_every_case_s_graph_for_a_gpu_is_defined_without_one(
     case: Case, workload: Workload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Operators, devices and arguments are checked by DALI before it looks for the driver, which is all that lacks."""
+    """DALI checks operators, devices and arguments before it looks for the driver, which is the only missing part."""
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     setting = dataclasses.replace(ON_CPU, device="gpu", size_hint=600)
     with pytest.raises(RuntimeError, match="trying to create a GPU DALI pipeline"), case.open(workload, setting):
@@ -87,7 +87,7 @@ def test_every_case_s_graph_for_a_gpu_is_defined_without_one(
 
 
 def test_masks_as_blocks_cross_with_fewer_bytes(workload: Workload) -> None:
-    """What is to be weighed against the work of inflating them."""
+    """This saving must be compared with the work of inflating the blocks."""
     crossing = {}
     for case in (case for case in CASES if case.scenario == "masks"):
         with case.open(workload, ON_CPU) as running:
@@ -97,7 +97,7 @@ def test_masks_as_blocks_cross_with_fewer_bytes(workload: Workload) -> None:
 
 
 def test_two_ways_to_a_window_give_the_same_pixels(workload: Workload) -> None:
-    """Or the comparison of their speed would be of two things."""
+    """Otherwise their speeds could not be compared."""
     from nvidia.dali import fn
 
     from bench.gpu.cases import _whole_then_window, _window_only, pipeline_of
@@ -116,7 +116,7 @@ def test_two_ways_to_a_window_give_the_same_pixels(workload: Workload) -> None:
 
 
 def test_reencode_gives_the_size_and_the_share_of_progressive(workload: Workload) -> None:
-    """Spread over the photos, so that each batch has its share."""
+    """Progressive photos are spread evenly, so that each batch has its share."""
     made = reencode(workload.stored, side=100, progressive_share=0.5)
     headers = [photo_header(photo) for photo in made.photos]
     assert all(max(height, width) == 100 for _, height, width in headers)
@@ -127,7 +127,7 @@ def test_reencode_gives_the_size_and_the_share_of_progressive(workload: Workload
 
 
 def test_read_photos_takes_jpegs_only(tmp_path: Path) -> None:
-    """A PNG under a .jpg name is no matter for the JPEG engines; masks count where all have one."""
+    """A PNG under a .jpg name is skipped: JPEG engines cannot decode it. Masks are read if all photos have one."""
     stream = io.BytesIO()
     Image.new("RGB", (8, 8)).save(stream, "PNG")
     samples = make_samples([(40, 30)] * 3)
@@ -143,7 +143,7 @@ def test_read_photos_takes_jpegs_only(tmp_path: Path) -> None:
 
 
 def test_differences_of_one_way_with_itself_are_none(workload: Workload) -> None:
-    """And all pixels are counted."""
+    """All pixels are counted."""
     photos = workload.stored.photos
     counts, largest = differences(photos, DecodeWay(device="cpu"), DecodeWay(device="cpu"))
     assert counts[0] == counts.sum() == 3 * workload.stored.pixels * len(photos)
@@ -151,7 +151,7 @@ def test_differences_of_one_way_with_itself_are_none(workload: Workload) -> None
 
 
 def test_differences_of_two_transforms_are_seen(workload: Workload) -> None:
-    """The CPU's fast inverse transform is some grey levels off the exact one."""
+    """The CPU's fast inverse transform differs from the exact one by some grey levels."""
     photos = workload.stored.photos
     found = describe(*differences(photos, DecodeWay(device="cpu"), DecodeWay(device="cpu", fast_idct=True)))
     assert 0 < found["max"] < 32
@@ -161,13 +161,13 @@ def test_differences_of_two_transforms_are_seen(workload: Workload) -> None:
 
 
 def test_ways_that_disagree_on_the_size_are_an_error(workload: Workload) -> None:
-    """Pixels of different places are not compared."""
+    """Pixels at different places are not compared."""
     with pytest.raises(GpuOutputError, match=r"photo 0: .* gives \[375, 500, 3\], .* gives \[187, 250, 3\]"):
         differences(workload.stored.photos, DecodeWay(device="cpu"), DecodeWay(device="cpu", window=True))
 
 
 def test_plan_changes_one_thing_at_a_time(workload: Workload) -> None:
-    """From the base; the published recipe is a point of its own on a GPU, and what needs one is left out without."""
+    """Each point changes one setting of the base. A GPU also gets the published recipe; the CPU omits GPU cases."""
     on_gpu: dict[str, Any] = {"device": "gpu", "batch_size": 64}
     scenario = planned("rn50", workload, **on_gpu, sweeps={"batch_size": (32, 64)})
     points = scenario.points()
@@ -192,7 +192,7 @@ def test_plan_changes_one_thing_at_a_time(workload: Workload) -> None:
     ],
 )
 def test_settings_out_of_range_are_refused(workload: Workload, change: dict[str, Any], message: str) -> None:
-    """Before anything is timed; and a scenario that is none."""
+    """Wrong settings and unknown scenarios are refused before anything is timed."""
     with pytest.raises(ValueError, match=message):
         planned("decode", workload, **change)
     with pytest.raises(ValueError, match=r"scenarios must be of path, parity, .*, got 'sharpen'"):
@@ -200,7 +200,7 @@ def test_settings_out_of_range_are_refused(workload: Workload, change: dict[str,
 
 
 def test_a_point_that_fails_is_recorded_and_the_others_go_on(shards: ShardSet, tmp_path: Path) -> None:
-    """Nobody watches a session; out of memory at one setting must not cost the rest."""
+    """Nobody watches a session: if one setting runs out of memory, the others must still be timed."""
     without = Workload(shards, photo="image.jpg", mask="mask.png", num_photos=10, directory=tmp_path, is_drawn=True)
     report = run("masks", without)
     assert [record["variant"] for record in report["records"]] == ["png", "lz4", "raw"]
@@ -209,7 +209,7 @@ def test_a_point_that_fails_is_recorded_and_the_others_go_on(shards: ShardSet, t
 
 
 def test_what_is_late_is_left_out_and_named(workload: Workload) -> None:
-    """A record says what it lacks."""
+    """The record names the points that are missing."""
     report = run("roi", workload, deadline=time.monotonic() - 1)
     assert report["records"] == []
     assert [point["variant"] for point in report["left_out"]] == ["whole, then window", "window only"]
@@ -217,7 +217,7 @@ def test_what_is_late_is_left_out_and_named(workload: Workload) -> None:
 
 
 def test_parity_without_a_gpu_says_so(workload: Workload) -> None:
-    """It claims nothing, and shows that comparing works."""
+    """The check says that it did not measure parity, and shows that the comparison works."""
     report = run("parity", workload)
     assert report["check"]["measured"] is False
     assert report["check"]["cpu_fast_idct"]["max"] > 0
@@ -231,7 +231,7 @@ def test_parity_without_a_gpu_says_so(workload: Workload) -> None:
 
 
 def test_graphs_on_two_devices_are_compared_value_by_value(workload: Workload) -> None:
-    """What differs is counted: here, for want of a second device, with pixels that one of them was given wrong."""
+    """Differences are counted. Instead of a second device, one graph gives wrong pixels here."""
     from bench.gpu import checks
 
     opened = checks._loader
@@ -255,7 +255,7 @@ def _brighter(graph: Any, components: dp.Components, random: dp.Random) -> dict[
 
 
 def test_loaders_read_the_first_shards_only(shards: ShardSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A session must not wait for a data set to be staged; one shard it reads, however large."""
+    """A session must not wait until a whole data set is staged; it reads at least one shard, of any size."""
     monkeypatch.setattr("bench.gpu.workload.LOADER_BYTES", 1)
     workload = Workload(shards, photo="image.jpg", mask="trimap.png", num_photos=10, directory=tmp_path, is_drawn=True)
     assert len(workload.stored.photos) == 10
@@ -264,7 +264,7 @@ def test_loaders_read_the_first_shards_only(shards: ShardSet, tmp_path: Path, mo
 
 
 def test_path_that_fails_is_told_as_failed(shards: ShardSet, tmp_path: Path) -> None:
-    """Not as an internal error of the session."""
+    """The report says so; it is not an internal error of the session."""
     workload = Workload(shards, photo="image.jpg", mask="trimap.png", num_photos=10, directory=tmp_path, is_drawn=True)
     workload.photo = "photo.jpg"
     report = run("path", workload)
@@ -273,7 +273,7 @@ def test_path_that_fails_is_told_as_failed(shards: ShardSet, tmp_path: Path) -> 
 
 
 def test_all_writes_a_record_each_and_a_report(shards: ShardSet, tmp_path: Path) -> None:
-    """The command that a person with a GPU runs, on the CPU."""
+    """The command for a machine with a GPU also runs on the CPU."""
     done = bench_gpu("--all", "-o", str(tmp_path / "out"), "--shards", str(tmp_path.parent / "none"), "--device", "cpu")
     assert done.exit_code != 0, "shards that are not there are no reason to draw others"
     url = shards.store.locate("")
@@ -294,7 +294,7 @@ def test_all_writes_a_record_each_and_a_report(shards: ShardSet, tmp_path: Path)
 
 
 def test_one_scenario_prints_a_table_and_writes_its_record(tmp_path: Path) -> None:
-    """Photos are drawn where no shards are named, and the record says that they are none."""
+    """Without shards the photos are drawn, and the record says that they are not photographs."""
     done = bench_gpu(
         "--scenarios", "decode", "--device", "cpu", "--num-photos", "8", "--batch-size", "4", "--num-threads", "1",
         "--sweep", "photo-side=32", "--seconds", "0.01", "--repeats", "2", "--json", str(tmp_path / "decode.json"),
@@ -324,7 +324,7 @@ def test_one_scenario_prints_a_table_and_writes_its_record(tmp_path: Path) -> No
     ],
 )
 def test_arguments_that_do_not_go_together_are_refused(arguments: list[str], text: str, tmp_path: Path) -> None:
-    """Before anything is read or drawn."""
+    """The error comes before anything is read or drawn."""
     done = bench_gpu(*arguments)
     assert done.exit_code != 0
     assert re.search(text, done.output + str(done.exception)), done.output
@@ -332,7 +332,7 @@ def test_arguments_that_do_not_go_together_are_refused(arguments: list[str], tex
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
 def test_a_gpu_that_is_not_there_is_an_error() -> None:
-    """Whoever asks for one is not given the CPU's figures; and its libraries say what they lack."""
+    """A user who asks for a GPU does not get the CPU's figures; errors name the missing libraries."""
     done = bench_gpu("--device", "gpu")
     assert isinstance(done.exception, ValueError)
     assert "--device gpu, and torch finds no CUDA device; --device cpu runs what the CPU can do" in str(done.exception)
@@ -343,7 +343,7 @@ def test_a_gpu_that_is_not_there_is_an_error() -> None:
 
 
 def test_sampling_asks_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And its means are of those samples that have the figure."""
+    """The mean of a figure is over the samples that have it."""
     monkeypatch.setattr("bench.gpu.devices.SAMPLE_S", 0.001)
     figures: Iterator[dict[str, float]] = iter([{"gpu": 10.0}, {"gpu": 30.0, "jpeg": 4.0}, *[{}] * 10_000])
     with sampling(lambda: next(figures)) as samples:
@@ -364,7 +364,7 @@ def test_sampling_asks_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_copied_bytes_tells_pinned_from_pageable() -> None:
-    """Of a trace as torch.profiler exports it; copies on the device and back are not counted."""
+    """The trace is as torch.profiler exports it; copies within the device and to the host are not counted."""
     events = [
         {"ph": "X", "cat": "gpu_memcpy", "name": "Memcpy HtoD (Pageable -> Device)", "args": {"bytes": 1000}},
         {"ph": "X", "cat": "gpu_memcpy", "name": "Memcpy HtoD (Pinned -> Device)", "args": {"bytes": 64}},
@@ -378,7 +378,7 @@ def test_copied_bytes_tells_pinned_from_pageable() -> None:
 
 
 def test_report_of_a_gpu_shows_its_engines_and_what_crossed(workload: Workload) -> None:
-    """A record as a GPU machine would write it: made here of the CPU's, since there is none."""
+    """The record is made from the CPU's, and looks like one of a machine with a GPU."""
     report: dict[str, Any] = run("decode", workload)
     report["gpu"] = {"name": "NVIDIA H100", "driver": "580.1", "jpeg_engines_nvjpeg": 7, "jpeg_engines_nvml": None}
     (record,) = report["records"]
@@ -396,13 +396,13 @@ def test_report_of_a_gpu_shows_its_engines_and_what_crossed(workload: Workload) 
 
 
 def cells(text: str) -> str:
-    """Without the spaces that line up a table's columns."""
+    """Remove the spaces that align a table's columns."""
     return re.sub(" +", " ", text)
 
 
 @pytest.mark.gpu
 def test_everything_runs_on_a_gpu(gpu: None, shards: ShardSet, tmp_path: Path) -> None:
-    """Every scenario, each point: none fails, parity is measured, NVML answers."""
+    """All points of all scenarios succeed, parity is measured, and NVML answers."""
     done = bench_gpu(
         "--all", "-o", str(tmp_path / "out"), "--shards", shards.store.locate(""), "--device", "gpu", "--num-photos",
         "10", "--batch-size", "8", "--seconds", "0.05", "--repeats", "1", "--sweep", "hw_decoder_load=0,1",

@@ -17,14 +17,14 @@ from dali_pipes.store.cluster.embedded_node import start
 
 
 def sdk(endpoint: str) -> Client:
-    """The SDK without its minute of retries: a failure is to be seen at once."""
+    """The SDK without its minute of retries, so that a failure shows at once."""
     once = RetryConfig(http_retry=Retry(total=0), network_retry=Retrying(stop=stop_after_attempt(1), reraise=True))
     return Client(endpoint, retry_config=once, timeout=30)
 
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[ServerProcess]:
-    """A node of this test's own, over ``tmp_path / "ais"``."""
+    """A node for this test alone, over ``tmp_path / "ais"``."""
     with start(tmp_path / "ais") as running:
         yield running
 

@@ -7,7 +7,7 @@ __all__ = ["make_tar", "read_tar"]
 
 
 def make_tar(members: dict[str, bytes], *, tar_format: int = tarfile.USTAR_FORMAT) -> bytes:
-    """A tar with those members, in that order."""
+    """Make a tar of these members, in this order."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=tar_format) as tar:
         for name, data in members.items():
@@ -18,6 +18,6 @@ def make_tar(members: dict[str, bytes], *, tar_format: int = tarfile.USTAR_FORMA
 
 
 def read_tar(data: bytes) -> list[tuple[str, bytes]]:
-    """Names and bytes of a tar's members, in order."""
+    """Return names and bytes of a tar's members, in order."""
     with tarfile.open(fileobj=io.BytesIO(data)) as tar:
         return [(info.name, tar.extractfile(info).read()) for info in tar]  # type: ignore[union-attr]

@@ -1,4 +1,4 @@
-"""What the project needs of AIStore, through the SDK: on the embedded node, and on a cluster when there is one."""
+"""Test what the project needs of AIStore, through the SDK: on the embedded node, and on a cluster if one is named."""
 
 import hashlib
 import json
@@ -42,7 +42,7 @@ def get(bucket: Bucket, name: str) -> bytes:
 
 
 def ask(bucket: Bucket, method: str, name: str, **options: Any) -> requests.Response:
-    """The answer itself, for its headers; redirects are followed. Raises ``AISError``."""
+    """Return the answer with its headers; redirects are followed. Raises ``AISError``."""
     response: requests.Response = bucket.client.request(
         method, path=f"objects/{bucket.name}/{name}", params=bucket.qparam, **options
     )
@@ -54,7 +54,7 @@ def ask_range(bucket: Bucket, name: str, byte_range: str) -> requests.Response:
 
 
 def ask_target(bucket: Bucket, location: str, **headers: str) -> requests.Response:
-    """The answer at a redirect's address, whatever its status, by the SDK's session: it knows the cluster's CA."""
+    """Return the answer at a redirect's address, with any status. The SDK's session asks: it knows the cluster's CA."""
     session: requests.Session = bucket.client.session_manager.session
     return session.get(location, headers=headers, timeout=10, allow_redirects=False)
 
@@ -67,7 +67,7 @@ def checksum_of(answer: requests.Response) -> tuple[str | None, str | None]:
 
 
 def test_cluster_is_ready_and_knows_its_nodes(client: Client) -> None:
-    """A client that asks whether the cluster is up hears yes, and finds a primary and a target."""
+    """The cluster says that it is up, and names a primary and a target."""
     cluster = client.cluster()
     assert cluster.is_ready()
     info = cluster.get_info()
@@ -76,7 +76,7 @@ def test_cluster_is_ready_and_knows_its_nodes(client: Client) -> None:
 
 
 def test_bucket_create_list_destroy(client: Client, bucket: Bucket) -> None:
-    """A bucket exists from its creation to its destruction, and twice is an error either way unless excused."""
+    """A bucket exists from its creation to its destruction; to do either twice is an error unless allowed."""
     assert bucket.name in [found.name for found in client.cluster().list_buckets()]
     with pytest.raises(ErrBckAlreadyExists):
         bucket.create()
@@ -104,14 +104,14 @@ def test_bucket_head_gives_properties(bucket: Bucket, client: Client) -> None:
 
 @pytest.mark.parametrize("name", ["with space", "a" * 65, "@x"])
 def test_bucket_with_a_bad_name_is_refused(client: Client, name: str) -> None:
-    """400, and no bucket."""
+    """The answer is 400, and no bucket is made."""
     with pytest.raises(AISError) as refused:
         client.bucket(name).create()
     assert refused.value.status_code == 400
 
 
 def test_bucket_summary_and_info_count_objects(bucket: Bucket) -> None:
-    """Number and bytes of the objects, by both of the SDK's ways."""
+    """Both functions of the SDK give the number and the bytes of the objects."""
     for index in range(3):
         put(bucket, f"a-{index}", b"x" * (index + 1))
     summary = bucket.summary()
@@ -126,7 +126,7 @@ def test_bucket_summary_and_info_count_objects(bucket: Bucket) -> None:
 
 @pytest.mark.parametrize("num_bytes", [0, 1, 511, 512, (1 << 20) + 7, 9 << 20])
 def test_object_comes_back_as_it_went(bucket: Bucket, num_bytes: int) -> None:
-    """Bytes, size and checksum (XXH64), whatever the size; the largest goes through the redirect in pieces."""
+    """Bytes, size and checksum (XXH64) are right for every size; the largest object is sent in pieces."""
     data = bytes(range(256)) * (num_bytes // 256) + bytes(num_bytes % 256)
     put(bucket, "dir/object", data)
     assert get(bucket, "dir/object") == data
@@ -138,7 +138,7 @@ def test_object_comes_back_as_it_went(bucket: Bucket, num_bytes: int) -> None:
 
 
 def test_object_from_a_file_and_as_a_stream(bucket: Bucket, tmp_path: Path) -> None:
-    """A file goes up; it comes down in pieces, through the proxy and straight from the target."""
+    """A file is uploaded, and downloaded in pieces, through the proxy and directly from the target."""
     data = b"0123456789" * 100_000
     (tmp_path / "file").write_bytes(data)
     bucket.object("file").get_writer().put_file(tmp_path / "file")
@@ -147,7 +147,7 @@ def test_object_from_a_file_and_as_a_stream(bucket: Bucket, tmp_path: Path) -> N
 
 
 def test_object_replaced_has_new_bytes_and_next_version(bucket: Bucket) -> None:
-    """The last PUT is what is there."""
+    """The object holds the bytes of the last PUT."""
     put(bucket, "a", b"first")
     put(bucket, "a", b"the second")
     assert get(bucket, "a") == b"the second"
@@ -167,7 +167,7 @@ def test_object_replaced_has_new_bytes_and_next_version(bucket: Bucket) -> None:
     ],
 )
 def test_object_range(bucket: Bucket, byte_range: str, expected: bytes) -> None:
-    """Exactly the bytes asked for, with 206."""
+    """The answer is 206 with exactly the requested bytes."""
     put(bucket, "a", b"0123456789")
     reader = bucket.object("a").get_reader(byte_range=byte_range)
     assert bytes(reader.read_all()) == expected
@@ -176,7 +176,7 @@ def test_object_range(bucket: Bucket, byte_range: str, expected: bytes) -> None:
 
 @pytest.mark.parametrize("byte_range", ["bytes=10-", "bytes=10-20", "bytes=3-1"])
 def test_object_range_outside_is_416(bucket: Bucket, byte_range: str) -> None:
-    """A range with nothing in it is refused."""
+    """An empty range is refused."""
     put(bucket, "a", b"0123456789")
     with pytest.raises(AISError) as refused:
         bucket.object("a").get_reader(byte_range=byte_range).read_all()
@@ -184,7 +184,7 @@ def test_object_range_outside_is_416(bucket: Bucket, byte_range: str) -> None:
 
 
 def test_object_missing(client: Client, bucket: Bucket) -> None:
-    """A missing object and a missing bucket are told apart."""
+    """The errors distinguish a missing object from a missing bucket."""
     with pytest.raises(ErrObjNotFound):
         get(bucket, "no")
     with pytest.raises(AISError) as missing:
@@ -199,7 +199,7 @@ def test_object_missing(client: Client, bucket: Bucket) -> None:
 
 
 def test_object_deleted_is_gone(bucket: Bucket) -> None:
-    """From reads and from listings."""
+    """A deleted object is missing from reads and from listings."""
     put(bucket, "a", b"x")
     put(bucket, "b", b"x")
     bucket.object("a").delete()
@@ -227,7 +227,7 @@ NAMES = [
 
 
 def test_object_names_of_all_sorts(bucket: Bucket) -> None:
-    """Each name holds its own bytes, and the listing has them all, in order of code points."""
+    """Each name has its own bytes, and the listing has all names, in the order of code points."""
     for name in NAMES:
         put(bucket, name, name.encode())
     for name in NAMES:
@@ -237,7 +237,7 @@ def test_object_names_of_all_sorts(bucket: Bucket) -> None:
 
 @pytest.mark.parametrize("name", ["../up", "a/../../up", "a/..", "end/"])
 def test_object_name_that_climbs_is_refused(bucket: Bucket, name: str) -> None:
-    """400, never a file elsewhere. Sent raw: the SDK's HTTP library would resolve the dots."""
+    """The answer is 400, and no file is written elsewhere. The SDK is not used: its HTTP library resolves the dots."""
     encoded = name.replace("/", "%2F").replace("..", "%2E%2E")
     with pytest.raises(AISError) as refused:
         bucket.client.request("PUT", path=f"objects/{bucket.name}/{encoded}", params=bucket.qparam, data=b"x")
@@ -246,7 +246,7 @@ def test_object_name_that_climbs_is_refused(bucket: Bucket, name: str) -> None:
 
 
 def test_object_put_by_many_at_once_is_one_of_them(bucket: Bucket) -> None:
-    """Readers and writers of one object never see a mixture."""
+    """Readers and writers of one object never see a mixture of two versions."""
     bodies = [bytes([65 + index]) * 300_000 for index in range(6)]
     put(bucket, "a", bodies[0])
     seen: list[bytes] = []
@@ -280,7 +280,7 @@ def test_object_put_by_many_at_once_is_one_of_them(bucket: Bucket) -> None:
 
 
 def test_range_answer_says_which_bytes_of_how_many(bucket: Bucket) -> None:
-    """206 with range, length and version, and the checksum of the whole object."""
+    """The answer is 206 with range, length and version, and the checksum of the whole object."""
     put(bucket, "a", b"0123456789")
     answer = ask_range(bucket, "a", "bytes=2-4")
     assert (answer.status_code, answer.content) == (206, b"234")
@@ -307,7 +307,7 @@ def test_range_answer_says_which_bytes_of_how_many(bucket: Bucket) -> None:
 def test_range_refused_says_how_many_bytes_there_are(
     bucket: Bucket, byte_range: str, content_range: str | None
 ) -> None:
-    """416; the size where the range lies outside, so that a client learns that the object has shrunk."""
+    """The answer is 416. For a range outside the object it has the size: a client learns that the object has shrunk."""
     put(bucket, "a", b"0123456789")
     with pytest.raises(AISError) as refused:
         ask_range(bucket, "a", byte_range)
@@ -319,7 +319,7 @@ def test_range_refused_says_how_many_bytes_there_are(
 
 
 def test_range_of_an_empty_object_is_416(bucket: Bucket) -> None:
-    """There is no first byte; without a range it is 200 with nothing."""
+    """An empty object has no first byte. Without a range the answer is 200 and empty."""
     put(bucket, "a", b"")
     with pytest.raises(AISError) as refused:
         ask_range(bucket, "a", "bytes=0-")
@@ -328,7 +328,7 @@ def test_range_of_an_empty_object_is_416(bucket: Bucket) -> None:
 
 
 def test_range_after_the_object_was_replaced_has_another_version(bucket: Bucket) -> None:
-    """Also where the bytes are the same: two ranges of one version are of one object."""
+    """The version also changes if the bytes are the same: two ranges with one version belong to one object."""
     put(bucket, "a", b"0123456789")
     first = ask_range(bucket, "a", "bytes=0-4")
     put(bucket, "a", b"abcdefghij")
@@ -340,7 +340,7 @@ def test_range_after_the_object_was_replaced_has_another_version(bucket: Bucket)
 
 
 def test_version_starts_again_after_a_delete(bucket: Bucket) -> None:
-    """So a version alone does not tell one object from another; the checksum does."""
+    """A version alone does not distinguish two objects; the checksum does."""
     put(bucket, "a", b"0123456789")
     first = ask_range(bucket, "a", "bytes=0-4")
     bucket.object("a").delete()
@@ -351,7 +351,7 @@ def test_version_starts_again_after_a_delete(bucket: Bucket) -> None:
 
 
 def test_redirect_can_be_used_again(bucket: Bucket) -> None:
-    """A target's address serves any number of requests, with other ranges and whatever time it carries."""
+    """A target's address serves any number of requests, with other ranges and any time in its query."""
     put(bucket, "a", b"0123456789")
     first = ask(bucket, "GET", "a", allow_redirects=False)
     assert first.status_code == 301
@@ -365,7 +365,7 @@ def test_redirect_can_be_used_again(bucket: Bucket) -> None:
 
 
 def test_redirect_of_a_head_is_307_and_of_a_missing_object_too(bucket: Bucket) -> None:
-    """The proxy knows buckets, not objects: it sends on what the target will not find."""
+    """The proxy knows buckets, not objects: it also redirects requests for objects that the target will not find."""
     assert ask(bucket, "HEAD", "no", allow_redirects=False).status_code == 307
     missing = ask(bucket, "GET", "no", allow_redirects=False)
     assert missing.status_code == 301
@@ -376,7 +376,7 @@ def test_redirect_of_a_head_is_307_and_of_a_missing_object_too(bucket: Bucket) -
 
 
 def test_missing_bucket_is_404_at_the_proxy(client: Client) -> None:
-    """No redirect, and another word for it than for a missing object."""
+    """The proxy does not redirect, and the error has another name than for a missing object."""
     with pytest.raises(ErrBckNotFound) as missing:
         ask(client.bucket("contract-nosuch"), "GET", "no", allow_redirects=False)
     assert missing.value.status_code == 404
@@ -384,7 +384,7 @@ def test_missing_bucket_is_404_at_the_proxy(client: Client) -> None:
 
 
 def test_token_is_no_obstacle_where_nobody_asks_for_one(bucket: Bucket) -> None:
-    """A cluster without AuthN does not look at it."""
+    """A cluster without AuthN ignores the token."""
     put(bucket, "a", b"x")
     assert ask(bucket, "GET", "a", headers={"Authorization": "Bearer none.such.token"}).content == b"x"
 
@@ -415,7 +415,7 @@ def new_bucket(client: Client, name: str, **checksum: object) -> Bucket:
 
 @pytest.fixture
 def typed(client: Client, request: pytest.FixtureRequest) -> Iterator[Bucket]:
-    """A new bucket whose checksum type is the test's parameter."""
+    """A new bucket with the checksum type of the test's parameter."""
     made = new_bucket(client, f"contract-{uuid.uuid4().hex[:12]}", type=request.param)
     yield made
     made.delete(missing_ok=True)
@@ -427,7 +427,7 @@ def each_type(*types: str) -> pytest.MarkDecorator:
 
 @each_type(*CHECKSUMS)
 def test_checksum_of_the_buckets_type(typed: Bucket, checksum_type: str) -> None:
-    """In lower-case hex, on every answer: PUT, GET, a range (the whole object's), HEAD, listing."""
+    """Every answer has the checksum in lower-case hex: PUT, GET, a range (the whole object's), HEAD, listing."""
     expected = (checksum_type, CHECKSUMS[checksum_type](OBJECT))
     assert json.loads(typed.head()["Ais-Bucket-Props"])["checksum"]["type"] == checksum_type
     assert checksum_of(typed.object("a").get_writer().put_content(OBJECT)) == expected
@@ -441,7 +441,7 @@ def test_checksum_of_the_buckets_type(typed: Bucket, checksum_type: str) -> None
 
 @each_type("none")
 def test_checksum_type_none_has_no_headers(typed: Bucket, checksum_type: str) -> None:
-    """Nor a value in listings; version and bytes as ever."""
+    """Listings have no checksum either; version and bytes are as usual."""
     typed.object("a").get_writer().put_content(OBJECT)
     for answer in (ask(typed, "GET", "a"), ask_range(typed, "a", "bytes=3-999"), ask(typed, "HEAD", "a")):
         assert checksum_of(answer) == (None, None)
@@ -451,7 +451,7 @@ def test_checksum_type_none_has_no_headers(typed: Bucket, checksum_type: str) ->
 
 @each_type(*CHECKSUMS)
 def test_checksum_of_the_range_where_the_bucket_says_so(typed: Bucket, checksum_type: str) -> None:
-    """``enable_read_range``: then a part comes with its own checksum; all of it, however asked, with the object's."""
+    """With ``enable_read_range`` a part comes with its own checksum; the whole object comes with the object's."""
     put(typed, "a", OBJECT)
     typed.make_request("PATCH", "set-bprops", value={"checksum": {"enable_read_range": True}})
     checksum = json.loads(typed.head()["Ais-Bucket-Props"])["checksum"]
@@ -465,7 +465,7 @@ def test_checksum_of_the_range_where_the_bucket_says_so(typed: Bucket, checksum_
 
 
 def test_checksum_type_set_later_is_for_later_objects(bucket: Bucket) -> None:
-    """What is stored keeps what it has."""
+    """Stored objects keep their checksums."""
     put(bucket, "old", b"data")
     bucket.make_request("PATCH", "set-bprops", value={"checksum": {"type": "md5"}})
     put(bucket, "new", b"data")
@@ -476,7 +476,7 @@ def test_checksum_type_set_later_is_for_later_objects(bucket: Bucket) -> None:
 
 @pytest.mark.parametrize("checksum_type", ["bogus", "XXHASH2", 5])
 def test_checksum_type_that_is_none_is_refused(client: Client, bucket: Bucket, checksum_type: object) -> None:
-    """400, no bucket made, and one that is there stays as it is."""
+    """The answer is 400; no bucket is made, and an existing bucket stays as it is."""
     with pytest.raises(AISError) as refused:
         new_bucket(client, f"{bucket.name}-x", type=checksum_type)
     assert refused.value.status_code == 400
@@ -495,7 +495,7 @@ def test_props_of_a_missing_bucket(client: Client) -> None:
 
 @pytest.mark.parametrize("checksum_type", list(CHECKSUMS))
 def test_put_is_held_against_a_checksum_of_any_type(bucket: Bucket, checksum_type: str) -> None:
-    """Wrong: 500, and nothing is stored. Right: stored, with the bucket's own checksum."""
+    """A wrong checksum is answered with 500, and nothing is stored; else the bucket's type of checksum is stored."""
 
     def put_with(value: str) -> requests.Response:
         headers = {"Ais-Checksum-Type": checksum_type, "Ais-Checksum-Value": value}
@@ -522,7 +522,7 @@ def listed(bucket: Bucket) -> Bucket:
 
 
 def test_listing_by_prefix(listed: Bucket) -> None:
-    """Names that begin with the prefix; none is no error."""
+    """The listing has the names that begin with the prefix; an empty listing is not an error."""
     assert [entry.name for entry in listed.list_all_objects(prefix="train-")] == [
         f"train-{index:02}.tar" for index in range(5)
     ]
@@ -531,7 +531,7 @@ def test_listing_by_prefix(listed: Bucket) -> None:
 
 @pytest.mark.parametrize("page_size", [1, 2, 3, 5, 6, 7])
 def test_listing_in_pages_gives_each_name_once(listed: Bucket, page_size: int) -> None:
-    """Pages of every size join to the whole; a page is never longer than asked."""
+    """Pages of every size add up to the whole listing; a page is never longer than requested."""
     expected = [entry.name for entry in listed.list_all_objects()]
     assert [entry.name for entry in listed.list_all_objects(page_size=page_size)] == expected
     page = listed.list_objects(page_size=page_size)
@@ -539,7 +539,7 @@ def test_listing_in_pages_gives_each_name_once(listed: Bucket, page_size: int) -
 
 
 def test_listing_full_last_page_has_a_token(listed: Bucket) -> None:
-    """A token does not promise that something follows: the page after the last full one is empty."""
+    """A token does not mean that another name follows: the page after the last full page is empty."""
     page = listed.list_objects(prefix="train-", page_size=5)
     assert page.continuation_token == "train-04.tar"
     rest = listed.list_objects(prefix="train-", page_size=5, uuid=page.uuid, continuation_token=page.continuation_token)
@@ -547,7 +547,7 @@ def test_listing_full_last_page_has_a_token(listed: Bucket) -> None:
 
 
 def test_listing_properties(listed: Bucket) -> None:
-    """Size by default; checksum and version when asked; only the name when only that."""
+    """A listing has sizes by default, checksum and version on request, and only names on request."""
     default = listed.list_all_objects(prefix="train-03")[0]
     assert (default.size, default.checksum, default.version) == (3, "", "")
     full = listed.list_all_objects(prefix="train-03", props="name,size,checksum,version")[0]
@@ -556,7 +556,7 @@ def test_listing_properties(listed: Bucket) -> None:
 
 
 def test_listing_start_after(listed: Bucket) -> None:
-    """Names that come after the one given."""
+    """The listing begins after the given name."""
     assert [entry.name for entry in listed.list_all_objects(start_after="train-03.tar")] == [
         "train-04.tar",
         "val-00.tar",
@@ -564,7 +564,7 @@ def test_listing_start_after(listed: Bucket) -> None:
 
 
 def test_listing_of_a_missing_bucket(client: Client) -> None:
-    """An error, not an empty list."""
+    """The answer is an error, not an empty list."""
     with pytest.raises(ErrBckNotFound):
         client.bucket("contract-nosuch").list_all_objects()
 
@@ -586,7 +586,7 @@ def shards(bucket: Bucket) -> dict[str, bytes]:
 
 
 def sort(client: Client, bucket: Bucket, tmp_path: Path, **changes: object) -> tuple[Dsort, WaitResult]:
-    """Run a shuffle with those changes to its spec, and wait for it."""
+    """Run a shuffle with these changes to its spec, and wait for it."""
     spec = {
         "description": "contract",
         "input_extension": ".tar",
@@ -625,7 +625,7 @@ def is_without_dsort(exc: BaseException | None) -> bool:
 
 
 def errors_of(job: Dsort) -> str:
-    """What all nodes say: the one that ``WaitResult`` shows may only know that another one gave up."""
+    """Return the errors of all nodes: the node that ``WaitResult`` shows may only know that another node failed."""
     return "; ".join(error for info in job.get_job_info().values() for error in info.metrics.errors or [])
 
 
@@ -634,7 +634,7 @@ def outputs(bucket: Bucket, prefix: str = "out-") -> dict[str, list[tuple[str, b
 
 
 def test_dsort_shuffles_whole_samples(client: Client, bucket: Bucket, shards: dict[str, bytes], tmp_path: Path) -> None:
-    """Every member once, unchanged, in shards named by the template; a sample's members stay together and in order."""
+    """Every member comes out once, unchanged, in shards named by the template; samples stay together, in order."""
     job, result = sort(client, bucket, tmp_path)
     assert result.success, result.error
     found = outputs(bucket)
@@ -666,7 +666,7 @@ def keys_of(bucket: Bucket, names: Iterable[str]) -> list[str]:
 
 
 def test_shuffle_is_done_by_dsort_or_from_here(bucket: Bucket, shards: dict[str, bytes]) -> None:
-    """The project's own command, whatever the cluster: the samples in new shards."""
+    """The project's own function puts the samples into new shards, on any cluster."""
     report = shuffle(Request(in_shards(bucket), output_prefix="out-", algorithm=Algorithm(seed=7)))
     assert sorted(member for shard in outputs(bucket).values() for member in shard) == sorted(shards.items())
     again = shuffle(Request(in_shards(bucket), output_prefix="here-", algorithm=Algorithm(seed=7), engine="client"))
@@ -674,7 +674,7 @@ def test_shuffle_is_done_by_dsort_or_from_here(bucket: Bucket, shards: dict[str,
 
 
 def test_shuffle_by_dsort_says_what_is_missing(bucket: Bucket, shards: dict[str, bytes]) -> None:
-    """Where it must be the cluster: done, or words that name the way out, and nothing written."""
+    """With ``engine="dsort"`` the cluster does it, or an error says what to do instead and nothing is written."""
     refused: StoreError | None = None
     try:
         report = shuffle(Request(in_shards(bucket), output_prefix="out-", algorithm=Algorithm(seed=7), engine="dsort"))
@@ -705,7 +705,7 @@ def test_shuffle_by_dsort_says_what_is_missing(bucket: Bucket, shards: dict[str,
 def test_shuffle_orders_by_every_algorithm(
     bucket: Bucket, shards: dict[str, bytes], algorithm: Algorithm, engine: Engine
 ) -> None:
-    """The same order by whichever engine; unlike a shuffle's, it is fixed on a cluster of any size (but for none)."""
+    """Both engines give the same order; unlike a shuffle's, it is the same on clusters of any size (but ``none``)."""
     report = shuffle(Request(in_shards(bucket), algorithm=algorithm, output_prefix="out-", engine=engine))
     keys = keys_of(bucket, report.shards)
     ordered = sorted({name.partition(".")[0] for name in shards})
@@ -721,7 +721,7 @@ def test_shuffle_orders_by_every_algorithm(
 
 @pytest.mark.parametrize("engine", ["auto", "client"])
 def test_shuffle_by_key_map(bucket: Bucket, shards: dict[str, bytes], engine: Engine) -> None:
-    """Also where a cluster's nodes refuse each other at their public ports: the map is where its target can read it."""
+    """It also works if the nodes of a cluster refuse each other at their public ports: the target can read the map."""
     mapped = parse_key_map(
         b'{"low-{0..9}.tar": ["^d/000", "d/0010"], "rest-{0..9}": ["d/001[1-9]", "^d/002"]}', where="m"
     )
@@ -744,7 +744,7 @@ def test_shuffle_by_key_map(bucket: Bucket, shards: dict[str, bytes], engine: En
 
 @pytest.mark.parametrize("by", ["balanced", "split"])
 def test_shuffle_by_rule(bucket: Bucket, by: str) -> None:
-    """Maps that are made here are done by the cluster, too."""
+    """The cluster also applies maps that are made here."""
     members = {f"d/{index:04}.{component}": b"%d" % (index % 3) for index in range(24) for component in ("cls", "jpg")}
     names = list(members)
     for shard in range(4):
@@ -768,7 +768,7 @@ def test_shuffle_by_rule(bucket: Bucket, by: str) -> None:
 
 @pytest.mark.parametrize("extension", [".tgz", ".tar.gz"])
 def test_shuffle_of_compressed_shards(bucket: Bucket, shards: dict[str, bytes], extension: str) -> None:
-    """Out compressed, in again."""
+    """Shards are written compressed, and read again."""
     there = shuffle(
         Request(in_shards(bucket), output_prefix="packed-", extension=extension, algorithm=Algorithm(seed=7))
     )
@@ -779,7 +779,7 @@ def test_shuffle_of_compressed_shards(bucket: Bucket, shards: dict[str, bytes], 
 
 
 def test_shuffle_by_a_spec_as_the_sdk_takes_it(bucket: Bucket, shards: dict[str, bytes], tmp_path: Path) -> None:
-    """Shards by name, not counting up; into a bucket of its own."""
+    """A list of shards that are not numbered consecutively goes into another bucket."""
     target = f"{bucket.name}-out"
     (tmp_path / "spec.yaml").write_text(
         f"""
@@ -805,7 +805,7 @@ algorithm: {{kind: alphanumeric}}
 def test_dsort_of_one_shard_size_gives_one_shard(
     client: Client, bucket: Bucket, shards: dict[str, bytes], tmp_path: Path
 ) -> None:
-    """A size that nothing reaches gives one shard."""
+    """A size larger than all samples gives one shard."""
     _, result = sort(client, bucket, tmp_path, output_shard_size="1GiB")
     assert result.success, result.error
     assert list(outputs(bucket)) == ["out-00.tar"]
@@ -814,7 +814,7 @@ def test_dsort_of_one_shard_size_gives_one_shard(
 def test_dsort_list_of_names_into_a_new_bucket(
     client: Client, bucket: Bucket, shards: dict[str, bytes], tmp_path: Path
 ) -> None:
-    """Inputs by name; one that is missing is passed over; the output bucket is made."""
+    """Inputs are listed by name; a missing input is skipped; the output bucket is made."""
     target = client.bucket(f"{bucket.name}-out")
     try:
         _, result = sort(
@@ -831,7 +831,7 @@ def test_dsort_list_of_names_into_a_new_bucket(
 
 
 def test_dsort_absent_input_succeeds_with_nothing(client: Client, bucket: Bucket, tmp_path: Path) -> None:
-    """So who asked must look at what came out."""
+    """The job succeeds, so a client must check the outputs."""
     _, result = sort(client, bucket, tmp_path, input_format={"template": "absent-{0..3}"})
     assert result.success
     assert bucket.list_all_objects() == []
@@ -840,7 +840,7 @@ def test_dsort_absent_input_succeeds_with_nothing(client: Client, bucket: Bucket
 def test_dsort_unbalanced_template_succeeds_with_nothing(
     client: Client, bucket: Bucket, shards: dict[str, bytes], tmp_path: Path
 ) -> None:
-    """A template without a range names nothing."""
+    """A template without a range names no shards."""
     _, result = sort(client, bucket, tmp_path, input_format={"template": "in-{0.."})
     assert result.success
     assert outputs(bucket) == {}
@@ -849,7 +849,7 @@ def test_dsort_unbalanced_template_succeeds_with_nothing(
 def test_dsort_with_too_few_names_fails_and_says_so(
     client: Client, bucket: Bucket, shards: dict[str, bytes], tmp_path: Path
 ) -> None:
-    """The error holds the number of names there were; nothing is written."""
+    """The error tells the number of names; nothing is written."""
     job, result = sort(client, bucket, tmp_path, output_format="out-{0..1}")
     assert not result.success
     assert "number of shards to be created exceeds expected number of shards (2)" in errors_of(job)
@@ -857,7 +857,7 @@ def test_dsort_with_too_few_names_fails_and_says_so(
 
 
 def test_dsort_of_a_missing_bucket(client: Client, bucket: Bucket, tmp_path: Path) -> None:
-    """Refused at the start."""
+    """The job is refused at the start."""
     with pytest.raises(ErrBckNotFound):
         sort(client, bucket, tmp_path, input_bck={"name": "contract-nosuch", "provider": "ais"})
 

@@ -1,4 +1,4 @@
-"""The embedded node's dSort where it is more exact than a cluster, or where a cluster cannot be asked."""
+"""Test the embedded node's dSort where it is stricter than a cluster, or where a cluster cannot be tested."""
 
 import time
 from pathlib import Path
@@ -35,7 +35,7 @@ def storage(tmp_path: Path) -> Storage:
 
 
 def run(storage: Storage, *, abort: bool = False, **changes: object) -> dict[str, Any]:
-    """The status at the end."""
+    """Run a job and return its last status."""
     job = SortJob(SortSpec.parse(SPEC | changes), storage, "target")
     if abort:
         storage.abort_job(job.job)
@@ -60,7 +60,7 @@ def read_all(storage: Storage, prefix: str) -> dict[str, bytes]:
 
 
 def test_same_seed_gives_the_same_shards(storage: Storage) -> None:
-    """To the byte, and another seed gives others."""
+    """The shards are equal byte by byte; another seed gives other shards."""
     for prefix, seed in (("x", "5"), ("y", "5"), ("z", "6")):
         status = run(storage, output_format=f"{prefix}-{{00..99}}", algorithm={"kind": "shuffle", "seed": seed})
         assert status["Metrics"]["shard_creation"]["finished"]
@@ -71,7 +71,7 @@ def test_same_seed_gives_the_same_shards(storage: Storage) -> None:
 
 
 def test_abort_stops_the_job(storage: Storage) -> None:
-    """Reported as AIS does; nothing written."""
+    """The status says so as AIS does; nothing is written."""
     status = run(storage, abort=True)
     assert (status["aborted"], status["Metrics"]["aborted"]) == (True, True)
     assert status["Metrics"]["errors"] == [f"t[target]: [dsort] {status['id']} aborted"]
@@ -79,7 +79,7 @@ def test_abort_stops_the_job(storage: Storage) -> None:
 
 
 def test_job_of_a_node_that_has_gone_is_aborted(storage: Storage, tmp_path: Path) -> None:
-    """Who waits for it through another node is not left waiting."""
+    """A client that waits through another node does not wait for ever."""
     job = SortJob(SortSpec.parse(SPEC), storage, "target")
     job._save()  # begun, and not ended
     with Storage(tmp_path) as other:
@@ -94,7 +94,7 @@ def test_job_of_a_node_that_has_gone_is_aborted(storage: Storage, tmp_path: Path
 
 
 def test_output_that_would_replace_an_input_is_refused(storage: Storage) -> None:
-    """The inputs are all there is of the data."""
+    """Otherwise the only copy of the data would be lost."""
     before = read_all(storage, "in-")
     status = run(storage, output_format="in-{0..9}")
     assert "output shard 'in-0.tar' is an input too" in status["Metrics"]["errors"][0]
@@ -102,7 +102,7 @@ def test_output_that_would_replace_an_input_is_refused(storage: Storage) -> None
 
 
 def test_bad_member_names_its_shard(storage: Storage) -> None:
-    """A key of two shards, which a cluster would write side by side."""
+    """A key in two shards is refused; a cluster would mix the files of both."""
     storage.write("b", "in-1.tar", [make_tar({"00.jpg": b"x"})])
     status = run(storage)
     assert "shard 'in-1.tar', key '00': is in shard 'in-0.tar' too" in status["Metrics"]["errors"][0]
@@ -110,7 +110,7 @@ def test_bad_member_names_its_shard(storage: Storage) -> None:
 
 
 def test_no_output_size_spreads_over_the_names(storage: Storage) -> None:
-    """1,000 bytes over four names."""
+    """1,000 bytes are spread over four names."""
     run(storage, output_shard_size="", output_format="out-{0..3}")
     shards = read_all(storage, "out-").values()
     assert [len(read_tar(shard)) for shard in shards] == [5, 5, 5, 5]
@@ -130,7 +130,7 @@ def test_no_output_size_spreads_over_the_names(storage: Storage) -> None:
     ],
 )
 def test_template_names(text: str, expected: list[str]) -> None:
-    """As AIS expands them."""
+    """Templates expand as in AIS."""
     template = Template.parse(text)
     assert list(template.names()) == expected
     assert len(template) == len(expected)
@@ -138,7 +138,7 @@ def test_template_names(text: str, expected: list[str]) -> None:
 
 @pytest.mark.parametrize("text", ["{a..b}", "{2..1}", "{0..9..0}", "{}", "}x{", "{0..1}{"])
 def test_template_that_is_none_is_refused(text: str) -> None:
-    """400 where a cluster breaks the connection."""
+    """The answer is 400; a cluster closes the connection."""
     with pytest.raises(RefusalError) as refused:
         SortSpec.parse(SPEC | {"input_format": {"template": text}})
     assert refused.value.status == 400
@@ -165,7 +165,7 @@ def test_template_that_is_none_is_refused(text: str) -> None:
     ],
 )
 def test_spec_that_cannot_run_is_refused(changes: dict[str, object], status: int) -> None:
-    """Before the job begins."""
+    """The request is refused before a job begins."""
     with pytest.raises(RefusalError) as refused:
         SortSpec.parse(SPEC | changes)
     assert refused.value.status == status

@@ -1,4 +1,4 @@
-"""The embedded node runs transforms when that was allowed, only those, and leaves no process behind."""
+"""The embedded node runs transforms only if allowed, runs no other command, and leaves no process behind."""
 
 import contextlib
 import os
@@ -25,7 +25,7 @@ def allowing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server
 
 
 def servers_of(node: int) -> list[int]:
-    """Processes that serve a transform for a node, by the number in their command."""
+    """Find the processes that serve a transform for a node, by the process id in their command."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
@@ -87,7 +87,7 @@ def test_running_etl_is_not_deleted_and_a_stopped_one_is(allowing: ServerProcess
 
 
 def test_only_reads_go_through_an_etl(allowing: ServerProcess) -> None:
-    """A copy or a HEAD with an ETL is refused, not done without it; and what is there comes as it is."""
+    """A copy or a HEAD with an ETL is refused, not done without the ETL; a plain read returns the stored bytes."""
     client = sdk(allowing.endpoint)
     bucket = client.bucket("b").create()
     bucket.object("a.tar").get_writer().put_content(b"as it is")
@@ -101,7 +101,7 @@ def test_only_reads_go_through_an_etl(allowing: ServerProcess) -> None:
 
 
 def test_what_comes_through_an_etl_is_whole_and_of_unknown_length(allowing: ServerProcess) -> None:
-    """As AIS sends it: in chunks, whatever range is asked for, with no checksum; from one that was stopped nothing."""
+    """As from AIS, the answer comes in chunks for any range, without a checksum; a stopped ETL answers 404."""
     client = sdk(allowing.endpoint)
     bucket = client.bucket("b").create()
     bucket.object("a.tar").get_writer().put_content(bytes(10240))

@@ -1,4 +1,4 @@
-"""The embedded node over plain HTTP: redirects, connections that stay open or break, names and bodies meant to harm."""
+"""Test the embedded node over plain HTTP: redirects, open and broken connections, harmful names and bodies."""
 
 import http.client
 import json
@@ -16,7 +16,7 @@ from prep.embedded.storage import Storage
 
 
 class Raw:
-    """One connection to the node, kept open."""
+    """A connection to the node that stays open."""
 
     def __init__(self, node: ServerProcess) -> None:
         self.host, _, port = node.endpoint.removeprefix("http://").partition(":")
@@ -44,7 +44,7 @@ def raw(node: ServerProcess) -> Raw:
 
 
 def test_one_connection_serves_all_kinds_of_answers(raw: Raw) -> None:
-    """Redirects, errors and bodies do not end it; what was not read of a request is read away."""
+    """Redirects, errors and bodies do not close it; the unread rest of a request is skipped."""
     raw.ask("GET", "/v1/health")
     assert raw.connection.sock is not None
     port = raw.connection.sock.getsockname()
@@ -68,7 +68,7 @@ def test_one_connection_serves_all_kinds_of_answers(raw: Raw) -> None:
 
 
 def test_redirect_goes_to_a_url_that_answers(raw: Raw) -> None:
-    """The path as it was sent, the query kept, ``pid`` added."""
+    """The location has the path as it was sent, and the query with ``pid`` added."""
     response, _ = raw.ask("GET", "/v1/objects/b/%61?provider=ais")
     location = response.headers["Location"]
     assert location.startswith(f"http://127.0.0.1:{raw.port}/v1/objects/b/%61?provider=ais&pid=")
@@ -76,14 +76,14 @@ def test_redirect_goes_to_a_url_that_answers(raw: Raw) -> None:
 
 
 def test_redirect_of_a_long_body_closes_but_answers(raw: Raw) -> None:
-    """As in Go's server; the client may send all of it and still gets the answer."""
+    """This is as in Go's server. The client may send the whole body and still gets the answer."""
     response, _ = raw.ask("PUT", "/v1/objects/b/c?provider=ais", b"x" * 5_000_000)
     assert (response.status, response.headers["Connection"]) == (307, "close")
     assert raw.ask("GET", "/v1/objects/b/c?provider=ais&pid=p")[0].status == 404
 
 
 def test_redirect_spares_the_body_of_a_client_that_asks_first(raw: Raw) -> None:
-    """``Expect: 100-continue``: the proxy redirects without it, the target takes it."""
+    """With ``Expect: 100-continue`` the proxy redirects without reading the body, and the target reads it."""
     headers = "Host: 127.0.0.1\r\nExpect: 100-continue\r\nContent-Length: 3\r\n"
     head = f"PUT /v1/objects/b/c?provider=ais{{}} HTTP/1.1\r\n{headers}\r\n"
     with raw.socket() as proxy:
@@ -100,7 +100,7 @@ def test_redirect_spares_the_body_of_a_client_that_asks_first(raw: Raw) -> None:
 
 
 def test_chunked_body(raw: Raw) -> None:
-    """A body of unknown length, with the connection open afterwards; then one whose bucket is missing."""
+    """The connection stays open after a body of unknown length, also if its bucket is missing."""
     pieces = [b"a" * 70_000, b"b", b"c" * 2_000_000]
     for bucket, status in (("b", 200), ("nosuch", 404)):
         path = f"/v1/objects/{bucket}/c?provider=ais&pid=p"
@@ -127,7 +127,7 @@ def test_chunked_body(raw: Raw) -> None:
     ],
 )
 def test_name_that_leads_elsewhere_is_refused(raw: Raw, tmp_path: Path, name: str) -> None:
-    """400 at the proxy and at the target; the folder is as it was."""
+    """Proxy and target answer 400; the folder does not change."""
     before = sorted(tmp_path.rglob("*"))
     for query in ("provider=ais", "provider=ais&pid=p"):
         for method in ("PUT", "GET", "DELETE"):
@@ -138,7 +138,7 @@ def test_name_that_leads_elsewhere_is_refused(raw: Raw, tmp_path: Path, name: st
 
 @pytest.mark.parametrize("name", ["..", ".", "%2E%2E", "a%2Fb", "%00"])
 def test_bucket_name_that_leads_elsewhere_is_refused(raw: Raw, tmp_path: Path, name: str) -> None:
-    """Nothing is created, nothing destroyed outside the buckets' folder."""
+    """Nothing is created or destroyed outside the buckets' folder."""
     before = sorted(tmp_path.rglob("*"))
     for method, action in (("POST", "create-bck"), ("DELETE", "destroy-bck")):
         assert raw.ask(method, f"/v1/buckets/{name}?provider=ais", json.dumps({"action": action}))[0].status >= 400
@@ -159,14 +159,14 @@ def test_bucket_name_that_leads_elsewhere_is_refused(raw: Raw, tmp_path: Path, n
     ],
 )
 def test_put_checks_what_the_client_declares(raw: Raw, headers: dict[str, str], status: int, stored: bool) -> None:
-    """A body that is not what its checksum says is not stored."""
+    """A body with another checksum than declared is not stored."""
     response, body = raw.ask("PUT", "/v1/objects/b/c?provider=ais&pid=p", b"data", headers)
     assert response.status == status, body
     assert raw.ask("GET", "/v1/objects/b/c?provider=ais&pid=p")[0].status == (200 if stored else 404)
 
 
 def test_client_that_goes_in_mid_body_leaves_the_old_object(raw: Raw, tmp_path: Path) -> None:
-    """Half a body is no object, and its file does not stay."""
+    """Half a body does not become an object, and its file is removed."""
     with raw.socket() as client:
         client.sendall(
             b"PUT /v1/objects/b/a?provider=ais&pid=p HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\nhalf"
@@ -177,7 +177,7 @@ def test_client_that_goes_in_mid_body_leaves_the_old_object(raw: Raw, tmp_path: 
 
 
 def test_get_goes_on_while_the_object_is_replaced_and_deleted(raw: Raw) -> None:
-    """A reader has the object that was there when it asked."""
+    """A reader gets the object as it was at the request."""
     old, new = b"a" * 20_000_000, b"b" * 20_000_000
     path = "/v1/objects/b/c?provider=ais&pid=p"
     raw.ask("PUT", path, old)
@@ -192,7 +192,7 @@ def test_get_goes_on_while_the_object_is_replaced_and_deleted(raw: Raw) -> None:
 def test_connection_without_a_request_is_closed_but_not_a_slow_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So a client meets the connection that is gone when it comes back to it; a body may pause for longer."""
+    """An idle connection is closed as by AIS, so clients must cope with it here, too; a body may pause for longer."""
     monkeypatch.setattr(server._Handler, "idle_s", 0.3)
     with Storage(tmp_path) as storage, server.NodeServer(storage, port=0) as running:
         threading.Thread(target=running.serve_forever, daemon=True).start()
@@ -213,7 +213,7 @@ def test_connection_without_a_request_is_closed_but_not_a_slow_one(
 
 
 def test_many_writers_get_versions_of_their_own(raw: Raw) -> None:
-    """Twenty PUTs of one object at once: versions 2 to 21, none twice."""
+    """Twenty PUTs of one object at a time get the versions 2 to 21, each once."""
     versions: list[str] = []
 
     def put() -> None:
@@ -256,14 +256,14 @@ def test_many_writers_get_versions_of_their_own(raw: Raw) -> None:
     ],
 )
 def test_what_the_node_does_not_do_is_said(raw: Raw, method: str, path: str, body: dict[str, object] | None) -> None:
-    """501, with the way out, rather than something else than was asked."""
+    """The answer is 501 and says what to do; the node does not do something else instead."""
     response, text = raw.ask(method, path, json.dumps(body) if body else None)
     assert response.status == 501
     assert "set AIS_ENDPOINT" in json.loads(text)["message"]
 
 
 def test_host_that_is_not_loopback_is_refused(raw: Raw) -> None:
-    """A web page whose name was made to mean 127.0.0.1 gets nothing."""
+    """A web page whose host name was made to resolve to 127.0.0.1 is refused."""
     assert raw.ask("GET", "/v1/health", headers={"Host": "evil.example:80"})[0].status == 403
     for host in ("localhost", "127.0.0.1:1", "[::1]:1"):
         assert raw.ask("GET", "/v1/health", headers={"Host": host})[0].status == 200
@@ -281,14 +281,14 @@ def test_host_that_is_not_loopback_is_refused(raw: Raw) -> None:
     ],
 )
 def test_head_that_no_client_of_ours_sends_is_refused(raw: Raw, headers: str, status: int) -> None:
-    """A web page's request, and what is no HTTP/1.1."""
+    """A web page's request and an invalid HTTP/1.1 request are refused."""
     with raw.socket() as client:
         client.sendall(f"GET /v1/health HTTP/1.1\r\n{headers}\r\n".encode())
         assert client.recv(100).startswith(f"HTTP/1.1 {status} ".encode())
 
 
 def test_range_of_any_number_of_digits_is_answered(raw: Raw) -> None:
-    """Past the end is the end; past all measure is no range."""
+    """A range past the end stops at the end; a range that begins there, or has thousands of digits, is refused."""
     path = "/v1/objects/b/a?provider=ais&pid=p"
     assert raw.ask("GET", path, headers={"Range": f"bytes=8-{2**64}"})[1] == b"89"
     for wanted in (f"bytes={2**64}-", f"bytes=0-{'9' * 5000}"):
@@ -329,7 +329,7 @@ SORT = {"input_bck": {"name": "b"}, "output_format": "o-{0..9}", "algorithm": {"
     ],
 )
 def test_message_of_wrong_types_or_measures_is_400(raw: Raw, method: str, path: str, body: dict[str, object]) -> None:
-    """Said in words; the connection stays."""
+    """The error says so; the connection stays open."""
     response, text = raw.ask(method, f"{path}?provider=ais", json.dumps(body))
     assert response.status == 400, text
     assert json.loads(text)["message"]
@@ -340,7 +340,7 @@ def test_message_nested_past_measure_is_400(raw: Raw) -> None:
 
 
 def test_node_listens_on_loopback_only(raw: Raw) -> None:
-    """The port is closed on the machine's other addresses."""
+    """The port is closed at the machine's other addresses."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.bind(("127.0.0.2", raw.port))  # taken, if the node had bound to all addresses
 

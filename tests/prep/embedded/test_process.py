@@ -1,4 +1,4 @@
-"""The embedded node as a process: it starts, fails in words, ends with its owner, and keeps what it was given."""
+"""Test the embedded node as a process: it starts, explains failures, ends with its owner, and keeps its objects."""
 
 import http.client
 import os
@@ -34,7 +34,7 @@ def answers(endpoint: str, path: str = "/v1/health") -> bool:
 
 
 def wait_for_the_end(endpoint: str) -> None:
-    """Return when the node does not answer any more."""
+    """Return when the node no longer answers."""
     start_s = time.monotonic()
     while answers(endpoint):
         assert time.monotonic() - start_s < 30, "the node outlived its owner"
@@ -42,7 +42,7 @@ def wait_for_the_end(endpoint: str) -> None:
 
 
 def test_start_answers_and_close_can_be_called_twice(tmp_path: Path) -> None:
-    """After ``start`` it answers, also over a folder used before; after ``close`` nothing does."""
+    """The node answers after ``start``, also over a folder that was used before, and not after ``close``."""
     for _ in range(3):
         node = start(tmp_path / "new" / "folder")
         assert answers(node.endpoint)
@@ -52,21 +52,21 @@ def test_start_answers_and_close_can_be_called_twice(tmp_path: Path) -> None:
 
 
 def test_server_imports_little() -> None:
-    """Neither the SDK nor torch: they would cost seconds at every start."""
+    """It imports neither the SDK nor torch, which would cost seconds at every start."""
     code = "import sys, prep.embedded.__main__; print({'aistore', 'torch', 'pydantic', 'numpy'} & set(sys.modules))"
     loaded = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert loaded.stdout.strip() == "set()"
 
 
 def test_start_where_nothing_can_be_written_is_an_error(tmp_path: Path) -> None:
-    """The folder is named."""
+    """The error names the folder."""
     (tmp_path / "file").touch()
     with pytest.raises(StoreError, match=r"cannot use the folder '.*file'"):
         start(tmp_path / "file")
 
 
 def test_start_on_a_taken_port_says_so(tmp_path: Path) -> None:
-    """The error holds what the node said."""
+    """The error contains the message of the node."""
     with start(tmp_path / "one") as node:
         port = int(node.endpoint.rpartition(":")[2])
         with pytest.raises(StoreError, match=rf"did not start: cannot serve .* on 127\.0\.0\.1:{port}: .*in use"):
@@ -85,7 +85,7 @@ def test_start_on_a_taken_port_says_so(tmp_path: Path) -> None:
 def test_start_allows_etl_where_its_caller_or_else_the_environment_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: str | None, allow_etl: bool | None, expected: bool
 ) -> None:
-    """The list of ETLs is answered, or refused; the caller's own environment stays as it was."""
+    """The node lists ETLs or refuses to; the caller's own environment does not change."""
     monkeypatch.delenv(ALLOW_ETL, raising=False)
     if environment is not None:
         monkeypatch.setenv(ALLOW_ETL, environment)
@@ -142,7 +142,7 @@ time.sleep(60)
     ],
 )
 def test_node_ends_with_its_owner(tmp_path: Path, how: str, end: signal.Signals | None) -> None:
-    """However the owner dies, the node does not stay."""
+    """The node ends, in whatever way the owner dies."""
     owner = subprocess.Popen(
         [sys.executable, "-c", OWNER, str(tmp_path), how],
         cwd=ROOT,
@@ -162,7 +162,7 @@ def test_node_ends_with_its_owner(tmp_path: Path, how: str, end: signal.Signals 
 
 
 def test_node_started_by_a_thread_outlives_the_thread(tmp_path: Path) -> None:
-    """Its owner is the process."""
+    """The owner is the process, not the thread."""
     nodes: list[ServerProcess] = []
     thread = threading.Thread(target=lambda: nodes.append(start(tmp_path)))
     thread.start()
@@ -173,12 +173,12 @@ def test_node_started_by_a_thread_outlives_the_thread(tmp_path: Path) -> None:
 
 
 def test_interrupt_at_the_terminal_does_not_end_the_node(node: ServerProcess) -> None:
-    """Ctrl-C goes to the owner's process group; the node is in another."""
+    """Ctrl-C reaches the process group of the owner; the node is in another group."""
     assert os.getpgid(node._process.pid) != os.getpgid(0)
 
 
 def test_two_nodes_over_one_folder_see_the_same(tmp_path: Path) -> None:
-    """What one is given the other has, also while both run; both may write one object."""
+    """Two nodes over one folder share all objects while both run; both may write one object."""
     with start(tmp_path) as one, start(tmp_path) as two:
         first, second = sdk(one.endpoint).bucket("b").create(), sdk(two.endpoint).bucket("b")
         first.object("a").get_writer().put_content(b"one")
@@ -191,7 +191,7 @@ def test_two_nodes_over_one_folder_see_the_same(tmp_path: Path) -> None:
 
 
 def test_killed_in_mid_put_keeps_the_old_object(tmp_path: Path) -> None:
-    """The next node finds the object as it was, and sweeps the half one away."""
+    """The next node finds the old object, and removes the half-written file."""
     node = start(tmp_path)
     bucket = sdk(node.endpoint).bucket("b").create()
     bucket.object("a").get_writer().put_content(b"old")
@@ -213,7 +213,7 @@ def test_killed_in_mid_put_keeps_the_old_object(tmp_path: Path) -> None:
 
 
 def test_folder_that_takes_no_more_is_507_and_nothing_changes(node: ServerProcess, tmp_path: Path) -> None:
-    """The kernel refuses (here a file may not grow past 1 MiB): the error names the object, the old one stays."""
+    """If the kernel refuses to write (here a file over 1 MiB), the error names the object, and the old object stays."""
     bucket = sdk(node.endpoint).bucket("b").create()
     bucket.object("dir/a").get_writer().put_content(b"old")
     no_limit = resource.prlimit(node._process.pid, resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))

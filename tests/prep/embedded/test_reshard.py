@@ -1,4 +1,4 @@
-"""The node's shuffle: order from keys and seed, cuts by size, tars of any dialect in, whole samples out."""
+"""Test the node's shuffle: the order by keys and seed, cuts by size, and tars of every dialect as input."""
 
 import io
 import subprocess
@@ -30,7 +30,7 @@ def write(folder: Path, name: str, data: bytes) -> InputShard:
 def reshard(
     shards: Sequence[InputShard], *, folder: Path, names: Iterable[str], output_shard_size: int, seed: int
 ) -> list[tuple[OutputShard, Path]]:
-    """The three steps, as the embedded node takes them."""
+    """Take the three steps of the embedded node."""
     samples = [sample for shard in shards for sample in scan(shard)]
     outputs = plan(samples, names=names, output_shard_size=output_shard_size, algorithm=Algorithm(seed=seed))
     folder.mkdir(exist_ok=True)
@@ -47,7 +47,7 @@ def members_of(folder: Path) -> list[tuple[str, bytes]]:
 
 
 def test_shuffled_is_the_same_everywhere_and_for_ever() -> None:
-    """A changed order would be a changed data set: these are the numbers, from any machine and Python."""
+    """The order must be the same on every machine and Python version: another order would be another data set."""
     assert shuffled([f"{index:02}" for index in range(8)], seed=0) == [6, 3, 7, 2, 1, 4, 0, 5]
     code = "from prep.shuffle.order import shuffled; print(shuffled([f'{i:02}' for i in range(8)], seed=0))"
     root = str(Path(__file__).parents[3])
@@ -59,14 +59,14 @@ def test_shuffled_is_the_same_everywhere_and_for_ever() -> None:
 
 @given(st.lists(st.text(max_size=5), max_size=50), st.integers(-3, 1 << 70))
 def test_shuffled_is_a_permutation(keys: list[str], seed: int) -> None:
-    """Each position once, also when keys repeat; the same again when asked again."""
+    """Each position comes once, also if keys repeat; a second call gives the same order."""
     order = shuffled(keys, seed=seed)
     assert sorted(order) == list(range(len(keys)))
     assert shuffled(keys, seed=seed) == order
 
 
 def test_shuffled_depends_on_seed_and_keys() -> None:
-    """Another seed, another order; positions are spread evenly enough to call it a shuffle."""
+    """Another seed gives another order; positions are spread evenly."""
     keys = [str(index) for index in range(200)]
     assert shuffled(keys, seed=1) != shuffled(keys, seed=2)
     means = [sum(shuffled(keys, seed=seed)[:20]) / 20 for seed in range(50)]
@@ -94,7 +94,7 @@ def test_cut(sizes: list[int], target: int, expected: list[int]) -> None:
 
 @given(st.lists(st.integers(0, 100)), st.integers(1, 300))
 def test_cut_takes_all(sizes: list[int], target: int) -> None:
-    """Every item is in one shard; all but the last reach the target, and none would without its last item."""
+    """Every item is in one shard. All shards but the last reach the target, and only with their last item."""
     counts = cut(sizes, target=target)
     assert sum(counts) == len(sizes)
     start = 0
@@ -113,7 +113,7 @@ def test_cut_takes_all(sizes: list[int], target: int) -> None:
 def test_reshard_gives_every_member_once(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, seed: int, target: int
 ) -> None:
-    """Names and bytes in are names and bytes out; a sample's members stay side by side, in order."""
+    """All names and bytes come out; a sample's members stay together, in order."""
     folder = tmp_path_factory.mktemp("reshard")
     stems = st.text(st.sampled_from("ab./\u00e4-\U0001f600"), min_size=1, max_size=130).filter(
         lambda text: not text.startswith("/") and not text.endswith("/") and "//" not in text
@@ -144,7 +144,7 @@ def test_reshard_gives_every_member_once(
 
 @pytest.mark.parametrize("tar_format", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 def test_scan_reads_every_dialect(tmp_path: Path, tar_format: int) -> None:
-    """Long names included, where the dialect has them; offsets point at the bytes."""
+    """Long names are read where the dialect has them; offsets point to the bytes."""
     long_name = "d/" * 60 + "long.jpg" if tar_format == tarfile.USTAR_FORMAT else "n" * 300 + ".jpg"
     shard = write(tmp_path, "s.tar", make_tar({"a.jpg": b"A" * 700, long_name: b"B"}, tar_format=tar_format))
     samples = scan(shard)
@@ -157,7 +157,7 @@ def test_scan_reads_every_dialect(tmp_path: Path, tar_format: int) -> None:
 
 
 def test_reshard_output_is_plain_ustar(tmp_path: Path) -> None:
-    """Headers of 512 bytes where names allow, two zero blocks at the end: the size that dSort gave, too."""
+    """Headers have 512 bytes if names allow it, and two zero blocks end the tar: the size is that of dSort's output."""
     members = {
         f"s{index}.{part}": bytes(size) for index in range(5) for part, size in (("cls", 1), ("jpg", 700), ("png", 300))
     }
@@ -169,7 +169,7 @@ def test_reshard_output_is_plain_ustar(tmp_path: Path) -> None:
 
 
 def test_reshard_keeps_mode_and_time(tmp_path: Path) -> None:
-    """Not the owner, which is whoever packed."""
+    """The owner is dropped: it is the user who packed."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar:
         info = tarfile.TarInfo("a.jpg")
@@ -183,7 +183,7 @@ def test_reshard_keeps_mode_and_time(tmp_path: Path) -> None:
 
 
 def test_reshard_same_seed_same_bytes(tmp_path: Path) -> None:
-    """Run twice, the outputs are equal to the byte; with another seed they hold other samples."""
+    """Two runs give equal bytes; with another seed the shards hold other samples."""
     shard = write(tmp_path, "in.tar", make_tar({f"{index:03}.jpg": bytes([index]) * 100 for index in range(40)}))
     runs: list[list[bytes]] = []
     for seed in (3, 3, 4):
@@ -196,7 +196,7 @@ def test_reshard_same_seed_same_bytes(tmp_path: Path) -> None:
 
 
 def test_members_without_a_key_are_kept_and_folders_left_out(tmp_path: Path) -> None:
-    """``README`` in two shards, ``._a.jpg``, ``a`` beside ``a.jpg``: all come out; a directory does not."""
+    """``README`` in two shards, ``._a.jpg``, and ``a`` beside ``a.jpg`` all come out; a directory does not."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as tar:
         folder = tarfile.TarInfo("dir")
@@ -215,7 +215,7 @@ def test_members_without_a_key_are_kept_and_folders_left_out(tmp_path: Path) -> 
 
 
 def test_scan_of_a_cut_shard_is_refused_wherever_it_was_cut(tmp_path: Path) -> None:
-    """Also between members, and in padding, where tar readers see nothing wrong."""
+    """A tar that is cut off is refused, also between members and in padding, where tar readers see no error."""
     whole = make_tar({"a.jpg": b"A" * 700, "b.jpg": b"B" * 10})
     end = 512 + 1024 + 512 + 512  # of the last member
     for num_bytes in [*range(0, end + 512, 100), 512, 1536, end, end + 511]:
@@ -226,7 +226,7 @@ def test_scan_of_a_cut_shard_is_refused_wherever_it_was_cut(tmp_path: Path) -> N
 
 
 def test_scan_of_a_damaged_header_is_refused(tmp_path: Path) -> None:
-    """tarfile would take it for the end of the archive, and the rest would be lost in silence."""
+    """`tarfile` would take it for the end of the archive, and lose the rest without an error."""
     data = bytearray(make_tar({"a.jpg": b"A", "b.jpg": b"B", "c.jpg": b"C"}))
     data[1024 + 150] ^= 1  # the second header's checksum
     with pytest.raises(DataError, match=r"shard 'bad\.tar' is not a readable tar: no header at byte 1024"):
@@ -234,14 +234,14 @@ def test_scan_of_a_damaged_header_is_refused(tmp_path: Path) -> None:
 
 
 def test_scan_of_no_tar_is_refused(tmp_path: Path) -> None:
-    """Text, and a compressed tar."""
+    """Text and a compressed tar are refused."""
     for data in (b"not a tar" * 200, b"\x1f\x8b" + bytes(2000)):
         with pytest.raises(DataError, match=r"shard 'x\.tar'"):
             scan(write(tmp_path, "x.tar", data))
 
 
 def test_scan_stops_at_the_length_given(tmp_path: Path) -> None:
-    """A file may go on after the tar, with anything."""
+    """Any bytes may follow the tar in the file."""
     whole = make_tar({"a.jpg": b"A"})
     path = write(tmp_path, "s.tar", whole + make_tar({"b.jpg": b"B"}) + b"more").path
     assert [sample.key for sample in scan(InputShard.of("s", path, path.stat(), num_bytes=len(whole)))] == ["a"]
@@ -250,7 +250,7 @@ def test_scan_stops_at_the_length_given(tmp_path: Path) -> None:
 
 
 def test_scan_refuses_links_and_twins(tmp_path: Path) -> None:
-    """A link has no bytes to copy; a member that occurs twice would be two answers to one name."""
+    """A link has no bytes to copy; a name that occurs twice is ambiguous."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as tar:
         link = tarfile.TarInfo("a.jpg")
@@ -264,14 +264,14 @@ def test_scan_refuses_links_and_twins(tmp_path: Path) -> None:
 
 
 def test_plan_refuses_a_key_of_two_shards(tmp_path: Path) -> None:
-    """Their members would run together in one output."""
+    """An output would mix the members of both."""
     samples = [sample for at in range(2) for sample in scan(write(tmp_path, f"in-{at}.tar", make_tar({"a.jpg": b""})))]
     with pytest.raises(DataError, match=r"shard 'in-1\.tar', key 'a': is in shard 'in-0\.tar' too"):
         plan(samples, names=NAMES, output_shard_size=1, algorithm=Algorithm())
 
 
 def test_plan_refuses_too_few_names_and_sizes_below_one(tmp_path: Path) -> None:
-    """Before anything is written, in dSort's words."""
+    """The job fails before anything is written, with dSort's words."""
     shard = write(tmp_path, "in.tar", make_tar({f"{index}.jpg": b"x" for index in range(4)}))
     with pytest.raises(DataError, match=r"exceeds expected number of shards \(3\)"):
         reshard([shard], folder=tmp_path / "out", names=NAMES[:3], output_shard_size=1, seed=0)
@@ -281,7 +281,7 @@ def test_plan_refuses_too_few_names_and_sizes_below_one(tmp_path: Path) -> None:
 
 
 def test_reshard_notices_an_input_replaced_meanwhile(tmp_path: Path) -> None:
-    """Offsets of the old file say nothing about the new one."""
+    """Offsets of the old file are wrong for the new one."""
     shard = write(tmp_path, "in.tar", make_tar({f"{index}.jpg": b"x" * 9 for index in range(4)}))
     samples = scan(shard)
     shard.path.unlink()
@@ -292,7 +292,7 @@ def test_reshard_notices_an_input_replaced_meanwhile(tmp_path: Path) -> None:
 
 
 def test_reshard_of_many_inputs(tmp_path: Path) -> None:
-    """Seventy shards; all samples arrive."""
+    """All samples of seventy shards come out."""
     shards = [write(tmp_path, f"in-{at:02}.tar", make_tar({f"{at}.jpg": str(at).encode()})) for at in range(70)]
     reshard(shards, folder=tmp_path, names=NAMES, output_shard_size=40, seed=1)
     assert sorted(members_of(tmp_path)) == sorted((f"{at}.jpg", str(at).encode()) for at in range(70))
@@ -369,7 +369,7 @@ def test_parse_content_that_is_no_number_says_where(data: bytes, key_type: str) 
     st.integers(1, 100),
 )
 def test_cut_mapped_takes_each_once_in_order(samples: list[tuple[int, int]], target: int) -> None:
-    """Each shard but a group's last is over the target, and was not before its last sample."""
+    """Each shard but a group's last is over the target, and only with its last sample."""
     groups, sizes = [group for group, _ in samples], [size for _, size in samples]
     found = cut_mapped(groups, sizes, limits=[99] * 4, labels=["x"] * 4, target=target)
     for group in range(4):
@@ -381,7 +381,7 @@ def test_cut_mapped_takes_each_once_in_order(samples: list[tuple[int, int]], tar
 
 
 def test_plan_puts_files_of_no_sample_last(tmp_path: Path) -> None:
-    """The order of the samples is that of a reader that does not see them."""
+    """Files without a key do not change the order of the samples."""
     members = {f"{index}.jpg": b"x" for index in range(8)}
     orders = []
     extras: list[dict[str, bytes]] = [{}, {"README": b"r"}]

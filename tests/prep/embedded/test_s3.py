@@ -1,4 +1,4 @@
-"""S3's face of a cluster, as far as DALI's reader asks: on the embedded node, and on a cluster when there is one."""
+"""Test the S3 requests of DALI's reader: on the embedded node, and on a cluster if one is named."""
 
 import email.utils
 import xml.etree.ElementTree as ET
@@ -22,7 +22,7 @@ def stored(bucket: Bucket) -> Bucket:
 
 
 def ask(bucket: Bucket, method: str, name: str, *, of: str | None = None, **headers: str) -> requests.Response:
-    """The answer; a cluster without the feature S3-Reverse-Proxy redirects a GET, which is followed."""
+    """Return the answer. A cluster without the feature S3-Reverse-Proxy redirects a GET; the redirect is followed."""
     session: requests.Session = bucket.client.session_manager.session
     url = f"{bucket.client.base_url.removesuffix('/v1')}/s3/{of or bucket.name}/{name}"
     return session.request(method, url, headers=headers, timeout=10, allow_redirects=True)
@@ -35,7 +35,7 @@ def code_of(answer: requests.Response) -> str:
 
 @pytest.mark.parametrize("name", ["a", "dir/b"])
 def test_s3_head_tells_size_age_and_checksum(stored: Bucket, name: str) -> None:
-    """What a reader asks first: how long an object is."""
+    """A reader first asks for an object's size."""
     answer = ask(stored, "HEAD", name)
     assert (answer.status_code, answer.headers["Content-Length"], answer.content) == (200, "10", b"")
     assert answer.headers["Etag"].startswith('"v1-')
@@ -55,14 +55,14 @@ def test_s3_head_tells_size_age_and_checksum(stored: Bucket, name: str) -> None:
     ],
 )
 def test_s3_get_of_a_range_gives_it(stored: Bucket, wanted: str, body: bytes, content_range: str) -> None:
-    """Each component of a sample is one of these."""
+    """A reader asks for one range for each component of a sample."""
     answer = ask(stored, "GET", "a", Range=wanted)
     assert (answer.status_code, answer.content, answer.headers["Content-Range"]) == (206, body, content_range)
     assert (answer.headers["Content-Length"], answer.headers["Accept-Ranges"]) == (str(len(body)), "bytes")
 
 
 def test_s3_get_without_a_range_gives_all(stored: Bucket) -> None:
-    """And the same Etag as HEAD, which another object of the name has not."""
+    """GET and HEAD give the same Etag; another object with the name has another Etag."""
     answer = ask(stored, "GET", "dir/b")
     assert (answer.status_code, answer.content) == (200, BODY)
     assert "Content-Range" not in answer.headers
@@ -86,7 +86,7 @@ def test_s3_get_without_a_range_gives_all(stored: Bucket) -> None:
 def test_s3_error_has_a_code_that_clients_know(
     stored: Bucket, name: str, of: str | None, headers: dict[str, str], status: int, code: str
 ) -> None:
-    """In XML, and a HEAD says the same status without it, on a connection that goes on."""
+    """The error is XML; a HEAD has the same status without a body; the connection stays open."""
     answer = ask(stored, "GET", name, of=of, **headers)
     assert (answer.status_code, code_of(answer)) == (status, code)
     if code == "ErrRangeNotSatisfiable":
@@ -96,7 +96,7 @@ def test_s3_error_has_a_code_that_clients_know(
 
 
 def test_s3_signature_is_not_looked_at(stored: Bucket) -> None:
-    """Any credentials do: DALI's client signs with those that it finds, and it must find some."""
+    """All credentials are accepted: DALI's client needs some to sign its requests."""
     signed = {
         "Authorization": "AWS4-HMAC-SHA256 Credential=none/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, "
         "Signature=00",
@@ -108,7 +108,7 @@ def test_s3_signature_is_not_looked_at(stored: Bucket) -> None:
 
 @pytest.mark.parametrize("client", ["embedded"], indirect=True)
 def test_s3_of_the_embedded_node_answers_itself(client: Client, stored: Bucket) -> None:
-    """As with S3-Reverse-Proxy: DALI's client follows no redirect."""
+    """This is as with S3-Reverse-Proxy: DALI's client does not follow redirects."""
     assert client is not None
     assert ask(stored, "GET", "a", Range="bytes=0-0").history == []
 
@@ -127,7 +127,7 @@ def test_s3_of_the_embedded_node_answers_itself(client: Client, stored: Bucket) 
 def test_s3_of_the_embedded_node_says_what_it_does_not_do(
     client: Client, stored: Bucket, method: str, name: str, status: int, code: str
 ) -> None:
-    """Reads of objects only, by their own names."""
+    """Only reads of objects are answered, and only under their exact names."""
     assert client is not None
     answer = ask(stored, method, name)
     assert (answer.status_code, code_of(answer)) == (status, code)
@@ -135,7 +135,7 @@ def test_s3_of_the_embedded_node_says_what_it_does_not_do(
 
 
 def test_s3_head_of_a_bucket_without_checksums_has_none(node: ServerProcess) -> None:
-    """Checksums are the bucket's choice."""
+    """A bucket may have no checksums."""
     session = requests.Session()
     bucket = {"action": "create-bck", "value": {"checksum": {"type": "none"}}}
     assert session.post(f"{node.endpoint}/v1/buckets/plain", json=bucket, timeout=10).status_code == 200

@@ -1,4 +1,4 @@
-"""Objects in a folder: names that share a prefix or are too long, files that were damaged, buckets that go."""
+"""Test objects in a folder: names with a common prefix, long names, damaged files, removed buckets."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,7 +33,7 @@ def read(storage: Storage, name: str) -> bytes:
     )
 )
 def test_any_names_live_side_by_side(storage: Storage, objects: dict[str, bytes]) -> None:
-    """Each name has its bytes; the listing has the names, in order of code points."""
+    """Each name has its bytes; the listing has the names, in the order of code points."""
     for name, data in objects.items():
         storage.write("b", name, [data])
     assert storage.list_names("b") == sorted(objects)
@@ -44,7 +44,7 @@ def test_any_names_live_side_by_side(storage: Storage, objects: dict[str, bytes]
 
 
 def test_object_beside_a_folder_of_its_name(storage: Storage) -> None:
-    """``a``, ``a/b`` and ``a/b/c`` are three objects; so are names that differ only past what a file name holds."""
+    """``a``, ``a/b`` and ``a/b/c`` are three objects; so are long names that differ only after 255 bytes."""
     names = ["a", "a/b", "a/b/c", "x" * 400, "x" * 401, "a.obj", "a.long", ".bucket"]
     for name in names:
         storage.write("b", name, [name.encode()])
@@ -54,7 +54,7 @@ def test_object_beside_a_folder_of_its_name(storage: Storage) -> None:
 
 @pytest.mark.parametrize("part", [slice(0), slice(5), slice(12), slice(40), slice(60), slice(-1), slice(3, None)])
 def test_file_damaged_by_a_power_failure_is_no_object(storage: Storage, tmp_path: Path, part: slice) -> None:
-    """Whatever part of it is left; it can be stored again."""
+    """The object is missing, whichever part of its file is left; it can be stored again."""
     storage.write("b", "a", [b"x" * 50])
     path = tmp_path / "buckets" / "b" / "a.obj"
     path.write_bytes(path.read_bytes()[part])
@@ -65,7 +65,7 @@ def test_file_damaged_by_a_power_failure_is_no_object(storage: Storage, tmp_path
 
 
 def test_failure_in_mid_body_changes_nothing(storage: Storage, tmp_path: Path) -> None:
-    """The exception comes through; no file stays."""
+    """The exception reaches the caller; no file is left."""
 
     def broken() -> Iterator[bytes]:
         yield b"half"
@@ -79,7 +79,7 @@ def test_failure_in_mid_body_changes_nothing(storage: Storage, tmp_path: Path) -
 
 
 def test_bucket_that_goes_during_a_put(storage: Storage, tmp_path: Path) -> None:
-    """The object has no bucket to go to."""
+    """The write fails, because the bucket is gone."""
 
     def destroying() -> Iterator[bytes]:
         yield b"x"
@@ -92,7 +92,7 @@ def test_bucket_that_goes_during_a_put(storage: Storage, tmp_path: Path) -> None
 
 
 def test_bucket_created_twice(storage: Storage) -> None:
-    """The second is refused, empty or not, and the first keeps what it has."""
+    """The second creation is refused, and the bucket keeps its objects."""
     with pytest.raises(BucketExistsError):
         storage.create_bucket("b")
     storage.write("b", "a", [b"x"])
@@ -105,7 +105,7 @@ def test_bucket_created_twice(storage: Storage) -> None:
 
 
 def test_sweep_spares_the_living(storage: Storage, tmp_path: Path) -> None:
-    """A second node removes what a dead one left, not what a running one writes."""
+    """A second node removes files of dead nodes, but no file that a running node is writing."""
     dead = tmp_path / "scratch" / "dead"
     dead.mkdir()
     (dead / "half").touch()
@@ -121,7 +121,7 @@ def test_sweep_spares_the_living(storage: Storage, tmp_path: Path) -> None:
 
 
 def test_folder_from_before_checksum_types(storage: Storage, tmp_path: Path) -> None:
-    """A bucket that says nothing of its type, and objects that do not, are xxhash2; so is what joins them."""
+    """Buckets and objects without a stored type have the type xxhash2; so have new objects."""
     storage.write("b", "old", [b"x"])
     (tmp_path / "buckets" / "b" / ".props").unlink()
     path = tmp_path / "buckets" / "b" / "old.obj"
@@ -135,7 +135,7 @@ def test_folder_from_before_checksum_types(storage: Storage, tmp_path: Path) -> 
 
 
 def test_props_of_a_bucket_that_is_gone(storage: Storage, tmp_path: Path) -> None:
-    """Neither read nor set, and nothing is left of the try."""
+    """Properties can be neither read nor set, and no file is left."""
     storage.destroy_bucket("b")
     with pytest.raises(BucketMissingError):
         storage.bucket_props("b")

@@ -1,8 +1,8 @@
-"""The exchanges recorded on a real AIS 4.9, replayed against the embedded node: status, headers, bodies.
+"""Replay exchanges that were recorded on AIS 4.9 against the embedded node, and compare status, headers and bodies.
 
 Allowed differences, all of them:
 
-* headers that the recorder left out or that say nothing (``EXTRA_HEADERS``), and a length where AIS sent chunks;
+* headers that the recorder left out or that tell nothing (``EXTRA_HEADERS``), and a length where AIS sent chunks;
 * numbers of jobs, listings and nodes, times, ports, and checksums of shards whose bytes the recording does not hold;
 * one target where the recording has two: what comes "by node" is compared node by node, and a job may be past the
   state in which it was recorded;
@@ -114,7 +114,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, dict
 
 
 def shape(value: object) -> object:
-    """Keys and types; a list by its first item; a mapping from node names as what its values have in common."""
+    """Return keys and types; a list is described by its first item, a mapping of node names by its first value."""
     if isinstance(value, dict):
         if value and all(re.fullmatch(r"[A-Za-z]+\d+", key) and isinstance(item, dict) for key, item in value.items()):
             return {"by node": shape(next(iter(value.values())))}
@@ -125,7 +125,7 @@ def shape(value: object) -> object:
 
 
 def neutral(text: str) -> str:
-    """An error's text without names of nodes, addresses and job numbers."""
+    """Remove names of nodes and addresses from an error's text."""
     text = re.sub(r"([pt])\[\w+\]", r"\1[NODE]", text)
     return re.sub(r"127\.0\.0\.1:\d+", "ADDRESS", text)
 
@@ -137,7 +137,7 @@ def recorded_bytes(body: object) -> bytes:
 
 
 def job_states(body: str) -> list[tuple[set[str], set[str]]]:
-    """For each node the keys of its status and of its metrics."""
+    """Return for each node the keys of its status and of its metrics."""
     return [(set(node), set(node["Metrics"])) for node in json.loads(body).values()]
 
 
@@ -152,7 +152,7 @@ NUMBERED = [
 def test_exchange_is_answered_as_recorded(
     answers: dict[int, dict[str, Any]], number: int, exchange: dict[str, Any]
 ) -> None:
-    """Status, header names, and the body's structure are AIS's own; fixed values are equal."""
+    """Status, header names and the body's structure are as in AIS; fixed values are equal."""
     if reason := why_not_replayed(exchange):
         pytest.skip(f"{exchange['step']}: {reason}")
     expected, found = exchange["response"], answers[number]
@@ -215,7 +215,7 @@ def check_listing(expected: bytes, found: bytes, step: str) -> None:
 
 
 def check_job(expected: str, found: str) -> None:
-    """Our one node's status has the keys that one of theirs had at some time; phases have equal shapes and sums."""
+    """Our status has the keys that one AIS node had at some time; phases have equal shapes and sums."""
     theirs, ours = json.loads(expected), json.loads(found)
     last = [
         exchange["response"]["body"]

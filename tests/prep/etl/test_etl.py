@@ -1,4 +1,4 @@
-"""A transform gives the same bytes from here, inline and offline; what is wrong with it is told by shard and key."""
+"""A transform gives the same bytes on this machine, inline and offline; its errors name shard and key."""
 
 import http.client
 import io
@@ -46,7 +46,7 @@ NO_TAG = (501, "cannot use ETL in a build without ETL support - operation not su
 
 
 def shout(sample: dict[str, bytes]) -> dict[str, bytes]:
-    """Renames, adds and keeps."""
+    """Rename one component, add one, and keep the others."""
     return {"loud.txt": sample["txt"].upper() + b"!", "cls": sample["cls"]}
 
 
@@ -59,7 +59,7 @@ def as_text(sample: dict[str, bytes]) -> dict[str, object]:
 
 
 def forget(sample: dict[str, bytes]) -> None:
-    """Lacks its return."""
+    """Return nothing, by mistake."""
 
 
 def misname(sample: dict[str, bytes]) -> dict[str, bytes]:
@@ -71,7 +71,7 @@ def capital(sample: dict[str, bytes]) -> dict[str, bytes]:
 
 
 class Reversed(ShardTransform):
-    """A class of a user's own."""
+    """A transform as a user's class."""
 
     def transform_sample(self, sample: dict[str, bytes]) -> Mapping[str, bytes]:
         return {"txt": sample["txt"][::-1]}
@@ -124,7 +124,7 @@ def etl_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def source(etl_node: str, shards: Path, request: pytest.FixtureRequest) -> AisStore:
-    """The shards in a bucket of that node, beside what is no shard."""
+    """The shards in a bucket of that node, beside an object that is not a shard."""
     store = AisStore(etl_node, f"b{abs(hash(request.node.nodeid)):x}")
     store.create()
     for path in shards.iterdir():
@@ -153,7 +153,7 @@ def test_function_makes_new_components_and_a_tar_without_time_or_owner() -> None
 
 
 def test_identity_gives_the_bytes_that_pack_writes(tmp_path: Path) -> None:
-    """So a transform that changes nothing changes no byte of a shard of this project."""
+    """A transform that changes no sample leaves all bytes of our shards unchanged."""
     from prep.pack.pack import pack
     from tests.sources import make_source
 
@@ -168,7 +168,7 @@ def test_empty_dict_leaves_the_sample_out() -> None:
 
 
 def test_pieces_come_sample_by_sample() -> None:
-    """A shard need not be in memory: after the first sample's pieces no more than a read's worth was taken."""
+    """A shard is not read into memory: for the first sample's pieces, at most one read's bytes are taken."""
     big = make_shard({f"{n:03d}": {"txt": bytes(1 << 20)} for n in range(8)})
     stream = io.BytesIO(big)
     next(FunctionTransform(lambda sample: sample, name="same").pieces(stream, shard="s"))
@@ -228,7 +228,7 @@ def test_arguments_of_a_request_are_refused() -> None:
 @pytest.mark.parametrize("size", [(500, 375), (355, 353), (350, 350), (347, 500), (201, 120)])
 @pytest.mark.parametrize("mode", ["RGB", "L"])
 def test_pets_is_torchvisions_transform(size: tuple[int, int], mode: str) -> None:
-    """Crop, padding and normalisation of the tutorial: no pixel differs by more than float32's last bits."""
+    """Crop, padding and normalisation match the tutorial; pixels differ at most in float32's last bits."""
     from bench.loaders.transforms import mask_transform, photo_transform
 
     photo, mask = encode_photo(size=size, mode=mode), encode_mask(size=size)
@@ -271,7 +271,7 @@ def test_pets_crop_must_be_positive() -> None:
 
 
 def test_transforms_are_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pets, functions, classes, and what lies in the current directory."""
+    """Pets, functions, classes, and modules in the current directory are found."""
     (tmp_path / "lying_here.py").write_text("def same(sample):\n    return sample\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -320,7 +320,7 @@ def test_transform_here_writes_all_shards_and_the_class_table(shards: Path, tmp_
 
 
 def test_transform_here_refuses_what_is_there(shards: Path, tmp_path: Path) -> None:
-    """Replaced only if asked, and then what describes the old shards goes."""
+    """Outputs are replaced only on request; then the files that describe the old shards are deleted."""
     found = resolve_shards(f"{shards}/samples-", endpoint=None)
     output = Output(store=LocalStore(tmp_path / "out"), prefix="small-")
     transform_shards(found, output, transform=f"{THIS}:shout", jobs=1)
@@ -351,7 +351,7 @@ def test_transform_here_that_fails_leaves_no_part(shards: Path, tmp_path: Path) 
 
 
 def test_three_ways_give_the_same_bytes(source: AisStore, tmp_path: Path) -> None:
-    """From here, inline and offline; other objects under the prefix are left alone."""
+    """All three ways give the same bytes; other objects under the prefix stay."""
     found = resolve_shards(f"{source.url}/samples-", endpoint=source.endpoint)
     here = open_output(tmp_path / "here", endpoint=None)
     transform_shards(found, here, transform=f"{THIS}:shout", jobs=1)
@@ -416,7 +416,7 @@ def test_etl_errors_say_what_to_do(source: AisStore) -> None:
 
 @pytest.mark.parametrize("answer", [NO_KUBERNETES, NEEDS_KUBERNETES, NO_TAG], ids=["4.9", "4.9 stop", "5.0"])
 def test_cluster_without_kubernetes_is_told_with_the_way_out(answer: tuple[int, str], tmp_path: Path) -> None:
-    """As AIS 4.9 and 5.0 answered; every use of ETL says the same."""
+    """AIS 4.9 and 5.0 answered so; every use of ETL gives the same error."""
     status, text = answer
 
     class Handler(BaseHTTPRequestHandler):
@@ -496,7 +496,7 @@ def ask(
 
 
 def test_server_answers_what_aistore_sends(source: AisStore, tmp_path: Path) -> None:
-    """Health; a body; a file's path; a read from the target; a result that is sent on to another target."""
+    """The server takes a health check, a body, a file's path, a read from the target, and an address for the result."""
     path = tmp_path / "lom.tar"
     path.write_bytes(words())
     wanted = load_transform(f"{THIS}:shout").transform(words(), "s.tar")
@@ -530,7 +530,7 @@ def test_server_that_cannot_start_says_why(capfd: pytest.CaptureFixture[str], mo
 
 
 def test_spec_is_what_start_sends() -> None:
-    """The YAML for `ais etl init` and the request of `prep etl start` stay one."""
+    """The YAML for `ais etl init` is equal to the request of `prep etl start`."""
     asked: list[dict[str, object]] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -552,7 +552,7 @@ def test_spec_is_what_start_sends() -> None:
 
 
 def test_image_holds_what_the_server_imports() -> None:
-    """The recipe's files are there, its requirements pinned; what it leaves out is not needed."""
+    """The recipe's files exist, its requirements are pinned, and packages that it leaves out are not needed."""
     recipe = (REPOSITORY / "deploy/etl/Dockerfile").read_text()
     copied = re.findall(r"^COPY (.+) \S+$", recipe, re.MULTILINE)
     assert all((REPOSITORY / name).exists() for names in copied for name in names.split())
@@ -579,7 +579,7 @@ print(*prep.etl.transforms.load_transform("pets").transform_sample(sample))
 
 
 def test_commands_on_a_laptop(tmp_path: Path, shards: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With no endpoint an embedded node does it, and no setting is left behind."""
+    """Without an endpoint an embedded node runs the transform; the environment stays as it was."""
     node = ["--embedded-dir", str(tmp_path / "node")]
     function = ["--function", f"{THIS}:shout"]
     before = dict(os.environ)
