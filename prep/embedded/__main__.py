@@ -11,7 +11,7 @@ from prep.embedded.server import serve_forever
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Serve until interrupted; returns 1 if it cannot."""
+    """Serve until interrupted; return 1 if the node cannot start."""
     parser = argparse.ArgumentParser(prog="python -m prep.embedded", description=__doc__)
     parser.add_argument("--dir", type=Path, required=True, help="the folder that holds buckets and objects")
     parser.add_argument("--port", type=int, default=0, help="on 127.0.0.1; 0, the default, takes a free one")
@@ -35,7 +35,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _watch(owner: int) -> None:
     end_with_owner(owner)
-    os._exit(0)  # connections and jobs just end; the files on disk are whole at any moment
+    os._exit(0)  # connections and jobs end at once; the files on disk are complete at any moment
 
 
 if __name__ == "__main__":

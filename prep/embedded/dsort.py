@@ -107,7 +107,7 @@ class SortJob:
             self.error = f"t[{self.node}]: [dsort] {self.job} aborted"
         except BucketMissingError as exc:
             self.error = f'bucket "ais://{exc.args[0]}" does not exist'
-        except (DataError, OSError) as exc:
+        except (DataError, OSError, wire.RefusalError) as exc:
             self.error = str(exc)
         except Exception as exc:
             # A bug. The client that waits for the job must hear of it, too.

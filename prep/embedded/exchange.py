@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 from prep.embedded.wire import RefusalError, parse_range
 
 _CHUNK_BYTES = 1 << 20
-_KEEP_ALIVE_BYTES = 256 << 10  # Go's server, and so AIS, closes a connection rather than skip more than this
+_KEEP_ALIVE_BYTES = 256 << 10  # Go's server skips at most this much of a body
 _MAX_JSON_BYTES = 16 << 20
 
 Headers = Sequence[tuple[str, str]]
@@ -32,7 +32,7 @@ class RequestBody:
 
     @property
     def is_long(self) -> bool:
-        """Whether a real server would close the connection rather than skip the body."""
+        """Whether Go's server, and so AIS, would close the connection rather than skip the body."""
         return self._is_chunked or self.left > _KEEP_ALIVE_BYTES
 
     def chunks(self) -> Iterator[memoryview]:

@@ -34,9 +34,9 @@ def storage(tmp_path: Path) -> Storage:
     return made
 
 
-def run(storage: Storage, *, abort: bool = False, **changes: object) -> dict[str, Any]:
+def run(storage: Storage, *, abort: bool = False, endpoint: str = "", **changes: object) -> dict[str, Any]:
     """Run a job and return its last status."""
-    job = SortJob(SortSpec.parse(SPEC | changes), storage, "target")
+    job = SortJob(SortSpec.parse(SPEC | changes), storage, "target", endpoint=endpoint)
     if abort:
         storage.abort_job(job.job)
     job.start()
@@ -99,6 +99,14 @@ def test_output_that_would_replace_an_input_is_refused(storage: Storage) -> None
     status = run(storage, output_format="in-{0..9}")
     assert "output shard 'in-0.tar' is an input too" in status["Metrics"]["errors"][0]
     assert read_all(storage, "in-") == before
+
+
+def test_key_map_with_a_name_that_leads_elsewhere_is_refused(storage: Storage) -> None:
+    """The status explains it; nothing is written."""
+    storage.write("b", "map.json", [b'{"../c-{0..9}": ["00"]}'])
+    status = run(storage, endpoint="http://node", ekm_file="http://node/v1/objects/b/map.json")
+    assert status["Metrics"]["errors"] == ['invalid object name "../c-0.tar"']
+    assert storage.list_names("b") == ["in-0.tar", "in-1.tar", "map.json"]
 
 
 def test_bad_member_names_its_shard(storage: Storage) -> None:

@@ -5,6 +5,7 @@ import json
 import socket
 import threading
 import time
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
@@ -210,6 +211,30 @@ def test_connection_without_a_request_is_closed_but_not_a_slow_one(
             assert 0.2 < time.monotonic() - since_s < 5
         running.shutdown()
         assert storage.head("b", "a").num_bytes == 4
+
+
+def test_function_is_called_before_each_request_is_answered(tmp_path: Path) -> None:
+    """It sees the request, and the answer waits until it returns."""
+    seen: list[tuple[str, str]] = []
+    may_answer = threading.Event()
+
+    def wait(request: BaseHTTPRequestHandler) -> None:
+        seen.append((request.command, request.path))
+        may_answer.wait(10)
+
+    with Storage(tmp_path) as storage, server.NodeServer(storage, port=0, before_request=wait) as running:
+        threading.Thread(target=running.serve_forever, daemon=True).start()
+        connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=0.3)
+        connection.request("GET", "/v1/health")
+        with pytest.raises(TimeoutError):
+            connection.getresponse()
+        may_answer.set()
+        connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=10)
+        for method, path in (("HEAD", "/v1/buckets/no"), ("GET", "/v1/health")):
+            connection.request(method, path)
+            connection.getresponse().read()
+        running.shutdown()
+    assert seen == [("GET", "/v1/health"), ("HEAD", "/v1/buckets/no"), ("GET", "/v1/health")]
 
 
 def test_many_writers_get_versions_of_their_own(raw: Raw) -> None:
