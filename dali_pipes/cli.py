@@ -27,7 +27,7 @@ _COMMANDS = {
 def cli(verbose: bool) -> None:
     """The fast path from an object store to the GPU's image decoder.
 
-    Results go to stdout, logs and progress to stderr. Exit code 0: done, 1: failed, 2: misused.
+    Results go to stdout, logs and progress to stderr. Exit code 0: done, 1: failed, 2: wrong arguments.
     """
     if os.environ.get("NO_COLOR"):  # https://no-color.org
         click.get_current_context().color = False
@@ -37,13 +37,9 @@ def cli(verbose: bool) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a command; an error is one line on stderr.
+    """Run a command and return its exit code; an error is one line on stderr.
 
-    Args:
-        argv: Arguments without the program's name; by default those of the process.
-
-    Returns:
-        The exit code.
+    ``argv`` holds the arguments without the program's name; by default those of the process.
     """
     from dali_pipes.errors import PipesError
 
@@ -80,7 +76,7 @@ def _fail(text: str, *, code: int) -> int:
 
 
 def _terminate(signum: int, frame: object) -> None:
-    """End as on Ctrl-C, so that context managers close their processes and files."""
+    """End the program as Ctrl-C does, so that context managers close their processes and files."""
     raise SystemExit(128 + signum)
 
 

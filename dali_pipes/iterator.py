@@ -24,8 +24,8 @@ from dali_pipes.cache.locks import in_mutex
 from dali_pipes.epoch import Epoch, Feeds, LoaderParts
 from dali_pipes.errors import DecodeError, WorkerProcessError
 from dali_pipes.fetch.stager import in_fetcher
+from dali_pipes.graph.batch_inputs import BatchInputs
 from dali_pipes.graph.dali_internals import set_epoch_size, set_pipelines
-from dali_pipes.graph.decode import BatchInputs
 from dali_pipes.integrations.dali_iterator import DaliIterator
 from dali_pipes.integrations.torch_dataset import DictBatches, LoaderDataset
 from dali_pipes.options import as_integer

@@ -25,8 +25,7 @@ from dali_pipes.epoch import LoaderParts, PlanInputs
 from dali_pipes.errors import WorkerProcessError
 from dali_pipes.fetch.stager import Stager
 from dali_pipes.formats.quarantine import Quarantine
-from dali_pipes.graph.decode import DecodePipeline
-from dali_pipes.graph.graph import Graph
+from dali_pipes.graph.decode import DecodePipeline, Graph
 from dali_pipes.iterator import Loader
 from dali_pipes.options import (
     BadSamples,

@@ -20,7 +20,7 @@ from bench.loaders.encoded import endpoint_of, samples_of, shard_urls
 from bench.tools.environment import available_cores
 from dali_pipes.errors import DataError
 from dali_pipes.formats.tar_reader import BLOCK
-from dali_pipes.graph.graph import Graph
+from dali_pipes.graph.decode import Graph
 from dali_pipes.reader.segments import MAX_LINES, index_text
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.shard_set import ShardSet

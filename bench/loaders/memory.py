@@ -18,7 +18,8 @@ from bench.loaders.protocol import BenchBatch, BenchLoader, LoaderOptions
 from bench.loaders.registry import ALL_PARTS
 
 if TYPE_CHECKING:
-    from dali_pipes.graph.decode import BatchInputs, DecodePipeline
+    from dali_pipes.graph.batch_inputs import BatchInputs
+    from dali_pipes.graph.decode import DecodePipeline
     from dali_pipes.order.plan import Plan
     from dali_pipes.reader.samples import Samples
     from dali_pipes.store.shard_set import ShardSet

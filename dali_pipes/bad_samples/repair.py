@@ -26,7 +26,8 @@ from torch.utils.dlpack import from_dlpack
 
 from dali_pipes.bad_samples.policy import BadSamplesSeen
 from dali_pipes.errors import DecodeError
-from dali_pipes.graph.decode import BatchInputs, DecodePipeline
+from dali_pipes.graph.batch_inputs import BatchInputs
+from dali_pipes.graph.decode import DecodePipeline
 from dali_pipes.reader.batch import Batch
 from dali_pipes.reader.samples import StoredSamples
 

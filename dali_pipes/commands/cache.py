@@ -15,7 +15,7 @@ cache_option = click.option(
     "--cache",
     "cache_dir",
     type=_directory,
-    help="The cache's directory.  [default: where loaders put it: /dev/shm and the directory for temporary files]",
+    help="The cache's directory.  [default: those of loaders: /dev/shm and the directory for temporary files]",
 )
 
 
@@ -28,7 +28,8 @@ def cache() -> None:
 @cache_option
 @json_option
 def list_cache_files(*, cache_dir: Path | None, as_json: bool) -> None:
-    """List the cache files: their shards, the resident and the held ones, and the processes that use them.
+    """List the cache files, with the number of their shards, how many of these are resident and held, and the processes
+    that use them.
 
     The command reads only the cache's tables.
     """
@@ -74,12 +75,13 @@ def list_cache_files(*, cache_dir: Path | None, as_json: bool) -> None:
 @click.option(
     "--cache-bytes",
     type=size,
-    help="Limit of all cache files there.  [default: half of free memory, or nine tenths of a disk's free space]",
+    help="Limit of all cache files in that directory.  [default: half of free memory, or nine tenths of a disk's free "
+    "space]",
 )
 @click.option(
     "--connections", default=8, show_default=True, type=click.IntRange(min=1), help="Shards fetched at a time."
 )
-@click.option("--etl", metavar="NAME", help="Read the shards through this running ETL.  [default: as stored]")
+@click.option("--etl", metavar="NAME", help="Read the shards through this running ETL.  [default: as they are stored]")
 @cluster_options
 @json_option
 def warm(
@@ -111,13 +113,7 @@ def warm(
         found = find_shards(named, endpoint=endpoint, embedded_dir=embedded_dir, resources=resources)
         indexed = DataSet(found, alignment=extent_alignment(cache_dir))
         # No reservation: the shards may only take space that running loaders have not reserved.
-        share = indexed.open_share(
-            reserved=0,
-            is_windowed=False,
-            group=0,
-            cache_dir=cache_dir,
-            cache_bytes=cache_bytes,
-        )
+        share = indexed.open_share(reserved=0, is_windowed=False, group=0, cache_dir=cache_dir, cache_bytes=cache_bytes)
         resources.callback(share.close)
         stager = resources.enter_context(contextlib.closing(indexed.open_stager(share, num_fetchers=connections)))
         fitting = int(np.searchsorted(np.cumsum(indexed.extent_bytes), share.cache_bytes, side="right"))
@@ -128,18 +124,20 @@ def warm(
             )
         fetched = stager.fetched_bytes
     num_bytes = int(indexed.extent_bytes[staged].sum())
-    elapsed_s = time.perf_counter() - started
-    result = {
-        "num_shards": len(indexed.manifest.names),
-        "num_staged": len(staged),
-        "num_bytes": num_bytes,
-        "fetched_bytes": fetched,
-        "elapsed_s": elapsed_s,
-    }
-    full = "" if len(staged) == indexed.manifest.num_shards else f" of {indexed.manifest.num_shards}, the cache is full"
+    num_shards, elapsed_s = indexed.manifest.num_shards, time.perf_counter() - started
+    if as_json:
+        result = {
+            "num_shards": num_shards,
+            "num_staged": len(staged),
+            "num_bytes": num_bytes,
+            "fetched_bytes": fetched,
+            "elapsed_s": elapsed_s,
+        }
+        click.echo(json.dumps(result))
+        return
+    full = "" if len(staged) == num_shards else f" of {num_shards}, the cache is full"
     amount = f"{format_bytes(num_bytes)} ({format_bytes(fetched)} fetched)"
-    line = f"staged {len(staged)} shards{full}, {amount} in {elapsed_s:.1f} s"
-    click.echo(json.dumps(result) if as_json else f"{line} -> {cache_dir}")
+    click.echo(f"staged {len(staged)} shards{full}, {amount} in {elapsed_s:.1f} s -> {cache_dir}")
 
 
 @cache.command(short_help="Evict shards that no loader holds.")
@@ -161,7 +159,6 @@ def clear(*, cache_dir: Path | None, as_json: bool) -> None:
 
 
 def _caches(cache_dir: Path | None) -> list[Path]:
-    """The directories that have a cache."""
     from dali_pipes.cache.files import cache_root
     from dali_pipes.cache.placement import default_directories
 

@@ -1,4 +1,4 @@
-"""``dali-pipes doctor``: whether this machine fits. ``dali-pipes completion``: a script that completes commands."""
+"""``dali-pipes doctor`` checks this machine; ``dali-pipes completion`` prints a script for a shell's tab completion."""
 
 import json
 import os
@@ -19,12 +19,12 @@ _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 _PROGRAM, _VARIABLE = "dali-pipes", "_DALI_PIPES_COMPLETE"
 
 
-@click.command(short_help="Whether this machine, its GPU, cluster and cache fit.")
+@click.command(short_help="Check this machine, its GPU, the cluster and the cache.")
 @click.option(
     "--endpoint",
     envvar="AIS_ENDPOINT",
     show_envvar=True,
-    help="AIStore's proxy; it is asked for its version, dSort and ETL, and nothing on it is changed.",
+    help="AIStore's proxy. The command asks for its version, dSort and ETL, and changes nothing on it.",
 )
 @click.option(
     "--cache",
@@ -35,10 +35,10 @@ _PROGRAM, _VARIABLE = "dali-pipes", "_DALI_PIPES_COMPLETE"
 @json_option
 @click.pass_context
 def doctor(context: click.Context, *, endpoint: str | None, cache_dir: Path | None, as_json: bool) -> None:
-    """Check this machine: versions, whether the GPU's driver serves DALI and torch, endpoint, cache, limits.
+    """Check versions, the GPU's driver against DALI and torch, the endpoint, the cache and limits of this machine.
 
-    Each finding is ok, warn or fail, with what to do. A machine without a GPU is ok: loaders run on the CPU. The exit
-    code is 1 if a finding is fail.
+    Each finding is ok, warn or fail, with advice what to do. A machine without a GPU is ok: loaders run on the CPU. The
+    exit code is 1 if a finding is fail.
     """
     from dali_pipes.commands.checks.findings import worst
 
@@ -60,21 +60,21 @@ def doctor(context: click.Context, *, endpoint: str | None, cache_dir: Path | No
 def examine(
     *, endpoint: str | None, cache_dir: Path | None = None, environment: Mapping[str, str] = os.environ
 ) -> "list[Finding]":
-    """Run all checks of this machine; under three seconds if the endpoint answers or refuses at once.
+    """Run all checks of this machine; this takes less than three seconds if the endpoint answers or refuses at once.
 
     Args:
-        endpoint: AIStore's proxy; ``None``: no cluster is asked.
-        cache_dir: Where cache files are to lie; ``None``: the default directories.
-        environment: Of the process, for proxies and tokens.
+        endpoint: AIStore's proxy; ``None``: no cluster is checked.
+        cache_dir: Directory for cache files; ``None``: the default directories.
+        environment: The process's environment, for proxies and tokens.
     """
-    from dali_pipes.commands.checks import cluster, gpu, node, software
+    from dali_pipes.commands.checks import cluster, node, software
     from dali_pipes.commands.checks.findings import warn
 
     checks: list[Callable[[], Findings]] = [
         software.check_python,
         software.check_packages,
         software.check_dali,
-        gpu.check_gpu,
+        software.check_gpu,
         lambda: cluster.check_cluster(endpoint, environment),
         lambda: cluster.check_proxies(endpoint, environment),
         lambda: node.check_caches(cache_dir),
@@ -86,17 +86,17 @@ def examine(
     for check in checks:
         try:
             findings += check()
-        except Exception as exc:  # noqa: BLE001 (the other checks are still of use)
+        except Exception as exc:  # noqa: BLE001 (the other checks are still useful)
             text = " ".join(f"{type(exc).__name__}: {exc}".split())
             findings.append(warn("doctor", f"a check failed: {text}", "report this text"))
     return findings
 
 
-@click.command(short_help="A script that completes commands in your shell.")
+@click.command(short_help="Print the script for a shell's tab completion.")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
-    """Print a script with which SHELL completes dali-pipes' commands and options. Where to put it:
+    """Print a script with which SHELL completes the commands and options of dali-pipes. Put it here:
 
     \b
     bash  dali-pipes completion bash > ~/.local/share/bash-completion/completions/dali-pipes

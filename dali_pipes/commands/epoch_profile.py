@@ -1,8 +1,8 @@
 """Measure a loader's epochs: seconds that each stage was busy and waiting.
 
-Three clocks are read. `dali_pipes.profiling` times what runs in Python's threads. The kernel's accounts time DALI's own
-threads. DALI 2.4 does not time its operators, so a second pipeline that stops after the decoders measures the share of
-decoding in what those threads do.
+Three clocks are read. `dali_pipes.profiling` times the stages in Python's threads. The kernel times DALI's own threads.
+DALI 2.4 does not time its operators, so a second pipeline that stops after the decoders measures the share of decoding
+in the work of these threads.
 """
 
 import contextlib
@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from dali_pipes.graph.decode import BatchInputs, DecodePipeline
+    from dali_pipes.graph.batch_inputs import BatchInputs
+    from dali_pipes.graph.decode import DecodePipeline
     from dali_pipes.iterator import Loader
     from dali_pipes.profiling import Kind, Recorder, Seconds, Stage
 
 
-# Batches by which the share of decoding is measured, and how often: it differs little from batch to batch.
+# Batches and rounds that measure the share of decoding: it differs little from batch to batch.
 NUM_SHARE_BATCHES = 4
 NUM_SHARE_ROUNDS = 3
 
@@ -32,14 +33,14 @@ class StageTimes:
     threads: int
     busy_s: float
     waiting_s: float
-    """For the stage before it; of stages with threads of their own, all the time that they were not busy."""
+    """Waiting for the stage before it; for a stage with its own threads, all the time that they were not busy."""
     queued_s: float = 0.0
-    """The part of ``waiting_s`` in which a thread was ready to run, and no core was free."""
+    """The part of ``waiting_s`` in which a thread was ready to run, but no core was free."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EpochProfile:
-    """Where one epoch's time went."""
+    """The times of one epoch, stage by stage."""
 
     epoch: int
     num_samples: int
@@ -53,13 +54,12 @@ class EpochProfile:
     """In the order of the data path."""
 
     def of(self, stage: str) -> StageTimes:
-        """One stage's times."""
+        """Return one stage's times."""
         return next(times for times in self.stages if times.stage == stage)
 
 
 class _Clocks(NamedTuple):
-    """What the clocks of this process show at one time."""
-
+    # All clocks of this process, read at one time.
     seconds: "Seconds"
     in_loader_s: float
     dali_threads: Mapping[int, tuple[float, float]]
@@ -73,16 +73,16 @@ class _Clocks(NamedTuple):
 def profile_loader(
     loader: "Loader", *, epochs: int, recorder: "Recorder", compute_s: float = 0.0
 ) -> list[EpochProfile]:
-    """Iterate, and measure where each epoch's time goes.
+    """Iterate, and measure the times of each epoch.
 
     Args:
-        loader: Just made, so that the first epoch stages its shards, as a job's does.
+        loader: A new loader, whose first epoch stages its shards, as a job's does.
         epochs: Number of epochs.
         recorder: From `dali_pipes.profiling.recording`; the loader was made inside that context.
-        compute_s: How long a step takes after each batch: the time of a training step, slept.
+        compute_s: Seconds to sleep after each batch, in place of a training step.
     """
     kept: list[BatchInputs] = []
-    loader.parts.decode.waits_on_host = True  # else no stage would be seen waiting for a GPU
+    loader.parts.decode.waits_on_host = True  # otherwise the waiting for a GPU would not be measured
     profiles = [_measure_epoch(loader, recorder, compute_s=compute_s, kept=kept) for _ in range(epochs)]
     share = _decode_share(loader.parts.decode, kept)
     return [_split_decoding(profile, share) for profile in profiles]
@@ -91,7 +91,7 @@ def profile_loader(
 def _measure_epoch(
     loader: "Loader", recorder: "Recorder", *, compute_s: float, kept: "list[BatchInputs]"
 ) -> EpochProfile:
-    """One epoch, with ``decode`` for all that DALI's threads do; its first batches are added to ``kept``."""
+    """Measure one epoch, with ``decode`` for all work of DALI's threads; add its first batches to ``kept``."""
     before = _Clocks.read(loader, recorder)
     num_samples = num_batches = num_fetchers = 0
     first_batch_s = 0.0
@@ -154,7 +154,7 @@ def _stages(
 
 
 def _split_decoding(profile: EpochProfile, decode_share: float) -> EpochProfile:
-    """Split ``decode`` in two: ``decode`` and ``transform``, which have the same threads."""
+    """Split ``decode`` into ``decode`` and ``transform``, which share their threads."""
     stages: list[StageTimes] = []
     for times in profile.stages:
         if times.stage == "decode":
@@ -166,9 +166,10 @@ def _split_decoding(profile: EpochProfile, decode_share: float) -> EpochProfile:
 
 
 def _decode_share(decode: "DecodePipeline", batches: "Sequence[BatchInputs]") -> float:
-    """The share of decoding in what DALI does for a batch, 0 to 1, by a second pipeline that does no more.
+    """Measure the share of decoding in DALI's work for a batch, 0 to 1, with a second pipeline that only decodes.
 
-    On the CPU the share of CPU time; on a GPU of the time that a batch takes alone: engines have no account of time.
+    On the CPU this is the share of CPU time. On a GPU it is the share of the time that a batch takes alone, because the
+    time of its engines is not counted.
     """
     if not decode.num_decoders:
         return 0.0
@@ -198,10 +199,10 @@ def _synchronised_clock() -> float:
 
 
 def _dali_threads() -> dict[int, tuple[float, float]]:
-    """DALI's threads in this process: number -> seconds on a core, seconds ready with no core free."""
+    """Read the times of DALI's threads: number -> seconds on a core, seconds ready without a free core."""
     found = {}
     for task in Path("/proc/self/task").iterdir():
-        # A thread may end meanwhile, as a segment's do.
+        # A thread may end meanwhile, as the threads of a segment do.
         with contextlib.suppress(OSError, ValueError):
             if (task / "comm").read_text().startswith("[DALI]"):
                 on_core, queued, *_ = (int(text) for text in (task / "schedstat").read_text().split())

@@ -1,4 +1,4 @@
-"""The loader that ``profile`` and ``tune`` run: shards and a graph, named on the command line."""
+"""The loader that ``profile`` and ``tune`` run: its shards and graph are named on the command line."""
 
 import contextlib
 import importlib
@@ -13,7 +13,7 @@ import click
 from dali_pipes.commands.options import cluster_options, endpoint_for, join_options, size
 
 if TYPE_CHECKING:
-    from dali_pipes.graph.graph import Graph
+    from dali_pipes.graph.decode import Graph
     from dali_pipes.iterator import Loader
     from dali_pipes.options import Cache
 
@@ -27,27 +27,38 @@ job_options = join_options(
         "--graph",
         default="segmentation",
         show_default=True,
-        help=f"What is done to a sample: {', '.join(GRAPHS)}, or your own as package.module:function.",
+        help=f"The graph: {', '.join(GRAPHS)}, or your own function as package.module:function.",
     ),
-    click.option("--crop", type=click.IntRange(min=1), help="Side of the crop.  [default: the graph's own]"),
+    click.option("--crop", type=click.IntRange(min=1), help="Side of the crop in pixels.  [default: the graph's own]"),
     click.option("--photo", default="image.jpg", show_default=True, help="Component that holds the photo."),
     click.option("--mask", default="trimap.png", show_default=True, help="Component that holds the mask."),
-    click.option("--batch-size", default=64, show_default=True, type=click.IntRange(min=1), help="Samples a batch."),
-    click.option("--device", default="auto", show_default=True, type=click.Choice(["auto", "cpu", "gpu"])),
+    click.option("--batch-size", default=64, show_default=True, type=click.IntRange(min=1), help="Samples in a batch."),
+    click.option(
+        "--device",
+        default="auto",
+        show_default=True,
+        type=click.Choice(["auto", "cpu", "gpu"]),
+        help="Where batches are decoded; auto takes a GPU if there is one.",
+    ),
     click.option(
         "--cache",
         "cache_dir",
         type=click.Path(file_okay=False, path_type=Path),
-        help="Directory for the cache file.  [default: /dev/shm, the directory for temporary files]",
+        help="Directory for the cache file.  [default: /dev/shm, or the directory for temporary files]",
     ),
-    click.option("--cache-bytes", type=size, help="What all cache files there may take."),
+    click.option(
+        "--cache-bytes",
+        type=size,
+        help="Limit of all cache files in that directory.  [default: half of free memory, or nine tenths of a disk's "
+        "free space]",
+    ),
     cluster_options,
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What a training would ask a loader for."""
+    """The arguments of a training's loader."""
 
     shards: str
     graph: str
@@ -63,14 +74,13 @@ class Job:
 
     @property
     def cache(self) -> "Cache":
-        """Where its shards are staged."""
         from dali_pipes.options import Cache
 
         return Cache(directory=self.cache_dir, max_bytes=self.cache_bytes)
 
     @contextlib.contextmanager
     def open(self, **options: Any) -> "Iterator[Loader]":
-        """The loader, with more of its arguments."""
+        """Open the loader, with more of its arguments."""
         import dali_pipes as dp
 
         graph = find_graph(self.graph, crop=self.crop, photo=self.photo, mask=self.mask)
@@ -82,7 +92,7 @@ class Job:
                 batch_size=self.batch_size,
                 device=self.device,
                 endpoint=endpoint,
-                # One process, whatever launched it.
+                # One process, even under a launcher.
                 rank=0,
                 world_size=1,
                 **({"cache": self.cache} | options),
@@ -91,19 +101,13 @@ class Job:
             yield loader
 
     def to_json(self) -> dict[str, Any]:
-        """What figures depend on, without endpoint and directories, which name machines."""
+        """List the arguments on which measurements depend, without endpoint and directories, which name machines."""
         names = ("graph", "crop", "batch_size", "device", "cache_bytes")
         return {name: getattr(self, name) for name in names}
 
 
 def find_graph(name: str, *, crop: int | None, photo: str, mask: str) -> "Graph":
-    """One of `GRAPHS`, or ``package.module:function``, a function of components and random numbers.
-
-    Args:
-        name: Which.
-        crop: Side of the crop, ``None`` for the graph's own; as the rest, for `GRAPHS` only.
-        photo: The component that holds the photo.
-        mask: The component that holds the mask.
+    """Make one of `GRAPHS` with these arguments, or import ``package.module:function``, which takes none of them.
 
     Raises:
         ValueError: If there is no such graph.

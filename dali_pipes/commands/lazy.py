@@ -11,15 +11,15 @@ import click
 
 _ROOT = Path(__file__).parents[2]
 """The folder that holds our packages, installed or not."""
-# A package -> the packages of ours that it imports, itself among them.
+# A package of ours -> itself and the packages of ours that it imports.
 _NEEDED = {"prep": ("prep",), "bench": ("bench", "prep")}
 
 
 class LazyGroup(click.Group):
-    """A group that knows its commands' names and first lines without importing them.
+    """A group that knows its commands' names and first lines without importing the commands.
 
     Args:
-        lazy: Name -> where the command is, ``module:attribute``, and its line in the group's ``--help``.
+        lazy: Name -> the command's place, ``module:attribute``, and its line in the group's ``--help``.
         arguments: Those of `click.Group`.
     """
 
@@ -45,23 +45,22 @@ class LazyGroup(click.Group):
 
 
 def _check_ours(package: str) -> None:
-    """Refuse to import a module of the user's that has the name of one of our packages."""
-    spec = importlib.util.find_spec(package)  # finds it, and runs nothing
+    """Refuse to import a user's module that has the name of one of our packages."""
+    spec = importlib.util.find_spec(package)  # finds the package without running it
     origin = None if spec is None else spec.origin
     ours = _ROOT / package / "__init__.py"
-    if origin is not None and Path(origin).resolve() == ours.resolve():
+    if origin is not None:
+        if Path(origin).resolve() != ours.resolve():
+            raise click.ClickException(
+                f"'{origin}' hides dali-pipes' own package '{package}'; rename it, or run dali-pipes from another "
+                "folder: `dali-pipes` or `python -P -m dali_pipes`"
+            )
         return
-    if origin is None:
-        # A folder of the user's without an __init__.py: it hides ours where ours is installed in editable mode.
-        if not ours.exists():
-            raise click.ClickException(f"dali-pipes' own package '{package}' is not installed; expected '{ours}'")
-        sys.path.insert(0, str(_ROOT))
-        try:
-            importlib.import_module(package)
-        finally:
-            sys.path.remove(str(_ROOT))
-        return
-    raise click.ClickException(
-        f"'{origin}' is in the way of dali-pipes' own package '{package}'; rename it, or run dali-pipes from another "
-        "folder: `dali-pipes` or `python -P -m dali_pipes`"
-    )
+    # A user's folder without an __init__.py hides our package if ours is installed in editable mode.
+    if not ours.exists():
+        raise click.ClickException(f"dali-pipes' own package '{package}' is not installed; expected '{ours}'")
+    sys.path.insert(0, str(_ROOT))
+    try:
+        importlib.import_module(package)
+    finally:
+        sys.path.remove(str(_ROOT))

@@ -9,43 +9,39 @@ from typing import Any, TypeVar
 import click
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-UNITS = {"": 0, "B": 0, "KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40}
-DECIMAL_UNITS = {"kB": 3, "KB": 3, "MB": 6, "GB": 9, "TB": 12}
+_BINARY_UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+_UNITS = _BINARY_UNITS | {"kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
 def parse_bytes(text: str) -> int:
-    """A number of bytes: ``4096``, ``64MB`` (10**6), ``1.5GiB`` (2**30).
+    """Read a number of bytes: ``4096``, ``64MB`` (10**6), ``1.5GiB`` (2**30).
 
     Raises:
-        ValueError: If it is not a positive size with a unit of these.
+        ValueError: If the text is not a positive number followed by no unit or by one of these units.
     """
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", text)
-    unit = match[2] if match else None
-    if match is None or (unit not in UNITS and unit not in DECIMAL_UNITS):
-        raise ValueError(
-            f"a size is a number and one of {', '.join(filter(None, [*UNITS, *DECIMAL_UNITS]))}, got '{text}'"
-        )
-    scale: int = 2 ** UNITS[unit] if unit in UNITS else 10 ** DECIMAL_UNITS[unit or ""]
-    num_bytes = round(float(match[1]) * scale)
+    if match is None or (match[2] or "B") not in _UNITS:
+        raise ValueError(f"a size is a number and one of {', '.join(_UNITS)}, got '{text}'")
+    num_bytes = round(float(match[1]) * _UNITS[match[2] or "B"])
     if num_bytes < 1:
         raise ValueError(f"a size must be at least one byte, got '{text}'")
     return num_bytes
 
 
 def format_bytes(num_bytes: int) -> str:
-    """A number of bytes in the largest binary unit that leaves at least 1.
+    """Show a number of bytes in the largest binary unit that gives at least 1.
 
     >>> format_bytes(23173530)
     '22.1 MiB'
     """
-    for unit, power in reversed(UNITS.items()):
-        if power and num_bytes >= 2**power:
-            return f"{num_bytes / 2**power:.1f} {unit}"
+    for unit, scale in reversed(_BINARY_UNITS.items()):
+        if num_bytes >= scale > 1:
+            return f"{num_bytes / scale:.1f} {unit}"
     return f"{num_bytes} B"
 
 
 def size(text: str) -> int:
-    """`parse_bytes` as an option's type; its name is what ``--help`` shows."""
+    """`parse_bytes` as an option's type; ``--help`` shows this function's name."""
     try:
         return parse_bytes(text)
     except ValueError as exc:
@@ -53,7 +49,7 @@ def size(text: str) -> int:
 
 
 def join_options(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
-    """Several options as one decorator; ``--help`` lists them in this order."""
+    """Join several options into one decorator; ``--help`` lists them in this order."""
 
     def add(command: Command) -> Command:
         for option in reversed(options):
@@ -75,11 +71,11 @@ cluster_options = join_options(
         envvar="DALI_PIPES_EMBEDDED_DIR",
         show_envvar=True,
         type=click.Path(file_okay=False, path_type=Path),
-        help="Where the embedded node stores.  [default: $XDG_DATA_HOME/dali-pipes/embedded]",
+        help="The embedded node's folder.  [default: $XDG_DATA_HOME/dali-pipes/embedded]",
     ),
 )
-# With --json, stdout holds one document and nothing else, and no bars are drawn. What goes to stderr and the exit code
-# stay the same. (The commands of bench differ: there it takes a file, which a record is written to.)
+# With --json, stdout holds one document and nothing else, and no bars are drawn. Messages on stderr and the exit code
+# stay the same. (The commands of bench differ: there the option takes a file, to which a record is written.)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON document.")
 
 

@@ -1,35 +1,54 @@
-"""``dali-pipes profile``: where a loader's time goes, stage by stage, and what to turn."""
+"""``dali-pipes profile``: show how long each stage of a loader works and waits, find the bottleneck, give advice."""
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import click
 
-from dali_pipes.commands.bottleneck import Diagnosis, find_bottleneck
 from dali_pipes.commands.epoch_profile import EpochProfile, profile_loader
 from dali_pipes.commands.job import Job, job_options
 from dali_pipes.commands.options import json_option
 
+# A loader is fast enough if the step waits for less than this share of the time.
+KEEPS_UP = 0.05
+# Threads count as all busy above this share of the time: a few threads idle during a batch's last samples.
+ALL_BUSY = 0.75
+# Threads compete with others for cores if they are ready, without a free core, for more than this share of the time.
+CROWDED = 0.2
 
-@click.command(short_help="Where a loader's time goes, stage by stage, and what to turn.")
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnosis:
+    """The stage for which the others wait, the reason, and the advice."""
+
+    bottleneck: str
+    why: str
+    turn: tuple[str, ...]
+
+
+@click.command(short_help="Show where a loader's time goes, and which setting to change.")
 @job_options
 @click.option(
     "--epochs",
     default=2,
     show_default=True,
     type=click.IntRange(min=1),
-    help="Epochs; the first one stages shards, unless they are cached.",
+    help="Number of epochs. The first one stages the shards that are not cached yet.",
 )
-@click.option("--num-threads", type=click.IntRange(min=1), help="Decoding threads.  [default: cores]")
+@click.option(
+    "--num-threads",
+    type=click.IntRange(min=1),
+    help="Decoding threads.  [default: the cores that this process may use]",
+)
 @click.option("--prefetch-queue-depth", type=click.IntRange(min=1), help="Batches decoded ahead.  [default: 2]")
-@click.option("--num-fetchers", type=click.IntRange(min=1), help="Shards in flight.  [default: 8]")
+@click.option("--num-fetchers", type=click.IntRange(min=1), help="Shards fetched at a time.  [default: 8]")
 @click.option(
     "--compute-ms",
     default=0.0,
     show_default=True,
     type=click.FloatRange(min=0),
-    help="How long a training step takes for each batch; at 0 the loader's own limit is found.",
+    help="Milliseconds of a training step after each batch; 0 measures the loader's own limit.",
 )
 @json_option
 def profile(
@@ -42,13 +61,14 @@ def profile(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Run a loader on the shards at URL (ais://bucket/prefix, a glob of local tars, or a directory), and print for each
-    stage how long it was busy and how long it waited: fetch, stage, read, inputs, decode, transform, hand-over, step.
+    """Run a loader on the shards at URL (ais://bucket/prefix, a glob of local tars, or a directory). Print how long
+    each stage was busy and how long it waited: fetch, stage, read, inputs, decode, transform, hand-over, step.
 
-    Then the stage for which the training step waits most is named, and what to turn. The command reads the shards into
-    the cache, as a training would, and writes nothing else. For a time line, run your training under nsys or
-    torch.profiler: the same stages show there as ranges, in nsys beside DALI's own ranges, which are of operators
-    (DALI_PIPES_ANNOTATE=1 always, 0 never).
+    Then name the bottleneck, which is the stage for which the training step waits most, and the settings to change. The
+    command reads the shards into the cache, as a training does, and writes no other file.
+
+    For a time line, run your training under nsys or torch.profiler. They show the same stages as ranges; nsys also
+    shows DALI's own ranges, one for each operator. DALI_PIPES_ANNOTATE=1 always adds our ranges, 0 never.
     """
     from dali_pipes.options import Decode
     from dali_pipes.processes.ranks import cores_of_rank
@@ -96,5 +116,116 @@ def _text(epoch: EpochProfile, found: Diagnosis) -> str:
         busy = f"{times.busy_s / capacity:.0%}" if capacity else "-"
         lines.append(f"{times.stage:<10} {times.threads:>7} {times.busy_s:>8.2f} {times.waiting_s:>9.2f} {busy:>5}")
     return "\n".join(
-        [*lines, f"bottleneck: {found.bottleneck}: {found.why}", *(f"  turn: {text}" for text in found.turn)]
+        [*lines, f"bottleneck: {found.bottleneck}: {found.why}", *(f"  try: {text}" for text in found.turn)]
     )
+
+
+_IN_THIS_THREAD = "work in the thread that iterates"
+_INPUTS = Diagnosis(
+    bottleneck="inputs",
+    why=_IN_THIS_THREAD,
+    turn=(
+        "the graph's arrays and parsers (components.array, .json, .parsed, .npy): they run in Python, in the thread "
+        "that iterates; do less there, or do it once in advance: dali-pipes prep transform",
+    ),
+)
+_HAND_OVER = Diagnosis(
+    bottleneck="hand-over",
+    why=_IN_THIS_THREAD,
+    turn=("a larger batch_size", "Outputs(keys=False), where keys are not used"),
+)
+
+
+def find_bottleneck(
+    epoch: EpochProfile, *, cores: int, batch_size: int, on_gpu: bool, is_in_memory: bool = True
+) -> Diagnosis:
+    """Find the stage for which the step waits most.
+
+    The step waits for one of five things: shards (``read`` waits), decoded batches (``hand-over`` waits), or one of the
+    three stages that work in the thread that iterates.
+
+    Args:
+        epoch: The measured times.
+        cores: Cores that the process may use.
+        batch_size: Samples in a batch.
+        on_gpu: Whether a GPU decoded.
+        is_in_memory: Whether the cache file lies in memory instead of on a disk.
+    """
+    waited_s = epoch.of("step").waiting_s
+    share = waited_s / epoch.wall_s if epoch.wall_s else 0.0
+    if share < KEEPS_UP:
+        return Diagnosis(
+            bottleneck="step",
+            why=f"the step waits for {share:.1%} of the time: the loader is fast enough",
+            turn=("nothing in the loader; fewer threads, Decode(threads=), leave more cores to the training",),
+        )
+    read, inputs, hand_over = epoch.of("read"), epoch.of("inputs"), epoch.of("hand-over")
+    causes = [
+        (read.waiting_s, _shards(epoch, is_in_memory=is_in_memory)),
+        (hand_over.waiting_s, _decoding(epoch, cores=cores, batch_size=batch_size, on_gpu=on_gpu)),
+        (read.busy_s, _reading(is_in_memory=is_in_memory)),
+        (inputs.busy_s, _INPUTS),
+        (hand_over.busy_s, _HAND_OVER),
+    ]
+    longest_s, found = max(causes, key=lambda cause: cause[0])
+    why = f"of the {waited_s:.2f} s that the step waits, {longest_s:.2f} s are for {found.why}"
+    return replace(found, why=why)
+
+
+def _shards(epoch: EpochProfile, *, is_in_memory: bool) -> Diagnosis:
+    fetch, stage = epoch.of("fetch"), epoch.of("stage")
+    name = "stage" if stage.busy_s > fetch.busy_s else "fetch"
+    turn = []
+    if name == "fetch":
+        if fetch.busy_s > ALL_BUSY * fetch.threads * epoch.wall_s:
+            turn.append(
+                "more fetchers, Cache(fetchers=): all were busy; if that changes nothing, the network or the store is "
+                "at its limit"
+            )
+        else:
+            turn.append(
+                "the fetchers were not all busy: Cache(max_bytes=) to stage more ahead, or more and smaller shards"
+            )
+        turn.append("Cache(directory=, max_bytes=): a local disk for all shards; later epochs and jobs fetch nothing")
+    elif not is_in_memory:
+        turn.append("Cache(directory=) in memory (/dev/shm) or on a faster disk: shards are written and synced there")
+    if epoch.first_batch_s > 0.5 * epoch.wall_s:
+        turn.append("Shuffle(ramp_up=True): the first batch then waits for one shard only")
+    rate = epoch.fetched_bytes / 2**20 / epoch.wall_s
+    return Diagnosis(bottleneck=name, why=f"shards ({rate:.0f} MiB/s came)", turn=tuple(turn))
+
+
+def _decoding(epoch: EpochProfile, *, cores: int, batch_size: int, on_gpu: bool) -> Diagnosis:
+    decode, transform = epoch.of("decode"), epoch.of("transform")
+    name = "decode" if decode.busy_s >= transform.busy_s else "transform"
+    threads = decode.threads
+    capacity = threads * epoch.wall_s
+    busy = (decode.busy_s + transform.busy_s) / capacity if capacity else 0.0
+    queued = decode.queued_s / capacity if capacity else 0.0
+    why = f"batches being decoded; DALI's {threads} threads are busy for {busy:.0%} of the time"
+    turn = []
+    if queued > CROWDED:
+        why += f", and for {queued:.0%} ready with no core free"
+        turn.append("fewer threads, Decode(threads=), or fewer other processes: they compete for cores")
+    elif busy >= ALL_BUSY and threads < cores:
+        turn.append(f"more threads, Decode(threads=): {threads} of {cores} cores decode")
+    elif busy >= ALL_BUSY:
+        turn.append("more cores" if on_gpu else "more cores, or device='gpu': all cores decode")
+    else:
+        turn.append("Decode(queue_depth=3) or more: threads are idle between batches")
+        if batch_size < 8 * threads:
+            turn.append(f"a larger batch_size: {batch_size} samples are few for {threads} threads")
+    if on_gpu:
+        turn.append("Decode(engine_share=): dali-pipes tune URL")
+    if name == "decode":
+        turn.append("smaller photos, made in advance: dali-pipes prep transform; or a graph that decodes a crop only")
+    else:
+        turn.append("the graph: fused operators (crop_mirror_normalize), dtype='uint8' or 'float16', a smaller crop")
+    return Diagnosis(bottleneck=name, why=why, turn=tuple(turn))
+
+
+def _reading(*, is_in_memory: bool) -> Diagnosis:
+    turn = ["a larger batch_size: reading costs one call a batch"]
+    if not is_in_memory:
+        turn.append("Cache(directory=) in memory (/dev/shm) or on a faster disk: the cache file is on a disk")
+    return Diagnosis(bottleneck="read", why=_IN_THIS_THREAD, turn=tuple(turn))

@@ -1,9 +1,9 @@
 """``dali-pipes tune``: find the settings with which this machine decodes fastest, and write them to a tuning file.
 
 Batches of the given shards are decoded over and over. One setting is varied at a time: first the threads, then the
-share of the JPEG engines, then the batches decoded ahead. Only the decode pipeline is timed, fed from memory: a
-loader's other settings (cache, fetchers) depend on the store and the disk, and `dali-pipes profile` says when these are
-the limit.
+share of the JPEG engines, then the batches decoded ahead. Only the decode pipeline is timed, fed from memory. A
+loader's other settings (cache, fetchers) depend on the store and the disk; `dali-pipes profile` shows if these are the
+limit.
 """
 
 import contextlib
@@ -23,17 +23,18 @@ from dali_pipes.commands.options import json_option
 from dali_pipes.progress import bar
 
 if TYPE_CHECKING:
-    from dali_pipes.graph.decode import BatchInputs, DecodePipeline
+    from dali_pipes.graph.batch_inputs import BatchInputs
+    from dali_pipes.graph.decode import DecodePipeline
     from dali_pipes.tuning import Settings, Tuning
 
 
 # 0.12 is what DALI's own benchmark uses on a Hopper machine with 70 threads; 0.65 is DALI's default.
 HW_DECODER_LOADS = (0.0, 0.12, 0.25, 0.4, 0.5, 0.65, 0.8, 0.9, 1.0)
-# Not 1, although it is as fast when nobody trains: it hides neither the step nor a batch that takes longer.
+# Not 1, although it is as fast without a training: a slow batch or a training step would then delay the next batch.
 PREFETCH_DEPTHS = (2, 3, 4)
-# A setting that costs more threads or memory must be faster by this share: short runs differ by as much.
+# A setting that costs more threads or memory must be faster by this share, by which short runs differ anyway.
 MIN_GAIN = 0.03
-# Each candidate is timed this number of times, taking turns with the others; its median counts.
+# Each candidate is timed this number of times, in turns with the others; its median counts.
 NUM_ROUNDS = 3
 # Batches that are kept in memory to be decoded.
 NUM_BATCHES = 8
@@ -44,7 +45,7 @@ Rate = Callable[["Settings", float], float]
 
 
 def thread_counts(cores: int) -> list[int]:
-    """Numbers of decoding threads to try: powers of two, three quarters, all.
+    """List the numbers of decoding threads to try: powers of two, three quarters of the cores, all cores.
 
     >>> thread_counts(16), thread_counts(2)
     ([1, 2, 4, 8, 12, 16], [1, 2])
@@ -54,7 +55,7 @@ def thread_counts(cores: int) -> list[int]:
 
 
 def pick(rates: Mapping[Any, float]) -> Any:
-    """The first setting, in their order, which no other one beats by more than `MIN_GAIN`.
+    """Pick the first setting that no other one beats by more than `MIN_GAIN`.
 
     >>> pick({1: 100.0, 2: 190.0, 4: 250.0, 8: 252.0})
     4
@@ -66,10 +67,10 @@ def pick(rates: Mapping[Any, float]) -> Any:
 def search(
     rate: Rate, *, cores: int, on_gpu: bool, budget_s: float, show: bool = True
 ) -> "tuple[Settings, dict[str, dict[Any, float]]]":
-    """Find the fastest settings, and the rates by which they were chosen.
+    """Find the fastest settings, and return them with the measured rates.
 
     Args:
-        rate: Gives the samples/s of settings, timed for this number of seconds.
+        rate: Measures the samples/s of settings, for this number of seconds.
         cores: Cores that this process may use.
         on_gpu: Whether to find the JPEG engines' share.
         budget_s: Seconds for the whole search. Settings that are not timed by then keep their defaults.
@@ -122,7 +123,7 @@ def samples_per_s(decode: "DecodePipeline", batches: "Sequence[BatchInputs]", *,
             started = time.perf_counter()
         elif num_batches > NUM_WARM_UP:
             num_samples += len(inputs.batch)
-            # At least two batches, however short the time: that of a single one varies too much.
+            # At least two batches, however short the time is: the time of a single batch varies too much.
             if time.perf_counter() - started >= seconds and num_batches >= 2 * NUM_WARM_UP:
                 break
     _synchronise(decode)
@@ -139,13 +140,9 @@ def _synchronise(decode: "DecodePipeline") -> None:
 
 
 def tune_job(job: Job, *, cores: int, budget_s: float, show: bool = True) -> "Tuning":
-    """Find the settings for a job on this machine.
+    """Find the settings for a job on this machine, with this number of cores for each rank.
 
-    Args:
-        job: Its shards, graph and batch size.
-        cores: Cores for this process: those of the machine, shared among its ranks.
-        budget_s: Seconds for the search, which starts when the first batches are there.
-        show: Draw a progress bar.
+    The search starts when the first batches have been read, and takes ``budget_s`` seconds.
     """
     from dali_pipes.tuning import Machine, Tuning
 
@@ -154,9 +151,8 @@ def tune_job(job: Job, *, cores: int, budget_s: float, show: bool = True) -> "Tu
         batches: list[BatchInputs] = []
         for _ in range(min(NUM_BATCHES, len(loader))):
             next(loader)
-            inputs = loader.parts.repair.decoded
-            assert inputs is not None, "a batch was delivered"
-            batches.append(inputs)
+            if (inputs := loader.parts.repair.decoded) is not None:
+                batches.append(inputs)
         # The last one may be short.
         batches = [inputs for inputs in batches if len(inputs.batch) == job.batch_size] or batches
 
@@ -179,29 +175,30 @@ def tune_job(job: Job, *, cores: int, budget_s: float, show: bool = True) -> "Tu
     default=Path("tuning.json"),
     show_default=True,
     type=click.Path(dir_okay=False, path_type=Path),
-    help="The tuning file; loaders take it as Decode(tuning=), or by DALI_PIPES_TUNING.",
+    help="The tuning file. Pass it to loaders as Decode(tuning=), or name it in DALI_PIPES_TUNING.",
 )
 @click.option(
     "--ranks",
     default=1,
     show_default=True,
     type=click.IntRange(min=1),
-    help="Ranks that will share this machine's cores; the file holds for that number.",
+    help="Number of ranks that will share this machine's cores; the file is valid for this number only.",
 )
 @click.option(
     "--seconds",
     default=90.0,
     show_default=True,
     type=click.FloatRange(min=0.1),
-    help="For the search; staging the first shards takes additional time.",
+    help="Seconds for the search; staging the first shards takes additional time.",
 )
 @json_option
 def tune(*, output: Path, ranks: int, seconds: float, as_json: bool, **options: Any) -> None:
-    """Decode batches of the shards at URL (ais://bucket/prefix, a glob of local tars, or a directory) with varying
-    threads, prefetch and, on a GPU, share of the JPEG engines.
+    """Find the settings with which this machine decodes fastest, and write them to a tuning file.
 
-    Reads the first shards into the cache; writes the tuning file. Run it while nothing else runs: cores that other
-    programs use seem slow. The settings change how fast batches come, never which.
+    The command decodes batches of the shards at URL (ais://bucket/prefix, a glob of local tars, or a directory). It
+    varies the number of threads, the number of batches decoded ahead and, on a GPU, the share of the JPEG engines. It
+    reads the first shards into the cache. Run it while no other program needs the cores: otherwise it measures less
+    than the machine can do. The settings change the speed, but not the samples or their order.
     """
     if output.exists() and not output.is_file():
         raise ValueError(f"-o '{output}': expected a file")

@@ -1,4 +1,4 @@
-"""Make the inputs of one batch: encoded bytes, the graph's arrays, and what is parsed from components."""
+"""Make the inputs of one batch: encoded bytes, the graph's arrays, and values parsed from components."""
 
 import functools
 import io
@@ -13,23 +13,24 @@ from dali_pipes.formats.photo_header import is_photo, read_photo_header
 from dali_pipes.graph.inputs import ArrayKind, GraphInputs
 from dali_pipes.graph.parse import Problems, parse_batch, stack
 from dali_pipes.reader.batch import Batch
+from dali_pipes.reader.shard_table import NO_PHOTO, photo_problem
 
 
 class BatchInputs(NamedTuple):
-    """What the decode pipeline is fed for one batch."""
+    """The inputs of the decode pipeline for one batch."""
 
     batch: Batch
     encoded: Sequence[Any]
-    """For each of `DecodePipeline.read_components`: a TensorList, or a list of uint8 arrays, one a sample."""
+    """For each of `DecodePipeline.read_components`: a TensorList, or a list of uint8 arrays, one for each sample."""
     arrays: Sequence[npt.NDArray[Any]]
     """For each of `GraphInputs.arrays`: an array [B, ...]."""
     parsed: Sequence[npt.NDArray[Any] | list[npt.NDArray[Any]]] = ()
     """For each of `GraphInputs.parsed`: an array [B, ...], or a list of arrays of different shapes."""
     lists: Mapping[str, list[Any]] = MappingProxyType({})
-    """The outputs that are not tensors, by name: one Python object a sample."""
+    """The outputs that are not tensors, by name: one Python object for each sample."""
 
     def part(self, positions: Sequence[int]) -> "BatchInputs":
-        """The inputs of some samples only; ``batch`` is still the whole batch."""
+        """Take the inputs of some samples; ``batch`` is still the whole batch."""
         return BatchInputs(
             self.batch,
             [[samples[position] for position in positions] for samples in self.encoded],
@@ -42,17 +43,17 @@ class BatchInputs(NamedTuple):
 def complete_batch(
     asked: GraphInputs, batch: Batch, encoded: Sequence[Any], *, max_pixels: int, fills_missing: bool
 ) -> tuple[BatchInputs, Problems]:
-    """The inputs of a batch, and its samples that must not be decoded or cannot be parsed.
+    """Make a batch's inputs, and find its samples that must not be decoded or cannot be parsed.
 
     Args:
-        asked: What the graph asked for.
+        asked: The inputs that the graph asked for.
         batch: The batch's rows.
         encoded: For each of ``asked.read`` a TensorList, or a list of arrays, of uint8 [bytes].
-        max_pixels: Photos above this number of pixels are problems.
+        max_pixels: Photos with more pixels are problems.
         fills_missing: Whether a photo that a sample lacks becomes one black pixel.
 
     Raises:
-        TypeError: If an array is of another kind than it was when the pipeline was built.
+        TypeError: If an array is of another kind than when the pipeline was built.
     """
     if oversized := _oversized(asked, encoded, max_pixels=max_pixels):
         return BatchInputs(batch, encoded, ()), oversized
@@ -70,16 +71,15 @@ def complete_batch(
 
 
 def _oversized(asked: GraphInputs, encoded: Sequence[Any], *, max_pixels: int) -> Problems:
-    """Photos of too many pixels whose header is not in the shard index, because their name is not a photo's."""
+    """Find too large photos whose header is not in the shard index, because their name is not that of a photo."""
     found: Problems = {}
     for component in asked.components:
         if _is_photo(component):
             continue
         for position, data in enumerate(encoded[asked.read.index(component)]):
             _, height, width = read_photo_header(bytes(np.asarray(data)))
-            if height * width > max_pixels:
-                text = f"holds a photo of {height} x {width} pixels, expected at most max_pixels={max_pixels}"
-                found[position] = component, text
+            if problem := photo_problem(height, width, NO_PHOTO, max_pixels=max_pixels):
+                found[position] = component, problem
     return found
 
 
@@ -89,8 +89,7 @@ def _arrays(asked: GraphInputs, batch: Batch) -> list[npt.NDArray[Any]]:
         try:
             array = function(batch)
         except Exception as exc:
-            keys = ", ".join(batch.keys[:8]) + (", ..." if len(batch) > 8 else "")
-            exc.add_note(f"in an array of the graph, for the batch of {keys}")
+            exc.add_note(f"in an array of the graph, for the batch of {batch.some_keys}")
             raise
         if (found := ArrayKind.of(array, num_samples=len(batch))) != kind:
             raise TypeError(f"an array of the graph was {kind} when it was built, and is {found} now")
@@ -99,7 +98,7 @@ def _arrays(asked: GraphInputs, batch: Batch) -> list[npt.NDArray[Any]]:
 
 
 def _with_black_pixels(asked: GraphInputs, batch: Batch, encoded: Sequence[Any]) -> Sequence[Any]:
-    """The bytes with a black pixel where a sample lacks a photo: decoders refuse zero bytes."""
+    """Put a black pixel where a sample lacks a photo: decoders refuse zero bytes."""
     filled = list(encoded)
     for number, component in enumerate(asked.read):
         lacking = set(np.flatnonzero(batch.places(component).offset < 0).tolist())

@@ -10,14 +10,14 @@ Float32s = npt.NDArray[np.float32]
 Float64s = npt.NDArray[np.float64]
 
 CROP_TRIES = 10
-"""torchvision's RandomResizedCrop takes the centre after this number of tries."""
+"""After this number of tries torchvision's RandomResizedCrop takes the centre."""
 
 
 def center_crop_start(size: Int32s, crop: int) -> Int32s:
-    """Where torchvision's ``CenterCrop`` starts; negative where it pads.
+    """Compute the start of torchvision's ``CenterCrop``; it is negative where a photo is padded.
 
-    A larger photo starts at ``round(slack / 2)``, halves to even; a smaller one is padded by ``(crop - size) // 2``
-    first.
+    In a larger photo the crop starts at ``round(slack / 2)``, where halves round to even. A smaller photo is padded by
+    ``(crop - size) // 2`` at its start.
 
     >>> center_crop_start(np.array([350, 351, 353, 355, 349, 347]), 350).tolist()
     [0, 0, 2, 2, 0, -1]
@@ -28,14 +28,14 @@ def center_crop_start(size: Int32s, crop: int) -> Int32s:
 
 
 def crop_position(sizes: Int32s, crop: int) -> Float32s:
-    """A centre crop as DALI's ``crop_pos_y, crop_pos_x``, the start as a share of the slack: float32 [B, 2]."""
+    """Compute a centre crop as DALI's ``crop_pos_y, crop_pos_x``, the start as a share of the slack: float32 [B, 2]."""
     slack = sizes - crop
     start = center_crop_start(sizes, crop)
     return (start / np.where(slack == 0, 1, slack)).astype(np.float32)
 
 
 def resized_shape(height: Int32s, width: Int32s, shorter_side: int) -> Int32s:
-    """The shapes that torchvision's ``Resize(shorter_side)`` gives: int32 [B, 2] (rows, columns).
+    """Compute the shapes that torchvision's ``Resize(shorter_side)`` gives: int32 [B, 2] (rows, columns).
 
     The longer side is rounded down to whole pixels.
 
@@ -50,10 +50,11 @@ def resized_shape(height: Int32s, width: Int32s, shorter_side: int) -> Int32s:
 def resized_crop(
     height: Int32s, width: Int32s, uniforms: Float64s, *, scale: tuple[float, float], ratio: tuple[float, float]
 ) -> Int32s:
-    """Windows as torchvision's ``RandomResizedCrop.get_params`` draws them, from given uniform numbers.
+    """Draw crops as torchvision's ``RandomResizedCrop.get_params`` does, from given uniform numbers.
 
-    Each of ten tries draws an area, uniform in ``scale`` of the photo's, and an aspect ratio, log-uniform in ``ratio``.
-    The first try that fits is placed uniformly. If none fits, the crop is the centre, of the nearest ratio allowed.
+    Each of ten tries draws an area, as a share of the photo's that is uniform in ``scale``, and an aspect ratio,
+    log-uniform in ``ratio``. The first try that fits is placed uniformly. If no try fits, the crop is the centre, with
+    the nearest ratio that is allowed.
 
     Args:
         height: int32 [B], rows of the photo.

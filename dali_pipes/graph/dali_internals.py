@@ -1,6 +1,6 @@
-"""Use what DALI does not document: the one module that an upgrade of DALI can break.
+"""Use undocumented parts of DALI: this is the one module that an upgrade of DALI can break.
 
-Written for DALI 2.4. `tests/dali_pipes/graph/test_dali_internals.py` checks everything that is relied on here.
+Written for DALI 2.4. `tests/dali_pipes/graph/test_dali_internals.py` checks all assumptions of this module.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,32 +17,32 @@ from nvidia.dali.plugin.pytorch import DALIGenericIterator
 
 
 def operators_of(pipeline: Pipeline) -> list[Any]:
-    """The operators that an output of ``pipeline`` depends on; its outputs are set, it need not be built."""
+    """List the operators on which an output of ``pipeline`` depends; the outputs are set, it need not be built."""
     if not pipeline._py_graph_built:
-        pipeline._build_graph()  # makes the list, as building the pipeline would; starts nothing
+        pipeline._build_graph()  # makes the list, as building the pipeline would, but starts no thread
     return list(pipeline._ops)
 
 
 def operator_name(operator: Any) -> str:
-    """The name of an operator in DALI's registry, such as ``decoders__Image``."""
+    """Return the name of an operator in DALI's registry, such as ``decoders__Image``."""
     return str(operator.spec).removeprefix("OpSpec for ").partition(":")[0]
 
 
 def argument_lines(operator: Any) -> list[str]:
-    """The arguments that an operator was given, ``"name: value"`` each; those with their default are left out."""
+    """List the arguments of an operator as ``"name: value"``, without those that have their default value."""
     return [line.strip() for line in str(operator.spec).partition("\n  Arguments:\n")[2].splitlines()]
 
 
 def inputs_in_use(pipeline: Pipeline, nodes: Mapping[str, Any]) -> list[str]:
-    """The names of those ``nodes``, each made by an operator of its own, that an output of ``pipeline`` depends on."""
+    """List the names of the ``nodes`` on which an output of ``pipeline`` depends; each has an operator of its own."""
     operators = {id(operator) for operator in operators_of(pipeline)}
     return [name for name, node in nodes.items() if id(node.source) in operators]
 
 
 def decoders_behind(nodes: Iterable[Any]) -> list[Any]:
-    """The decoding operators that these nodes depend on, each once, in no particular order.
+    """List the decoding operators on which these nodes depend, each once, in any order.
 
-    Outputs that are not nodes, such as numbers, have none.
+    Outputs that are not nodes, such as numbers, depend on no operator.
     """
     decoders: dict[int, Any] = {}
     seen: set[int] = set()
@@ -59,32 +59,31 @@ def decoders_behind(nodes: Iterable[Any]) -> list[Any]:
 
 
 def outputs_of(operators: Iterable[Any]) -> list[Any]:
-    """The nodes that these operators make."""
+    """List the nodes that these operators make."""
     return [node for operator in operators for node in operator.outputs]
 
 
 def set_hw_decoder_load(decoders: Iterable[Any], hw_decoder_load: float) -> None:
     """Give this share of a batch's JPEGs to the GPU's JPEG engines, in decoders whose pipeline is not built yet.
 
-    A decoder for which the graph set ``hw_decoder_load=`` keeps that share.
+    A decoder keeps its share if the graph has set ``hw_decoder_load=``.
     """
     for decoder in decoders:
         if any(line.startswith("hw_decoder_load: ") for line in argument_lines(decoder)):
             continue
         if backend.GetSchema(operator_name(decoder)).HasArgument("hw_decoder_load"):
-            # A pipeline has no defaults for its operators' arguments, and the graph is the user's: so the argument is
-            # added to the operator's specification, as its call would have done.
+            # A pipeline has no defaults for its operators' arguments, and the user wrote the graph. So the argument is
+            # added to the operator's specification, as the operator's call would have done.
             decoder.spec.AddArg("hw_decoder_load", float(hw_decoder_load))
 
 
 def refuse_any_data(pipeline: Pipeline) -> None:
     """Refuse decoders with ``output_type=types.ANY_DATA``: in DALI 2.4 a gray JPEG then ends the process (SIGSEGV).
 
-    Args:
-        pipeline: One whose outputs are set; built or not.
+    The pipeline's outputs must be set; it need not be built.
 
     Raises:
-        ValueError: If one of its decoders has that output type; says what to use.
+        ValueError: If a decoder has that output type; names the type to use.
     """
     for operator in operators_of(pipeline):
         if _is_decoder(operator) and f"output_type: {int(types.ANY_DATA)}" in argument_lines(operator):
@@ -95,13 +94,13 @@ def refuse_any_data(pipeline: Pipeline) -> None:
 
 
 def random_operators(pipeline: Pipeline) -> list[str]:
-    """The names of DALI's own random operators in a graph, each once: those that take a seed, except readers."""
+    """List DALI's own random operators in a graph by name, each once: those that take a seed, except readers."""
     names = {operator_name(operator) for operator in operators_of(pipeline)}
     return sorted(name for name in names if "eader" not in name and _takes_a_seed(name))
 
 
 def on_gpu(output: Any) -> Any:
-    """A graph's output on the GPU. A number, or another constant, is first made a node, as DALI does on the CPU."""
+    """Move a graph's output to the GPU. A constant, such as a number, is first made a node, as DALI does on the CPU."""
     if isinstance(output, DataNode):
         return output.gpu()
     value = output.value if isinstance(output, types.ScalarConstant) else output
@@ -110,7 +109,7 @@ def on_gpu(output: Any) -> Any:
 
 def _is_decoder(operator: Any) -> bool:
     # One rule for all names of DALI 2.4: decoders__Image, experimental__decoders__Image, and the deprecated
-    # ImageDecoder and AudioDecoder, which are operators of their own in a pipeline's list.
+    # ImageDecoder and AudioDecoder, which are separate operators in a pipeline's list.
     return "decoder" in operator_name(operator).lower()
 
 
@@ -123,7 +122,7 @@ def _takes_a_seed(name: str) -> bool:
 
 
 def schedule_batch(pipeline: Pipeline) -> None:
-    """Pull one batch of inputs and start to compute it. At the end of the epoch's inputs it does nothing.
+    """Pull one batch of inputs and start to compute it. At the end of the epoch's inputs this does nothing.
 
     DALI's own first run pulls as many batches as its queue holds: a loader would wait for the shards of its second
     batch before it can deliver the first.
@@ -142,7 +141,7 @@ def iterator_scope(pipeline: Pipeline) -> AbstractContextManager[None]:
 
 
 # DALIGenericIterator, for subclasses that count batches themselves: ``_pipes``, ``_size``, ``_last_batch_policy`` and
-# ``_auto_reset``. Loops that were written for DALI's iterators, and Lightning, look at them.
+# ``_auto_reset``. Loops that were written for DALI's iterators read them, and so does Lightning.
 
 
 def set_pipelines(iterator: DALIGenericIterator, pipelines: Sequence[Pipeline]) -> None:
@@ -151,10 +150,10 @@ def set_pipelines(iterator: DALIGenericIterator, pipelines: Sequence[Pipeline]) 
 
 
 def set_epoch_size(iterator: DALIGenericIterator, size: int, last_batch_policy: LastBatchPolicy) -> None:
-    """Show the number of samples a rank and epoch, and the policy, which DALI takes to be FILL if it knows no size."""
+    """Set the samples of a rank in an epoch, and the policy, which DALI takes to be FILL if it knows no size."""
     iterator._size, iterator._last_batch_policy = size, last_batch_policy
 
 
 def set_auto_reset(iterator: DALIGenericIterator, is_automatic: bool) -> None:
-    """Show whether ``iterator`` starts the next epoch by itself at the end of one."""
+    """Set whether ``iterator`` starts the next epoch by itself at the end of one."""
     iterator._auto_reset = "yes" if is_automatic else "no"

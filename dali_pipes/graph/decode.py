@@ -1,14 +1,15 @@
 """Decode and transform batches: a graph as a DALI pipeline that pulls its inputs batch by batch.
 
 The decode pipeline lives as long as its loader: the decoders' threads and, on a GPU, their buffers and streams are made
-once. Whenever a batch is scheduled, the pipeline asks its feed for the next one, in the thread that iterates.
+once. Whenever a batch is scheduled, the pipeline takes the next one from its feed, in the thread that iterates.
 """
 
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
+from nvidia.dali import fn
 from nvidia.dali.pipeline import Pipeline
 
 from dali_pipes import profiling
@@ -25,35 +26,38 @@ from dali_pipes.graph.dali_internals import (
     schedule_batch,
     set_hw_decoder_load,
 )
-from dali_pipes.graph.graph import Graph
-from dali_pipes.graph.inputs import Components, ListOutput, make_source
+from dali_pipes.graph.inputs import Components, ListOutput
 from dali_pipes.graph.parse import Problems
 from dali_pipes.graph.random import Random
 from dali_pipes.processes.forks import keep_in_children
 from dali_pipes.reader.batch import Batch
 from dali_pipes.reader.samples import StoredSamples
 
-__all__ = ["BatchInputs", "DecodePipeline"]
+
+class Graph(Protocol):
+    """The function that the decode pipeline runs; `dali_pipes.graph.pipelines` has three to copy."""
+
+    def __call__(self, components: Components, random: Random) -> Mapping[str, Any]:
+        """Return the outputs by name, in the order of a batch: nodes, and results of `Components.text` and the like."""
 
 
 class DecodePipeline:
     """A graph as a pipeline that pulls its batches.
 
     Args:
-        graph: See `dali_pipes.graph.graph.Graph`.
-        samples: The data set: gives an example, and says whether it has what the graph takes.
+        graph: See `Graph`.
+        samples: The data set: gives an example, and checks that it has the components that the graph takes.
         device_id: A CUDA device, ``None`` for the CPU.
         seed: Of DALI's own random operators.
         hw_decoder_load: Share of a batch's JPEGs that the GPU's JPEG engines decode, 0 to 1, in those decoders of the
             graph that do not set it; ``None``: DALI's own default. On the CPU it changes nothing.
         only_decoders: Leave out everything that follows the graph's decoders, to time decoding alone: the pipeline's
             outputs are those of the decoders, without names, and `run` is the only useful method.
-        example: A batch from which the kinds of the graph's arrays are learnt; ``None``: read the data set's first
-            sample.
+        example: A batch that shows the kinds of the graph's arrays; ``None``: the data set's first sample.
 
     Raises:
-        ValueError: If the graph returns no dict of outputs, or takes no component.
-        TypeError: If one of its arrays is none that DALI takes.
+        ValueError: If the graph does not return a dict of outputs, or takes no component.
+        TypeError: If DALI cannot take one of its arrays.
     """
 
     def __init__(
@@ -73,11 +77,11 @@ class DecodePipeline:
         if hw_decoder_load is not None and not 0 <= hw_decoder_load <= 1:
             raise ValueError(f"hw_decoder_load must be in [0, 1], got {hw_decoder_load}")
         self.feed: Callable[[], BatchInputs | None] = lambda: None
-        """Gives the next batch, ``None`` at the end of the epoch; set it before the first batch is scheduled."""
+        """Returns the next batch, ``None`` at the end of the epoch; set it before the first batch is scheduled."""
         self.scheduled: deque[BatchInputs] = deque()
         """Batches that were pulled and not yet delivered, oldest first: DALI loses a batch that it cannot decode."""
         self.waits_on_host = False
-        """Whether `take` returns only when a GPU has made the outputs: set it to measure how long that takes."""
+        """Whether `take` waits until a GPU has made the outputs: set it to measure how long that takes."""
         self.prefetch_queue_depth, self.num_threads = prefetch_queue_depth, num_threads
         self.device_id = device_id
         """The CUDA device that decodes, ``None`` for the CPU."""
@@ -88,10 +92,10 @@ class DecodePipeline:
         self.rebuild()
 
     def rebuild(self) -> None:
-        """Make the pipeline, anew if there was one: for when an iteration was cut short after some inputs were fed.
+        """Make the pipeline; make it anew if an iteration was cut short after some inputs were fed.
 
-        DALI keeps what was fed to an input until an iteration takes it, also across a reset: the next batch would have
-        one batch's pixels and another's labels.
+        DALI keeps the data that were fed to an input until an iteration takes them, also across a reset: the next batch
+        would have one batch's pixels and another's labels.
         """
         self.scheduled.clear()
         self.pipeline = Pipeline(
@@ -118,15 +122,26 @@ class DecodePipeline:
         """Decoding operators in the graph on which an output depends."""
         self.random_operators = random_operators(self.pipeline)
         """DALI's own random operators in the graph, by name: their numbers do not belong to the sample."""
-        # DALI never asks for inputs on which no output depends: they must not queue up.
+        # DALI never takes inputs on which no output depends: they must not be queued.
         in_use = inputs_in_use(self.pipeline, self.inputs.nodes)
         self._waiting: dict[str, deque[Any]] = {name: deque() for name in in_use}
 
     def _new_components(self) -> Components:
         # A weak reference: the pipeline must not keep its owner, or a loader that is dropped would never be closed.
         next_input = weakref.WeakMethod(self._next_input)
+
+        def source(name: str, dtype: Any, ndim: int) -> Any:
+            return fn.external_source(
+                source=lambda: method(name) if (method := next_input()) is not None else None,
+                batch=True,
+                dtype=dtype,
+                ndim=ndim,
+                # Encoded bytes are not copied again: DALI shares the TensorList, which lives until it is decoded.
+                no_copy=name.startswith("component/"),
+            )
+
         return Components(
-            source=make_source(lambda name: method(name) if (method := next_input()) is not None else None),
+            source=source,
             check=self._samples.check_component,
             check_labels=self._samples.check_labels,
             example=self._example,
@@ -134,10 +149,10 @@ class DecodePipeline:
         )
 
     def _run_graph(self, components: Components) -> list[Any]:
-        """Call the graph; its tensors, as nodes or constants."""
+        """Call the graph; returns its tensors, as nodes or constants."""
         outputs = self._graph(components, Random(components))
         self.inputs = components.inputs
-        """What the graph asked for."""
+        """The inputs that the graph asked for."""
         if not isinstance(outputs, Mapping) or not outputs:
             raise ValueError(f"graph must return a dict of outputs by name, got {type(outputs).__name__}")
         if not self.inputs.read:
@@ -150,7 +165,7 @@ class DecodePipeline:
 
     @property
     def torch_device(self) -> str:
-        """Where the outputs are, as torch names it."""
+        """The device of the outputs, as torch names it."""
         return "cpu" if self.device_id is None else f"cuda:{self.device_id}"
 
     @property
@@ -170,15 +185,13 @@ class DecodePipeline:
         return self.inputs.components
 
     def complete(self, batch: Batch, encoded: Sequence[Any]) -> tuple[BatchInputs, Problems]:
-        """The inputs of a batch, and its bad samples: position -> component and reason.
+        """Make a batch's inputs, and find its bad samples: position -> component and reason.
 
-        Called before the batch is scheduled, where an error loses no other batch; see `complete_batch`.
+        Call this before the batch is scheduled, where an error loses no other batch; see `complete_batch`.
         """
-        samples = self._samples
-        fills_missing = samples.rules.missing == "empty"
-        return complete_batch(
-            self.inputs, batch, encoded, max_pixels=samples.rules.max_pixels, fills_missing=fills_missing
-        )
+        rules = self._samples.rules
+        fills_missing = rules.missing == "empty"
+        return complete_batch(self.inputs, batch, encoded, max_pixels=rules.max_pixels, fills_missing=fills_missing)
 
     def schedule(self) -> None:
         """Pull a batch and start decoding it; at the end of the epoch's feed this does nothing."""
@@ -186,14 +199,14 @@ class DecodePipeline:
             schedule_batch(self.pipeline)
 
     def take(self) -> tuple[BatchInputs, dict[str, Any]]:
-        """Wait for the oldest batch in flight; its inputs, and its outputs by name: DALI tensors, or lists.
+        """Wait for the oldest batch in flight; returns its inputs, and its outputs by name: DALI tensors, or lists.
 
         On a GPU the tensors belong to torch's current stream, see Note [whose stream]; they may not be computed yet.
 
         Raises:
-            StopIteration: If none is in flight.
-            RuntimeError: If DALI could not decode it; it is then the oldest in `scheduled`, and DALI goes on with the
-                next.
+            StopIteration: If no batch is in flight.
+            RuntimeError: If DALI could not decode it; it is then the oldest in `scheduled`, and DALI continues with the
+                next one.
             ValueError: If an output's samples are not all of one shape.
         """
         with iterator_scope(self.pipeline):
@@ -215,10 +228,10 @@ class DecodePipeline:
         return inputs, outputs
 
     def second_pipeline(self, **changed: Any) -> "DecodePipeline":
-        """Another pipeline of the same graph, which decodes batches apart from those in flight; the caller closes it.
+        """Make another pipeline of the same graph, which decodes other batches than those in flight; close it.
 
         Args:
-            changed: Arguments of `DecodePipeline` that are to differ; ``prefetch_queue_depth`` is 1 by default.
+            changed: Arguments of `DecodePipeline` that differ; ``prefetch_queue_depth`` is 1 by default.
         """
         arguments: dict[str, Any] = {
             "batch_size": self._batch_size,
@@ -232,10 +245,10 @@ class DecodePipeline:
         return DecodePipeline(self._graph, samples=self._samples, **(arguments | changed))
 
     def decode(self, inputs: BatchInputs) -> dict[str, Any]:
-        """The outputs of one batch, while nothing else is in flight.
+        """Decode one batch, while no other is in flight; returns the outputs by name.
 
         Raises:
-            RuntimeError: If DALI cannot decode it; the next batch can be decoded all the same.
+            RuntimeError: If DALI cannot decode it; the pipeline can still decode the next batch.
         """
         self._schedule_alone(inputs)
         try:
@@ -245,11 +258,7 @@ class DecodePipeline:
             raise
 
     def run(self, inputs: BatchInputs) -> None:
-        """Decode one batch, while nothing else is in flight, and discard the outputs.
-
-        Raises:
-            RuntimeError: If DALI cannot decode it; the next batch can be decoded all the same.
-        """
+        """Decode one batch as `decode` does, but discard the outputs."""
         self._schedule_alone(inputs)
         try:
             with iterator_scope(self.pipeline):
@@ -259,7 +268,7 @@ class DecodePipeline:
             self.scheduled.clear()
 
     def drain(self) -> None:
-        """Discard what is in flight and be ready for another epoch's feed."""
+        """Discard the batches in flight and prepare for another epoch's feed."""
         self.feed = lambda: None
         with iterator_scope(self.pipeline):
             self.pipeline.schedule_run()  # pulls the end of the epoch: without it reset() does nothing
@@ -274,7 +283,7 @@ class DecodePipeline:
             self.pipeline.reset()
         self.scheduled.clear()
         if any(self._waiting.values()):
-            self.rebuild()  # an iteration that was cut short has taken some of its inputs
+            self.rebuild()  # an iteration that was cut short has taken only some of its inputs
 
     def close(self) -> None:
         """Destroy the pipeline, its threads and buffers. Can be called twice."""
@@ -282,11 +291,11 @@ class DecodePipeline:
         self.pipeline = None
 
     # Note [whose stream]: an output's memory returns to DALI's pool when its last tensor is dropped, in the order of
-    # the stream that the output is bound to. Bound to none, it is overwritten at once, while kernels that were launched
-    # before and have not run yet still read it: a step is launched long before it runs. Bound to the stream that the
-    # step is launched on, it is free when that stream has come to that point.
+    # the stream to which the output is bound. Without such a stream it is overwritten at once, while kernels that were
+    # launched before and have not run yet still read it: a step is launched long before it runs. If the output is bound
+    # to the stream on which the step is launched, the memory is free when that stream has come to that point.
     def _consumer_stream(self) -> Any:
-        """The stream that outputs are bound to; ``None`` on the CPU, and where the host must wait for them."""
+        """Return the stream to which outputs are bound; ``None`` on the CPU, and if the host must wait for them."""
         if self.device_id is None or self.waits_on_host:
             return None
         import torch
@@ -299,7 +308,7 @@ class DecodePipeline:
         self.schedule()
 
     def _next_input(self, name: str) -> Any:
-        """What DALI is fed for one input; the first input of an iteration pulls the batch for all of them."""
+        """Return one input's data for DALI; the first input of an iteration pulls the batch for all inputs."""
         if not self._waiting[name]:
             inputs = self.feed()
             if inputs is None:

@@ -1,10 +1,10 @@
 """Collect the inputs that a graph asks for: components, arrays computed from a batch, and parsed values.
 
 A graph is any function ``graph(components, random) -> {output name: node}``. Each node that it takes from `Components`
-or `Random` becomes an input of the decode pipeline, fed once a batch: encoded bytes from the reader pipeline, or an
-array that belongs to the samples and is not pixels (label, crop, random numbers). Arrays are computed in numpy
-from the plan and the shard indexes, or parsed from other components (`dali_pipes.graph.parse`). Text and other outputs
-that are not tensors bypass the decode pipeline.
+or `Random` becomes an input of the decode pipeline. It is fed once for each batch, with encoded bytes from the reader
+pipeline, or with an array that belongs to the samples (label, crop, random numbers). Arrays are computed in numpy from
+the plan and the shard indexes, or parsed from other components (`dali_pipes.graph.parse`). Text and other outputs that
+are not tensors bypass the decode pipeline.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from nvidia.dali import fn, types
+from nvidia.dali import types
 
 from dali_pipes.graph import parse
 from dali_pipes.graph.parse import Parser
@@ -29,7 +29,7 @@ _DALI_TYPES = {
     np.dtype(np.int64): types.INT64,
     np.dtype(np.uint8): types.UINT8,
 }
-# More dtypes where the graph names one. Of a computed array, float64 is as often an accident as an intent.
+# More dtypes are allowed where the graph names one. A computed array may be float64 by accident.
 _PARSED_DALI_TYPES = _DALI_TYPES | {
     np.dtype(np.float16): types.FLOAT16,
     np.dtype(np.float64): types.FLOAT64,
@@ -41,21 +41,21 @@ _PARSED_DALI_TYPES = _DALI_TYPES | {
 
 @dataclass(frozen=True, eq=False)
 class ListOutput:
-    """An output that is not a tensor: batches hold a list of one Python object a sample. No operator takes it."""
+    """An output that is not a tensor: batches hold a list of one Python object per sample. No operator takes it."""
 
     parser: Parser
 
 
 @dataclass(frozen=True)
 class ArrayKind:
-    """What an array of the graph must be in every batch."""
+    """The dtype and number of dimensions that an array of the graph must have in every batch."""
 
     dtype: np.dtype[Any]
     ndim: int
 
     @classmethod
     def of(cls, array: object, *, num_samples: int) -> "ArrayKind":
-        """The kind of ``array``.
+        """Return the kind of ``array``.
 
         Raises:
             TypeError: If it is not an array of a dtype that a graph can take, with a row for each of ``num_samples``.
@@ -72,18 +72,18 @@ class ArrayKind:
 
 @dataclass(kw_only=True)
 class GraphInputs:
-    """What a graph asked for, in the order in which it asked."""
+    """The inputs that a graph asked for, in the order in which it asked."""
 
     read: list[str] = field(default_factory=list)
     """Components to read of each sample, as nodes or to be parsed."""
     components: list[str] = field(default_factory=list)
-    """Components whose encoded bytes the graph takes: inputs ``component/image.jpg``, ..., uint8 [bytes] a sample."""
+    """Components whose encoded bytes the graph takes: inputs ``component/image.jpg``, ..., uint8 [bytes] per sample."""
     parsed: list[Parser] = field(default_factory=list)
     """Arrays that are parsed: inputs ``parsed/0``, ``parsed/1``, ..."""
     arrays: list[tuple[ArrayFunction, ArrayKind]] = field(default_factory=list)
-    """How a batch computes each array, and what it must be each time: inputs ``array/0``, ``array/1``, ..."""
+    """The function that computes each array from a batch, and its kind: inputs ``array/0``, ``array/1``, ..."""
     photos: set[str] = field(default_factory=set)
-    """Components of which the graph asked the size: their header must be readable."""
+    """Components whose size the graph asked for: their header must be readable."""
     has_label: bool = False
     """Whether the graph asked for the class id."""
     lists: dict[str, Parser] = field(default_factory=dict)
@@ -96,14 +96,14 @@ class Components:
     """A sample's components, as bytes or parsed, and arrays beside them; the first argument of a graph.
 
     Where a sample may lack a component (``missing="empty"``), its bytes and its parsed value are empty: ``""``,
-    ``b""``, ``None``, an array of no elements. `present` tells a missing component from an empty one.
+    ``b""``, ``None``, an array of no elements. `present` distinguishes a missing component from an empty one.
 
     Args:
         source: Makes an input node from a name, a DALI type and a number of dimensions.
         check: Called with each component that the graph takes; raises if a sample lacks it.
         check_labels: Called when the graph asks for labels; raises if a sample has none.
-        example: Any batch of the data set: each array's dtype and dimensions are learnt from it.
-        device: What decoders are built for.
+        example: Any batch of the data set; it shows each array's dtype and number of dimensions.
+        device: The device for which decoders are built.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Components:
         device: Literal["cpu", "mixed"],
     ) -> None:
         self.device = device
-        """``device=`` for `fn.decoders`: ``"mixed"`` where there is a GPU, else ``"cpu"``."""
+        """``device=`` for `fn.decoders`: ``"mixed"`` if a GPU decodes, else ``"cpu"``."""
         self.inputs = GraphInputs()
         self._source, self._check, self._check_labels, self._example = source, check, check_labels, example
         self._json: dict[str, Parser] = {}
@@ -124,7 +124,7 @@ class Components:
     def __getitem__(self, component: str) -> Any:
         """The encoded bytes of a component: a node of uint8 [bytes].
 
-        ``"jpg;jpeg"`` takes the first of several that a sample has.
+        ``"jpg;jpeg"`` takes the first of these components that a sample has.
         """
         name = f"component/{component}"
         if name not in self.inputs.nodes:
@@ -142,9 +142,10 @@ class Components:
         return self._array(lambda batch: batch.labels, ArrayKind(np.dtype(np.int64), 1))
 
     def size(self, component: str) -> Callable[[Batch], tuple[Int32s, Int32s]]:
-        """A function for use in `array`: a batch's photo heights and widths in pixels, as stored, int32 [B] each.
+        """Return a function for use in `array`: it gives a batch's photo heights and widths in pixels, int32 [B] each.
 
-        A photo that the sample lacks counts as one of 1 x 1 pixel; one whose header cannot be read has the size 0 x 0.
+        Sizes are those of the stored photos. A photo that the sample lacks has the size 1 x 1; a photo whose header
+        cannot be read has the size 0 x 0.
         """
         self.inputs.photos.add(component)
         self._check(component)
@@ -154,8 +155,8 @@ class Components:
         """A node fed with the rows of ``function(batch)``, a float32, int32, int64 or uint8 array [B, ...].
 
         The function is called with a `Batch`: once when the pipeline is built, with one sample of the data set; then
-        once for each batch, in the thread that iterates. A run can be resumed exactly only if the result depends on
-        nothing but the batch's samples.
+        once for each batch, in the thread that iterates. A run can be resumed exactly only if the result depends on the
+        batch's samples alone.
 
         Raises:
             TypeError: If the function returns something else.
@@ -163,16 +164,16 @@ class Components:
         return self._array(function, ArrayKind.of(function(self._example), num_samples=len(self._example)))
 
     def present(self, component: str) -> Any:
-        """Whether a sample has a component: a node of int32 scalars, 1 or 0. The component is not read."""
+        """A node of int32 scalars: 1 if a sample has the component, else 0. The component is not read."""
         self._check(component)
         return self.array(lambda batch: (batch.places(component).offset >= 0).astype(np.int32))
 
     def npy(self, component: str, *, dtype: npt.DTypeLike = np.float32, ndim: int = 1) -> Any:
-        """The array in a ``.npy`` file: a node of ``dtype``, with ``ndim`` dimensions a sample.
+        """The array in a ``.npy`` file: a node of ``dtype``, with ``ndim`` dimensions for each sample.
 
-        The file may hold either byte order, by rows or by columns. Samples may have different shapes; pad or crop them
-        to one before they are an output. A file is a bad sample if it has another dtype or number of dimensions, is cut
-        off, or holds Python objects.
+        The file may have either byte order, by rows or by columns. Samples may have different shapes; pad or crop them
+        to one shape before you return them as an output. A sample is bad if its file has another dtype or number of
+        dimensions, is cut off, or holds Python objects.
         """
         return self._parsed(parse.npy_parser(component, dtype=np.dtype(dtype), ndim=ndim))
 
@@ -184,14 +185,14 @@ class Components:
         dtype: npt.DTypeLike = np.float32,
         ndim: int = 1,
     ) -> Any:
-        """The objects that JSON documents hold: an output that is a list of one object a sample.
+        """The objects in JSON documents: an output that is a list of one object for each sample.
 
         Args:
             component: Its name.
-            to: Makes an array of the object; the result is then a node, as that of `parsed`. The document is parsed
-                once a sample, whatever the number of these functions.
+            to: Makes an array of the object; the result is then a node, as in `parsed`. Each document is parsed once,
+                whatever the number of these functions.
             dtype: Of the arrays that ``to`` returns.
-            ndim: Their dimensions.
+            ndim: Their number of dimensions.
         """
         parser = self._json.setdefault(component, parse.json_parser(component))
         if to is None:
@@ -199,18 +200,18 @@ class Components:
         return self._parsed(parse.array_parser(component, to, dtype=np.dtype(dtype), ndim=ndim, base=parser))
 
     def text(self, component: str) -> ListOutput:
-        """A component's text in UTF-8, unchanged: an output that is a list of one `str` a sample."""
+        """A component's text in UTF-8, unchanged: an output that is a list of one `str` for each sample."""
         return self._listed(parse.text_parser(component))
 
     def bytes(self, component: str) -> ListOutput:
-        """A component's bytes: an output that is a list of one `bytes` a sample."""
+        """A component's bytes: an output that is a list of one `bytes` for each sample."""
         return self._listed(parse.bytes_parser(component))
 
     def multi_hot(self, component: str, *, num_classes: int, dtype: npt.DTypeLike = np.float32) -> Any:
-        """Several class ids a sample: a node of ``dtype`` [num_classes], 1 at each id, else 0.
+        """Several class ids of each sample: a node of ``dtype`` [num_classes], 1 at each id, else 0.
 
-        The component holds a JSON list of ids, ``[3, 17]``, or ids separated by white space or commas, ``3 17``. An id
-        outside ``[0, num_classes)`` makes its sample a bad one.
+        The component holds a JSON list of ids, ``[3, 17]``, or ids separated by white space or commas, ``3 17``. A
+        sample with an id outside ``[0, num_classes)`` is bad.
         """
         if num_classes < 1:
             raise ValueError(f"num_classes must be positive, got {num_classes}")
@@ -224,11 +225,11 @@ class Components:
         dtype: npt.DTypeLike = np.float32,
         ndim: int = 1,
     ) -> Any:
-        """What ``function`` makes of a sample's bytes: a node of ``dtype``, with ``ndim`` dimensions a sample.
+        """The arrays that ``function`` makes of a sample's bytes: a node of ``dtype``, with ``ndim`` dimensions.
 
-        The function is called once a sample, in the thread that iterates, with a read-only uint8 array [bytes] that
-        stays valid for as long as it is kept. It returns an array, or a number or list of numbers that an array of
-        ``dtype`` can hold. An exception makes the sample a bad one.
+        The function is called once for each sample, in the thread that iterates, with a read-only uint8 array [bytes]
+        that stays valid while it is kept. It returns an array, or a number or list of numbers that an array of
+        ``dtype`` can hold. If it raises an exception, the sample is bad.
         """
         return self._parsed(parse.array_parser(component, function, dtype=np.dtype(dtype), ndim=ndim))
 
@@ -263,7 +264,7 @@ class Components:
 
 
 def once_a_batch(function: Callable[[Batch], T]) -> Callable[[Batch], T]:
-    """Keep the last batch's result: for a value from which several arrays of the batch are made."""
+    """Wrap a function so that it keeps the last batch's result, from which several arrays of the batch are made."""
     kept: list[tuple[Batch, T]] = []
 
     def kept_function(batch: Batch) -> T:
@@ -272,14 +273,3 @@ def once_a_batch(function: Callable[[Batch], T]) -> Callable[[Batch], T]:
         return kept[0][1]
 
     return kept_function
-
-
-def make_source(feed: Callable[[str], Any]) -> Callable[[str, Any, int], Any]:
-    """A ``source`` for `Components`, inside the pipeline that is being defined: its nodes call ``feed(name)``."""
-
-    def source(name: str, dtype: Any, ndim: int) -> Any:
-        # Encoded bytes are not copied again: DALI shares the TensorList, so it lives until it was decoded.
-        no_copy = name.startswith("component/")
-        return fn.external_source(source=lambda: feed(name), batch=True, dtype=dtype, ndim=ndim, no_copy=no_copy)
-
-    return source

@@ -1,7 +1,7 @@
-"""Parse components that are not photos into numpy arrays or Python objects, one a sample.
+"""Parse components that are not photos into numpy arrays or Python objects, one for each sample.
 
-Runs once a batch, in the thread that iterates. A component that cannot be parsed is a fault of its sample, not of the
-batch: every sample is tried, and the problems are returned beside the values of all other samples.
+This runs once for each batch, in the thread that iterates. A component that cannot be parsed is a fault of its sample,
+not of the batch: every sample is tried, and the problems are returned beside the values of all other samples.
 """
 
 import io
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-# Headers of .npy files that one parser keeps, to parse each header once.
+# Parsed headers of .npy files that one parser keeps.
 NUM_HEADERS = 1024
 # Characters of the data that an error shows.
 SHOWN_CHARACTERS = 40
@@ -43,19 +43,19 @@ class Parser:
     base: "Parser | None" = None
     """A parser that runs first, once a batch for all parsers that are based on it."""
     dtype: np.dtype[Any] | None = None
-    """Of the arrays that it makes; ``None`` if it makes other objects."""
+    """The dtype of the arrays that it makes; ``None`` if it makes other objects."""
     ndim: int = 0
 
 
 def parse_batch(
     parsers: Sequence[Parser], encoded: Mapping[str, Any], *, is_there: Callable[[str], Bools]
 ) -> tuple[list[list[Any]], Problems]:
-    """Parse a batch: for each parser one value a sample, and the samples that cannot be parsed.
+    """Parse a batch: returns for each parser one value per sample, and the samples that cannot be parsed.
 
     Args:
         parsers: Any number, of any components.
-        encoded: component -> a TensorListCPU, or a list, of uint8 [bytes].
-        is_there: Which samples have a component: bool [B]. The bytes of the others are ignored.
+        encoded: Component -> a TensorListCPU, or a list, of uint8 [bytes].
+        is_there: Gives the samples that have a component: bool [B]. The bytes of the other samples are ignored.
 
     Returns:
         The values, ``None`` where there is a problem; and the first problem of each sample that has one.
@@ -93,21 +93,21 @@ def parse_batch(
 
 
 def views(encoded: Any) -> Sequence[UInt8s]:
-    """Each sample's bytes as uint8 [bytes], read-only and not copied; a view keeps the memory of its batch.
+    """View each sample's bytes as uint8 [bytes], read-only and not copied; a view keeps the memory of its batch.
 
     ``encoded`` is a TensorListCPU of uint8 [bytes], which may also be fed to a decoder, or a list of such arrays.
     """
     if isinstance(encoded, list | tuple):
         return [_read_only(np.asarray(data).view()) for data in encoded]  # the caller's array stays writable
-    if encoded.is_dense_tensor():  # one view for all: 0.1 us a sample instead of 1.2
+    if encoded.is_dense_tensor():  # one view for all: 0.1 us per sample instead of 1.2
         return list(_read_only(np.asarray(encoded.as_tensor())))
     return [_read_only(np.asarray(encoded[i])) for i in range(len(encoded))]
 
 
 def stack(values: Sequence[Array]) -> Array | list[Array]:
-    """Samples' arrays as DALI takes them: one array [B, ...] if all have one shape, else a list.
+    """Put the samples' arrays into the form that DALI takes: one array [B, ...] if all have one shape, else a list.
 
-    DALI would take a list in both cases, but needs twice the time for it: 3 to 5 us a sample instead of 1.5 to 2.
+    DALI would take a list in both cases, but needs twice the time for it: 3 to 5 us per sample instead of 1.5 to 2.
     """
     if len({value.shape for value in values}) == 1:
         return np.stack(values)
@@ -115,10 +115,10 @@ def stack(values: Sequence[Array]) -> Array | list[Array]:
 
 
 def npy_parser(component: str, *, dtype: np.dtype[Any], ndim: int) -> Parser:
-    """The array in a ``.npy`` file, as `numpy.save` writes it, in this machine's byte order.
+    """Parse a ``.npy`` file, as `numpy.save` writes it, into an array in this machine's byte order.
 
-    A header is parsed once for all files that have it. Nothing is unpickled. A missing component gives an array of zero
-    length in each dimension, or a zero if ``ndim`` is 0.
+    A header is parsed once for all files that have it. No object is unpickled. A missing component gives an array of
+    zero length in each dimension, or a zero if ``ndim`` is 0.
     """
 
     @lru_cache(NUM_HEADERS)
@@ -147,7 +147,7 @@ def npy_parser(component: str, *, dtype: np.dtype[Any], ndim: int) -> Parser:
 
 
 def text_parser(component: str) -> Parser:
-    """Text in UTF-8 as a `str`; a newline at the end stays. A missing component gives ``""``."""
+    """Parse text in UTF-8 into a `str`; a newline at the end stays. A missing component gives ``""``."""
 
     def parse(data: UInt8s) -> str:
         try:
@@ -160,21 +160,21 @@ def text_parser(component: str) -> Parser:
 
 
 def bytes_parser(component: str) -> Parser:
-    """A copy of the bytes. A missing component gives ``b""``."""
+    """Copy the bytes. A missing component gives ``b""``."""
     return Parser(component=component, parse=bytes, empty=bytes)
 
 
 def json_parser(component: str) -> Parser:
-    """The object in a JSON document in UTF-8. A missing component gives ``None``."""
+    """Parse a JSON document in UTF-8 into its object. A missing component gives ``None``."""
     return Parser(component=component, parse=lambda data: _json(bytes(data)), empty=lambda: None)
 
 
 def array_parser(
     component: str, function: Callable[[Any], Any], *, dtype: np.dtype[Any], ndim: int, base: Parser | None = None
 ) -> Parser:
-    """What ``function`` makes of a sample's bytes, or of the value that ``base`` made of them.
+    """Make an array with the user's ``function`` of a sample's bytes, or of the value that ``base`` made of them.
 
-    A number or list of numbers becomes an array if that changes none of them, except for the precision of floats; an
+    A number or list of numbers becomes an array if ``dtype`` holds them exactly, except for the precision of floats; an
     array must already be of ``dtype``. The function is not called for a missing component, which gives an array of zero
     length in each dimension, or a zero if ``ndim`` is 0.
     """
@@ -190,9 +190,9 @@ def array_parser(
 
 
 def multi_hot_parser(component: str, *, num_classes: int, dtype: np.dtype[Any]) -> Parser:
-    """Class ids, in a JSON list or separated by white space or commas: ``dtype`` [num_classes], 1 at each id, else 0.
+    """Parse class ids, in a JSON list or separated by white space or commas: ``dtype`` [num_classes], 1 at each id.
 
-    No ids, or a missing component, give zeros.
+    All other elements are 0. A component without ids, or a missing one, gives zeros.
     """
 
     def parse(data: UInt8s) -> Array:
@@ -209,7 +209,7 @@ def multi_hot_parser(component: str, *, num_classes: int, dtype: np.dtype[Any]) 
 
 
 def _npy_layout(header: bytes, *, dtype: np.dtype[Any], ndim: int) -> tuple[np.dtype[Any], tuple[int, ...], Any, int]:
-    """The data that follow a header: dtype as stored, shape, order, number of bytes.
+    """Parse a header: dtype as stored, shape, order and number of bytes of the data that follow.
 
     Raises:
         ValueError: If `numpy.load` would not take the header, or it is not of ``dtype`` and ``ndim``.
@@ -238,7 +238,7 @@ def _npy_layout(header: bytes, *, dtype: np.dtype[Any], ndim: int) -> tuple[np.d
 def _json(data: bytes) -> Any:
     try:
         return json.loads(data)
-    except ValueError as exc:  # no JSON, or no UTF-8
+    except ValueError as exc:  # not JSON, or not UTF-8
         raise ValueError(f"expected JSON, found {_shown(data)}: {exc}") from exc
 
 
@@ -278,7 +278,7 @@ def _read_only(array: UInt8s) -> UInt8s:
 
 
 def _kind(dtype: np.dtype[Any], shape: Sequence[int] | int) -> str:
-    """``float32 [*, *]`` or ``float32 [3, 4]``, as errors name an array's kind."""
+    """Name an array's kind in an error: ``float32 [*, *]`` or ``float32 [3, 4]``."""
     lengths = ["*"] * shape if isinstance(shape, int) else [str(length) for length in shape]
     return f"{dtype} [{', '.join(lengths)}]"
 

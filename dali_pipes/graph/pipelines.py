@@ -1,7 +1,7 @@
-"""Graphs from encoded bytes to what a model takes: three to use, to read and to copy.
+"""Graphs from encoded bytes to a model's inputs: three to use, to read and to copy.
 
-Each function returns a graph: a function of a sample's components and its random numbers that returns outputs by name.
-It runs inside a DALI pipeline definition, so it may use any ``fn.`` operator.
+Each function returns a graph: a function of a sample's components and random numbers that returns outputs by name. A
+graph runs inside a DALI pipeline definition, so it may use any ``fn.`` operator.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ import numpy.typing as npt
 from nvidia.dali import fn, types
 
 from dali_pipes.graph.crop import center_crop_start, crop_position, resized_shape
-from dali_pipes.graph.graph import Graph
+from dali_pipes.graph.decode import Graph
 from dali_pipes.graph.inputs import Components, once_a_batch
 from dali_pipes.graph.random import Random
 from dali_pipes.reader.batch import Batch
@@ -45,8 +45,8 @@ def segmentation(
     Outputs:
         image: ``dtype`` [B, 3, crop, crop] (``layout="CHW"``) or [B, crop, crop, 3] (``"HWC"``): ``(pixel / 255 - mean)
             / std``, or with ``dtype="uint8"`` the pixels themselves. Pixels outside the photo are 0 before that. On the
-            CPU within 1e-6 of torchvision's ``CenterCrop(crop) -> ToTensor -> Normalize``; on a GPU nvJPEG decodes, and
-            its pixels differ by a few grey levels.
+            CPU the values are within 1e-6 of torchvision's ``CenterCrop(crop) -> ToTensor -> Normalize``. On a GPU
+            nvJPEG decodes, and its pixels differ by a few grey levels.
         trimap: uint8 [B, 1, crop, crop] or [B, crop, crop, 1]: the mask's values, 0 outside it.
         label: int64 [B].
 
@@ -62,7 +62,7 @@ def segmentation(
         mask: The component that holds the mask.
 
     Raises:
-        ValueError: If ``crop`` is not positive, or ``dtype`` or ``layout`` is none of these.
+        ValueError: If ``crop`` is not positive, or ``dtype`` or ``layout`` is not one of these.
     """
     _check(crop=crop, dtype=dtype, layout=layout)
 
@@ -116,7 +116,7 @@ def classification_train(
         photo: The component that holds the photo.
 
     Raises:
-        ValueError: If ``crop`` is not positive, or ``dtype`` or ``layout`` is none of these.
+        ValueError: If ``crop`` is not positive, or ``dtype`` or ``layout`` is not one of these.
     """
     _check(crop=crop, dtype=dtype, layout=layout)
 
@@ -163,7 +163,7 @@ def classification_eval(
         photo: The component that holds the photo.
 
     Raises:
-        ValueError: If ``resize`` or ``crop`` is not positive, or ``dtype`` or ``layout`` is none of these.
+        ValueError: If ``resize`` or ``crop`` is not positive, or ``dtype`` or ``layout`` is not one of these.
     """
     _check(crop=crop, dtype=dtype, layout=layout)
     if resize < 1:
@@ -189,7 +189,7 @@ def classification_eval(
 
 
 def _centre_crop(components: Components, photo: str, crop: int) -> tuple[Any, Any, Any]:
-    """The part of the photo that a centre crop shows: start, shape (int32 [2]), and where it lies in the crop."""
+    """Compute the part of the photo in a centre crop: start, shape (int32 [2]), and its position in the crop."""
     size_of = components.size(photo)
 
     @once_a_batch
@@ -203,7 +203,7 @@ def _centre_crop(components: Components, photo: str, crop: int) -> tuple[Any, An
 
 
 def _decode_crop(components: Components, component: str, start: Any, shape: Any, output_type: Any) -> Any:
-    """Decode the crop with this start and shape (rows, columns), and no other pixels."""
+    """Decode only the crop with this start and shape (rows, columns)."""
     return fn.decoders.image_slice(
         components[component],
         start,
@@ -211,7 +211,7 @@ def _decode_crop(components: Components, component: str, start: Any, shape: Any,
         axes=(0, 1),
         device=components.device,
         output_type=output_type,
-        # Windows are computed from sizes as stored.
+        # Crops are computed from the sizes of the stored photos.
         adjust_orientation=False,
     )
 
@@ -241,7 +241,7 @@ def _normalised(
         mean=means.tolist(),
         std=stds.tolist(),
         out_of_bounds_policy="pad",
-        # Padding is a pixel of 0, which the operator does not normalise.
+        # A padding pixel is 0 before normalisation, but the operator does not normalise it.
         fill_values=(-means / stds).tolist(),
         dtype=_DALI_DTYPES[dtype],
         output_layout=layout,

@@ -14,9 +14,9 @@ class Random:
     """Random numbers that belong to the sample; the second argument of a graph.
 
     Each call opens a stream of its own, named by its kind and number; pass ``stream=`` to keep a stream when calls are
-    added before it. What a sample draws from a stream is a function of ``(seed, epoch, ordinal, occurrence, stream)``:
-    another batch size, another number of ranks or a resumed run draws the same numbers. (On a GPU the same numbers do
-    not always give the same pixels to the last bit, see `dali_pipes.tuning`.)
+    added before it. A sample's numbers from a stream are a function of ``(seed, epoch, ordinal, occurrence, stream)``:
+    they are the same with another batch size, with another number of ranks and in a resumed run. (On a GPU the same
+    numbers do not always give the same pixels to the last bit, see `dali_pipes.tuning`.)
     """
 
     def __init__(self, components: Components) -> None:
@@ -24,7 +24,7 @@ class Random:
         self._num_streams = 0
 
     def uniform(self, low: float = 0.0, high: float = 1.0, *, stream: str | None = None) -> Any:
-        """Numbers uniform in ``[low, high)``: a node of float32 scalars."""
+        """Draw numbers uniform in ``[low, high)``: a node of float32 scalars."""
         name = self._stream_name("uniform", stream)
         # The largest float32 below high: rounding to float32 could reach it.
         last = np.nextafter(np.float32(high), np.float32(low))
@@ -35,7 +35,7 @@ class Random:
         return self._components.array(draw)
 
     def coin_flip(self, probability: float = 0.5, *, stream: str | None = None) -> Any:
-        """1 with this probability, else 0: a node of int32 scalars, as ``mirror=`` takes it."""
+        """Draw 1 with this probability, else 0: a node of int32 scalars, as ``mirror=`` takes it."""
         name = self._stream_name("coin_flip", stream)
         return self._components.array(lambda batch: (batch.uniforms(name, 1)[:, 0] < probability).astype(np.int32))
 
@@ -47,10 +47,10 @@ class Random:
         ratio: tuple[float, float] = (3 / 4, 4 / 3),
         stream: str | None = None,
     ) -> tuple[Any, Any]:
-        """A random crop of a photo, drawn as torchvision's ``RandomResizedCrop`` draws it.
+        """Draw a random crop of a photo as torchvision's ``RandomResizedCrop`` does.
 
         It is computed from the photo's height and width in the shard index, so that `fn.decoders.image_slice` decodes
-        no more than the crop.
+        the crop only.
 
         Args:
             component: The photo.

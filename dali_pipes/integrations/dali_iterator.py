@@ -8,33 +8,32 @@ from nvidia.dali.plugin.pytorch import DALIGenericIterator
 from dali_pipes.graph.dali_internals import set_auto_reset
 
 if TYPE_CHECKING:
-    from dali_pipes.integrations.torch_dataset import LoaderLike
-
+    from dali_pipes.iterator import Loader
 
 LABEL_OUTPUT = "label"
-"""What the graphs of `dali_pipes.graph.pipelines` call the class id."""
+"""The name of the class id in the graphs of `dali_pipes.graph.pipelines`."""
 
 _AUTO_RESET = {False: False, None: False, "no": False, True: True, "yes": True}  # as DALI takes it
 
 
 class DaliIterator(DALIGenericIterator):  # type: ignore[misc]
-    """A loader as DALI's ``DALIClassificationIterator`` gives batches. Made by `Loader.as_dali`.
+    """A loader that gives batches as DALI's ``DALIClassificationIterator`` does. Made by `Loader.as_dali`.
 
-    It has no state of its own: iterating or closing it iterates or closes the loader, and all that is not
-    defined here is the loader's.
+    It has no state of its own: iterating or closing it iterates or closes the loader. All other attributes are those of
+    the loader.
     """
 
     def __init__(
         self,
-        loader: "LoaderLike",
+        loader: "Loader",
         *,
         output_map: Sequence[str] | None,
         column_labels: bool,
         auto_reset: bool | str | None,
     ) -> None:
-        # DALI's own constructor would claim the pipeline a second time: what it would set is the loader's.
+        # DALI's own constructor would claim the pipeline a second time; the attributes that it sets are the loader's.
         self._loader = loader
-        graph_outputs = list(loader.output_map)
+        graph_outputs: list[str] = list(loader.output_map)
         self.output_map = _checked_names(graph_outputs, output_map, added=loader.added_outputs)
         if column_labels and LABEL_OUTPUT not in graph_outputs:
             raise ValueError(f"column_labels needs an output 'label', the graph gives {', '.join(graph_outputs)}")
@@ -46,7 +45,7 @@ class DaliIterator(DALIGenericIterator):  # type: ignore[misc]
         self._has_column_labels = column_labels
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_loader":  # not set yet: in a copy that is being made, for instance
+        if name == "_loader":  # not set yet, for instance while a copy is made
             raise AttributeError(name)
         return getattr(self._loader, name)
 

@@ -1,14 +1,14 @@
 """A data module for Lightning's trainer, made of the arguments of `dali_pipes.loader`.
 
 Lightning numbers the epochs and keeps the position: its fit loop puts the train loader's state into each checkpoint,
-and loads it before the first batch. The trainer is handed an object that iterates the loader and starts the epoch that
-the trainer is in.
+and loads it before the first batch. The trainer gets an object that iterates the loader and starts the trainer's
+current epoch.
 
 The fit loop can load a state only into an open loader, which has begun to stage epoch 0 by then. So the data module
-keeps the same state; the trainer restores it before it asks for the loader, which is then opened at that position.
+keeps the same state. The trainer restores it before it asks for the loader, which is then opened at that position.
 
 # Note [whose epoch]: the fit loop asks for its first iterator before it knows that the epoch of a checkpoint was over.
-The epoch is therefore looked up when its first batch is wanted, not when the iterator is made.
+Therefore the epoch is looked up when its first batch is needed, not when the iterator is made.
 """
 
 import importlib.util
@@ -30,7 +30,7 @@ _OF_THE_TRAINER = ("rank", "world_size", "state")
 
 
 def _find_base() -> Any:
-    """``LightningDataModule`` of the package whose trainer the program uses: each takes its own only."""
+    """Find ``LightningDataModule`` of the package whose trainer the program uses: each trainer takes only its own."""
     names = ("lightning.pytorch", "pytorch_lightning")
     imported = [name for name in names if name in sys.modules]
     installed = [name for name in names if importlib.util.find_spec(name.partition(".")[0]) is not None]
@@ -44,24 +44,24 @@ if not TYPE_CHECKING:
 
 
 class DataModule(LightningDataModule):
-    """Train, validation, test and predict loaders of one trainer, which tells each its rank.
+    """Train, validation, test and predict loaders of one trainer, which gives each its rank.
 
-    Batches are plain dicts, ``{"image": ..., "label": ...}``. ``trainer.fit(model, datamodule, ckpt_path=...)`` goes on
-    at the exact next batch, also if the checkpoint was taken in mid-epoch, and with another batch size or number of
-    processes. The train loader's epoch is the trainer's, and starts anew after ``limit_train_batches``; the others give
-    epoch 0 each time, so that every validation sees the same batches.
+    Batches are plain dicts, ``{"image": ..., "label": ...}``. ``trainer.fit(model, datamodule, ckpt_path=...)``
+    continues at the exact next batch, also if the checkpoint was taken in mid-epoch, and with another batch size or
+    number of processes. The train loader's epoch is the trainer's, and starts anew after ``limit_train_batches``. The
+    other loaders give epoch 0 each time, so that every validation sees the same batches.
 
     Args:
         train: Arguments of `dali_pipes.loader` by name, with ``"shards"`` and ``"graph"``.
-        val: Likewise, but not shuffled unless ``"shuffle"`` is given; the next two as well.
+        val: Likewise, but not shuffled unless ``"shuffle"`` is given; this also holds for the next two.
         test: Likewise.
         predict: Likewise.
-        **options: Arguments for all of them: ``batch_size``, ``seed``, ``cache=dp.Cache(...)``, ... An argument in
-            ``train`` and so on comes first. The device is the trainer's unless ``device`` is given.
+        **options: Arguments for all of them: ``batch_size``, ``seed``, ``cache=dp.Cache(...)``, ... Arguments in
+            ``train`` and the like take precedence. The device is the trainer's unless ``device`` is given.
 
     Raises:
-        TypeError: If `dali_pipes.loader` takes no such argument, or lacks one.
-        ValueError: If an argument is the trainer's to give, or no loader is described.
+        TypeError: If `dali_pipes.loader` has no such argument, or a required one is missing.
+        ValueError: If an argument must come from the trainer, or no loader is described.
 
     >>> data = DataModule(  # doctest: +SKIP
     ...     train={"shards": "ais://imagenet/train-", "graph": dp.classification_train()},
@@ -91,7 +91,7 @@ class DataModule(LightningDataModule):
                 self._arguments[stage] = defaults | options | dict(arguments)
                 _check_arguments(stage, self._arguments[stage])
             else:
-                # The trainer takes a hook that is overridden for a loader that there is.
+                # The trainer takes an overridden hook as a sign that there is such a loader.
                 name = f"{stage}_dataloader"
                 setattr(self, name, getattr(super(), name))
         self._batches: dict[str, _Batches] = {}
@@ -99,55 +99,54 @@ class DataModule(LightningDataModule):
 
     @property
     def loaders(self) -> dict[str, "Loader"]:
-        """The loaders that are open, by stage: for ``num_valid``, ``data_wait_s`` and the like."""
+        """The open loaders by stage: for ``num_valid``, ``data_wait_s`` and the like."""
         return {stage: batches.loader for stage, batches in self._batches.items()}
 
-    def train_dataloader(self) -> "_TrainBatches":
-        """The batches of an epoch, with the state that the trainer's checkpoints keep."""
-        batches = self._open("train")
-        assert isinstance(batches, _TrainBatches)
-        return batches
+    # The trainer's hooks.
+
+    def train_dataloader(self) -> "_Batches":
+        return self._open("train")
 
     def val_dataloader(self) -> "_Batches":
-        """The batches to validate with."""
         return self._open("val")
 
     def test_dataloader(self) -> "_Batches":
-        """The batches to test with."""
         return self._open("test")
 
     def predict_dataloader(self) -> "_Batches":
-        """The batches to predict."""
         return self._open("predict")
 
     def state_dict(self) -> dict[str, Any]:
-        """The train loader's, by its stage; nothing where there is none. Called for each checkpoint."""
+        """Return the train loader's state, if it is open. Called for each checkpoint."""
         batches = self._batches.get("train")
         return {} if batches is None else {"train": batches.loader.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Open the train loader there. Called when a checkpoint is restored, before any loader is asked for."""
+        """Keep a state for the train loader. Called when a checkpoint is restored, before any loader is asked for."""
         self._train_state = state_dict.get("train")
 
     def teardown(self, stage: str) -> None:
         """Close the loaders. The trainer calls it when ``fit``, ``validate``, ``test`` or ``predict`` is over."""
-        self._train_state = None  # of a checkpoint that was tested, say: what is fitted next is another run
+        self._train_state = None  # it may be of a checkpoint that was tested; the next fit is another run
         opened, self._batches = self._batches, {}
         for batches in opened.values():
             batches.loader.close()
 
     def on_exception(self, exception: BaseException) -> None:
-        """Close the loaders: after an exception the trainer calls no ``teardown``."""
+        """Close the loaders: after an exception the trainer does not call ``teardown``."""
         self.teardown("")
 
     def _open(self, stage: str) -> "_Batches":
-        """The stage's batches; with ``reload_dataloaders_every_n_epochs`` the trainer asks for them again."""
+        """Open the stage's loader; with ``reload_dataloaders_every_n_epochs`` the trainer asks for it again."""
         from dali_pipes.open_loader import loader
 
         if stage not in self._batches:
             trainer = self.trainer
             if trainer is None:
-                raise ValueError(f"the {stage} loader needs a trainer, which says its rank; pass datamodule= to one")
+                raise ValueError(
+                    f"the {stage} loader needs a trainer, which knows its rank; pass the data module to a trainer as "
+                    "datamodule="
+                )
             root = trainer.strategy.root_device
             found: dict[str, Any] = {
                 # With devices=[2, 3] the CUDA device is not the process's number.
@@ -163,7 +162,7 @@ class DataModule(LightningDataModule):
 
 
 class _Batches:
-    """A loader as the trainer iterates it: the same batches each time."""
+    """A loader that gives the trainer the same batches each time."""
 
     def __init__(self, loader: "Loader", trainer: "Trainer") -> None:
         self.loader, self._trainer = loader, trainer
@@ -176,13 +175,13 @@ class _Batches:
         yield from self.loader.as_dicts()
 
     def _start(self, epoch: int) -> None:
-        """Have the loader at the epoch's first batch."""
+        """Put the loader at the epoch's first batch."""
         if self.loader.epoch != epoch or self.loader.state_dict()["delivered"]:
             self.loader.set_epoch(epoch)
 
 
 class _TrainBatches(_Batches):
-    """The train loader: the trainer's epoch, and in it the position that a checkpoint kept."""
+    """The train loader: it follows the trainer's epoch, and starts at the position in a checkpoint."""
 
     def __init__(self, loader: "Loader", trainer: "Trainer") -> None:
         super().__init__(loader, trainer)
@@ -192,7 +191,7 @@ class _TrainBatches(_Batches):
     def __iter__(self) -> Iterator[dict[str, Any]]:
         # A generator: Note [whose epoch].
         is_resumed, self._is_resumed = self._is_resumed, False
-        # Overfitting is to see the same few batches again.
+        # Overfitting means to see the same few batches again.
         epoch = 0 if getattr(self._trainer, "overfit_batches", 0) > 0 else self._trainer.current_epoch
         if not is_resumed or self.loader.epoch != epoch:
             self._start(epoch)
@@ -201,19 +200,19 @@ class _TrainBatches(_Batches):
             yield from self._dataset
 
     def state_dict(self) -> dict[str, Any]:
-        """The loader's. Called for each checkpoint."""
+        """Return the loader's state. Called for each checkpoint."""
         return self.loader.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where it was taken. Called when a checkpoint is restored, before the first batch.
+        """Continue where the state was taken. Called when a checkpoint is restored, before the first batch.
 
         Raises:
             StateError: If the state is of other shards or another order.
         """
         self._dataset.load_state_dict(state)
         self._is_resumed = True
-        # The fit loop counts batches, and ends the epoch when its count is `len(self)`: after a change of batch size or
-        # world size those that were seen are as many samples in batches of another size.
+        # The fit loop counts batches, and ends the epoch when its count is `len(self)`. After a change of batch size or
+        # world size the samples that were seen are another number of batches, so the count is corrected.
         counted = self._trainer.fit_loop.epoch_loop.batch_progress.current
         num_more = len(self) - self.loader.num_batches_left - counted.ready
         for name in ("ready", "started", "processed", "completed"):
@@ -226,7 +225,7 @@ def _check_arguments(stage: str, arguments: Mapping[str, Any]) -> None:
 
     for name in _OF_THE_TRAINER:
         if name in arguments:
-            raise ValueError(f"{stage}: '{name}' is the trainer's to give; leave it out")
+            raise ValueError(f"{stage}: the trainer gives '{name}'; leave it out")
     try:
         refuse_old_arguments(arguments)
     except TypeError as exc:

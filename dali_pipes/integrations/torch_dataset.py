@@ -1,40 +1,22 @@
-"""A loader as torch's ``DataLoader`` reads it, and as torchdata's ``StatefulDataLoader`` resumes it.
+"""A loader for torch's ``DataLoader``, and for torchdata's ``StatefulDataLoader``, which resumes it.
 
-Both pass whole batches through: ``batch_size=None, num_workers=0``. Workers would be of no use: the loader has its own
-threads, and refuses to be used in a worker.
+Both pass whole batches through: ``batch_size=None, num_workers=0``. Workers would not help: the loader has its own
+threads, and cannot be used in a worker.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset
 
-
-class LoaderLike(Protocol):
-    """What the faces in this folder use of a `dali_pipes.iterator.Loader`."""
-
-    output_map: Sequence[str]
-
-    @property
-    def added_outputs(self) -> Sequence[str]: ...
-    @property
-    def epoch(self) -> int: ...
-    @property
-    def num_batches_left(self) -> int: ...
-    def __len__(self) -> int: ...
-    def __iter__(self) -> "LoaderLike": ...
-    def __next__(self) -> list[dict[str, Any]]: ...
-    def close(self) -> None: ...
-    def reset(self) -> None: ...
-    def set_epoch(self, epoch: int) -> None: ...
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+if TYPE_CHECKING:
+    from dali_pipes.iterator import Loader
 
 
 class DictBatches(Iterator[dict[str, Any]]):
     """The rest of a loader's epoch, from the first ``next`` on, as plain dicts. Made by `Loader.as_dicts`."""
 
-    def __init__(self, loader: LoaderLike) -> None:
+    def __init__(self, loader: "Loader") -> None:
         self._loader = loader
         self._has_begun = self._is_over = False
 
@@ -59,18 +41,18 @@ class DictBatches(Iterator[dict[str, Any]]):
 class LoaderDataset(IterableDataset[dict[str, Any]]):
     """The batches of a loader, as plain dicts. Made by `Loader.as_dataset`.
 
-    Each iteration gives the rest of the loader's epoch, and after its end the next epoch: see `Loader`. Of a loader
-    that was opened with ``state=`` the first iteration gives the rest of that state's epoch; ``load_state_dict`` to the
-    same place costs nothing more.
+    Each iteration gives the rest of the loader's epoch, and after its end the next epoch: see `Loader`. If the loader
+    was opened with ``state=``, the first iteration gives the rest of that state's epoch; a ``load_state_dict`` to the
+    same position then does no further work.
 
     >>> from torchdata.stateful_dataloader import StatefulDataLoader  # doctest: +SKIP
     >>> batches = StatefulDataLoader(loader.as_dataset(), batch_size=None, num_workers=0)  # doctest: +SKIP
     """
 
-    def __init__(self, loader: LoaderLike) -> None:
+    def __init__(self, loader: "Loader") -> None:
         super().__init__()
         self._loader = loader
-        # Whether the next iteration is that of an epoch that was over when its state was taken.
+        # Whether the next iteration is of an epoch that was over when its state was taken.
         self._is_over = False
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -84,17 +66,17 @@ class LoaderDataset(IterableDataset[dict[str, Any]]):
         return len(self._loader)
 
     def state_dict(self) -> dict[str, Any]:
-        """The loader's: see `Loader.state_dict`."""
+        """Return the loader's state: see `Loader.state_dict`."""
         return self._loader.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where ``state_dict`` was taken: the next iteration gives the rest of that epoch.
+        """Continue where ``state_dict`` was taken: the next iteration gives the rest of that epoch.
 
-        After the last batch the rest is nothing: as in the job that goes on, one empty iteration ends the epoch, and
-        the one after it is the next epoch's.
+        If the state was taken after the last batch, the next iteration is empty and ends the epoch, as in a job that
+        was not interrupted. The iteration after it is the next epoch's.
 
         Raises:
-            StateError: If the state is of other shards or another order; the loader goes on as it was.
+            StateError: If the state is of other shards or another order; the loader continues as before.
         """
         self._loader.load_state_dict(state)
         self._is_over = self._loader.num_batches_left == 0

@@ -1,8 +1,8 @@
-"""Check an AIStore cluster, and the proxies on the way to it.
+"""Check an AIStore cluster, and the HTTP proxies on the way to it.
 
-Nothing on the cluster is changed. It is asked for its health, its description, a dSort job that does not exist, and a
-list of ETLs. (A build without dSort answers any question about jobs with an empty list; one that has dSort answers that
-it does not know the job.)
+The checks change nothing on the cluster. They ask for its health, its description, a dSort job that does not exist, and
+a list of ETLs. (A build without dSort answers any question about jobs with an empty list; a build with dSort answers
+that it does not know the job.)
 """
 
 import email.utils
@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from dali_pipes.commands.checks.findings import Finding, Findings, counted, fail, ok, warn
 from dali_pipes.errors import StoreError
 
-# With a clock that is off by more, tokens and certificates are refused.
+# With a larger difference between the clocks, tokens and certificates are refused.
 MAX_SKEW_S = 60.0
 ANSWER_TIMEOUT_S = 5.0
 # Not in the form of AIStore's own job ids, which are "srt-" and nine letters.
@@ -22,9 +22,9 @@ _NO_JOB = "srt-of-nobody"
 
 
 def check_cluster(endpoint: str | None, environment: Mapping[str, str]) -> Findings:
-    """The cluster at ``endpoint``: its version, nodes, clock, dSort and ETL."""
+    """Check the cluster at ``endpoint``: its version, nodes, clock, dSort and ETL."""
     if endpoint is None:
-        yield ok("endpoint", "none named: commands on buckets start an embedded node on this machine")
+        yield ok("endpoint", "none given: commands on buckets start an embedded node on this machine")
         return
     from dali_pipes.store.cluster.ais import check_endpoint
 
@@ -38,15 +38,16 @@ def check_cluster(endpoint: str | None, environment: Mapping[str, str]) -> Findi
     version = str(described.get("ais_version", "")).rstrip(".") if isinstance(described, dict) else ""
     if status in (401, 403):
         has_token = environment.get("AIS_AUTHN_TOKEN") or environment.get("AIS_AUTHN_TOKEN_FILE")
-        advice = f"the cluster wants a token ({status}){'' if has_token else ', none is set'}; set AIS_AUTHN_TOKEN_FILE"
-        yield fail("endpoint", f"{endpoint} answers, and refuses", advice)
+        token = "the token that is set is not accepted" if has_token else "no token is set"
+        advice = f"the cluster needs a token ({status}), {token}; set AIS_AUTHN_TOKEN_FILE"
+        yield fail("endpoint", f"{endpoint} answers, but refuses the request", advice)
         return
     if status == 200:
-        what = f"AIStore {version or 'of no version'}"
+        what = f"AIStore {version or 'of unknown version'}"
     elif status in (400, 404, 501):
-        what = "the embedded node, or one like it"
+        what = "the embedded node, or a similar server"
     else:
-        what = f"is healthy, and does not describe itself ({status or 'no answer'})"
+        what = f"is healthy, but does not describe itself ({status or 'no answer'})"
     yield ok("endpoint", f"{endpoint}: {what}{_nodes(endpoint)}")
     yield from _check_skew(date)
     yield _check_dsort(endpoint, version)
@@ -54,7 +55,7 @@ def check_cluster(endpoint: str | None, environment: Mapping[str, str]) -> Findi
 
 
 def check_proxies(endpoint: str | None, environment: Mapping[str, str]) -> Findings:
-    """Proxies that the environment names, and whether requests to the cluster go through one."""
+    """Check the proxies that the environment names, and whether requests to the cluster go through one."""
     from requests.utils import should_bypass_proxies
 
     from dali_pipes.store.messages import is_loopback
@@ -67,9 +68,7 @@ def check_proxies(endpoint: str | None, environment: Mapping[str, str]) -> Findi
     local = [name for name, value in named.items() if is_loopback(value if "://" in value else f"http://{value}")]
     if endpoint is None:
         if local:
-            advice = (
-                "buckets on another machine are asked through it; name their hosts in NO_PROXY, to reach them directly"
-            )
+            advice = "requests to other machines go through it; to reach their hosts directly, name them in NO_PROXY"
             yield warn("proxy", f"{shown}: on this machine's loopback", advice)
         else:
             yield ok("proxy", shown)
@@ -78,10 +77,10 @@ def check_proxies(endpoint: str | None, environment: Mapping[str, str]) -> Findi
     excepted = environment.get("no_proxy") or environment.get("NO_PROXY") or ""
     applies = any(name.lower() in (f"{scheme}_proxy", "all_proxy") for name in named)
     if not applies or is_loopback(endpoint) or should_bypass_proxies(endpoint, excepted):
-        yield ok("proxy", f"{shown}: not for {host}")
+        yield ok("proxy", f"{shown}: not used for {host}")
         return
-    where = "a proxy on this machine's own loopback, which no other machine or container has" if local else "a proxy"
-    yield warn("proxy", f"{shown}: {host} is asked through {where}", f"reach it directly: NO_PROXY={host}")
+    where = "a proxy on this machine's own loopback, which other machines and containers lack" if local else "a proxy"
+    yield warn("proxy", f"{shown}: requests to {host} go through {where}", f"reach it directly: NO_PROXY={host}")
 
 
 def _nodes(endpoint: str) -> str:
@@ -98,18 +97,18 @@ def _check_skew(date: str) -> Findings:
     except (TypeError, ValueError):
         return
     if abs(skew) > MAX_SKEW_S:
-        found = f"this machine's is {abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} the cluster's"
+        found = f"this machine's clock is {abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} the cluster's"
         yield warn("clock", found, "set both by NTP: tokens and certificates expire")
 
 
 def _check_dsort(endpoint: str, version: str) -> Finding:
     status, answer, _ = _ask(endpoint, "sort", {"uuid": _NO_JOB})
-    advice = "dali-pipes prep shuffle does it on this machine (--engine client)"
+    advice = "dali-pipes prep shuffle can shuffle on this machine instead (--engine client)"
     if status == 404 and "does not exist" in str(answer):
         if version.startswith("5.0"):
-            found = "there, and starts no job in AIStore 5.0 (400, 'stats.NodeStatus.Status')"
-            return warn("dSort", found, f"{advice}; or take AIStore 4.9")
-        return ok("dSort", "there")
+            found = "available, but cannot start a job in AIStore 5.0 (400, 'stats.NodeStatus.Status')"
+            return warn("dSort", found, f"{advice}; or use AIStore 4.9")
+        return ok("dSort", "available")
     is_stub = status == 200 and answer == []
     found = "not built in (the tag 'dsort')" if is_stub or status in (404, 501) else f"answers {status}: {answer!s:.80}"
     return warn("dSort", found, advice)
@@ -118,15 +117,15 @@ def _check_dsort(endpoint: str, version: str) -> Finding:
 def _check_etl(endpoint: str) -> Finding:
     status, answer, _ = _ask(endpoint, "etl", {})
     if status == 200:
-        return ok("ETL", "there")
+        return ok("ETL", "available")
     text = str(answer.get("message", "")) if isinstance(answer, dict) else ""
     reason = "it needs Kubernetes" if "ubernetes" in text else text or str(status)
-    # No warning: only one command needs it.
-    return ok("ETL", f"not there ({reason:.80}); only prep etl needs it; prep transform does the same from here")
+    # Not a warning: only one command needs ETLs.
+    return ok("ETL", f"not available ({reason:.80}); only prep etl needs it; prep transform does the same from here")
 
 
 def _ask(endpoint: str, path: str, params: Mapping[str, str]) -> tuple[int, Any, str]:
-    """Status, answer (parsed JSON, or the start of its text) and the server's time; status 0 without an answer."""
+    """Ask for status, answer (parsed JSON, or the start of its text) and the server's time; status 0: no answer."""
     import requests
 
     from dali_pipes.store.cluster.ais import ais_client

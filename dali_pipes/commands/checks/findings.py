@@ -1,12 +1,8 @@
-"""The result of one check: what was found, whether it is well, and what to do."""
+"""The result of one check: what was found, its status, and what to do."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
-
-from dali_pipes.commands.options import format_bytes
-
-__all__ = ["Finding", "Findings", "Status", "counted", "fail", "format_bytes", "ok", "warn", "worst"]
 
 Status = Literal["ok", "warn", "fail"]
 
@@ -19,29 +15,29 @@ class Finding:
     status: Status
     found: str
     advice: str = ""
-    """What to do; empty if there is nothing to do."""
+    """What to do; empty if no action is needed."""
 
 
 Findings = Iterator[Finding]
 
 
 def ok(name: str, found: str) -> Finding:
-    """All is well."""
+    """Report that all is well."""
     return Finding(name=name, status="ok", found=found)
 
 
 def warn(name: str, found: str, advice: str) -> Finding:
-    """Works, but slowly or not in every case."""
+    """Report a problem with which loaders still work, but slowly or not in every case."""
     return Finding(name=name, status="warn", found=found, advice=advice)
 
 
 def fail(name: str, found: str, advice: str) -> Finding:
-    """Does not work."""
+    """Report a problem with which loaders do not work."""
     return Finding(name=name, status="fail", found=found, advice=advice)
 
 
 def worst(findings: Sequence[Finding]) -> Status:
-    """``fail`` if one of them is, else ``warn`` if one is, else ``ok``.
+    """Return ``fail`` if a finding has this status, else ``warn`` if one has it, else ``ok``.
 
     >>> worst([ok("a", ""), warn("b", "", "")])
     'warn'
@@ -51,9 +47,5 @@ def worst(findings: Sequence[Finding]) -> Status:
 
 
 def counted(number: int, what: str) -> str:
-    """A number and its noun.
-
-    >>> counted(1, "core"), counted(2, "core")
-    ('1 core', '2 cores')
-    """
+    """``1 core``, ``2 cores``."""
     return f"{number} {what}{'' if number == 1 else 's'}"

@@ -1,6 +1,6 @@
 """Check this node: directories for caches, memory, open files and the clock.
 
-Nothing is written but test files in the cache directories, which are deleted at once.
+The checks write only test files in the cache directories, and delete them at once.
 """
 
 import contextlib
@@ -20,22 +20,23 @@ from dali_pipes.cache.free_space import (
 )
 from dali_pipes.cache.locks import LockFile
 from dali_pipes.cache.placement import CONTAINER_SHM_BYTES, default_directories
-from dali_pipes.commands.checks.findings import Finding, Findings, fail, format_bytes, ok, warn
+from dali_pipes.commands.checks.findings import Finding, Findings, fail, ok, warn
+from dali_pipes.commands.options import format_bytes
 from dali_pipes.errors import CacheError
 
 # A loader has a descriptor for each segment and each connection, and torch has its own; the embedded node has one for
-# each connection. 1,024 is what most systems give.
+# each connection. Most systems allow 1,024.
 MIN_FILES, ENOUGH_FILES = 256, 1024
-# The smallest useful cache: two windows of a shard each, as `prep pack` makes them.
+# The smallest useful cache: two windows of one shard, as `prep pack` makes shards.
 MIN_CACHE_BYTES = 512 << 20
 MIN_MEMORY_BYTES = 1 << 30
-# No build of this project is older: a clock before that was never set.
+# No build of this project is older: a clock that shows an earlier date was never set.
 EARLIEST = datetime.datetime(2025, 1, 1, tzinfo=datetime.UTC)
 UNLIMITED = 1 << 59
 
 
 def check_caches(directory: Path | None) -> Findings:
-    """The directory that was named, which must be fit for a cache, or the default ones, of which one must be."""
+    """Check the named directory, or the default ones, of which one must be suitable for a cache."""
     if directory is not None:
         yield _check_cache(directory, is_named=True)
         return
@@ -43,12 +44,12 @@ def check_caches(directory: Path | None) -> Findings:
     findings = [_check_cache(default, is_named=False) for default in directories]
     yield from findings
     if not any(finding.status == "ok" for finding in findings):
-        found = f"no directory is fit for one: {', '.join(map(str, directories)) or 'none is there'}"
+        found = f"no default directory is suitable: {', '.join(map(str, directories)) or 'none exists'}"
         yield fail("cache", found, "name one on tmpfs, ext4, XFS or btrfs: cache=Cache(directory=...)")
 
 
 def check_memory() -> Findings:
-    """Memory that this process can have."""
+    """Check the memory that this process can have."""
     left, limit = available_memory(), memory_limit()
     bound = f"; the control group leaves {format_bytes(limit)}" if limit < UNLIMITED else "; no control group's limit"
     found = f"{format_bytes(left)} available{bound}"
@@ -60,7 +61,7 @@ def check_memory() -> Findings:
 
 
 def check_open_files() -> Findings:
-    """The limit of open files."""
+    """Check the limit of open files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     shown = ["unlimited" if limit == resource.RLIM_INFINITY else str(limit) for limit in (soft, hard)]
     found = f"{shown[0]} open files, at most {shown[1]}"
@@ -72,10 +73,10 @@ def check_open_files() -> Findings:
 
 
 def check_clock() -> Findings:
-    """Whether the clock was ever set."""
+    """Check whether the clock was ever set."""
     now = datetime.datetime.now(datetime.UTC)
     if now < EARLIEST:
-        yield warn("clock", f"says {now:%Y-%m-%d}, which is past", "set it: certificates and tokens are not valid yet")
+        yield warn("clock", f"shows {now:%Y-%m-%d}, a past date", "set it: certificates and tokens are not valid yet")
 
 
 def _check_cache(directory: Path, *, is_named: bool) -> Finding:
@@ -104,10 +105,10 @@ def _check_cache(directory: Path, *, is_named: bool) -> Finding:
 
 
 def _try_files(directory: Path) -> None:
-    """Try what a cache file and its locks need.
+    """Try the operations that a cache file and its locks need.
 
     Raises:
-        CacheError: If the file system cannot do it.
+        CacheError: If the file system does not support one of them.
     """
     advice = "pass a directory on tmpfs, ext4, XFS or btrfs"
     try:
@@ -122,4 +123,4 @@ def _try_files(directory: Path) -> None:
                 if not mine.try_lock(0) or others.try_lock(0):
                     raise CacheError(f"open-file-description locks do not exclude each other there; {advice}")
     except OSError as exc:
-        raise CacheError(f"it has no open-file-description locks ({exc.strerror}); {advice}") from exc
+        raise CacheError(f"its file system has no open-file-description locks ({exc.strerror}); {advice}") from exc

@@ -62,7 +62,7 @@ def test_a_module_of_the_users_is_not_taken_for_ours(tmp_path: Path, file: str) 
         done = run(command, "--help", cwd=tmp_path)
         assert done.returncode == is_refused
         package = "prep" if own else "bench"
-        text = f"Error: '{tmp_path}/{file}' is in the way of dali-pipes' own package '{package}'; rename"
+        text = f"Error: '{tmp_path}/{file}' hides dali-pipes' own package '{package}'; rename"
         assert (text in done.stderr) == is_refused, done.stderr
         assert "not ours" not in done.stderr
         # Here the current folder is not on the path.

@@ -17,7 +17,7 @@ import pytest
 from dali_pipes.cli import main
 from dali_pipes.commands.checks.cluster import check_proxies
 from dali_pipes.commands.checks.findings import Finding, worst
-from dali_pipes.commands.checks.gpu import gpu_fit
+from dali_pipes.commands.checks.software import gpu_fit
 from dali_pipes.commands.doctor import examine
 from dali_pipes.store.cluster import embedded_node
 
@@ -171,7 +171,7 @@ BUILDS = {"DALI (nvidia-dali-cuda120)": 12, "torch (13.2)": 13}
             "none: no NVIDIA driver; loaders run with device='cpu'",
             "",
         ),
-        ({"problem": "no libcuda.so.1"}, "fail", "the kernel has driver 580.65, and programs", "--gpus all"),
+        ({"problem": "no libcuda.so.1"}, "fail", "the kernel has driver 580.65, but programs", "--gpus all"),
         ({"devices": []}, "warn", "none visible; driver 580.65 for CUDA 13.0", "CUDA_VISIBLE_DEVICES"),
         ({}, "ok", "2 x H200; driver 580.65 for CUDA 13.0; DALI (nvidia-dali-cuda120) for CUDA 12, torch (13.2)", ""),
         # One major version of CUDA back: DALI's build fits, torch's does not.
@@ -179,7 +179,7 @@ BUILDS = {"DALI (nvidia-dali-cuda120)": 12, "torch (13.2)": 13}
             {"supported": 12080},
             "fail",
             "2 x H200; driver 580.65 for CUDA 12.8, too old for torch (13.2)",
-            "a newer one",
+            "a newer driver",
         ),
         ({"is_cpu_torch": True}, "fail", "torch was built for the CPU alone", "install a torch"),
     ],
@@ -197,7 +197,7 @@ def test_driver_against_builds(given: dict[str, Any], status: str, text: str, ad
 def test_torchs_cuda_is_told_without_importing_it() -> None:
     """As torch itself says it."""
     program = (
-        "import sys; from dali_pipes.commands.checks.gpu import torch_cuda; told = torch_cuda()\n"
+        "import sys; from dali_pipes.commands.checks.software import torch_cuda; told = torch_cuda()\n"
         "assert 'torch' not in sys.modules\nimport torch; assert told == (torch.version.cuda or ''), told"
     )
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
@@ -221,9 +221,9 @@ def test_cluster_with_dsort_and_without_kubernetes() -> None:
     with answering(WITH_DSORT) as endpoint:
         findings = look(endpoint)
     assert of(findings, "endpoint").found == f"{endpoint}: AIStore 4.9, 1 proxy, 2 targets"
-    assert (of(findings, "dSort").status, of(findings, "dSort").found) == ("ok", "there")
+    assert (of(findings, "dSort").status, of(findings, "dSort").found) == ("ok", "available")
     etl = of(findings, "ETL")
-    found = "not there (it needs Kubernetes); only prep etl needs it; prep transform does the same from here"
+    found = "not available (it needs Kubernetes); only prep etl needs it; prep transform does the same from here"
     assert (etl.status, etl.found) == ("ok", found)
     assert worst(findings) != "fail"
 
@@ -234,7 +234,11 @@ def test_cluster_with_dsort_and_without_kubernetes() -> None:
         ({"sort?uuid=srt-of-nobody": (200, [])}, "not built in (the tag 'dsort')", "--engine client"),
         ({"sort?uuid=srt-of-nobody": (404, "404 page not found")}, "not built in", "--engine client"),
         ({"sort?uuid=srt-of-nobody": (501, "dsort not enabled")}, "not built in", "--engine client"),
-        ({"daemon?what=node_status": (200, NODE | {"ais_version": "5.0.1"})}, "starts no job in AIStore 5.0", "4.9"),
+        (
+            {"daemon?what=node_status": (200, NODE | {"ais_version": "5.0.1"})},
+            "cannot start a job in AIStore 5.0",
+            "4.9",
+        ),
         ({"sort?uuid=srt-of-nobody": (403, "denied")}, "answers 403: denied", "--engine client"),
     ],
 )
@@ -249,7 +253,7 @@ def test_cluster_without_a_dsort_that_works(answers: dict[str, tuple[int, Any]],
 
 def test_cluster_with_etl() -> None:
     with answering(WITH_DSORT | {"etl": (200, [])}) as endpoint:
-        assert of(look(endpoint), "ETL").found == "there"
+        assert of(look(endpoint), "ETL").found == "available"
 
 
 def test_cluster_that_wants_a_token() -> None:
@@ -257,7 +261,7 @@ def test_cluster_that_wants_a_token() -> None:
         found = of(look(endpoint), "endpoint")
     assert (found.status, found.advice) == (
         "fail",
-        "the cluster wants a token (401), none is set; set AIS_AUTHN_TOKEN_FILE",
+        "the cluster needs a token (401), no token is set; set AIS_AUTHN_TOKEN_FILE",
     )
 
 
@@ -265,7 +269,7 @@ def test_cluster_that_does_not_describe_itself() -> None:
     """Neither version nor nodes are made up."""
     with answering({"health": (200, "")}) as endpoint:
         findings = look(endpoint)
-    assert of(findings, "endpoint").found == f"{endpoint}: is healthy, and does not describe itself (500)"
+    assert of(findings, "endpoint").found == f"{endpoint}: is healthy, but does not describe itself (500)"
     assert of(findings, "dSort").status == "warn"
 
 
@@ -306,7 +310,7 @@ def test_embedded_node(tmp_path: Path) -> None:
     """It says what it is, and has a dSort of its own."""
     with embedded_node.start(tmp_path) as node:
         findings = look(node.endpoint)
-    assert "the embedded node, or one like it" in of(findings, "endpoint").found
+    assert "the embedded node, or a similar server" in of(findings, "endpoint").found
     assert of(findings, "dSort").status == "ok"
     assert worst(findings) != "fail"
 
@@ -331,15 +335,15 @@ def test_real_cluster() -> None:
         (None, {}, None, ""),
         (None, {"HTTP_PROXY": "http://proxy.example:3128"}, "ok", "HTTP_PROXY=http://proxy.example:3128"),
         (None, {"http_proxy": "http://127.0.0.1:3128"}, "warn", "on this machine's loopback"),
-        ("http://127.0.0.1:1", {"http_proxy": "http://127.0.0.1:3128"}, "ok", "not for 127.0.0.1"),
+        ("http://127.0.0.1:1", {"http_proxy": "http://127.0.0.1:3128"}, "ok", "not used for 127.0.0.1"),
         (
             "http://10.9.9.9:1",
             {"http_proxy": "http://u:secret@localhost:3128"},
             "warn",
             "http_proxy=http://localhost:3128",
         ),
-        ("http://10.9.9.9:1", {"http_proxy": "localhost:3128", "no_proxy": "10.9.9.9"}, "ok", "not for 10.9.9.9"),
-        ("http://10.9.9.9:1", {"https_proxy": "http://127.0.0.1:3128"}, "ok", "not for 10.9.9.9"),
+        ("http://10.9.9.9:1", {"http_proxy": "localhost:3128", "no_proxy": "10.9.9.9"}, "ok", "not used for 10.9.9.9"),
+        ("http://10.9.9.9:1", {"https_proxy": "http://127.0.0.1:3128"}, "ok", "not used for 10.9.9.9"),
     ],
 )
 def test_proxies(endpoint: str | None, environment: dict[str, str], status: str | None, text: str) -> None:

@@ -366,7 +366,7 @@ def graph(components: dp.Components, random: dp.Random) -> dict[str, Any]:
         ({}, ValueError, "needs one of train, val, test, predict"),
         ({"train": {"graph": graph}}, TypeError, "train: not the arguments of dali_pipes.loader: missing.*'shards'"),
         ({"val": {"shards": "a", "graph": graph, "batchsize": 2}}, TypeError, "val: .*unexpected .*'batchsize'"),
-        ({"train": {"shards": "a", "graph": graph}, "rank": 1}, ValueError, "train: 'rank' is the trainer's to give"),
+        ({"train": {"shards": "a", "graph": graph}, "rank": 1}, ValueError, "train: the trainer gives 'rank'"),
         ({"train": {"shards": "a", "graph": graph, "world_size": 2}}, ValueError, "'world_size' is the trainer's"),
         (
             {"train": {"shards": "a", "graph": graph, "cache_dir": "/tmp"}},
@@ -376,7 +376,7 @@ def graph(components: dp.Components, random: dp.Random) -> dict[str, Any]:
         (
             {"train": {"shards": "a", "graph": graph}, "state": {}},
             ValueError,
-            "train: 'state' is the trainer's to give",
+            "train: the trainer gives 'state'",
         ),
     ],
 )
@@ -389,7 +389,7 @@ def test_arguments_that_do_not_fit_are_refused(options: dict[str, Any], error: t
 def test_loader_without_a_trainer_or_arguments_is_refused(small_shards: Path, tmp_path: Path) -> None:
     """What is missing is named."""
     data = make_data(small_shards)
-    with pytest.raises(ValueError, match="the train loader needs a trainer, which says its rank; pass datamodule="):
+    with pytest.raises(ValueError, match="the train loader needs a trainer, which knows its rank; pass the"):
         data.train_dataloader()
     with pytest.raises(Exception, match="`test_dataloader` must be implemented"):
         make_trainer(tmp_path).test(make_model(), datamodule=data)
