@@ -1,1 +1,1 @@
-"""What a node keeps of shards: one sparse file a data set, and who fills, holds and evicts what in it."""
+"""The shards that a node keeps: one sparse file for each data set, which loaders fill, hold and evict from."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from dali_pipes.errors import CacheError
 
 OTHER_DIRECTORY = "pass another cache=dali_pipes.Cache(directory=...) (--cache)"
-"""What to do, in the errors of a directory that cannot hold a cache."""
+"""Advice in the errors about a directory that cannot hold a cache."""
 
 # linux/falloc.h
 _KEEP_SIZE = 0x01

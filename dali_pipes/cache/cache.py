@@ -1,4 +1,4 @@
-"""A cache directory that the processes of a node share: its loaders, what they hold, and what leaves to free space.
+"""A cache directory that the processes of a node share: its loaders, the shards that they hold, and those that leave.
 
 Every change is made under the mutex, which is held for micro- to milliseconds. Bytes are fetched and written, and
 blocks freed, outside it. The entries of a process that is gone do not count: the kernel released its lock, and the next

@@ -231,7 +231,7 @@ class CacheFiles:
             if os.pread(self._slots_file, len(_SLOTS_MAGIC), 0) != _SLOTS_MAGIC:
                 if any(self._lock.is_locked(FIRST_SLOT_BYTE + slot) for slot in range(NUM_SLOTS)):
                     raise CacheError(
-                        f"'{self.root}' is in use by loaders of another version of dali-pipes; wait for their end, or "
+                        f"'{self.root}' is in use by loaders of another version of dali-pipes; wait until they end, or "
                         f"{OTHER_DIRECTORY}"
                     )
                 os.pwrite(self._slots_file, bytes(size - _SLOTS_START), _SLOTS_START)

@@ -37,7 +37,7 @@ class FreeSpace:
 
     directory: Path
     free: int
-    """What could be written now, as file system, memory and control group allow."""
+    """Bytes that can be written now, as file system, memory and control group allow."""
     total: int
     """The file system's size."""
     is_memory: bool
@@ -86,7 +86,7 @@ def check_directory(directory: Path) -> None:
     kind = file_system(directory)
     if kind in _NETWORK or kind.startswith("fuse."):
         raise CacheError(
-            f"cache directory '{directory}' is on a network file system ({kind}), and a cache is one node's own; "
+            f"cache directory '{directory}' is on a network file system ({kind}), and a cache belongs to one node; "
             "pass a local directory: /dev/shm, or one on an NVMe disk"
         )
     if not can_punch(directory):

@@ -39,12 +39,7 @@ class CacheShare:
         manifest: Of all shards that were indexed together.
         rows: The row in ``manifest`` of each of the loader's shards: int64 [shards].
         space: The directory of the cache file.
-        source: The shards' URL.
-        group: Loaders of one group hold the same shards at about the same time. Note [reservations] in
-            `dali_pipes.cache.cache`.
-        reserved: Bytes that the group must be able to hold at a time.
-        cache_bytes: The most that all cache files in that directory may take.
-        keep: Whether the cache file stays there for the next job.
+        source, group, reserved, cache_bytes, keep: See `NodeCache.join`.
         alignment: Of the extents; at least the alignment of ``space``, or more blocks are taken than are counted.
 
     Raises:

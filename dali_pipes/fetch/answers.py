@@ -1,13 +1,8 @@
-"""Judge a cluster's answers about an object: whether they are its bytes, and which error or new attempt follows.
-
-An `ObjectSource` holds the differences between the objects that a fetcher reads: `StoredObjects`, here, as they are
-stored, and `dali_pipes.fetch.through_etl.TransformedShards`.
-"""
+"""Judge a cluster's answers about an object: whether they are its bytes, and which error or new attempt follows."""
 
 import contextlib
 import logging
 import ssl
-from typing import Protocol
 
 from urllib3.exceptions import InvalidHeader
 from urllib3.util.retry import Retry
@@ -27,63 +22,36 @@ _WANTS_CERTIFICATE = "if it wants a client's certificate, set AIS_CRT and AIS_CR
 _REPLACED = "it was replaced since: put it back, or index the shards anew: dali-pipes prep index URL"
 
 
-class ObjectSource(Protocol):
-    """Where a fetcher's objects come from: how to ask for them, and how to judge the answers.
+class StoredObjects:
+    """The objects of a bucket, as they are stored: how to ask for them, and how to judge the answers.
 
     A wrong answer becomes a `FaultError` if another attempt may succeed, else an error for the user.
-    """
-
-    access: ClusterAccess
-    sends_ranges: bool
-    """Whether a range of an object can be asked for; if not, each attempt starts at the first byte."""
-
-    def where(self, name: str) -> str:
-        """The object, for messages: ``ais://pets/x.tar``."""
-
-    def url(self, name: str) -> str:
-        """The URL to ask the proxy for."""
-
-    def check_head(self, item: FetchedObject, part: ObjectPart, answer: Answer) -> None:
-        """Raise an error for an answer that does not bring the part, before a byte of it is written."""
-
-    def check_bytes(self, item: FetchedObject, part: ObjectPart) -> None:
-        """Raise an error if an object that was read in one part has another checksum."""
-
-    def refusal(self, item: FetchedObject, answer: Answer, body: bytes, *, is_known: bool) -> Exception:
-        """The error for an answer that is not the object; ``is_known``: its target has sent other parts."""
-
-    def short_body(self, item: FetchedObject, part: ObjectPart) -> Exception:
-        """The error for a body that ended properly, but early."""
-
-    def long_body(self, item: FetchedObject, part: ObjectPart) -> Exception:
-        """The error for a body that continues after the object's last byte."""
-
-    def given_up(self, item: FetchedObject, what: str, fault: FaultError, *, num_attempts: int) -> Exception:
-        """The error after the last attempt; ``what`` says how many there were and how the last one failed."""
-
-
-class StoredObjects:
-    """An `ObjectSource`: the objects of a bucket, as they are stored.
+    `dali_pipes.fetch.through_etl.TransformedShards` has other rules.
 
     ``provider`` is ``ais``, or the cloud from which the cluster reads the bucket; ``changed`` is advice for the user
     about an object that differs from the manifest.
     """
 
     sends_ranges = True
+    """Whether a range of an object can be asked for; if not, each attempt starts at the first byte."""
 
     def __init__(self, access: ClusterAccess, bucket: str, *, provider: str = "ais", changed: str = _REPLACED) -> None:
         self.access = access
         self._bucket, self._provider, self._changed = bucket, provider, changed
         self._scheme = next((scheme for scheme, name in PROVIDERS.items() if name == provider), provider)
+        self._query: dict[str, str] = {}
         self._noted_types: set[str] = set()
 
     def where(self, name: str) -> str:
+        """The object, for messages: ``ais://pets/x.tar``."""
         return f"{self._scheme}://{self._bucket}/{name}"
 
-    def url(self, name: str, **query: str) -> str:
-        return object_url(self.access.endpoint, self._bucket, name, provider=self._provider, **query)
+    def url(self, name: str) -> str:
+        """The URL to ask the proxy for."""
+        return object_url(self.access.endpoint, self._bucket, name, provider=self._provider, **self._query)
 
     def check_head(self, item: FetchedObject, part: ObjectPart, answer: Answer) -> None:
+        """Raise an error for an answer that does not bring the part, before a byte of it is written."""
         is_whole = answer.status == 200
         kind, value = (answer.headers.get(f"Ais-Checksum-{what}", "").lower() for what in ("Type", "Value"))
         version = (answer.headers.get("Ais-Version", ""), kind, value)
@@ -110,6 +78,7 @@ class StoredObjects:
             _log.debug("'%s': AIStore reports a checksum of the unknown type '%s'; not compared", item.where, kind)
 
     def check_bytes(self, item: FetchedObject, part: ObjectPart) -> None:
+        """Raise an error if an object that was read in one part has another checksum."""
         hashes, found = part.hashes, (part.position, part.hashes[0].hexdigest())
         part.restart()
         if cause := other_checksum(item, hashes):
@@ -123,6 +92,7 @@ class StoredObjects:
         raise FaultError(item.differs(found[1]), is_fruitless=True)
 
     def refusal(self, item: FetchedObject, answer: Answer, body: bytes, *, is_known: bool) -> Exception:
+        """The error for an answer that is not the object; ``is_known``: its target has sent other parts."""
         text = refusal_text(self.access, answer, body)
         # The target may have given the object away since it sent another part.
         if is_passing(answer.status) or is_known:
@@ -141,15 +111,18 @@ class StoredObjects:
         return StoreError(f"{item.address}: {text}{advice}")
 
     def short_body(self, item: FetchedObject, part: ObjectPart) -> Exception:
+        """The error for a body that ended properly, but early."""
         return FaultError(f"its body ends after {part.position} of {item.extent.size} bytes")
 
     def long_body(self, item: FetchedObject, part: ObjectPart) -> Exception:
+        """The error for a body that continues after the object's last byte."""
         return DataError(f"'{item.where}' has more than {item.extent.size} bytes, the manifest's; {self._changed}")
 
     def given_up(self, item: FetchedObject, what: str, fault: FaultError, *, num_attempts: int) -> Exception:
+        """The error after the last attempt; ``what`` says how many there were and how the last one failed."""
         return StoreError(f"{what}; is the cluster well? AIS_ENDPOINT or --endpoint names it")
 
-    def check_length(self, item: FetchedObject, found: int | None) -> None:
+    def _check_length(self, item: FetchedObject, found: int | None) -> None:
         """Raise a `DataError` if an answer reports another size than the manifest's."""
         if found not in (None, item.extent.size):
             raise self._wrong_size(item, found)
@@ -162,7 +135,7 @@ class StoredObjects:
             if found in (None, item.extent.size) and not is_asked:
                 part.restart()
                 raise FaultError(f"asked for bytes {part.position} to {part.stop - 1}, it sends other ones")
-        self.check_length(item, found)
+        self._check_length(item, found)
 
     def _replaced(self, item: FetchedObject, digest: str) -> DataError:
         return DataError(

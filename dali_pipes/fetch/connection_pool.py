@@ -4,7 +4,7 @@ import os
 import ssl
 from base64 import b64encode
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from urllib.parse import SplitResult, unquote, urlsplit
 
@@ -145,7 +145,7 @@ class ConnectionPool:
         self._connect_timeout_s, self._silence_s = connect_timeout_s, silence_s
         self._idle: list[HttpConnection] = []
         """Least recently used first."""
-        self._proxies: dict[str, str | None] = {}
+        self._proxy_of = cache(access.proxy_for)  # of an origin
 
     def close(self) -> None:
         """Close the idle connections. Can be called twice."""
@@ -185,7 +185,7 @@ class ConnectionPool:
 
     def _request(self, url: str, byte_range: tuple[int, int] | None) -> bytes:
         parts = urlsplit(url)
-        proxy = self._proxy_for(parts) if parts.scheme == "http" else None
+        proxy = self._proxy_of(_origin_of(parts)) if parts.scheme == "http" else None
         lines = [
             f"GET {url if proxy else url[len(_origin_of(parts)) :]} HTTP/1.1",
             f"Host: {parts.netloc}",
@@ -208,7 +208,7 @@ class ConnectionPool:
             if not idle.is_stale:
                 return idle
             idle.close()
-        proxy = self._proxy_for(parts)
+        proxy = self._proxy_of(origin)
         via = urlsplit(proxy) if proxy else parts
         if proxy and (via.scheme != "http" or not via.hostname):
             raise StoreError(
@@ -226,12 +226,6 @@ class ConnectionPool:
             connection.close()
             raise
         return connection
-
-    def _proxy_for(self, parts: SplitResult) -> str | None:
-        origin = _origin_of(parts)
-        if origin not in self._proxies:
-            self._proxies[origin] = self._access.proxy_for(origin)
-        return self._proxies[origin]
 
     @cached_property
     def _tls(self) -> ssl.SSLContext:

@@ -22,8 +22,8 @@ class Demand:
         self.ahead: dict[int, int] = {}
         """Shard wanted ahead -> by how many windows, in the order in which they are read."""
         self.held: set[int] = set()
-        # The shards of both kinds that are not held, in order: searching all wanted shards each time would take time
-        # with the square of a window.
+        # The shards of both kinds that are not held, in order: searching all wanted shards each time would cost time
+        # that grows with the square of a window.
         self.needed_missing: dict[int, None] = {}
         self.ahead_missing: dict[int, None] = {}
         self.ahead_bytes = self.held_bytes = self.needed_missing_bytes = 0

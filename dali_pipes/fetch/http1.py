@@ -71,7 +71,7 @@ class Answer(NamedTuple):
 
     @property
     def length(self) -> int | None:
-        """Bytes of the body; ``None`` if the head does not say."""
+        """Bytes of the body; ``None`` if the head does not state them."""
         text = self.headers.get("Content-Length", "")
         return int(text) if text.isascii() and text.isdigit() and not self.is_chunked else None
 

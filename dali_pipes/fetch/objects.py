@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from dali_pipes.errors import StoreError
-from dali_pipes.fetch.answers import ObjectSource, broken, cause_of, other_checksum, redirected_url
+from dali_pipes.fetch.answers import StoredObjects, broken, cause_of, other_checksum, redirected_url
 from dali_pipes.fetch.connection_pool import ConnectionPool
 from dali_pipes.fetch.event_loop import NOW, EventLoop, Task, Wait
 from dali_pipes.fetch.fetcher import Wanted
@@ -56,7 +56,7 @@ class RetryPolicy:
 class ObjectFetcher:
     """Fetches objects of one source; belongs to one thread. Owns connections, which stay open between objects."""
 
-    def __init__(self, source: ObjectSource, *, retry: RetryPolicy | None = None) -> None:
+    def __init__(self, source: StoredObjects, *, retry: RetryPolicy | None = None) -> None:
         self._source, self._access, self._retry = source, source.access, retry or RetryPolicy()
         self._pool = ConnectionPool(
             source.access, connect_timeout_s=self._retry.connect_timeout_s, silence_s=self._retry.silence_s

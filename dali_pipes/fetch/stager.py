@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 POLL_S = 0.005
 # Shards to ask the cache for at a time, once it was asked for all: the cost of one shard must not grow with the window.
 NUM_ASKED = 256
-# A cache without space for this long is full for a caller that takes only what fits: blocks can be about to be freed.
+# A caller that takes only what fits waits this long for space: blocks may be about to be freed.
 FULL_AFTER_S = 0.5
 # Log a wait for space that takes this long: the process that holds it may be stopped, in a debugger for instance.
 LOG_AFTER_S = 30.0

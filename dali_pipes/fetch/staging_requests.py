@@ -82,20 +82,20 @@ class StagingRequests(ABC):
             waiting: Called several times a second with the bytes that are still missing.
 
         Raises:
-            CacheError, DataError, StoreError: The error of one of them. Then none is needed, and the next call tries
-                again.
+            CacheError, DataError, StoreError: The error of one of them. Then they are no longer needed, and the next
+                call tries again.
             ValueError: If the stager is closed, or was closed during the wait.
         """
         self._need(shards, waiting, only_fitting=False, urgent=urgent)
 
     def need_fitting(self, shards: Sequence[int], *, waiting: Callable[[int], None] = lambda _: None) -> list[int]:
-        """Like `need`, for as many of these as fit into the cache, the first ones first; returns those."""
+        """Like `need`, for as many of these as fit into the cache, in their order; returns the shards that fit."""
         refused = self._need(shards, waiting, only_fitting=True, urgent=False)
         return [shard for shard in shards if shard not in refused]
 
     @uninterrupted
     def need_resident(self, shards: Sequence[int]) -> bool:
-        """Like `need`, if all of these are resident already; else return ``False``, and none is needed."""
+        """Like `need`, if all of these are resident already; else return ``False``, and need none of them."""
         with self._changed:
             if not self._demand.held.issuperset(shards):
                 return False

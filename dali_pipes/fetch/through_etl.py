@@ -77,30 +77,27 @@ class TransformedFetcher:
         self._stored.close()
 
 
-class TransformedShards:
-    """A `dali_pipes.fetch.answers.ObjectSource`: shards of a bucket, as an ETL transforms them."""
+class TransformedShards(StoredObjects):
+    """Shards of a bucket, as an ETL transforms them."""
 
     sends_ranges = False
 
     def __init__(self, access: ClusterAccess, bucket: str, *, provider: str, etl: str) -> None:
-        self.access = access
         self._etl = etl
         self._index_again = f"index again: dali-pipes prep index URL --etl {etl}"
         changed = (
             f"the shard was replaced since, or the transform of ETL '{etl}' is another one: {self._index_again}; or it "
             "gives other bytes each time, which it must not"
         )
-        self._stored = StoredObjects(access, bucket, provider=provider, changed=changed)
+        super().__init__(access, bucket, provider=provider, changed=changed)
+        self._query = {"etl_name": etl}
 
     def where(self, name: str) -> str:
-        return f"{self._stored.where(name)} through ETL {self._etl}"
-
-    def url(self, name: str) -> str:
-        return self._stored.url(name, etl_name=self._etl)
+        return f"{super().where(name)} through ETL {self._etl}"
 
     def check_head(self, item: FetchedObject, part: ObjectPart, answer: Answer) -> None:
-        # AIStore's checksum does not count: where it reports one, it is not the transformed shard's.
-        self._stored.check_length(item, answer.length)
+        # AIStore's checksum does not count: if it reports one, it is not the transformed shard's.
+        self._check_length(item, answer.length)
         part.restart()
         part.hashes = item.hashes()
 
@@ -115,9 +112,9 @@ class TransformedShards:
         if is_unknown_etl(answer.status, text, name=self._etl):
             # The ETL may come back: a lost pod is started again, and targets learn of an ETL one after the other.
             return FaultError(f"no ETL '{self._etl}' runs there ({text})")
-        if answer.status == 422:  # what `prep.etl` answers for a shard that it cannot transform
+        if answer.status == 422:  # `prep.etl` could not transform the shard
             return StoreError(f"{item.address}: the ETL failed: {text}")
-        return self._stored.refusal(item, answer, body, is_known=is_known)
+        return super().refusal(item, answer, body, is_known=is_known)
 
     def short_body(self, item: FetchedObject, part: ObjectPart) -> Exception:
         return self._wrong(item, part, f"its body ends after {part.position} of {item.extent.size} bytes")
@@ -147,11 +144,11 @@ class TransformedShards:
     def _how_often(self, wrong: list[tuple[int, str]]) -> str:
         if len(set(wrong)) == len(wrong):
             return (
-                f"ETL '{self._etl}' gave other bytes each of {len(wrong)} times: its transform must give the same "
+                f"ETL '{self._etl}' gave different bytes each of {len(wrong)} times: its transform must give the same "
                 "bytes for the same shard, whatever the time and the process"
             )
         return (
-            f"it gave the same twice: the shard was replaced since, or the transform of ETL '{self._etl}' is another "
+            f"it gave the same bytes twice: the shard was replaced since, or the transform of ETL '{self._etl}' is another "
             f"one; {self._index_again}"
         )
 

@@ -174,7 +174,7 @@ class Pass:
         self._windows: dict[int, tuple[Int64s, Int64s]] = {}
 
     def windows(self, slice_: int) -> tuple[Int64s, Int64s]:
-        """Where a slice's list of shards is cut, int64 [windows + 1], and each window's samples, int64 [windows].
+        """The cuts of a slice's list of shards, int64 [windows + 1], and each window's samples, int64 [windows].
 
         The cost does not depend on the number of samples.
         """
@@ -187,7 +187,7 @@ class Pass:
         return self._windows[slice_]
 
     def samples(self, shards: Int64s) -> tuple[Int64s, Int64s | None]:
-        """The samples of a window in reading order, and the number of each one's copy (``None``: no sample has any)."""
+        """The samples of a window in reading order, and their copy numbers (``None`` in a pass without copies)."""
         passes = self._passes
         ordinals, copies = passes.ordinals(shards), None
         if self._copies is not None:
@@ -213,7 +213,7 @@ class Piece(NamedTuple):
     """Number of windows of this slice before it in the epoch."""
     repeat: int
     """Number of the reading: it counts passes, and within a pass the turns of a slice that wraps. Two readings of one
-    epoch that have a sample in common have different numbers, in whichever slices."""
+    epoch that have a sample in common have different numbers, in any slices."""
     pass_: Pass
     shards: Int64s
     begin: int
@@ -284,7 +284,7 @@ class Span:
                             pass_,
                             pass_.slices[slice_][cuts[window] : cuts[window + 1]],
                             max(0, start - begin, -begin),
-                            # The end of a pass cuts a turn short, except in the last pass, which nothing follows.
+                            # The end of a pass cuts a turn short, except in the epoch's last pass.
                             num_samples if pass_stop >= self.length else min(num_samples, pass_stop - begin),
                         )
                     number += last - first

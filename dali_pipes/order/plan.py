@@ -107,9 +107,6 @@ class Plan:
         """Number of data sets that are mixed."""
         if order.weights is not None and (self.num_sets == 1 or len(order.weights) != self.num_sets):
             raise ValueError(f"weights are for several data sets, one each, got {order.weights} for {self.num_sets}")
-        for first, stop in ranges:
-            if order.num_slices > stop - first:
-                raise ValueError(f"slices must not exceed the number of shards, {stop - first}, got {order.num_slices}")
         starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(shard_samples, dtype=np.int64)])
         self._shard_stops = starts[1:]
         if selection is None:

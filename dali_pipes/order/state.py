@@ -25,7 +25,7 @@ _ORDER_TYPES: dict[str, tuple[type, ...]] = {
     "epoch_samples": (int, NoneType),
     "weights": (list, tuple, NoneType),
 }
-# Where the loader takes these inputs of the order.
+# The loader's options for these inputs of the order.
 _OPTIONS = {
     "shuffle_window": "shuffle=dali_pipes.Shuffle(window_bytes=...)",
     "ramp_up": "shuffle=dali_pipes.Shuffle(ramp_up=...)",

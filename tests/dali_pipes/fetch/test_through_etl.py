@@ -245,7 +245,7 @@ def test_parts_of_a_shard_are_those_of_the_transformed_one(bucket: AisStore, tmp
                 assert indexed.read_range(shard, start=start, size=size) == data[start : start + size]
         assert indexed.source == f"{bucket.url}/s- through ETL small-pets"
         bucket.write("s-000002.tar", bucket.read("s-000001.tar"))
-        with pytest.raises(DataError, match=r"s-000002.tar through ETL small-pets'.* gave the same twice"):
+        with pytest.raises(DataError, match=r"s-000002.tar through ETL small-pets'.* gave the same bytes twice"):
             indexed.read_range(2, start=0, size=512)
 
 
@@ -260,9 +260,9 @@ def test_other_bytes_than_when_it_was_indexed_are_told(bucket: AisStore, tmp_pat
         open_loader(bucket, labels, etl="as-told") as loader,
         pytest.raises(
             DataError,
-            match=r"s-00000[012].tar through ETL as-told': its b.*; (it gave the same twice: the shard was replaced "
+            match=r"s-00000[012].tar through ETL as-told': its b.*; (it gave the same bytes twice: the shard was replaced "
             r"since, or the transform of ETL 'as-told' is another one; index again: dali-pipes prep index URL --etl as-"
-            r"|ETL 'as-told' gave other bytes each of 2 times)",
+            r"|ETL 'as-told' gave different bytes each of 2 times)",
         ) as caught,
     ):
         keys_of(loader)
@@ -273,7 +273,9 @@ def test_other_bytes_than_when_it_was_indexed_are_told(bucket: AisStore, tmp_pat
 def test_a_transform_that_gives_other_bytes_each_time_is_told(bucket: AisStore, tmp_path: Path, act: bytes) -> None:
     tell(bucket, act, tmp_path / "shards")
     made = index_in_memory(shards_of(bucket, "as-told")).manifest
-    with pytest.raises(DataError, match=r"ETL 'as-told' gave other bytes each of [2-6] times: its transform must give"):
+    with pytest.raises(
+        DataError, match=r"ETL 'as-told' gave different bytes each of [2-6] times: its transform must give"
+    ):
         fetch_first(bucket, made, etl="as-told")
 
 
@@ -416,11 +418,17 @@ def test_what_breaks_off_is_read_again_from_the_beginning() -> None:
 @pytest.mark.parametrize(
     ("bodies", "message"),
     [
-        ([DATA[:-1]], r"its body ends after 204799 of 204800 bytes; it gave the same twice: the shard was replaced"),
-        ([DATA + b"x"], r"its body has more than 204800 bytes, the manifest's; it gave the same twice"),
-        ([DATA[::-1]], r"its bytes have the xxhash2 .*, the manifest says .*; it gave the same twice"),
-        ([DATA[::-1], DATA[1:] + b"x"], r"ETL 'some-etl' gave other bytes each of 2 times"),
-        ([DATA[:n] for n in range(1, 9)], r"ends after 6 of 204800 bytes; ETL 'some-etl' gave other bytes each of 6"),
+        (
+            [DATA[:-1]],
+            r"its body ends after 204799 of 204800 bytes; it gave the same bytes twice: the shard was replaced",
+        ),
+        ([DATA + b"x"], r"its body has more than 204800 bytes, the manifest's; it gave the same bytes twice"),
+        ([DATA[::-1]], r"its bytes have the xxhash2 .*, the manifest says .*; it gave the same bytes twice"),
+        ([DATA[::-1], DATA[1:] + b"x"], r"ETL 'some-etl' gave different bytes each of 2 times"),
+        (
+            [DATA[:n] for n in range(1, 9)],
+            r"ends after 6 of 204800 bytes; ETL 'some-etl' gave different bytes each of 6",
+        ),
     ],
 )
 def test_other_bytes_that_cannot_be_a_break_are_told(bodies: list[bytes], message: str) -> None:
