@@ -22,7 +22,6 @@ import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import ParamSpec, TypeVar
 
 Arguments = ParamSpec("Arguments")
@@ -101,9 +100,7 @@ class Mutex:
             _inside.depth -= 1
             raise
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         try:
             self._file.unlock(self._byte)
         finally:

@@ -144,7 +144,10 @@ class StateTable:
         self.owner[shard] = slot
         self.holds[slot, shard] = 1
         if self.state[shard] == State.EMPTY:
-            self._add(shard)
+            last = int(self._header["num_resident"])
+            self._resident[last], self._place[shard] = shard, last
+            self._header["num_resident"] = last + 1
+            self._header["resident_bytes"] += int(self.starts[shard + 1] - self.starts[shard])
         self.state[shard] = State.FILLING
 
     def finish(self, shard: int) -> None:
@@ -225,12 +228,6 @@ class StateTable:
             os.posix_fallocate(self._file, start, size)
         except OSError as exc:
             raise CacheError(f"no space for {size} bytes of the cache's table: {exc.strerror}") from exc
-
-    def _add(self, shard: int) -> None:
-        last = int(self._header["num_resident"])
-        self._resident[last], self._place[shard] = shard, last
-        self._header["num_resident"] = last + 1
-        self._header["resident_bytes"] += int(self.starts[shard + 1] - self.starts[shard])
 
     def _row(self, slot: int) -> tuple[int, int]:
         places, size = _layout(self.num_shards)

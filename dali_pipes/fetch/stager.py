@@ -37,7 +37,7 @@ _THREAD_NAME = "dali-pipes-fetch"
 
 
 def in_fetcher() -> bool:
-    """Whether this is a thread of a `Stager`: the garbage collector may finalize there the owner of the thread."""
+    """Whether this is a thread of a `Stager`: the garbage collector may finalize the thread's owner there."""
     return threading.current_thread().name == _THREAD_NAME
 
 
@@ -82,7 +82,7 @@ class Stager(StagingRequests):
         """Stop fetching and end the threads. Can be called twice."""
         self._stopped.set()
         if sys.is_finalizing():
-            return  # daemons never end once the interpreter does: a join would wait for ever
+            return  # daemon threads do not end while the interpreter ends: a join would wait for ever
         shielded(self._close_waiters)
         interrupt: BaseException | None = None
         for thread in list(self._threads):
@@ -91,8 +91,8 @@ class Stager(StagingRequests):
                 try:
                     thread.join()
                 except BaseException as exc:  # noqa: BLE001 (raised below)
-                    # Not before the threads have ended: they write to the descriptor of the cache file, whose number
-                    # can be another file's once it is closed. They look several times a second whether to stop.
+                    # Raised only after the threads have ended: they write to the descriptor of the cache file, whose
+                    # number another file can get once it is closed. They check several times a second whether to stop.
                     interrupt = exc
         if interrupt is not None:
             raise interrupt
@@ -107,7 +107,7 @@ class Stager(StagingRequests):
             except RuntimeError:
                 if not self._threads:
                     raise
-                break  # the process may have no more threads; the ones that exist do the work
+                break  # the process may not start more threads; the existing ones do the work
             self._threads.append(thread)
         self._changed.notify_all()
 

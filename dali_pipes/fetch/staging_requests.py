@@ -2,8 +2,8 @@
 
 # Note [interrupts]: Ctrl-C can come between any two instructions of the main thread. So the main thread changes a
 stager only in a thread of `shielded`, completely or not at all. It waits at a lock of its own, never at the one that
-the threads share. A call that was interrupted may not have returned which shards it needs: `StagingRequests.give_up`
-ends everything.
+the threads share. An interrupted call may have staged or needed shards without a record at its caller:
+`StagingRequests.give_up` ends everything.
 """
 
 import threading

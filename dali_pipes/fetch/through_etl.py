@@ -148,8 +148,8 @@ class TransformedShards(StoredObjects):
                 "bytes for the same shard, whatever the time and the process"
             )
         return (
-            f"it gave the same bytes twice: the shard was replaced since, or the transform of ETL '{self._etl}' is another "
-            f"one; {self._index_again}"
+            f"it gave the same bytes twice: the shard was replaced since, or the transform of ETL '{self._etl}' is "
+            f"another one; {self._index_again}"
         )
 
 

@@ -115,9 +115,9 @@ class Selection:
         places, is_named = _places(named, labels)
         missing = named[np.bincount(places[is_named], minlength=len(named)) == 0]
         if len(missing):
-            raise ValueError(
-                f"oversample names class {missing[0]}, which no sample has (found: {_shown(np.unique(labels))})"
-            )
+            found = np.unique(labels)
+            shown = ", ".join(map(str, found[:8])) + (", ..." if len(found) > 8 else "")
+            raise ValueError(f"oversample names class {missing[0]}, which no sample has (found: {shown})")
         is_left_out = np.array([oversample[int(label)] == 0 for label in named])
         if is_left_out.any():
             self.excluded = np.union1d(self.excluded, np.flatnonzero(is_named & is_left_out[places]))
@@ -218,7 +218,3 @@ def _integers(name: str, values: Sequence[int] | Int64s) -> Int64s:
     if array.size and array.dtype.kind not in "iu":
         raise TypeError(f"{name} must be integers, got {array.dtype}")
     return array.astype(np.int64, copy=False)
-
-
-def _shown(labels: Int64s) -> str:
-    return ", ".join(map(str, labels[:8])) + (", ..." if len(labels) > 8 else "")
