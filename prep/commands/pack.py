@@ -34,13 +34,7 @@ _pack_options = join_options(
     click.option(
         "--max-count", type=click.IntRange(min=1), default=10_000, show_default=True, help="Samples per shard."
     ),
-    click.option(
-        "--max-bytes",
-        type=size,
-        default="256MiB",
-        show_default=True,
-        help="Bytes per shard.",
-    ),
+    click.option("--max-bytes", type=size, default="256MiB", show_default=True, help="Bytes per shard."),
     click.option(
         "--on-bad",
         type=click.Choice(["fail", "skip", "keep"]),

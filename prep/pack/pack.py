@@ -5,16 +5,17 @@ shards are streamed to their target, several at a time, each by a process of its
 one is asked for. The same records give the same shards, byte for byte, so an interrupted pack is finished by running it
 again.
 
-# Note [memory]: of the records, names and sizes. Of the bytes, a process holds 1 MiB of its one shard, whatever the
+# Note [memory]: this process holds the names and sizes of all records. A worker holds 1 MiB of its shard, whatever the
 sizes of shards and files (`prep.tar.writer.CHUNK_BYTES`), and its task: paths, and up to 8 MiB of components that are
-not in files (`prep.pack.tasks.MAX_SENT_BYTES`; the process that has them writes a shard with more of them itself).
+not in files (`prep.pack.tasks.MAX_SENT_BYTES`; this process itself writes a shard with more of them).
 """
 
 import json
 import shutil
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
@@ -46,22 +47,22 @@ class PackReport:
     """What a pack did, or with ``dry_run`` would do."""
 
     url: str
-    """``ais://pets/samples-``: the start of all names."""
+    """The beginning of all names: ``ais://pets/samples-``."""
     shards: tuple[str, ...]
     """All shards of the set, in order."""
     num_written: int
     """Shards that were not there already, byte for byte."""
     copy: str | None
-    """The directory that has the second copy."""
+    """The directory of the second copy; ``None`` without one."""
     num_copied: int
-    """Shards that it did not have."""
+    """Shards that the second copy did not have."""
     num_samples: int
     num_bytes: int
     """Of all shards."""
     skipped: tuple[str, ...]
     """Records that were left out, one line each: key and reason."""
     kept: tuple[str, ...]
-    """Bad records that were packed nevertheless, likewise."""
+    """Bad records that were packed nevertheless, in the same form."""
     noted: tuple[str, ...]
     """Records with a photo in another format than its name says; DALI decodes it, and it is packed."""
     elapsed_s: float
@@ -138,15 +139,15 @@ def pack(
         missing: list[list[_Shard]] = [[] for _ in targets]
         if not dry_run:
             file_workers = FileWorkers(workers=workers, min_shared_bytes=MIN_SHARED_BYTES, show_progress=show_progress)
-            tasks = _Tasks(source, checked.unread)
+            task = partial(_task, source, checked.unread)
             missing = [
-                target.missing(shards, lambda shard, stored: tasks.of(shard, stored=stored), file_workers)
+                target.missing(shards, lambda shard, stored: task(shard, stored=stored), file_workers)
                 for target in targets
             ]
             if copy is not None:
                 _check_space(copy, sum(shard.num_bytes for shard in missing[1]))
             targets[0].create()
-            _write(shards, targets, missing, tasks, file_workers)
+            _write(shards, targets, missing, task, file_workers)
             for target, gone in zip(targets, stale, strict=True):
                 _finish(target, gone, source.classes)
     return PackReport(
@@ -234,7 +235,8 @@ def _check_apart(store: Store, source: Source, names: Iterable[str]) -> None:
     for name in names if source.reads else ():
         if store.identity(name) in source.reads:
             raise ValueError(
-                f"'{store.locate(name)}' is read, and would be written over or stand beside; pack under another prefix"
+                f"'{store.locate(name)}' is a shard of the input, and would be replaced or mixed with the output; "
+                "pack under another prefix"
             )
 
 
@@ -248,32 +250,33 @@ def _check_space(copy: Path, num_bytes: int) -> None:
 # Writing
 
 
-class _Tasks:
-    """Makes the tasks that compare or write shards. ``unread``: a record's number -> components to leave out."""
-
-    def __init__(self, source: Source, unread: Mapping[int, frozenset[str]]) -> None:
-        self._source, self._unread = source, unread
-
-    def of(self, shard: _Shard, *, target: StreamTarget | None = None, stored: Stored | None = None) -> ShardTask:
-        none: frozenset[str] = frozenset()
-        return ShardTask(
-            name=shard.name,
-            num_bytes=shard.num_bytes,
-            target=target,
-            stored=stored,
-            entries=[
-                as_entry(self._source.records[number], self._source, without=self._unread.get(number, none))
-                for number in shard.numbers
-            ],
-            held_bytes=shard.held_bytes,
-        )
+def _task(
+    source: Source,
+    unread: Mapping[int, frozenset[str]],
+    shard: _Shard,
+    *,
+    target: StreamTarget | None = None,
+    stored: Stored | None = None,
+) -> ShardTask:
+    """The task that writes or compares a shard. ``unread``: a record's number -> components to leave out."""
+    none: frozenset[str] = frozenset()
+    return ShardTask(
+        name=shard.name,
+        num_bytes=shard.num_bytes,
+        target=target,
+        stored=stored,
+        entries=[
+            as_entry(source.records[number], source, without=unread.get(number, none)) for number in shard.numbers
+        ],
+        held_bytes=shard.held_bytes,
+    )
 
 
 def _write(
     shards: Sequence[_Shard],
     targets: Sequence[Target],
     missing: Sequence[Sequence[_Shard]],
-    tasks: _Tasks,
+    task: Callable[..., ShardTask],
     file_workers: FileWorkers,
 ) -> None:
     """Write each shard that the store or the copy lacks, to those that lack it, in one stream."""
@@ -292,7 +295,7 @@ def _write(
         assert copy is not None, "a copy is in a directory"
         return CopiedTarget(target=main, directory=copy)
 
-    to_write = (tasks.of(shard, target=target_of(shard.name)) for shard in wanted)
+    to_write = (task(shard, target=target_of(shard.name)) for shard in wanted)
     file_workers.run(write_file, to_write, wanted, what="pack")
 
 

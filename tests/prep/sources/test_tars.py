@@ -106,7 +106,8 @@ def test_tars_into_the_same_bucket_need_another_prefix(store: Store) -> None:
     source = tars(_resolve(store))
     for overwrite in (False, True):
         with pytest.raises(
-            ValueError, match=r"samples-000000\.tar' is read, and would be written over or stand beside"
+            ValueError,
+            match=r"samples-000000\.tar' is a shard of the input, and would be replaced or mixed with the output",
         ):
             pack(source, store=store, max_count=7, overwrite=overwrite)
     before = {entry.name: store.read(entry.name) for entry in store.list("samples-")}
