@@ -1,6 +1,6 @@
 """Do the main job on one machine: photos to shards, dSort, index, DALI beside WebLoader; a picture and a report.
 
-Everything that it does is a function that a user calls, or a command that a user types; it prints which.
+Each step calls a public function or runs a command that a user could run too.
 """
 
 import json
@@ -10,48 +10,56 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-if TYPE_CHECKING:
-    from dali_pipes.formats.manifest import Manifest
-    from dali_pipes.store.cluster.ais import AisStore
-    from dali_pipes.store.shard_set import ShardSet
-
+from dali_pipes.errors import DataError, PipesError
+from dali_pipes.formats.manifest import Manifest, checksum
+from dali_pipes.formats.names import manifest_name
+from dali_pipes.progress import progress
+from dali_pipes.store.cluster.ais import AisStore
+from dali_pipes.store.cluster.endpoint import cluster
+from dali_pipes.store.local import LocalStore
+from dali_pipes.store.shard_set import ShardSet
+from dali_pipes.store.urls import resolve_shards
+from prep.index import index_shards
+from prep.inspect.contact_sheet import Cell, contact_sheet, denormalised
+from prep.pack.pack import pack
+from prep.shuffle.order import Algorithm
+from prep.shuffle.request import Request
+from prep.shuffle.shuffle import shuffle
+from prep.sources.demo_photos import demo_photos
 
 BUCKET = "dali-pipes-demo"
 PACKED_PREFIX, SHUFFLED_PREFIX = "samples-", "shuffled-"
 STAMP = "demo-stamp.json"
-# What is in the bucket was made by this recipe; count up when the steps before the loaders change.
+# The version of the steps before the loaders; a bucket of another version is made again.
 RECIPE = 1
-# Several for each of a laptop's cores: WebLoader gives each worker whole shards.
+# WebLoader gives each worker whole shards, so there are several for each core of a laptop.
 NUM_SHARDS = 8
 SHEET_SAMPLES = 24
 REPEATS = 3
-# An epoch of 600 samples is half a second for dali; three of them make a figure, and 10 s more of the demo.
+# An epoch of 600 samples takes dali half a second. Three epochs give a stable figure, and add 10 s to the demo.
 EPOCHS = 3
-# Enough for a first look; all figures are in report.json.
+# The figures of the table. All of them are in report.json.
 SHOWN = ("samples_per_s", "cpu_ms_per_sample", "time_to_first_batch_s", "loader_memory_mib")
 CROP = 350
 
 
-@click.command()
+@click.command(context_settings={"show_default": True})
 @click.option(
     "--out",
     default="demo-out",
-    show_default=True,
     type=click.Path(file_okay=False, path_type=Path),
     help="Where the contact sheet, the report, the shards and the embedded node's storage go.",
 )
-@click.option(
-    "--samples", default=600, show_default=True, type=click.IntRange(min=16), help="Photos to cut and to load."
-)
+@click.option("--samples", default=600, type=click.IntRange(min=16), help="Photos to cut and to load.")
 @click.option(
     "--seed",
     default=7,
-    show_default=True,
     type=click.IntRange(min=0),
     help="Fixes the photos, the shuffle and the order of loading.",
 )
@@ -75,8 +83,6 @@ def demo(*, out: Path, samples: int, seed: int, as_json: bool, endpoint: str | N
     check_extras()
     from bench.reports.record import write_record
     from bench.tools.processes import child_pids
-    from dali_pipes.store.cluster.ais import AisStore
-    from dali_pipes.store.cluster.endpoint import cluster
 
     started = time.perf_counter()
     _make_directory(out)
@@ -101,7 +107,6 @@ def demo(*, out: Path, samples: int, seed: int, as_json: bool, endpoint: str | N
 
 
 def _make_directory(out: Path) -> None:
-    from dali_pipes.errors import PipesError
 
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -110,14 +115,11 @@ def _make_directory(out: Path) -> None:
         raise PipesError(f"cannot write into --out '{out}': {exc.strerror}; name another directory") from exc
 
 
-def _make_and_load(store: "AisStore", out: Path, *, samples: int, seed: int) -> tuple["ShardSet", "Manifest"]:
-    """Shards in the bucket, drawn from there for the contact sheet, and their copies, which are returned.
+def _make_and_load(store: AisStore, out: Path, *, samples: int, seed: int) -> tuple[ShardSet, Manifest]:
+    """Make the shards in the bucket, draw the contact sheet from there, and return local copies of the shards.
 
-    What an earlier run left and is damaged since is made again, once.
+    If the shards of an earlier run are damaged, make them again, once.
     """
-    from dali_pipes.errors import DataError
-    from dali_pipes.store.urls import resolve_shards
-
     while True:
         shards, manifest, is_reused = _prepare(store, samples=samples, seed=seed)
         try:
@@ -130,35 +132,29 @@ def _make_and_load(store: "AisStore", out: Path, *, samples: int, seed: int) -> 
             if not is_reused:
                 raise
             click.echo(f"damaged since the earlier run, made again: {exc}", err=True)
-            # The packed ones too: pack keeps what is listed with the right checksum, read or not.
+            # The packed shards too: pack keeps an object with the right listed checksum without reading it.
             for name in (STAMP, *(entry.name for entry in store.list(PACKED_PREFIX))):
                 store.delete(name)
             continue
         return resolve_shards(out / "shards" / SHUFFLED_PREFIX, endpoint=None), manifest
 
 
-def _prepare(store: "AisStore", *, samples: int, seed: int) -> tuple["ShardSet", "Manifest", bool]:
-    """Shuffled, indexed shards in the bucket: those that are there if they are of this recipe, else new ones.
+def _prepare(store: AisStore, *, samples: int, seed: int) -> tuple[ShardSet, Manifest, bool]:
+    """Return the shuffled, indexed shards of an earlier run in the bucket if they fit the recipe, else new ones.
 
     Returns:
-        The shards, their manifest, and whether they were there.
+        The shards, their manifest, and whether an earlier run made them.
     """
-    from dali_pipes.store.urls import resolve_shards
-    from prep.index import index_shards
-    from prep.pack.pack import pack
-    from prep.shuffle.order import Algorithm
-    from prep.shuffle.request import Request
-    from prep.shuffle.shuffle import shuffle
-    from prep.sources.demo_photos import demo_photos
-
-    recipe = {"recipe": RECIPE, "samples": samples, "seed": seed, "versions": _versions()}
+    # The photos' bytes depend on these packages.
+    versions = {name: version(name) for name in ("pillow", "scikit-image")}
+    recipe = {"recipe": RECIPE, "samples": samples, "seed": seed, "versions": versions}
     with _step("look for an earlier run") as say:
         found = _earlier_run(store, recipe)
         say("none that fits" if found is None else f"{found[1].num_samples} samples in {store.url}: taken as they are")
     if found is not None:
         return *found, True
 
-    # Gone before anything is replaced, and written again when all is there.
+    # Deleted before anything is replaced, and written again when everything is made.
     if store.exists():
         store.delete(STAMP)
     with _step("photos") as say:
@@ -185,16 +181,11 @@ def _prepare(store: "AisStore", *, samples: int, seed: int) -> tuple["ShardSet",
     return shards, manifest, False
 
 
-def _earlier_run(store: "AisStore", recipe: dict[str, Any]) -> "tuple[ShardSet, Manifest] | None":
-    """What an earlier run left, if it was finished and of this recipe, and every shard still has its size.
+def _earlier_run(store: AisStore, recipe: dict[str, Any]) -> tuple[ShardSet, Manifest] | None:
+    """The shards of an earlier run, if it finished, had this recipe, and every shard still has its size.
 
-    The bytes are checked against the manifest's checksums when they are copied.
+    `_copy_out` checks the bytes against the manifest's checksums.
     """
-    from dali_pipes.errors import PipesError
-    from dali_pipes.formats.manifest import Manifest
-    from dali_pipes.formats.names import manifest_name
-    from dali_pipes.store.urls import resolve_shards
-
     if not store.exists():
         return None
     sizes = {entry.name: entry.size for entry in store.list("")}
@@ -213,24 +204,12 @@ def _earlier_run(store: "AisStore", recipe: dict[str, Any]) -> "tuple[ShardSet, 
     return (shards, manifest) if whole else None
 
 
-def _versions() -> dict[str, str]:
-    """What the photos' bytes depend on."""
-    from importlib.metadata import version
-
-    return {name: version(name) for name in ("pillow", "scikit-image")}
-
-
-def _copy_out(store: "AisStore", manifest: "Manifest", directory: Path) -> None:
-    """The shuffled shards, their indexes, manifest and class table, and nothing else of ours, in a directory.
+def _copy_out(store: AisStore, manifest: Manifest, directory: Path) -> None:
+    """Copy the shuffled shards, their indexes, manifest and class table; delete older files with their prefix.
 
     Raises:
-        DataError: If a shard's bytes are not those that were indexed; it is not copied.
+        DataError: If a shard's bytes are not those that were indexed. This shard is not copied.
     """
-    from dali_pipes.errors import DataError
-    from dali_pipes.formats.manifest import checksum
-    from dali_pipes.progress import progress
-    from dali_pipes.store.local import LocalStore
-
     local = LocalStore(directory)
     expected = dict(zip(manifest.names, manifest.checksums.tolist(), strict=True))
     wanted = [entry.name for entry in store.list(SHUFFLED_PREFIX)]
@@ -245,11 +224,10 @@ def _copy_out(store: "AisStore", manifest: "Manifest", directory: Path) -> None:
             local.delete(entry.name)
 
 
-def _draw_sheet(shards: "ShardSet", manifest: "Manifest", path: Path, *, seed: int) -> Path:
-    """The first samples of epoch 0, from the very batches that a training step would get."""
+def _draw_sheet(shards: ShardSet, manifest: Manifest, path: Path, *, seed: int) -> Path:
+    """Draw the first samples of epoch 0, from the batches that a training step would get."""
     import dali_pipes as dp
     from bench.loaders.encoded import endpoint_of
-    from prep.inspect.contact_sheet import Cell, contact_sheet, denormalised
 
     with dp.loader(
         [shards.store.locate(name) for name in shards.names],
@@ -281,14 +259,14 @@ def _draw_sheet(shards: "ShardSet", manifest: "Manifest", path: Path, *, seed: i
     return path
 
 
-def _compare_and_time(shards: "ShardSet", *, seed: int, bystanders: set[int]) -> dict[str, Any]:
+def _compare_and_time(shards: ShardSet, *, seed: int, bystanders: set[int]) -> dict[str, Any]:
     from bench.compare.run import LoaderScenario
     from bench.engine.run import run_scenario
     from bench.loaders.protocol import LoaderOptions
     from bench.loaders.selection import LoaderSpec
     from bench.loaders.workers import fitting_batch_size
 
-    # 64 as in the benchmarks, less where a container has little shared memory for WebLoader's batches.
+    # 64 as in the benchmarks; less if a container has little shared memory for WebLoader's batches.
     options = LoaderOptions(seed=seed, crop=CROP)
     options = replace(options, batch_size=fitting_batch_size(options, num_shards=len(shards.names)))
     specs = [LoaderSpec(name="dali"), LoaderSpec(name="webloader")]
@@ -330,7 +308,7 @@ def _summary(report: dict[str, Any], out: Path) -> str:
 
 @contextmanager
 def _step(name: str) -> Iterator[Any]:
-    """One line on stderr when a step is done: its name, what came of it, seconds."""
+    """Print one line on stderr when a step is done: its name, its outcome, seconds."""
     started = time.perf_counter()
     outcome = ""
 

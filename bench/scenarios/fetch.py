@@ -61,6 +61,13 @@ class _Turn(NamedTuple):
     server_cpu_s: float | None
 
 
+def _installed_clients() -> Sequence[str]:
+    if find_curl() is not None:
+        return CLIENT_NAMES
+    click.echo("no program 'curl' in PATH: left out", err=True)
+    return CLIENT_NAMES[:2]
+
+
 @dataclass(frozen=True, kw_only=True)
 class FetchScenario(Scenario[_Objects, str, _Turn]):
     """Fetch the same objects with our transport, the SDK and curl, in turns; print speed and CPU of each.
@@ -80,20 +87,17 @@ class FetchScenario(Scenario[_Objects, str, _Turn]):
     num_objects: int = option(16, help="Objects a turn.")
     connections: int = option(8, help="Objects in flight.")
     repeats: int = option(5, help="Turns of each client.")
-    clients: Sequence[str] | None = option(
-        type=Listed(str), help=f"Comma separated: {', '.join(CLIENT_NAMES)}.  [default: all that are there]"
+    clients: Sequence[str] = option(
+        factory=_installed_clients,
+        type=Listed(str),
+        help=f"Comma separated: {', '.join(CLIENT_NAMES)}.  [default: all that are there]",
     )
     work: Path | None = cache_option("Where fetched bytes are written; the own server keeps its objects there too.")
     endpoint: str | None = option(help="AIStore's proxy, to fetch from a cluster.  [default: a server of our own]")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.clients is None:
-            found = CLIENT_NAMES if find_curl() else CLIENT_NAMES[:2]
-            if found != CLIENT_NAMES:
-                click.echo("no program 'curl' in PATH: left out", err=True)
-            object.__setattr__(self, "clients", found)
-        names = self.client_names
+        names = self.clients
         if unknown := [name for name in names if name not in CLIENT_NAMES]:
             raise ValueError(f"clients must be some of {', '.join(CLIENT_NAMES)}, got '{unknown[0]}'")
         if not names or len(set(names)) != len(names):
@@ -105,10 +109,6 @@ class FetchScenario(Scenario[_Objects, str, _Turn]):
         needed = self.total_bytes * (1 if self.endpoint else 2)
         if self.work is not None:
             check_room(self.work, needed, what="fetching", option="--cache", less="take fewer or smaller objects")
-
-    @property
-    def client_names(self) -> Sequence[str]:
-        return self.clients or ()
 
     @property
     def total_bytes(self) -> int:
@@ -141,7 +141,7 @@ class FetchScenario(Scenario[_Objects, str, _Turn]):
 
     def subjects(self, made: _Objects) -> Sequence[str]:
         """The clients, and `drain` if the server is ours."""
-        return [*self.client_names, *([DRAIN] if made.server_pid is not None else [])]
+        return [*self.clients, *([DRAIN] if made.server_pid is not None else [])]
 
     def name_of(self, subject: str) -> str:
         return f"client '{subject}'"

@@ -1,7 +1,8 @@
-"""Fetch a bucket's objects as one client does, and measure what that costs.
+"""Fetch a bucket's objects as one client does, and measure the cost.
 
-Only the transfer is measured: connections made, redirects followed, bytes received and, by those that store them,
-stored; not the imports, and not the check of the bytes afterwards. CPU time is this process's, all threads.
+The measurement is of the transfer only: it makes connections, follows redirects, receives bytes, and stores them if the
+client does that. Imports, and the check of the bytes afterwards, are not included. CPU time is that of all threads of
+this process.
 """
 
 import contextlib
@@ -32,13 +33,13 @@ from dali_pipes.store.cluster.ais import ais_client
 from dali_pipes.store.cluster.http_rules import object_url
 
 READ_BYTES = 1 << 20
-# Runs of `curl --version`, whose median is taken off: loading curl's libraries is no transfer.
+# Runs of `curl --version`. Their median is subtracted, because loading curl's libraries is not a part of the transfer.
 NUM_STARTS = 5
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClientTask:
-    """What one client is to read."""
+    """The objects that one client reads."""
 
     client: str
     endpoint: str
@@ -51,32 +52,31 @@ class ClientTask:
     connections: int
     """Objects in flight."""
     directory: str
-    """Where what is stored is stored."""
+    """For clients that store what they fetch."""
     checked: int = 0
-    """The object whose bytes are hashed again after the clock has stopped."""
+    """The index of the object whose bytes are hashed again after the clock has stopped."""
 
     @property
     def total_bytes(self) -> int:
         return self.object_bytes * len(self.names)
 
     def url(self, name: str) -> str:
-        """Where the proxy has an object."""
         return object_url(self.endpoint, self.bucket, name, provider="ais")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What it cost."""
+    """The cost of fetching all objects."""
 
     wall_s: float
     cpu_s: float
     """User and system time."""
     start_s: float = 0.0
-    """What the start of a program took; ``wall_s`` is without it, and ``cpu_s`` without its CPU time."""
+    """The time that a program needs to start. It is not included in ``wall_s``, nor its CPU time in ``cpu_s``."""
 
 
 def fetch_ours(task: ClientTask) -> Cost:
-    """`ObjectFetcher`, one a thread, into reserved extents of a sparse file, checksums verified."""
+    """Fetch with one `ObjectFetcher` in each thread, into reserved extents of a sparse file; verify checksums."""
     starts = extent_starts([task.object_bytes] * len(task.names))
     connection = ClusterAccess.from_environment(task.endpoint)
     with tempfile.TemporaryFile(dir=task.directory, buffering=0) as cache_file:
@@ -87,7 +87,7 @@ def fetch_ours(task: ClientTask) -> Cost:
         def work() -> None:
             with ObjectFetcher(StoredObjects(connection, task.bucket)) as fetcher:
                 for number in numbers:
-                    # As the cache does: the space is reserved before the bytes come.
+                    # As the cache does: reserve the space before the bytes come.
                     os.posix_fallocate(
                         cache_file.fileno(), int(starts[number]), int(starts[number + 1] - starts[number])
                     )
@@ -104,7 +104,7 @@ def fetch_ours(task: ClientTask) -> Cost:
 
 
 def fetch_sdk(task: ClientTask) -> Cost:
-    """``read_all()`` of the SDK in as many threads; nothing is stored."""
+    """Fetch with the SDK's ``read_all()`` in as many threads; store nothing."""
     bucket = ais_client(task.endpoint).bucket(task.bucket)
     kept: list[bytes] = []
 
@@ -127,7 +127,7 @@ def fetch_sdk(task: ClientTask) -> Cost:
 
 
 def fetch_curl(task: ClientTask) -> Cost:
-    """The program, which writes files: ``--parallel`` with as many connections. Its start is taken off."""
+    """Fetch with the program curl, ``--parallel`` with as many connections, into files; subtract its start."""
     curl = find_curl()
     if curl is None:
         raise PipesError("no 'curl' in PATH; install it, or leave it out: --clients ours,sdk")
@@ -138,7 +138,7 @@ def fetch_curl(task: ClientTask) -> Cost:
         for name, path in zip(task.names, paths, strict=True):
             lines += [f"url = {_quoted(task.url(name))}", f"output = {_quoted(str(path))}"]
         config = Path(folder) / "config"
-        # A token may be in it: only the owner's, and not among the arguments, which everybody may read.
+        # It may hold a token: only the owner may read it, while all users could see the arguments.
         config.touch(mode=0o600)
         config.write_text("\n".join(lines) + "\n")
         options = ["--disable", "--parallel", "--parallel-immediate", "--location", "--fail", "--silent"]
@@ -152,7 +152,7 @@ def fetch_curl(task: ClientTask) -> Cost:
             while block := stream.read(READ_BYTES):
                 state.update(block)
         _check_checksum(state.intdigest(), task)
-        # At most half: a transfer of a few KiB takes no longer than the start.
+        # Subtract at most half: a transfer of a few KiB takes no longer than the start.
         wall_s, cpu_s = (
             max(spent - off, spent / 2) for spent, off in ((cost.wall_s, start.wall_s), (cost.cpu_s, start.cpu_s))
         )
@@ -160,7 +160,7 @@ def fetch_curl(task: ClientTask) -> Cost:
 
 
 def drain(task: ClientTask) -> Cost:
-    """Sockets whose bytes the kernel drops (``MSG_TRUNC``): how fast the server is, to a client that costs least."""
+    """Let the kernel drop the bytes (``MSG_TRUNC``): shows the server's speed with a client that costs least."""
     numbers = iter(range(len(task.names)))
     sizes = [0] * len(task.names)
 
@@ -184,14 +184,14 @@ CLIENTS: dict[str, Callable[[ClientTask], Cost]] = {
 
 
 class _Drain:
-    """Connections, one to each address, kept open."""
+    """Keeps one connection open to each address."""
 
     def __init__(self) -> None:
         self._connections: dict[str, http.client.HTTPConnection] = {}
         self._buffer = bytearray(READ_BYTES)
 
     def get(self, url: str) -> int:
-        """The size of the body, dropped; a redirect is followed."""
+        """Follow redirects, drop the body, and return its size."""
         parts = urlsplit(url)
         connection = self._connections.setdefault(parts.netloc, http.client.HTTPConnection(parts.netloc))
         connection.request("GET", f"{parts.path}?{parts.query}")
@@ -202,7 +202,7 @@ class _Drain:
         if answer.status != 200:
             raise ConnectionError(f"'{url}' answered {answer.status}")
         num_bytes = int(answer.headers["content-length"])
-        # What came with the head was read ahead.
+        # The head was read together with the first bytes of the body.
         left = num_bytes - len(answer.read(min(num_bytes, len(answer.fp.peek()))))
         while left:
             dropped = connection.sock.recv_into(self._buffer, min(left, READ_BYTES), socket.MSG_TRUNC)
@@ -218,12 +218,11 @@ class _Drain:
 
 
 def find_curl() -> str | None:
-    """Where the program is, ``None`` where there is none."""
     return shutil.which("curl")
 
 
 def _curl_access(connection: ClusterAccess) -> Iterator[str]:
-    """Lines of curl's configuration: token and TLS, from the SDK's environment variables."""
+    """Lines of curl's configuration: proxy, token and TLS, from the environment variables of the SDK."""
     if connection.proxy_for(connection.endpoint) is None:
         yield 'noproxy = "*"'
     if connection.token:
@@ -261,7 +260,7 @@ def _timed(work: Callable[[], None], *, children: bool = False, warmed_bytes: in
 
 
 def _in_threads(work: Callable[[], None], num: int) -> None:
-    """Run it in ``num`` threads; the first error is raised when all have ended."""
+    """Run a function in ``num`` threads; raise the first error when all have ended."""
     with ThreadPoolExecutor(num) as threads:
         for done in [threads.submit(work) for _ in range(num)]:
             done.result()

@@ -347,28 +347,25 @@ def _open_ours_reading(made: Files, options: LoaderOptions) -> Iterator[Callable
         yield epoch
 
 
-def _record(name: str, read: Sequence[TfrecordTurn], decoded: Sequence[TfrecordTurn], made: Files) -> dict[str, Any]:
-    figures = {
-        "read_samples_per_s": [turn.num_samples / turn.wall_s for turn in read],
-        "read_cpu_ms_per_sample": [1000 * turn.cpu_s / turn.num_samples for turn in read],
-        "samples_per_s": [turn.num_samples / turn.wall_s for turn in decoded],
-        "cpu_ms_per_sample": [1000 * turn.cpu_s / turn.num_samples for turn in decoded],
+def _rates(turns: Sequence[TfrecordTurn], *, prefix: str = "") -> dict[str, list[float]]:
+    return {
+        f"{prefix}samples_per_s": [turn.num_samples / turn.wall_s for turn in turns],
+        f"{prefix}cpu_ms_per_sample": [1000 * turn.cpu_s / turn.num_samples for turn in turns],
     }
+
+
+def _record(name: str, read: Sequence[TfrecordTurn], decoded: Sequence[TfrecordTurn], made: Files) -> dict[str, Any]:
     return {
         "reader": name,
         "data_bytes": made.num_bytes[name][0],
         "index_bytes": made.num_bytes[name][1],
-        **summarised(figures),
+        **summarised({**_rates(read, prefix="read_"), **_rates(decoded)}),
         "outputs": asdict(made.outputs[name]),
         "repeats": {"read": [turn._asdict() for turn in read], "decoded": [turn._asdict() for turn in decoded]},
     }
 
 
 def _writer(name: str, turns: Sequence[TfrecordTurn], total: int) -> dict[str, Any]:
-    figures = {
-        "wall_s": [turn.wall_s for turn in turns],
-        "samples_per_s": [turn.num_samples / turn.wall_s for turn in turns],
-        "mib_per_s": [total / MIB / turn.wall_s for turn in turns],
-        "cpu_ms_per_sample": [1000 * turn.cpu_s / turn.num_samples for turn in turns],
-    }
+    wall_s = [turn.wall_s for turn in turns]
+    figures = {"wall_s": wall_s, "mib_per_s": [total / MIB / each for each in wall_s], **_rates(turns)}
     return {"writer": name, **summarised(figures), "repeats": [turn._asdict() for turn in turns]}

@@ -2,9 +2,7 @@
 
 import dataclasses
 import json
-import tempfile
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +27,6 @@ from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
 from tests.conftest import make_samples, write_shards
-
-
-@pytest.fixture
-def memory_dir() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
-        yield Path(directory)
 
 
 @pytest.fixture(autouse=True)

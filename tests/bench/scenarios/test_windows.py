@@ -4,8 +4,6 @@ import dataclasses
 import itertools
 import json
 import os
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,13 +15,6 @@ from bench.scenarios.scale import simulated_manifest
 from bench.scenarios.windows import CacheWatch, WindowsScenario, fitting_window
 from dali_pipes.cache.extents import extent_starts
 from dali_pipes.order.passes import cut_windows
-
-
-@pytest.fixture
-def memory_dir() -> Iterator[Path]:
-    """A directory in /dev/shm: ext4 counts blocks of its own among a file's."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
-        yield Path(directory)
 
 
 def test_windows_writes_a_record_for_each_pair(small_shards: Path, tmp_path: Path, memory_dir: Path) -> None:
