@@ -50,10 +50,10 @@ def excluded_ordinals(
     where: Where | None = None,
     lacking: Sequence[str] = (),
 ) -> Chosen:
-    """The samples of the loader's shards that must not be read.
+    """Find the samples of the loader's shards that must not be read.
 
     Args:
-        indexed: The shards.
+        indexed: The data set.
         exclude: Files that list samples, see `dali_pipes.formats.quarantine.read_exclusions`. In a mixture a shard
             is called ``SET/SHARD``; its own name is enough if only one set has it. Listed samples of shards that the
             loader does not read are counted and logged.

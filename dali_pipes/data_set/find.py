@@ -77,7 +77,7 @@ def find_shards(
     embedded_dir: Path | None,
     resources: contextlib.ExitStack,
 ) -> ShardSet | NamedSets:
-    """The shards that are named; those of a mixture by their sets.
+    """Find the named shards; those of a mixture are grouped by its data sets.
 
     Args:
         shards: See `dali_pipes.store.urls.resolve_shards`; `Shards` and `Mixture` name ETLs, too.
@@ -86,9 +86,8 @@ def find_shards(
         resources: Closes the node.
 
     Raises:
-        DataError, StoreError, ValueError: See `dali_pipes.store.urls.resolve_shards` and
-            `dali_pipes.store.cluster.transformed.through_etl`.
-        StoreError, ValueError: See `dali_pipes.store.cluster.endpoint.endpoint_for`.
+        DataError, StoreError, ValueError: See `dali_pipes.store.urls.resolve_shards`,
+            `dali_pipes.store.cluster.endpoint.endpoint_for` and `dali_pipes.store.cluster.transformed.through_etl`.
     """
     if isinstance(shards, Mixture):
         named, etls = shards.sets, shards.etl
