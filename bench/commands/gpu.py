@@ -193,7 +193,8 @@ def _opened_workload(
 ) -> "Iterator[tuple[Workload, set[int]]]":
     """Photos and shards, and the processes that were started to serve them."""
     from bench.engine.scenario import MEMORY
-    from bench.gpu.workload import Workload, draw_shards
+    from bench.gpu.workload import Workload
+    from bench.tools.drawn_shards import draw_shards
     from bench.tools.folders import RunFolder
 
     with contextlib.ExitStack() as stack:

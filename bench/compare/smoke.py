@@ -7,14 +7,10 @@ files and the last with the bucket.
 """
 
 import contextlib
-import io
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
-
-import numpy as np
-from PIL import Image
 
 from bench.compare.check_loaders import compare_outputs
 from bench.compare.data import DataSets
@@ -27,17 +23,14 @@ from bench.loaders.protocol import LoaderOptions
 from bench.loaders.registry import GROUPS, LOADERS
 from bench.loaders.selection import LoaderSpec, available_loaders
 from bench.reports.tables import format_rows
+from bench.tools.drawn_shards import draw_shards
 from bench.tools.folders import RunFolder
-from bench.tools.repeat import write_shard
 from dali_pipes.errors import PipesError
-from dali_pipes.store.local import LocalStore
-from dali_pipes.store.shard_set import ShardSet
-from prep.index import index_shards
 
 NUM_SAMPLES, NUM_SHARDS = 22, 4
 CROP = 48
 # Below, at and above the crop, odd and even, so that padding, cutting and rounding all happen.
-SIDES = (33, 47, 48, 49, 64, 71)
+SIZES = ((33, 48), (47, 47), (48, 33), (49, 71), (64, 64), (71, 49))
 BATCH_SIZE = 5
 TURN_S = 60.0
 
@@ -91,7 +84,8 @@ def run_smoke(directory: Path, *, loaders: Sequence[LoaderSpec] | None = None) -
         loaders: ``None``: all of the registry. A loader that is named with a decoder uses it in all modes.
     """
     missing = available_loaders()
-    shards, options = make_shards(directory), LoaderOptions(device="cpu")
+    shards = draw_shards(directory, num=NUM_SAMPLES, num_shards=NUM_SHARDS, sizes=SIZES, mask_cell=1, folder="pets/")
+    options = LoaderOptions(device="cpu")
     fork_server()
     with RunFolder() as folder, contextlib.ExitStack() as stack:
         data = DataSets(shards, options=options, folder=folder, stack=stack)
@@ -105,27 +99,6 @@ def run_smoke(directory: Path, *, loaders: Sequence[LoaderSpec] | None = None) -
                 else:
                     outcome, reason = _try(data, spec, setting, options=options)
                 yield Trial(str(spec), mode, outcome, reason, time.perf_counter() - started)
-
-
-def make_shards(directory: Path) -> ShardSet:
-    """Make 22 photos with masks and labels in four indexed shards, the same each time."""
-    draw = np.random.default_rng(0)
-    names = tuple(f"smoke-{shard:06d}.tar" for shard in range(NUM_SHARDS))
-    for shard, name in enumerate(names):
-        members: list[tuple[str, bytes]] = []
-        for row in range(shard, NUM_SAMPLES, NUM_SHARDS):
-            width, height = SIDES[row % len(SIDES)], SIDES[(row * 5 + 2) % len(SIDES)]
-            coarse = draw.integers(0, 256, (6, 6, 3), np.uint8)
-            photo = Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
-            mask = Image.fromarray(draw.integers(1, 4, (height, width), np.uint8))
-            key = f"pets/{row:03d}"
-            members.append((f"{key}.cls", str(row % 5 + 1).encode()))
-            members.append((f"{key}.image.jpg", _encoded(photo, "JPEG")))
-            members.append((f"{key}.trimap.png", _encoded(mask, "PNG")))
-        write_shard(directory / name, members)
-    shards = ShardSet(store=LocalStore(directory), names=names)
-    index_shards(shards)
-    return shards
 
 
 def format_trials(trials: Sequence[Trial]) -> str:
@@ -153,9 +126,3 @@ def _try(data: DataSets, spec: LoaderSpec, setting: TurnSetting, *, options: Loa
         return "failed", line if isinstance(exc, PipesError) else f"{type(exc).__name__}: {line}"
     parts = f"without {', '.join(comparison.not_compared)}" if comparison.not_compared else "all parts"
     return "ok", f"{comparison.num_samples} samples, {parts}"
-
-
-def _encoded(image: Image.Image, kind: str) -> bytes:
-    stream = io.BytesIO()
-    image.save(stream, kind)
-    return stream.getvalue()

@@ -1,7 +1,7 @@
 """Hold the photos, masks and shards that `bench gpu` decodes, in the sizes and kinds that its settings ask for.
 
-Without shards the photos are drawn: smooth colours with noise, in the sizes of photographs and, within a tenth, with as
-many bytes for each pixel as photographs of quality 90. They exercise the path; published figures need real photos.
+Without shards the photos are drawn (`bench.tools.drawn_shards`). They exercise the path; published figures need real
+photos.
 """
 
 import io
@@ -12,29 +12,25 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import webdataset
 from PIL import Image
 
 import dali_pipes as dp
 from bench.loaders.encoded import endpoint_of, samples_of, shard_urls
+from bench.tools.drawn_shards import QUALITY
 from bench.tools.environment import available_cores
+from bench.tools.repeat import encoded
 from dali_pipes.errors import DataError
 from dali_pipes.formats.tar_reader import BLOCK
 from dali_pipes.graph.decode import Graph
 from dali_pipes.reader.segments import MAX_LINES, index_text
-from dali_pipes.store.local import LocalStore
 from dali_pipes.store.shard_set import ShardSet
-from prep.index import index_shards
 
 Device = Literal["gpu", "cpu"]
 
 LOADER_BYTES = 512 << 20
 """Bytes of shards that a loader reads. Its first epoch stages them; that is not timed, and must not take long."""
-QUALITY = 90
 # 1,024 photos of 2,048 pixels would keep all cores busy for a minute; a session often has only an hour.
 MAX_REENCODED = 256
-# Width and height of drawn photos. The shorter side of some is below a crop of 350, as in the pets sample.
-DRAWN_SIZES = ((500, 375), (375, 500), (500, 333), (400, 300), (640, 480), (300, 225))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,7 +206,7 @@ def reencode(photos: Photos, *, side: int | None, progressive_share: float | Non
             image = image.resize((max(1, round(image.width * scale)), max(1, round(image.height * scale))))
         # Spread evenly: progressive where the whole part of the count goes up.
         is_progressive = int((number + 1) * share + 1e-9) > int(number * share + 1e-9)
-        return _encoded(image, "JPEG", quality=QUALITY, subsampling=2, progressive=is_progressive)
+        return encoded(image, "JPEG", quality=QUALITY, subsampling=2, progressive=is_progressive)
 
     with ThreadPoolExecutor(max_workers=min(32, available_cores())) as pool:
         made = tuple(pool.map(encode, range(len(chosen))))
@@ -221,42 +217,3 @@ def photo_header(data: bytes) -> tuple[bool, int, int]:
     """Return whether a JPEG is progressive, its height and its width."""
     with Image.open(io.BytesIO(data)) as image:
         return bool(image.info.get("progressive", 0)), image.height, image.width
-
-
-def draw_shards(directory: Path, *, num: int, num_shards: int = 4) -> ShardSet:
-    """Make indexed shards of drawn photos, masks and class ids 1 to 5, the same each time."""
-    names = tuple(f"drawn-{shard:06d}.tar" for shard in range(num_shards))
-    for shard, name in enumerate(names):
-        with webdataset.TarWriter(str(directory / name), encoder=False) as writer:
-            for number in range(num * shard // num_shards, num * (shard + 1) // num_shards):
-                draw = np.random.default_rng([0, number])
-                width, height = DRAWN_SIZES[number % len(DRAWN_SIZES)]
-                writer.write(
-                    {
-                        "__key__": f"{number:06d}",
-                        "cls": str(number % 5 + 1).encode(),
-                        "image.jpg": _draw_photo(draw, width, height),
-                        "trimap.png": _draw_mask(draw, width, height),
-                    }
-                )
-    shards = ShardSet(store=LocalStore(directory), names=names)
-    index_shards(shards)
-    return shards
-
-
-def _draw_photo(draw: np.random.Generator, width: int, height: int) -> bytes:
-    coarse = Image.fromarray(draw.integers(0, 256, (max(2, height // 24), max(2, width // 24), 3), np.uint8))
-    pixels = np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC), np.int16)
-    noisy = np.clip(pixels + draw.integers(-9, 10, pixels.shape, np.int16), 0, 255).astype(np.uint8)
-    return _encoded(Image.fromarray(noisy), "JPEG", quality=QUALITY)
-
-
-def _draw_mask(draw: np.random.Generator, width: int, height: int) -> bytes:
-    coarse = Image.fromarray(draw.integers(1, 4, (max(2, height // 40), max(2, width // 40)), np.uint8))
-    return _encoded(coarse.resize((width, height), Image.Resampling.NEAREST), "PNG")
-
-
-def _encoded(image: Image.Image, kind: str, **options: Any) -> bytes:
-    stream = io.BytesIO()
-    image.save(stream, kind, **options)
-    return stream.getvalue()

@@ -4,6 +4,7 @@ import io
 import tarfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from PIL import Image
 
@@ -116,16 +117,19 @@ def _resized(sample: Sequence[tuple[str, bytes]], *, side: int, photo: str, mask
 
 def _jpeg(data: bytes, side: int) -> bytes:
     image = Image.open(io.BytesIO(data)).convert("RGB")
-    stream = io.BytesIO()
-    image.resize(_fitted(image.size, side), Image.Resampling.LANCZOS).save(stream, "JPEG", quality=JPEG_QUALITY)
-    return stream.getvalue()
+    return encoded(image.resize(_fitted(image.size, side), Image.Resampling.LANCZOS), "JPEG", quality=JPEG_QUALITY)
 
 
 def _mask(data: bytes, side: int) -> bytes:
     image = Image.open(io.BytesIO(data))
+    # NEAREST: a value between two class ids would be another class id.
+    return encoded(image.resize(_fitted(image.size, side), Image.Resampling.NEAREST), "PNG")
+
+
+def encoded(image: Image.Image, kind: str, **options: Any) -> bytes:
+    """Encode an image as a file."""
     stream = io.BytesIO()
-    # Class ids: a value between two of them would be a third.
-    image.resize(_fitted(image.size, side), Image.Resampling.NEAREST).save(stream, "PNG")
+    image.save(stream, kind, **options)
     return stream.getvalue()
 
 

@@ -23,7 +23,8 @@ from bench.gpu.checks import DecodeWay, GpuOutputError, describe, differences
 from bench.gpu.devices import Nvml, copied_bytes, count_jpeg_engines, sampling, utilisation
 from bench.gpu.sweep import SCENARIOS, GpuScenario, default_sweeps, gpu_scenario
 from bench.gpu.tables import format_markdown, format_scenario
-from bench.gpu.workload import GpuSetting, Workload, draw_shards, photo_header, read_photos, reencode
+from bench.gpu.workload import GpuSetting, Workload, photo_header, read_photos, reencode
+from bench.tools.drawn_shards import draw_shards
 from dali_pipes.errors import DataError
 from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import resolve_shards
