@@ -163,12 +163,7 @@ class Feeds:
             self.close()
 
     def prepare_after(self, feed: Feed, *, is_read: bool) -> None:
-        """Prepare the epoch after ``feed``'s when there is time for it.
-
-        Args:
-            feed: Of the current epoch.
-            is_read: Whether all its batches are read: the next reader is opened while the last ones are decoded.
-        """
+        """Prepare the epoch after ``feed``'s; open its reader when all batches of this one are read."""
         if is_read:
             self._prepare(feed.epoch + 1)
         elif self._is_windowed and feed.has_staged_all:
@@ -213,11 +208,8 @@ class Epoch:
     Between `ask` and `deliver` or `lose` the epoch counts as cut short: if the loop is left there, by Ctrl-C for
     instance, DALI may have taken a part of a batch's inputs, and the decode pipeline must be built anew.
 
-    Args:
-        feed: The batches that are still to come.
-        start: The position in the order at which the epoch begins: greater than 0 only after a resume.
-        batching: How samples are dealt to the ranks.
-        delivered: Batches since ``start`` that were delivered already.
+    The epoch begins at position ``start`` of its order, which is greater than 0 only after a resume. ``feed`` has the
+    batches that are still to come; ``delivered`` counts those since ``start`` that were delivered already.
     """
 
     def __init__(self, feed: Feed, *, start: int, batching: Batching, delivered: int = 0) -> None:

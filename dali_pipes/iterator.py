@@ -377,11 +377,9 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
             return None
 
     def _schedule(self, delivered: int, *, must_come: bool) -> None:
-        """Fill the queue of batches that are decoded ahead.
+        """Fill the queue of batches decoded ahead; with ``must_come`` wait for shards if no batch is in flight.
 
-        Args:
-            delivered: Batches of the epoch that are delivered, or taken to be delivered next.
-            must_come: Whether to wait for shards if no batch is in flight.
+        ``delivered`` counts the epoch's batches that are delivered, or taken to be delivered next.
         """
         epoch, scheduled = self._epoch, self._decode.scheduled
         while not epoch.has_failed and delivered + len(scheduled) < epoch.num_batches:

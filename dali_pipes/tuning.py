@@ -124,10 +124,6 @@ def choose_settings(decode: Decode, *, device_id: int | None) -> Settings:
     for the JPEG engines. A file made on another machine is not used; this is logged once. A loader on the CPU does not
     use a GPU's file, and vice versa.
 
-    Args:
-        decode: The caller's settings, and the tuning file.
-        device_id: The CUDA device that decodes, ``None`` for the CPU.
-
     Raises:
         DataError: If the tuning file is missing, or is not a tuning file.
     """

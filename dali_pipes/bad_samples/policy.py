@@ -31,12 +31,7 @@ class BadSample(NamedTuple):
 
 
 class BadSamplesSeen:
-    """The bad samples that one loader has seen; each is counted, logged and listed once.
-
-    Args:
-        policy: What to do about them.
-        quarantine: The file that lists them.
-    """
+    """The bad samples that one loader has seen; each is counted, logged and listed once."""
 
     def __init__(self, policy: BadSamples, *, quarantine: Quarantine | None) -> None:
         self._policy, self._quarantine = policy, quarantine
@@ -48,11 +43,7 @@ class BadSamplesSeen:
         return [position for position, ordinal in enumerate(batch.ordinals.tolist()) if ordinal in self.seen]
 
     def add(self, batch: Batch, problems: Mapping[int, tuple[str, str]]) -> None:
-        """Add the bad samples of a batch.
-
-        Args:
-            batch: The batch.
-            problems: Position in the batch -> the component at fault, and why.
+        """Add the bad samples of a batch; ``problems``: position in the batch -> the component at fault, and why.
 
         Raises:
             DecodeError: If bad samples must not be substituted, or there are too many now; names them.

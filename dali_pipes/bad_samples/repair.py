@@ -40,11 +40,7 @@ Int64s = npt.NDArray[np.int64]
 class Repair:
     """Replaces a loader's bad samples.
 
-    Args:
-        decode: The loader's decode pipeline.
-        stored: The data set.
-        seen: The bad samples seen so far; it decides whether a new one is an error.
-        read: Reads bytes of a shard, by its number, first byte and size; the shard may have left the cache.
+    ``read`` reads bytes of a shard, by its number, first byte and size; the shard may have left the cache.
     """
 
     def __init__(

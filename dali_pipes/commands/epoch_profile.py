@@ -75,11 +75,8 @@ def profile_loader(
 ) -> list[EpochProfile]:
     """Iterate, and measure the times of each epoch.
 
-    Args:
-        loader: A new loader, whose first epoch stages its shards, as a job's does.
-        epochs: Number of epochs.
-        recorder: From `dali_pipes.profiling.recording`; the loader was made inside that context.
-        compute_s: Seconds to sleep after each batch, in place of a training step.
+    The loader was made inside the recorder's context and has not been iterated, so that its first epoch stages its
+    shards, as a job's does. After each batch sleep ``compute_s`` seconds, in place of a training step.
     """
     kept: list[BatchInputs] = []
     loader.parts.decode.waits_on_host = True  # otherwise the waiting for a GPU would not be measured

@@ -18,9 +18,7 @@ _NEEDED = {"prep": ("prep",), "bench": ("bench", "prep")}
 class LazyGroup(click.Group):
     """A group that knows its commands' names and first lines without importing the commands.
 
-    Args:
-        lazy: Name -> the command's place, ``module:attribute``, and its line in the group's ``--help``.
-        arguments: Those of `click.Group`.
+    ``lazy`` maps a name to the command's place, ``module:attribute``, and its line in the group's ``--help``.
     """
 
     def __init__(self, *, lazy: Mapping[str, tuple[str, str]], **arguments: Any) -> None:

@@ -143,13 +143,6 @@ def find_bottleneck(
 
     The step waits for one of five things: shards (``read`` waits), decoded batches (``hand-over`` waits), or one of the
     three stages that work in the thread that iterates.
-
-    Args:
-        epoch: The measured times.
-        cores: Cores that the process may use.
-        batch_size: Samples in a batch.
-        on_gpu: Whether a GPU decoded.
-        is_in_memory: Whether the cache file lies in memory instead of on a disk.
     """
     waited_s = epoch.of("step").waiting_s
     share = waited_s / epoch.wall_s if epoch.wall_s else 0.0

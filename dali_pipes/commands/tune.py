@@ -69,16 +69,9 @@ def search(
 ) -> "tuple[Settings, dict[str, dict[Any, float]]]":
     """Find the fastest settings, and return them with the measured rates.
 
-    Args:
-        rate: Measures the samples/s of settings, for this number of seconds.
-        cores: Cores that this process may use.
-        on_gpu: Whether to find the JPEG engines' share.
-        budget_s: Seconds for the whole search. Settings that are not timed by then keep their defaults.
-        show: Draw a progress bar.
-
-    Returns:
-        The settings; and for each of ``num_threads``, ``hw_decoder_load`` and ``prefetch_queue_depth`` that was timed
-        the samples/s of each candidate.
+    ``rate`` measures the samples/s of settings, for this number of seconds. Settings that are not timed within
+    ``budget_s`` seconds keep their defaults. The rates are, for each of ``num_threads``, ``hw_decoder_load`` and
+    ``prefetch_queue_depth`` that was timed, the samples/s of each candidate.
     """
     from dali_pipes.tuning import PREFETCH_QUEUE_DEPTH, Settings
 

@@ -45,12 +45,8 @@ def complete_batch(
 ) -> tuple[BatchInputs, Problems]:
     """Make a batch's inputs, and find its samples that must not be decoded or cannot be parsed.
 
-    Args:
-        asked: The inputs that the graph asked for.
-        batch: The batch's rows.
-        encoded: For each of ``asked.read`` a TensorList, or a list of arrays, of uint8 [bytes].
-        max_pixels: Photos with more pixels are problems.
-        fills_missing: Whether a photo that a sample lacks becomes one black pixel.
+    ``encoded`` has for each of ``asked.read`` a TensorList, or a list of arrays, of uint8 [bytes]. Photos with more
+    than ``max_pixels`` are problems. With ``fills_missing`` a photo that a sample lacks becomes one black pixel.
 
     Raises:
         TypeError: If an array is of another kind than when the pipeline was built.

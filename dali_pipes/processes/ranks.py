@@ -131,10 +131,8 @@ def refuse_disagreement(inputs: Mapping[str, str], *, process: Rank, number: int
     The function does not wait for other ranks: if two ranks disagree, the later one finds out. Without a process group
     of this size it compares nothing.
 
-    Args:
-        inputs: Name -> value; each must be the same on every rank.
-        process: This process.
-        number: The loader's number, counted in the same way on every rank.
+    ``inputs`` maps names to values, which must be the same on every rank. ``number`` is the loader's number, counted in
+    the same way on every rank.
 
     Raises:
         ValueError: If an input differs; names the rank, the input and both values.

@@ -49,13 +49,7 @@ class _Part(NamedTuple):
 
 
 class Rows:
-    """Some samples, in a given order.
-
-    Args:
-        ordinals: int64 [N].
-        tables: The tables of their shards, in the order of the shards.
-        max_pixels: Photos with more pixels must not be decoded.
-    """
+    """Some samples, in a given order: ``ordinals`` is int64 [N]; ``tables`` are in the order of the shards."""
 
     def __init__(self, ordinals: Int64s, tables: Sequence[ShardTable], *, max_pixels: int) -> None:
         self.ordinals, self._tables, self._max_pixels = ordinals, tables, max_pixels
@@ -79,11 +73,7 @@ class Rows:
         return Rows(ordinals, self._tables, max_pixels=self._max_pixels)
 
     def places(self, component: str) -> Places:
-        """Locate one component of each sample.
-
-        Args:
-            component: Its name, or alternatives: ``"jpg;jpeg"``, the first that a sample has.
-        """
+        """Locate one component of each sample, or the first that it has of alternatives such as ``"jpg;jpeg"``."""
         if component not in self._places:
             columns = np.empty((len(self), 5), np.int64)
             for part in self._parts.values():

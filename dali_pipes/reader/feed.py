@@ -54,15 +54,7 @@ class _Opened(NamedTuple):
 class Feed:
     """One epoch of one rank, read from position ``start`` of its order on; owns at most two open segments.
 
-    Args:
-        plan: The epoch.
-        samples: The data set.
-        components: The components to read of each sample, as the graph named them.
-        share: The cache file that holds the shards.
-        stager: Brings shards into the cache file.
-        batching: How the epoch's samples are dealt to the ranks.
-        start: Position in the order, a multiple of the global batch size.
-        show_progress: Draw a bar while the first window is staged.
+    ``components`` are named as the graph names them. ``start`` is a multiple of the global batch size.
     """
 
     def __init__(
@@ -287,11 +279,8 @@ def _cut(
 ) -> Iterator[list[Step]]:
     """Cut the epoch's steps into segments; the steps of a segment have one batch size, as a reader's batches do.
 
-    Args:
-        steps: The epoch's steps.
-        first_lines: Index lines of the first segment.
-        lanes: The lanes whose windows end segments.
-        finished: For each lane the number of windows that are read to their end before the first step.
+    ``first_lines`` is the length of the first segment. ``finished`` is, for each lane, the number of windows that are
+    read to their end before the first step.
     """
     limit = first_lines
     run: list[Step] = []

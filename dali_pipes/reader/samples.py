@@ -41,13 +41,7 @@ Bools = npt.NDArray[np.bool_]
 
 
 class Samples:
-    """The samples of a data set.
-
-    Args:
-        manifest: The loader's shards.
-        read_index: A shard's number -> its index's bytes, already checked.
-        rules: How samples are read.
-    """
+    """The samples of a data set; ``read_index`` takes a shard's number and returns the checked bytes of its index."""
 
     def __init__(
         self, manifest: Manifest, read_index: Callable[[int], bytes], *, rules: SampleRules | None = None
@@ -101,12 +95,8 @@ class Samples:
 class StoredSamples(Samples):
     """Samples whose indexes are read from the store each time and not kept.
 
-    Args:
-        manifest: The loader's shards.
-        read_index: See `Samples`.
-        rules: How samples are read.
-        whole: The manifest of which ``manifest`` is a part, and to which the sums belong; ``None``: ``manifest``.
-        excluded: int64, sorted: ordinals that no plan names. They are not checked.
+    ``whole`` is the manifest of which ``manifest`` is a part, and to which the sums belong. ``excluded`` are ordinals
+    that no plan names, int64, sorted; they are not checked.
     """
 
     def __init__(

@@ -36,16 +36,7 @@ class SampleRules:
 
 
 class ShardTable:
-    """One shard's samples.
-
-    Args:
-        shard: Its number.
-        name: Its name.
-        first: The ordinal of its first sample.
-        index: Its index.
-        rules: How its samples are read.
-        class_ids: int64, sorted: all ids of the manifest's class table.
-    """
+    """One shard's samples: ``first`` is the first one's ordinal; ``class_ids`` is the class table, int64, sorted."""
 
     def __init__(
         self, shard: int, *, name: str, first: int, index: ShardIndex, rules: SampleRules, class_ids: Int64s
