@@ -10,7 +10,7 @@ from prep.commands.options import chosen_masks, mask_options, urls_argument
 from prep.commands.output import counted, fields_of, print_colored, print_result
 
 if TYPE_CHECKING:
-    from prep.inspect.verify import VerifyReport
+    from prep.inspect.verify_set import VerifyReport
 
 
 # Mask values that a terminal shows; --json has all of them.

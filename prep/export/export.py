@@ -1,11 +1,10 @@
 """Export shards as TFRecord files: a ``tf.train.Example`` per sample, and for each file an index for DALI's reader.
 
-The shard indexes say what goes into each record; only its bytes are in the shards. So the sizes of all files are known,
-and every sample was checked, before anything is written. Each file is one stream, made by a worker process; it appears
-whole or not at all. The same shards give the same files, byte for byte, so an interrupted export is finished by running
-it again.
+The shard indexes describe each record, so every sample is checked, and the sizes of all files are known, before
+anything is written. Each file is one stream from a worker process; it appears complete or not at all. The same shards
+give the same files, byte for byte, so an interrupted export is finished by running it again.
 
-# Note [memory]: 8 bytes a sample; `prep.export.tasks` says what a worker takes.
+# Note [memory]: 8 bytes for each sample; for a worker see `prep.export.tasks`.
 
 TensorFlow is not needed. `prep.sources.tfrecords` reads these files.
 """
@@ -20,16 +19,14 @@ import numpy.typing as npt
 from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.store.base import Store
 from dali_pipes.store.shard_set import ShardSet
-from prep.export.records import ENCODED, KEY, LABEL, PHOTO_FEATURES, Records
+from prep.export.records import PHOTO_FEATURES, Records
 from prep.export.tasks import FileTask, ShardPart
 from prep.pack.plan import MAX_FILES
 from prep.pack.target import FileWorkers, Target, check_limits
 from prep.pack.tasks import Stored, StreamTarget, write_file
 from prep.workers import Workers
 
-__all__ = ["ENCODED", "KEY", "LABEL", "PHOTO_FEATURES", "ExportReport", "export_tfrecords", "record_index"]
-
-# Below this, starting processes takes longer than writing: half a second and more, in which one writes as much.
+# Starting processes takes half a second and more; one process writes about this many bytes in that time.
 MIN_SHARED_BYTES = 256 << 20
 
 Int64s = npt.NDArray[np.int64]
@@ -51,17 +48,17 @@ class _File:
 
 @dataclass(frozen=True, kw_only=True)
 class ExportReport:
-    """What an export did."""
+    """The result of an export."""
 
     url: str
     """The beginning of all names: ``ais://pets-tf/samples-``."""
     files: tuple[str, ...]
     """The TFRecord files, in order; the index of ``x.tfrecord`` is ``x.idx``."""
     num_written: int
-    """Files that were not there already, byte for byte."""
+    """Files that did not exist already with the same bytes."""
     num_samples: int
     num_bytes: int
-    """Of all files, without their indexes."""
+    """Bytes of all files, without their indexes."""
     index_bytes: int
     features: tuple[str, ...]
     """The names of all features that occur, sorted."""
@@ -80,7 +77,7 @@ def export_tfrecords(
     jobs: int | None = None,
     show_progress: bool = False,
 ) -> ExportReport:
-    """Write ``PREFIX000000.tfrecord`` and, after it, ``PREFIX000000.idx``, ...; samples keep order and bytes.
+    """Write ``PREFIX000000.tfrecord`` and then ``PREFIX000000.idx``, and so on; samples keep order and bytes.
 
     A record has ``image/encoded``, the photo; ``image/format`` (``JPEG``), ``image/height`` and ``image/width`` from
     its header; ``image/class/label``, if the sample has ``cls``, and ``image/class/text``, if the class has a name;
@@ -91,30 +88,30 @@ def export_tfrecords(
         store: The store of the files; a missing bucket is created.
         prefix: The beginning of the files' names.
         photo: The component that is the photo; ``"jpg;png"`` takes the first that a sample has. By default the first
-            that is not a mask, by the names of the photos in the data set.
+            photo that is not a mask: see `is_mask_name`.
         features: Feature -> component that holds its bytes, if a sample has it. By default all components except the
             photo and ``cls``, under their own names: ``trimap.png``.
-        max_bytes: The most bytes of a file; a larger record gets a file of its own. By default there is a file for
+        max_bytes: The most bytes of a file; a larger record gets a separate file. By default there is one file for
             each shard.
-        overwrite: Replace other files under these names, and delete those beyond the last one.
+        overwrite: Replace other files under these names, and delete files beyond the last one.
         jobs: Files that are written at a time, each by a worker process; by default the cores, at most 16.
         show_progress: Draw a bar.
 
     Raises:
-        DataError: If the shards are not indexed or have changed since, a sample has no photo, a component is not known,
+        DataError: If the shards are not indexed or have changed since, a sample has no photo, a component is unknown,
             or a record would be larger than a protocol buffer can be. Then nothing was written.
         StoreError: If there are other files under the prefix and ``overwrite`` is false, or reading or writing fails.
-            Files that were complete by then stay, and no file is partial; running again finishes the export.
+            Complete files stay, and no file is partial; run the export again to finish it.
         ValueError: If an argument is out of range.
     """
     started = time.perf_counter()
     check_limits(prefix=prefix, max_bytes=max_bytes, jobs=jobs)
     if taken := next((name for name in features or {} if name in PHOTO_FEATURES), None):
-        raise ValueError(f"feature '{taken}' is written for each sample anyway; give the component another name")
+        raise ValueError(f"feature '{taken}' already has a meaning in each record; give the component another name")
     store.check_name(prefix)
     source = Records(shards, photo=photo, features=features)
     sizes, names = source.look()
-    # One past the last sample of each shard.
+    # The number of samples up to the end of each shard.
     ends = np.cumsum(source.indexed.manifest.samples)
     planned = _plan(sizes, ends, prefix=prefix, max_bytes=max_bytes)
     target = Target(store, prefix, overwrite=overwrite, job="export", files="files", endings="tfrecord|idx")
@@ -128,7 +125,13 @@ def export_tfrecords(
         target.delete(_index_of(file.name) for file in missing)
         to_write = (tasks.of(file, target=target.access) for file in missing)
         file_workers.run(write_file, to_write, missing, what="export")
-    index_bytes = _finish(target, planned, sizes, stale)
+    index_bytes = 0
+    for file in planned:
+        name, data = _index_of(file.name), record_index(sizes[file.start : file.stop].tolist())
+        index_bytes += len(data)
+        if not target.holds(name, data):
+            store.write(name, data)
+    target.delete(stale)
     return ExportReport(
         url=store.locate(prefix),
         files=tuple(file.name for file in planned),
@@ -142,7 +145,7 @@ def export_tfrecords(
 
 
 def record_index(sizes: Sequence[int]) -> bytes:
-    """The index of a TFRecord file, as DALI's ``tfrecord2idx`` makes it: a line with first byte and size per record.
+    """Make the index of a TFRecord file like DALI's ``tfrecord2idx``: one line for each record, first byte and size.
 
     >>> record_index([100, 50])
     b'0 100\\n100 50\\n'
@@ -155,7 +158,7 @@ def record_index(sizes: Sequence[int]) -> bytes:
 
 
 def _plan(sizes: Int64s, ends: Int64s, *, prefix: str, max_bytes: int | None) -> list[_File]:
-    """The samples of each file."""
+    """Divide the samples among files."""
     if max_bytes is None:
         # A shard without samples gives no file.
         starts = sorted({0, *ends[ends < len(sizes)].tolist()})
@@ -167,7 +170,7 @@ def _plan(sizes: Int64s, ends: Int64s, *, prefix: str, max_bytes: int | None) ->
                 filled = 0
             filled += size
     if len(starts) > MAX_FILES:
-        raise ValueError(f"{len(starts)} files, names count to {MAX_FILES}; use a larger --max-bytes")
+        raise ValueError(f"{len(starts)} files, at most {MAX_FILES} can be named; use a larger --max-bytes")
     stops = [*starts[1:], len(sizes)]
     return [
         _File(name=f"{prefix}{number:06d}.tfrecord", start=start, stop=stop, num_bytes=int(sizes[start:stop].sum()))
@@ -196,22 +199,10 @@ class _Tasks:
         return FileTask(name=file.name, num_bytes=file.num_bytes, shards=shards, target=target, stored=stored)
 
     def _index(self, row: int) -> ShardIndex:
-        # The next file mostly begins in the shard in which the last one ended.
+        # A file often begins in the shard in which the file before it ended.
         if self._read is None or self._read[0] != row:
             self._read = row, self._source.indexed.read(row)
         return self._read[1]
-
-
-def _finish(target: Target, planned: Sequence[_File], sizes: Int64s, stale: Sequence[str]) -> int:
-    """Write the missing indexes and delete ``stale``; returns the bytes of all indexes."""
-    total = 0
-    for file in planned:
-        name, data = _index_of(file.name), record_index(sizes[file.start : file.stop].tolist())
-        total += len(data)
-        if not target.holds(name, data):
-            target.store.write(name, data)
-    target.delete(stale)
-    return total
 
 
 def _index_of(name: str) -> str:

@@ -1,10 +1,9 @@
-"""Choose the features of each sample's record, by the shard indexes alone.
+"""Choose the features of each sample's record from the shard indexes.
 
-So every sample is checked, and the size of its record known, before a record is made.
+So every sample is checked, and the size of its record is known, before the record is made.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 
@@ -24,29 +23,25 @@ from prep.inspect.indexed_set import IndexedSet
 from prep.photos.masks import is_mask_name
 from prep.sources.tfrecord_files import MAX_RECORD_BYTES
 
-__all__ = ["ENCODED", "KEY", "LABEL", "PHOTO_FEATURES", "Records"]
-
 ENCODED, FORMAT, HEIGHT, WIDTH = "image/encoded", "image/format", "image/height", "image/width"
 LABEL, TEXT, KEY = "image/class/label", "image/class/text", "image/filename"
 PHOTO_FEATURES = (ENCODED, FORMAT, HEIGHT, WIDTH, LABEL, TEXT, KEY)
-"""Features that a record has beside those of its components."""
+"""Features of a record beside the features of its components."""
 
 Int64s = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Wanted:
-    """What is chosen for all records."""
-
-    photos: Sequence[str]
-    """The photo is the first of these that a sample has."""
-    features: Mapping[str, str] | None
-    """Feature -> component; ``None``: all other components, under their own names."""
-    classes: Mapping[int, str]
-
-
 class Records:
-    """Indexed shards, and the records of their samples."""
+    """Indexed shards, and the records of their samples.
+
+    Args:
+        shards: The shards.
+        photo: The components that can be the photo, ``"jpg;png"``; ``None``: all photos that are not masks.
+        features: Feature -> component; ``None``: all other components, under their own names.
+
+    Raises:
+        DataError: If the shards are not indexed, hold no sample, differ from their manifest, or lack a component.
+    """
 
     def __init__(self, shards: ShardSet, *, photo: str | None, features: Mapping[str, str] | None) -> None:
         if find_manifest(shards) is None:
@@ -61,16 +56,16 @@ class Records:
         self._check_known((features or {}).items())
         if photo is None:
             known = {*manifest.photos}
-            photos = [name for name in sorted(known) if not is_mask_name(name, known)]
-            if not photos:
+            self._photos = [name for name in sorted(known) if not is_mask_name(name, known)]
+            if not self._photos:
                 raise DataError(
                     f"'{shards.url}': no component is a photo by its name (found: {_list(manifest.components)}); "
                     "name it: --photo COMPONENT"
                 )
         else:
-            photos = photo.split(";")
-            self._check_known((ENCODED, name) for name in photos)
-        self._wanted = _Wanted(photos=photos, features=features, classes=manifest.classes)
+            self._photos = photo.split(";")
+            self._check_known((ENCODED, name) for name in self._photos)
+        self._features, self._classes = features, manifest.classes
 
     def _check_sizes(self) -> None:
         manifest = self.indexed.manifest
@@ -80,7 +75,7 @@ class Records:
             if size != expected:
                 raise DataError(
                     f"shard '{self.shards.store.locate(name)}' has {size} bytes, its manifest says {expected}: it was "
-                    f"written anew; dali-pipes prep index {self.shards.url}"
+                    f"written again; index it: dali-pipes prep index {self.shards.url}"
                 )
 
     def _check_known(self, features: Iterable[tuple[str, str]]) -> None:
@@ -92,7 +87,7 @@ class Records:
                 )
 
     def look(self) -> tuple[Int64s, set[str]]:
-        """Check every sample; returns the bytes of its framed record, int64 [N], and the names of all features."""
+        """Check every sample; returns the bytes of each framed record, int64 [N], and the names of all features."""
         sizes = np.zeros(self.indexed.manifest.num_samples, np.int64)
         names: set[str] = set()
         number = 0
@@ -111,16 +106,15 @@ class Records:
         return sizes, names
 
     def features(self, index: ShardIndex, row: int) -> list[Feature]:
-        """The features of one sample, by name; raises `DataError` if it has no photo."""
-        wanted = self._wanted
+        """The features of one sample, sorted by name; raises `DataError` if it has no photo."""
         there = {c: ValuePlace(int(index.offsets[c][row]), int(index.sizes[c][row])) for c in index.offsets}
         there = {component: place for component, place in there.items() if place.offset >= 0}
         key = index.keys[row]
-        photo = next((name for name in wanted.photos if name in there), None)
+        photo = next((name for name in self._photos if name in there), None)
         if photo is None:
             raise DataError(
-                f"shard '{index.shard}', key '{key}': no photo '{';'.join(wanted.photos)}' (found: {_list(there)}); "
-                "pack it anew without the sample, or name the photo: --photo COMPONENT"
+                f"shard '{index.shard}', key '{key}': no photo '{';'.join(self._photos)}' (found: {_list(there)}); "
+                "pack the shards again without the sample, or name the photo: --photo COMPONENT"
             )
         features = [
             Feature(ENCODED, BYTES, there[photo]),
@@ -130,12 +124,12 @@ class Records:
         if index.labels is not None and LABEL_COMPONENT in there:
             label = int(index.labels[row])
             features.append(Feature(LABEL, INTEGERS, varint(label)))
-            if label in wanted.classes:
-                features.append(Feature(TEXT, BYTES, wanted.classes[label].encode()))
-        if wanted.features is None:
+            if label in self._classes:
+                features.append(Feature(TEXT, BYTES, self._classes[label].encode()))
+        if self._features is None:
             others = {name: name for name in there if name not in (photo, LABEL_COMPONENT)}
         else:
-            others = {feature: name for feature, name in wanted.features.items() if name in there}
+            others = {feature: name for feature, name in self._features.items() if name in there}
         features += [Feature(feature, BYTES, there[component]) for feature, component in others.items()]
         return sorted(features, key=lambda feature: feature.name)
 
@@ -144,14 +138,14 @@ class Records:
         code = 0 if columns is None else int(columns.format[row])
         name = PHOTO_FORMATS[code] if code else photo.rpartition(".")[2].upper()
         features = [Feature(FORMAT, BYTES, name.encode())]
-        # 0: the header does not say how large the photo is.
+        # A height of 0 means that the header does not tell the size of the photo.
         if columns is not None and columns.height[row]:
             features.append(Feature(HEIGHT, INTEGERS, varint(int(columns.height[row]))))
             features.append(Feature(WIDTH, INTEGERS, varint(int(columns.width[row]))))
         return features
 
     def file(self, row: int) -> Path | RemoteFile:
-        """A shard, as a worker reads it."""
+        """A shard, in the form that a worker reads."""
         manifest = self.indexed.manifest
         return self._access.file(manifest.names[row], size=int(manifest.shard_bytes[row]))
 

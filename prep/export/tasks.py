@@ -1,8 +1,8 @@
 """Make the bytes of a TFRecord file, in a worker.
 
-A module of its own, because the imports of `prep.export.export` (numpy among them) would cost every worker a tenth of a
-second. Memory is 1 MiB, one record, and the keys and positions of the file's samples. A record is held whole, because
-its checksum comes after its data and its length before.
+It is a separate module, because the imports of `prep.export.export` (numpy among them) would take every worker a tenth
+of a second. A worker needs memory for 1 MiB, one record, and the keys and positions of the file's samples. It holds the
+whole record, because the record's length stands before the data and the checksum after it.
 """
 
 import os
@@ -18,24 +18,12 @@ from prep.pack.tasks import StreamTask
 from prep.sources.tfrecord_files import masked_crc32c
 from prep.tar.writer import CHUNK_BYTES
 
-__all__ = [
-    "BYTES",
-    "FRAME_BYTES",
-    "INTEGERS",
-    "Feature",
-    "FileTask",
-    "ShardPart",
-    "ValuePlace",
-    "example_bytes",
-    "varint",
-]
-
-# The field of a Feature that holds its list: bytes or integers.
+# The number of the field of a Feature that holds its list: bytes or integers.
 BYTES, INTEGERS = 1, 3
 
 _LENGTH = struct.Struct("<Q")
 _CRC = struct.Struct("<I")
-# Length, and checksums of length and data.
+# Length, checksum of the length, and checksum of the data.
 FRAME_BYTES = _LENGTH.size + 2 * _CRC.size
 
 
@@ -52,11 +40,11 @@ class Feature(NamedTuple):
     name: str
     kind: int
     value: bytes | ValuePlace
-    """Bytes or a varint, as in the list, or where to read it."""
+    """The encoded item of the list, bytes or a varint; or where its bytes are."""
 
 
 class ShardPart(NamedTuple):
-    """A shard, and those of its samples that go into one file."""
+    """A shard, and the features of those samples that are written to one file."""
 
     file: Path | RemoteFile
     records: Sequence[Sequence[Feature]]
@@ -69,7 +57,7 @@ class FileTask(StreamTask):
     shards: Sequence[ShardPart]
 
     def stream(self, on_sample: Callable[[], None]) -> Iterator[memoryview]:
-        """The file's bytes, in pieces of some 1 MiB, or of a record that is larger."""
+        """The file's bytes, in pieces of about 1 MiB; a larger record is one piece."""
         pieces: list[bytes] = []
         held = 0
         for shard in self.shards:
@@ -88,31 +76,26 @@ class FileTask(StreamTask):
 
 
 class _Values:
-    """The bytes of a shard's components; a context manager."""
+    """Reads the components of a shard; a context manager."""
 
     def __init__(self, file: Path | RemoteFile) -> None:
-        self._remote = file if isinstance(file, RemoteFile) else None
+        self._file = file
         self._where = file.url if isinstance(file, RemoteFile) else str(file)
         self._descriptor = -1
-        if not isinstance(file, RemoteFile):
-            try:
-                self._descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-            except OSError as exc:
-                raise StoreError(f"cannot read '{file}': {exc.strerror or exc}") from exc
 
     def __enter__(self) -> "_Values":
+        if not isinstance(self._file, RemoteFile):
+            try:
+                self._descriptor = os.open(self._file, os.O_RDONLY | os.O_CLOEXEC)
+            except OSError as exc:
+                raise StoreError(f"cannot read '{self._where}': {exc.strerror or exc}") from exc
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Can be called twice."""
-        if self._descriptor >= 0:
+        if isinstance(self._file, RemoteFile):
+            self._file.close()
+        else:
             os.close(self._descriptor)
-            self._descriptor = -1
-        if self._remote is not None:
-            self._remote.close()
 
     def read(self, place: ValuePlace) -> bytes:
         buffer = bytearray(place.size)
@@ -121,15 +104,15 @@ class _Values:
             num = self._read_into(view[filled:], place.offset + filled)
             if not num:
                 raise DataError(
-                    f"'{self._where}' ends at byte {place.offset + filled}: it was cut while it was exported; index it "
-                    "anew: dali-pipes prep index URL"
+                    f"'{self._where}' ends at byte {place.offset + filled}: it became shorter during the export; index "
+                    "it again: dali-pipes prep index URL"
                 )
             filled += num
         return bytes(buffer)
 
     def _read_into(self, view: memoryview, offset: int) -> int:
-        if self._remote is not None:
-            return self._remote.read_into(view, offset=offset)
+        if isinstance(self._file, RemoteFile):
+            return self._file.read_into(view, offset=offset)
         try:
             return os.preadv(self._descriptor, [view], offset)
         except OSError as exc:
@@ -140,12 +123,12 @@ class _Values:
 
 
 def example_bytes(features: Sequence[Feature]) -> int:
-    """Bytes of `encode_example`, without reading any."""
+    """The number of bytes that `encode_example` returns; the shard is not read."""
     return _field_bytes(sum(_field_bytes(_entry_bytes(feature)) for feature in features))
 
 
 def encode_example(features: Sequence[Feature], values: _Values) -> bytes:
-    """A ``tf.train.Example``; its values are read from the shard in the shard's order."""
+    """Encode a ``tf.train.Example``; its values are read from the shard in the shard's order."""
     places = sorted({feature.value for feature in features if isinstance(feature.value, ValuePlace)})
     read = {place: values.read(place) for place in places}
     pieces = [b""]
@@ -182,7 +165,7 @@ def _tag(number: int, size: int) -> bytes:
 
 
 def varint(value: int) -> bytes:
-    """A number, seven bits a byte, lowest first; a negative one as its 64 bits.
+    """Encode a number with seven bits a byte, lowest bits first; a negative number as its 64 bits.
 
     >>> varint(300)
     b'\\xac\\x02'

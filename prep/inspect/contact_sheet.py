@@ -11,7 +11,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 Pixels = npt.NDArray[np.uint8]
 
-# One cell is photo and overlay side by side, the label below; lengths in pixels.
+# A cell holds photo and overlay side by side, and the label below; lengths in pixels.
 TILE = 176
 TILE_GAP = 4
 CELL_GAP = 24
@@ -20,7 +20,7 @@ HEADER = 118
 CAPTION = 30
 NOTE_GAP = 12
 COLUMNS = 4
-# The title of a sheet of one sample needs this.
+# The title of a sheet with one sample needs this width.
 LEAST_WIDTH = 2 * MARGIN + 2 * TILE + TILE_GAP
 
 PAPER = (250, 250, 248)
@@ -33,9 +33,9 @@ TRIMAP_COLOURS = {
     3: ("boundary", (217, 95, 2)),
     0: ("outside the photo", (200, 200, 200)),
 }
-"""Mask value -> name and colour: three that colour-blind people can distinguish, and grey for the padding."""
+"""Mask value -> name and colour: three colours that colour-blind people can distinguish, and grey for the padding."""
 OPACITY = 0.45
-# Hues of other masks than trimaps: steps of the golden angle, so that close values get hues that are far apart.
+# The hues of other masks are steps of the golden angle, so that close values get hues that are far apart.
 _GOLDEN_ANGLE = 137.508 / 360
 # The most values in a legend.
 _LEGEND_VALUES = 12
@@ -51,39 +51,39 @@ class Cell:
     """uint8 [height, width]; ``None``: only the photo is drawn."""
     label: str
     note: str = ""
-    """Follows the label, in a fainter tone."""
+    """Text after the label, in a fainter tone."""
 
 
 def denormalised(image: Any, *, mean: Sequence[float], std: Sequence[float]) -> Pixels:
-    """Undo ``(pixel / 255 - mean) / std``: float [3, side, side] to uint8 [side, side, 3]."""
+    """Undo ``(pixel / 255 - mean) / std``: convert float [3, side, side] to uint8 [side, side, 3]."""
     values = np.asarray(image, np.float32).transpose(1, 2, 0)
     pixels = (values * np.asarray(std, np.float32) + np.asarray(mean, np.float32)) * 255
     return np.rint(pixels).clip(0, 255).astype(np.uint8)
 
 
 def overlaid(photo: Pixels, mask: Pixels, *, colours: Mapping[int, tuple[int, int, int]] | None = None) -> Pixels:
-    """The photo under the colours of the mask's values; pixels of values without a colour stay as they are.
+    """Lay the colours of the mask's values over the photo; pixels of values without a colour do not change.
 
     Args:
         photo: uint8 [height, width, 3].
         mask: uint8 [height, width].
-        colours: Value -> red, green, blue; ``None``: those of `TRIMAP_COLOURS`.
+        colours: Value -> red, green, blue; ``None``: see `TRIMAP_COLOURS`.
     """
     if colours is None:
         colours = {value: colour for value, (_, colour) in TRIMAP_COLOURS.items()}
     blended = photo.astype(np.float32)
     for value, colour in colours.items():
         here = mask == value
-        # The padding of a crop is black in the photo, so only the colour is shown.
+        # The padding of a crop is black in the photo, so it is drawn as the colour alone.
         opacity = 1.0 if value == 0 and colour == TRIMAP_COLOURS[0][1] else OPACITY
         blended[here] = blended[here] * (1 - opacity) + np.asarray(colour, np.float32) * opacity
     return np.rint(blended).astype(np.uint8)
 
 
 def mask_colours(values: Iterable[int]) -> dict[int, tuple[int, int, int]]:
-    """A colour for each value of some masks: the trimap's colours if there are no other values, else one per value.
+    """Choose a colour for each value of some masks: a trimap's colours if there are no values except 1, 2 and 3.
 
-    Then value 0, the background of most masks, has none; a value has the same colour in every sheet.
+    For other masks, each value has the same colour in every sheet; value 0, the background of most masks, has none.
 
     >>> sorted(mask_colours([1, 2]))
     [1, 2]
@@ -109,12 +109,12 @@ def contact_sheet(
     subtitle: str,
     colours: Mapping[int, tuple[int, int, int]] | None = None,
 ) -> Image.Image:
-    """Draw cells in rows of four under a title and a legend; a photo fills its square as far as its shape allows.
+    """Draw cells in rows of four under a title and a legend; a photo keeps its shape within a square.
 
     Args:
-        cells: The samples. If none has a mask, cells are half as wide, and there is no legend.
+        cells: The samples. If none has a mask, rows hold eight narrow cells, and there is no legend.
         title: The first line.
-        subtitle: The second, smaller.
+        subtitle: The second line, in smaller letters.
         colours: See `overlaid`.
 
     Raises:
@@ -187,14 +187,14 @@ def _draw_cell(
 
 
 def _shortened(draw: ImageDraw.ImageDraw, text: str, font: Any, width: float) -> str:
-    """``text``, or as much of its beginning as fits with an ellipsis; empty if not even that fits."""
+    """Shorten a text until it fits with an ellipsis; return an empty text if one letter does not fit."""
     while text and draw.textlength(text, font=font) > width:
         text = f"{text.removesuffix('…')[:-1]}…" if len(text) > 1 else ""
     return text
 
 
 def _tile(pixels: Pixels) -> Image.Image:
-    """A square with the photo in its middle, as large as possible."""
+    """Draw a photo as large as possible in the middle of a square."""
     height, width = pixels.shape[:2]
     fitting = (max(1, TILE * width // max(height, width)), max(1, TILE * height // max(height, width)))
     tile = Image.new("RGB", (TILE, TILE), PAPER)

@@ -1,17 +1,17 @@
-"""Define what `prep verify` can find: the kinds of findings, and one finding."""
+"""The findings of `prep verify`, and their kinds."""
 
 import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
 KINDS: Mapping[str, str] = {
-    # Faults of a shard: no loader can read it as it is.
+    # Faults of a shard: no loader can read the shard.
     "archive": "shards that are not complete tars",
     "split": "samples whose members do not stand together",
     "twice": "components that a sample has twice",
     "name": "members whose names cannot be keys",
     "link": "components that are links",
-    # Faults of a sample: it can be left out.
+    # Faults of a sample: the sample can be left out.
     "duplicate": "keys that come more than once",
     "missing": "components that samples lack",
     "photo": "photos that cannot be decoded",
@@ -26,12 +26,9 @@ KINDS: Mapping[str, str] = {
     # Notes: our loaders are not affected.
     "note": "notes",
 }
-"""Kind of finding -> what the command line calls its count."""
+"""Kind of finding -> the words that follow its count on the command line."""
 SAMPLE_KINDS = frozenset({"duplicate", "missing", "photo", "mask", "mask size", "mask values", "label"})
-"""Kinds for which leaving out the sample is enough; the others are mended by packing or indexing again."""
-
-NOTES = frozenset({"note"})
-"""Kinds that are reported but are not problems."""
+"""Kinds for which it is enough to leave out the sample. For the others, pack or index again."""
 
 # Control characters, and bytes that are not UTF-8.
 _ODD = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
@@ -53,7 +50,7 @@ class ShardFinding(NamedTuple):
     def __str__(self) -> str:
         parts = (("shard", self.shard), ("key", self.key), ("component", self.component))
         named = ", ".join(f"{what} '{name}'" for what, name in parts if name)
-        # A name in a tar may hold anything, also what a terminal takes for a command.
+        # A name in a tar may hold any bytes, also control sequences of a terminal.
         return _ODD.sub(lambda match: f"\\x{ord(match[0]) & 0xFF:02x}", f"{named}: {self.text}" if named else self.text)
 
 
@@ -63,5 +60,5 @@ def note(text: str, *, shard: str = "") -> ShardFinding:
 
 
 def without_shard(text: str, shard: str) -> str:
-    """An error's text without the shard at its beginning, which a finding names separately."""
+    """Remove the shard from the beginning of an error's text, because a finding names the shard itself."""
     return re.sub(rf"^shard '{re.escape(shard)}'(: |, | )", "", text)

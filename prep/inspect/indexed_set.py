@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 NUM_READERS = 16
-"""Objects and ranges that are asked for at a time, to hide the store's latency."""
+"""Objects and ranges that are requested at a time, to hide the store's latency."""
 
 
 class IndexedSet:
-    """Shards with their manifest and indexes, which are read from beside them or made now.
+    """Shards with their manifest and indexes, which are read from the store or made in memory.
 
     Raises:
         DataError: If the manifest or a shard cannot be read, or the manifest does not list a shard.
@@ -41,17 +41,17 @@ class IndexedSet:
         """The index of one shard.
 
         Raises:
-            DataError: If it is not the one that the manifest was made with.
+            DataError: If it is not the index for which the manifest was made.
         """
         name = index_name(self.manifest.names[row])
         data = self._made[name] if name in self._made else self.shards.store.read(name)
         if len(data) != self.manifest.index_bytes[row] or checksum(data) != self.manifest.index_checksums[row]:
             raise DataError(
-                f"'{self.shards.store.locate(name)}' is not the index that the manifest was made with; see what is "
-                "wrong: dali-pipes prep verify URL, and index the shards anew: dali-pipes prep index URL"
+                f"'{self.shards.store.locate(name)}' is not the index that the manifest was made with; find out what "
+                "is wrong: dali-pipes prep verify URL; then index the shards again: dali-pipes prep index URL"
             )
         return ShardIndex.from_bytes(data, where=name)
 
     def each(self) -> Iterator[tuple[int, ShardIndex]]:
-        """Row and index of all shards, in order, read ahead."""
+        """Yield row and index of all shards, in order. The next indexes are read in threads."""
         yield from enumerate(in_threads(self.read, range(self.manifest.num_shards), NUM_READERS))

@@ -18,8 +18,7 @@ from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.progress import bar
 from dali_pipes.store.shard_set import ShardSet
 from prep.inspect.indexed_set import NUM_READERS, IndexedSet
-from prep.inspect.pixel_values import count_values
-from prep.photos.decoders import Undecodable, decode, open_decoder
+from prep.photos.decoders import Undecodable, count_values, decode, open_decoder
 from prep.photos.details import HEAD_BYTES, PhotoDetails, photo_details
 from prep.photos.masks import is_mask_name
 from prep.threads import in_threads
@@ -30,12 +29,10 @@ Int64s = npt.NDArray[np.int64]
 Result = TypeVar("Result")
 
 
-class ComponentPlace(NamedTuple):
-    """Position of one component of one sample."""
+class _Place(NamedTuple):
+    """Position of a component of a sample."""
 
     shard: str
-    key: str
-    component: str
     offset: int
     size: int
 
@@ -51,15 +48,15 @@ class Distribution:
     greatest: int
     mean: float
     edges: list[int]
-    """Of the histogram's bins: powers of two, with numbers halfway between them if that makes at most `MAX_BINS`."""
+    """Edges of the histogram's bins: powers of two, and the numbers halfway if there are at most `MAX_BINS`."""
     counts: list[int]
-    """Of each bin ``[edges[i], edges[i + 1])``."""
+    """How many numbers are in each bin ``[edges[i], edges[i + 1])``."""
 
     @classmethod
     def of(cls, values: Int64s) -> "Distribution":
         """The distribution of one or more numbers that are not negative."""
-        cuts = np.percentile(values, [0, 5, 50, 95, 100], method="nearest")
-        least, greatest = int(values.min()), int(values.max())
+        cuts: list[int] = np.percentile(values, [0, 5, 50, 95, 100], method="nearest").tolist()
+        least, percentile_5, median, percentile_95, greatest = cuts
         powers = [1 << power for power in range(greatest.bit_length() + 1)]
         for halves in ([3 * power // 2 for power in powers], []):
             edges = sorted({0, *powers, *halves})
@@ -69,11 +66,11 @@ class Distribution:
                 break
         counts, _ = np.histogram(values, edges)
         return cls(
-            least=int(cuts[0]),
-            percentile_5=int(cuts[1]),
-            median=int(cuts[2]),
-            percentile_95=int(cuts[3]),
-            greatest=int(cuts[4]),
+            least=least,
+            percentile_5=percentile_5,
+            median=median,
+            percentile_95=percentile_95,
+            greatest=greatest,
             mean=float(values.mean()),
             edges=edges,
             counts=counts.tolist(),
@@ -86,9 +83,9 @@ class Pixels:
 
     num_photos: int
     num_undecodable: int
-    """Photos that were drawn and cannot be decoded."""
+    """Further photos that were drawn and cannot be decoded."""
     mean: tuple[float, float, float]
-    """Of red, green, blue."""
+    """Means of red, green and blue."""
     std: tuple[float, float, float]
 
 
@@ -98,21 +95,21 @@ class PhotoInfo:
 
     num_photos: int = 0
     is_mask: bool = False
-    """By its name."""
+    """See `is_mask_name`."""
     formats: dict[str, int] = field(default_factory=dict)
     height: Distribution | None = None
     width: Distribution | None = None
     short_side: Distribution | None = None
     num_bytes: Distribution | None = None
     num_headers: int = 0
-    """Headers that were read for the following fields."""
+    """The number of headers that were read for the following fields."""
     kinds: dict[str, int] = field(default_factory=dict)
     """``JPEG baseline 4:2:0``, ``PNG 8-bit gray`` -> number of headers."""
     traits: dict[str, int] = field(default_factory=dict)
     """``progressive``, ``CMYK``, ``gray``, ``alpha``, ``palette``, ``12-bit``, ``16-bit``, ``EXIF-rotated`` -> number
     of headers."""
     num_for_hardware: int = 0
-    """Headers of photos that the GPU's JPEG engine decodes: see `PhotoDetails.is_for_hardware`."""
+    """Number of photos among them that the GPU's JPEG engine decodes: see `PhotoDetails.is_for_hardware`."""
     pixels: Pixels | None = None
 
 
@@ -129,11 +126,11 @@ class SetInfo:
     component_bytes: dict[str, int] = field(default_factory=dict)
     classes: dict[int, str] = field(default_factory=dict)
     class_counts: dict[int, int] = field(default_factory=dict)
-    """Class id -> number of samples; also 0, for classes of the table without a sample."""
+    """Class id -> number of samples; 0 for classes of the table that have no sample."""
     photos: dict[str, PhotoInfo] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        """All fields, in JSON's types."""
+        """All fields, with JSON's types."""
         return asdict(self) | {
             "classes": {str(label): name for label, name in self.classes.items()},
             "class_counts": {str(label): number for label, number in self.class_counts.items()},
@@ -143,13 +140,13 @@ class SetInfo:
 def describe_set(
     shards: ShardSet, *, num_headers: int = 2000, num_pixels: int = 256, seed: int = 0, show_progress: bool = False
 ) -> SetInfo:
-    """Describe a set of shards; takes 24 bytes a photo.
+    """Describe a set of shards. It takes 24 bytes of memory for each photo.
 
     Args:
         shards: The shards.
         num_headers: How many headers of each photo component are read; 0: all.
         num_pixels: How many photos of each component that is not a mask are decoded; 0: none.
-        seed: Draws these photos.
+        seed: Draws the photos.
         show_progress: Draw bars.
 
     Raises:
@@ -194,7 +191,7 @@ def _draw(draw: np.random.Generator, total: int, num: int) -> Int64s:
 
 
 class _Columns:
-    """Adds up what the shard indexes say: counts, and three numbers for each photo."""
+    """Adds up the shard indexes: counts, and three numbers for each photo."""
 
     def __init__(self) -> None:
         self._components: Counter[str] = Counter()
@@ -204,7 +201,7 @@ class _Columns:
         self._parts: dict[str, list[Int64s]] = {}
         self._counts: dict[str, list[tuple[int, int]]] = {}
         self.together: dict[str, set[str]] = {}
-        """component -> the photo components that occur beside it, and itself."""
+        """component -> itself, and the photo components that occur in the same samples."""
         self.sizes: dict[str, Int64s] = {}
         """component -> int64 [photos, 3]: bytes, height, width."""
 
@@ -247,8 +244,8 @@ class _Columns:
                 photo.height, photo.width = Distribution.of(sized[:, 1]), Distribution.of(sized[:, 2])
                 photo.short_side = Distribution.of(sized[:, 1:].min(axis=1))
 
-    def places(self, indexed: IndexedSet, component: str, chosen: Int64s) -> Iterator[ComponentPlace]:
-        """Positions of some of a component's photos, by their sorted numbers; reads the shard indexes again."""
+    def places(self, indexed: IndexedSet, component: str, chosen: Int64s) -> Iterator[_Place]:
+        """Positions of the photos with these sorted numbers; reads the shard indexes again."""
         first = 0
         for row, number in self._counts[component]:
             start, stop = np.searchsorted(chosen, [first, first + number])
@@ -257,17 +254,17 @@ class _Columns:
                 rows = np.flatnonzero(index.offsets[component] >= 0)[chosen[start:stop] - first]
                 for at in rows.tolist():
                     offset, size = int(index.offsets[component][at]), int(index.sizes[component][at])
-                    yield ComponentPlace(indexed.manifest.names[row], index.keys[at], component, offset, size)
+                    yield _Place(indexed.manifest.names[row], offset, size)
             first += number
 
 
 def _look_at_headers(
-    shards: ShardSet, places: Iterator[ComponentPlace], photo: PhotoInfo, component: str, *, show_progress: bool
+    shards: ShardSet, places: Iterator[_Place], photo: PhotoInfo, component: str, *, show_progress: bool
 ) -> None:
     kinds: Counter[str] = Counter()
     traits: Counter[str] = Counter()
 
-    def look(place: ComponentPlace) -> PhotoDetails:
+    def look(place: _Place) -> PhotoDetails:
         start, size = place.offset, min(place.size, HEAD_BYTES)
         details = photo_details(shards.store.read_range(place.shard, start=start, size=size))
         if details is None:
@@ -283,24 +280,22 @@ def _look_at_headers(
     photo.kinds, photo.traits = dict(kinds.most_common()), dict(traits.most_common())
 
 
-def _pixels(
-    shards: ShardSet, places: Iterator[ComponentPlace], component: str, *, show_progress: bool
-) -> Pixels | None:
+def _pixels(shards: ShardSet, places: Iterator[_Place], component: str, *, show_progress: bool) -> Pixels | None:
     decoder = open_decoder("pillow")
 
-    def look(place: ComponentPlace) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]] | None:
+    def look(place: _Place) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]] | None:
         data = shards.store.read_range(place.shard, start=place.offset, size=place.size)
         try:
             _, pixels = decode(decoder, data, max_pixels=MAX_PIXELS, output="rgb")
         except Undecodable:
             return None
-        # By the counts of the 256 values, because a photo in floating point would take eight times its memory.
+        # Compute with the counts of the 256 values: the pixels in floating point would take eight times the memory.
         counts = np.stack([count_values(pixels[..., channel]) for channel in range(3)])
         weights, values = counts / counts.sum(axis=1, keepdims=True), np.arange(256) / 255
         return weights @ values, weights @ values**2
 
     total, squares, num, bad = np.zeros(3), np.zeros(3), 0, 0
-    # At most one thread a core, because each holds a decoded photo.
+    # At most one thread for each core, because each thread holds a decoded photo.
     num_threads, what = len(os.sched_getaffinity(0)), f"pixels of {component}"
     for moments in _drawn(in_threads(look, places, num_threads), what=what, show_progress=show_progress):
         if moments is None:
@@ -316,7 +311,7 @@ def _pixels(
 
 
 def _drawn(results: Iterator[Result], *, what: str, show_progress: bool) -> Iterator[Result]:
-    """The results, under a bar."""
+    """Yield the results and draw a progress bar."""
     with bar(what=what, total=None, unit="photos", shown=show_progress, delay_s=1) as drawn:
         for result in results:
             yield result

@@ -1,9 +1,9 @@
 """Verify shards: read every byte, decode every photo, and compare all files that describe the shards.
 
-A worker process takes a shard, or a part of a shard's samples where there are fewer shards than cores; it reads the
-shard front to back and decodes as it goes (`prep.inspect.verify_shard`). Part 0 of a shard also checks the tar itself,
-names, labels and the shard's index. This process checks the set as a whole (`prep.inspect.verify_set`). A worker holds
-one member and one decoded photo at a time, of at most 4 bytes for each of ``max_pixels``.
+A worker process takes a shard, or a part of a shard's samples if there are fewer shards than cores. It reads the shard
+front to back, and decodes each photo when it comes to it (`prep.inspect.verify_shard`). Part 0 of a shard also checks
+the tar itself, names, labels and the shard's index. This process checks the set as a whole (`prep.inspect.verify_set`).
+A worker holds one member and one decoded photo at a time, of at most 4 bytes for each of ``max_pixels``.
 """
 
 import contextlib
@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cache, partial
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -27,12 +27,10 @@ from dali_pipes.store.shard_set import ShardSet
 from prep.inspect.findings import ShardFinding
 from prep.inspect.verify_set import INDEX_ADVICE, SetChecker, VerifyReport
 from prep.inspect.verify_shard import Checks, ShardReport, index_problem, verify_shard
-from prep.photos.decoders import Decoder, DecoderName, check_decoder, open_decoder
+from prep.photos.decoders import DecoderName, check_decoder, open_decoder
 from prep.workers import Report, Workers
 
-__all__ = ["VerifyReport", "verify"]
-
-# Bytes for each worker: with less, it takes longer to start one than to do its work.
+# Bytes for each worker: for fewer bytes, the start of a worker takes longer than its work.
 _BYTES_A_WORKER = 8 << 20
 _ADVICE = (
     "either memory ran out or a decoder crashed on a photo; run it with --workers 1 on this shard, or with another "
@@ -54,13 +52,13 @@ def verify(
     """Read every shard to its end and decode every photo; only ``quarantine`` is written.
 
     Args:
-        shards: The shards. Manifest, shard indexes, column file and class table beside them are compared, if present.
+        shards: The shards. Their manifest, shard indexes, column file and class table are checked, too, if they exist.
         decoder: ``"pillow"`` or ``"dali"``: see `prep.photos.decoders.open_decoder`.
-        masks: Components that are masks; ``None``: by their names, see `prep.photos.masks.is_mask_name`.
+        masks: Components that are masks; ``None``: see `prep.photos.masks.is_mask_name`.
         mask_values: The values that a mask's pixels may have; ``None``: anything from 0 to 255.
         max_pixels: Photos with more pixels are bad, and are not decoded.
         workers: The number of processes; 1: only this one. ``None``: one for each core, fewer if there are few bytes.
-        quarantine: A file to which the samples that can be left out are added, for a loader's ``Select(exclude=...)``.
+        quarantine: A file to which bad samples that can be left out are added, for a loader's ``Select(exclude=...)``.
         show_progress: Draw a bar, in bytes.
 
     Raises:
@@ -96,7 +94,7 @@ def verify(
         )
         check = partial(_verify, shards.store, decoder, checks)
         drawn = resources.enter_context(bar(what="verify", total=sum(sizes), unit="B", shown=show_progress))
-        # A few tasks ahead of the report that is taken, not all: reports wait in memory.
+        # Only a few tasks run ahead of the report that is added next, because reports wait in memory.
         for part in pool.map(
             check, tasks, on_progress=drawn.update, name=lambda task: f"shard '{task.shard}'", max_ahead=2 * workers
         ):
@@ -131,14 +129,12 @@ def _tasks(shards: ShardSet, sizes: Sequence[int], checker: SetChecker, *, num_p
 
 
 def _silence() -> None:
-    """Write nothing to stderr: libraries below DALI write a line for each broken photo, which is a finding here."""
+    """Write nothing to stderr: DALI's libraries write a line for each broken photo, which is a finding here."""
     with Path(os.devnull).open("wb") as nowhere:
         os.dup2(nowhere.fileno(), 2)
 
 
-@lru_cache(maxsize=1)
-def _decoder(name: DecoderName) -> Decoder:
-    return open_decoder(name)
+_decoder = cache(open_decoder)
 
 
 def _verify(store: Store, decoder: DecoderName, checks: Checks, task: _Task, report: Report) -> ShardReport:
@@ -164,7 +160,7 @@ def _verify(store: Store, decoder: DecoderName, checks: Checks, task: _Task, rep
 def _index_problem(store: Store, name: str, expected: tuple[int, int], report: ShardReport) -> str | None:
     data = store.find(name)
     if data is None:
-        return "is not there"
+        return "does not exist"
     if (len(data), checksum(data)) != expected:
         return (
             f"has {len(data)} bytes, xxhash2 {checksum(data):016x}; the manifest says {expected[0]}, {expected[1]:016x}"
@@ -176,7 +172,7 @@ def _index_problem(store: Store, name: str, expected: tuple[int, int], report: S
 
 
 class _Counted:
-    """A stream that reports the bytes that are read: a part reports its share, so that the sum is the shard's size."""
+    """Reports the bytes that are read from a stream, divided by the number of parts, so that their sum is the size."""
 
     def __init__(self, stream: BinaryIO, report: Report, *, num_parts: int) -> None:
         self._stream, self._report, self._num_parts = stream, report, num_parts

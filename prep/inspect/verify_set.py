@@ -1,6 +1,6 @@
 """Check a set of shards as a whole: its manifest and column file, duplicate keys, and missing components.
 
-It takes about 60 bytes of memory for each sample.
+The check takes about 60 bytes of memory for each sample.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from dali_pipes.formats.names import columns_name, manifest_name
 from dali_pipes.formats.photo_header import is_photo
 from dali_pipes.formats.texts import Texts, pack_texts
 from dali_pipes.store.shard_set import ShardSet
-from prep.inspect.findings import NOTES, SAMPLE_KINDS, ShardFinding, note
+from prep.inspect.findings import SAMPLE_KINDS, ShardFinding, note
 from prep.inspect.verify_shard import ShardReport
 from prep.photos.decoders import DecoderName
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 MAX_FINDINGS = 100_000
-"""Findings that a report holds; further ones are counted, and written to the quarantine."""
+"""The most findings that a report holds. Further findings are counted and written to the quarantine."""
 
 INDEX_ADVICE = "index the shards anew: dali-pipes prep index URL"
 
@@ -38,7 +38,7 @@ Int64s = npt.NDArray[np.int64]
 
 @dataclass(kw_only=True)
 class VerifyReport:
-    """What `verify` found."""
+    """The result of `verify`."""
 
     url: str
     num_shards: int
@@ -49,32 +49,32 @@ class VerifyReport:
     num_bytes: int = 0
     elapsed_s: float = 0
     components: dict[str, int] = field(default_factory=dict)
-    """component -> samples that have it."""
+    """component -> number of samples that have it."""
     usual: list[str] = field(default_factory=list)
     """Components that more than half of the samples have; every sample is expected to have them."""
     mask_values: dict[int, int] = field(default_factory=dict)
     """Value of a mask's pixels -> the number of masks that have it."""
     findings: list[ShardFinding] = field(default_factory=list)
-    """The first `MAX_FINDINGS`, in the shards' order; those of the set as a whole come last."""
+    """The first `MAX_FINDINGS`, in the shards' order; findings of the set as a whole come last."""
     counts: Counter[str] = field(default_factory=Counter)
     """Kind of finding (a key of `prep.inspect.findings.KINDS`) -> the number of all such findings."""
     num_bad_samples: int = 0
-    """Samples that can be left out, each counted once."""
+    """Bad samples that can be left out, each counted once."""
 
     @property
     def num_problems(self) -> int:
         """The number of findings that are not notes."""
-        return sum(number for kind, number in self.counts.items() if kind not in NOTES)
+        return sum(number for kind, number in self.counts.items() if kind != "note")
 
 
 class SetChecker:
-    """Adds the reports of shards up to the report of the set, and checks what no single shard shows."""
+    """Adds the reports of shards to the report of the set, and compares the shards with each other."""
 
     def __init__(self, shards: ShardSet, report: VerifyReport) -> None:
         self._shards, self._report = shards, report
         self.quarantine: Quarantine | None = None
         self.digest = ""
-        """Of the manifest; empty: there is none."""
+        """The manifest's digest; empty: there is no manifest."""
         self.listed: Manifest | None = None
         """The manifest of these shards alone, in their order."""
         self.classes: Mapping[int, str] = {}
@@ -127,12 +127,12 @@ class SetChecker:
         report.num_bad_samples += sample not in self._bad
         self._bad.add(sample)
         if self.quarantine is not None:
-            # A tab in a name is refused here; it is a finding of its own, and no index takes such a name.
+            # The file refuses a tab in a name. Such a name is a finding itself, and no index accepts it.
             with contextlib.suppress(DataError):
                 self.quarantine.add(finding.shard, finding.key, finding.component, finding.text)
 
     def _open(self) -> None:
-        """Read manifest, column file and class table, as far as they are there and whole."""
+        """Read manifest, column file and class table, if they exist and are not damaged."""
         shards, store = self._shards, self._shards.store
         where = store.locate(manifest_name(shards.prefix))
         manifest = None
@@ -176,7 +176,7 @@ class SetChecker:
     def _check_columns(self, part: ShardReport, listed: "Manifest") -> None:
         num = int(listed.samples[part.row])
         if self._columns is None or num != len(part.keys):
-            return  # another number of samples is a finding of the manifest
+            return  # another number of samples is a finding of kind "manifest"
         first = int(listed.samples[: part.row].sum())
         if problem := _columns_problem(self._columns, slice(first, first + num), part, self._keys[part.row]):
             text = f"the column file has {problem}; {INDEX_ADVICE}"
@@ -194,7 +194,7 @@ class SetChecker:
         replaced: Counter[tuple[str, str]] = Counter()
         for number, names in enumerate(sets):
             for component in (name for name in report.usual if name not in names):
-                # A photo in another format can be read in its place, if the loader names both: "jpg;png".
+                # A loader can read a photo in another format instead, if it names both: "jpg;png".
                 unusual = sorted(names - {*report.usual})
                 if other := next((name for name in unusual if _stands_in(name, component)), None):
                     replaced[component, other] += counts[number]
@@ -206,7 +206,7 @@ class SetChecker:
             )
         for row, numbers in enumerate(self._set_of):
             for at in np.flatnonzero(np.isin(numbers, [*lacking])).tolist():
-                text = f"is not there (found: {', '.join(sorted(sets[int(numbers[at])]))})"
+                text = f"is missing (found: {', '.join(sorted(sets[int(numbers[at])]))})"
                 for component in lacking[int(numbers[at])]:
                     self._find(ShardFinding("missing", self._shards.names[row], self._keys[row][at], component, text))
 
@@ -221,7 +221,7 @@ class SetChecker:
             earlier, later = int(order[at]), int(order[at + 1])
             shards = int(shard_of[earlier]), int(shard_of[later])
             if shards[0] == shards[1]:
-                continue  # found when the shard was read
+                continue  # already a finding of the shard
             keys = [
                 self._keys[shard][row - int(firsts[shard])] for shard, row in zip(shards, (earlier, later), strict=True)
             ]
@@ -231,7 +231,7 @@ class SetChecker:
 
 
 def _columns_problem(columns: "SampleColumns", rows: slice, part: ShardReport, keys: Texts) -> str | None:
-    """How the rows of a shard in the column file differ from the shard."""
+    """Describe how the rows of a shard in the column file differ from the shard."""
     if columns.keys[rows] != keys:
         return "other keys"
     labels = columns.labels
@@ -248,7 +248,7 @@ def _columns_problem(columns: "SampleColumns", rows: slice, part: ShardReport, k
 
 
 def _stands_in(component: str, usual: str) -> bool:
-    """Whether two components are the same photo in two formats, by their names.
+    """Whether two components are, by their names, the same photo in two formats.
 
     >>> _stands_in("image.png", "image.jpg"), _stands_in("trimap.png", "image.jpg")
     (True, False)

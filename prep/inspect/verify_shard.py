@@ -16,13 +16,12 @@ from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.formats.tar_reader import Member
 from prep.inspect.archive_notes import NotingReader
 from prep.inspect.findings import ShardFinding, without_shard
-from prep.inspect.pixel_values import count_values
-from prep.photos.decoders import Decoder, Undecodable, decode
+from prep.photos.decoders import Decoder, Undecodable, count_values, decode
 from prep.photos.masks import is_mask_name
 
 Int64s = npt.NDArray[np.int64]
 
-# Values that a finding names.
+# The number of values that a finding names.
 _SHOWN = 3
 _PNG = b"\x89PNG\r\n\x1a\n"
 _COLOURS = {0: "gray", 2: "RGB", 3: "palette", 4: "gray and alpha", 6: "RGBA"}
@@ -30,10 +29,10 @@ _COLOURS = {0: "gray", 2: "RGB", 3: "palette", 4: "gray and alpha", 6: "RGBA"}
 
 @dataclass(frozen=True, kw_only=True)
 class Checks:
-    """What each sample is compared with."""
+    """The expectations with which each sample is compared."""
 
     masks: tuple[str, ...] | None = None
-    """Components that are masks; ``None``: by their names, see `is_mask_name`."""
+    """Components that are masks; ``None``: see `is_mask_name`."""
     mask_values: frozenset[int] | None = None
     """The values that a mask's pixels may have; ``None``: any."""
     max_pixels: int
@@ -41,13 +40,12 @@ class Checks:
     """The class table; empty: any integer is a label."""
 
     def is_mask(self, component: str, photos: Set[str]) -> bool:
-        """Whether a component of a sample with these photos is a mask."""
         return component in self.masks if self.masks is not None else is_mask_name(component, photos)
 
 
 @dataclass(kw_only=True)
 class ShardReport:
-    """What was found in one shard, or in a part of its samples; a row of an array is a sample of the whole shard."""
+    """The result for one shard, or for a part of its samples. A row of an array is a sample of the whole shard."""
 
     row: int
     part: int
@@ -59,7 +57,7 @@ class ShardReport:
     """Photos and masks of this part's samples."""
     mask_values: Int64s = field(default_factory=lambda: np.zeros(256, np.int64))
     """int64 [256]: the number of this part's masks that have each value."""
-    # The rest is filled by part 0 alone.
+    # Only part 0 fills the following fields.
     is_whole: bool = False
     """Whether the shard was read to its end."""
     keys: list[str] = field(default_factory=list)
@@ -67,11 +65,11 @@ class ShardReport:
     """XXH64 of each key."""
     component_sets: list[frozenset[str]] = field(default_factory=list)
     set_of: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
-    """int32 [N]: which of ``component_sets`` each sample has."""
+    """int32 [N]: the row of each sample's components in ``component_sets``."""
     places: dict[str, tuple[Int64s, Int64s]] = field(default_factory=dict)
     """Component -> offsets and sizes, int64 [N] each; -1 and 0 where a sample lacks it."""
     labels: Int64s = field(default_factory=lambda: np.zeros(0, np.int64))
-    """int64 [N]: class ids; 0 for samples without one, or whose label is not an integer."""
+    """int64 [N]: class ids; 0 for samples without a label, or with a label that is not an integer."""
 
 
 def verify_shard(
@@ -88,12 +86,12 @@ def verify_shard(
 
     Args:
         stream: The tar's bytes.
-        report: Empty but for shard and part. Part 0 gets everything that decoding is not needed for.
+        report: A new report. The report of part 0 gets all findings that do not need decoding.
         shard: The shard's name.
-        size: Its bytes, where they are known.
-        num_parts: The number of parts that the samples are dealt out to.
+        size: The shard's bytes, if they are known.
+        num_parts: The number of parts among which the samples are divided.
         decoder: Decodes the photos.
-        checks: What each sample is compared with.
+        checks: The expectations.
     """
     archive = NotingReader(stream, shard=shard, size=size)
     rows = _Rows(report, shard=shard, num_parts=num_parts, decoder=decoder, checks=checks)
@@ -111,7 +109,7 @@ def verify_shard(
 
 
 def index_problem(index: ShardIndex, report: ShardReport) -> str | None:
-    """How a shard's index differs from the shard; ``None`` where it does not."""
+    """Describe how a shard's index differs from the shard; ``None`` if it does not differ."""
     keys, places, labels = report.keys, report.places, report.labels
     if index.num_samples != len(keys):
         return f"lists {index.num_samples} samples, the shard holds {len(keys)}"
@@ -135,14 +133,14 @@ def index_problem(index: ShardIndex, report: ShardReport) -> str | None:
 
 
 class _Decoded(NamedTuple):
-    """What is kept of a decoded photo."""
+    """The size of a decoded photo, and the values of a mask."""
 
     height: int
     width: int
     kind: str
-    """Describes a photo that is no 8-bit gray PNG."""
+    """Describes a photo that is not an 8-bit gray PNG."""
     values: Int64s | None
-    """The values of its pixels, each once, if it is an 8-bit gray PNG."""
+    """The values of the pixels, each once, if the photo is an 8-bit gray PNG."""
 
 
 @dataclass(kw_only=True)
@@ -155,7 +153,7 @@ class _Sample:
 
 
 class _Rows:
-    """Checks the samples of one shard as its members come by."""
+    """Checks the samples of one shard, member by member."""
 
     def __init__(self, report: ShardReport, *, shard: str, num_parts: int, decoder: Decoder, checks: Checks) -> None:
         self._report, self._shard, self._num_parts = report, shard, num_parts
@@ -164,13 +162,14 @@ class _Rows:
         self._sample: _Sample | None = None
         self._num_samples = 0
         self._seen: dict[str, set[str]] = {}
-        self._places: dict[str, tuple[list[int], list[int], list[int]]] = {}
+        self._places: dict[str, list[tuple[int, int, int]]] = {}
+        """Component -> row of the sample, offset and size."""
         self._set_numbers: dict[frozenset[str], int] = {}
         self._set_of: list[int] = []
         self._labels: dict[int, int] = {}
 
     def add(self, member: Member) -> None:
-        """The next member."""
+        """Check the next member."""
         sample, component = self._sample, member.component
         if sample is None or sample.key != member.key:
             self._finish_sample()
@@ -203,8 +202,9 @@ class _Rows:
         report.component_sets, report.set_of = list(self._set_numbers), np.array(self._set_of, np.int32)
         report.labels = np.zeros(num, np.int64)
         report.labels[list(self._labels)] = list(self._labels.values())
-        for component, (rows, offsets, sizes) in self._places.items():
+        for component, places in self._places.items():
             columns = np.full(num, -1, np.int64), np.zeros(num, np.int64)
+            rows, offsets, sizes = np.array(places, np.int64).T
             columns[0][rows], columns[1][rows] = offsets, sizes
             report.places[component] = columns
 
@@ -215,10 +215,7 @@ class _Rows:
         self._check_masks(sample)
         if self._is_first:
             for component, (offset, size) in sample.components.items():
-                for column, value in zip(
-                    self._places.setdefault(component, ([], [], [])), (self._num_samples, offset, size), strict=True
-                ):
-                    column.append(value)
+                self._places.setdefault(component, []).append((self._num_samples, offset, size))
             names = frozenset(sample.components)
             self._set_of.append(self._set_numbers.setdefault(names, len(self._set_numbers)))
             self._report.keys.append(sample.key)
@@ -232,7 +229,7 @@ class _Rows:
         if member.component in before:
             self._find("split", member.key, "", f"occurs twice, again from member '{member.name}' on")
         elif before:
-            text = f"member '{member.name}' comes after other samples; those of one sample must stand together"
+            text = f"member '{member.name}' comes after other samples; members of one sample must stand together"
             self._find("split", member.key, "", text)
 
     def _check_name(self, name: str) -> None:
@@ -255,7 +252,7 @@ class _Rows:
 
     def _decode(self, sample: _Sample, component: str, read: Callable[[], bytes]) -> None:
         data = read()
-        # Whether it is a mask is known only when all names of the sample are; so the values of each gray PNG are kept.
+        # Masks are known only when all components of the sample are known; so the values of each gray PNG are kept.
         is_gray = _is_gray_png(data)
         try:
             header, pixels = decode(

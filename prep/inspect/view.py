@@ -1,9 +1,8 @@
 """Draw a contact sheet of some samples: photos, photos with their masks, labels."""
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -21,9 +20,9 @@ from prep.photos.decoders import Undecodable, decode, open_decoder
 from prep.photos.masks import is_mask_name
 
 MAX_CELLS = 1000
-"""The most samples of one sheet, which is then 53,000 pixels high."""
+"""The most samples of one sheet: it is then 53,000 pixels high."""
 
-# At most 18 digits, which fit into 64 bits.
+# Numbers of 18 digits fit into 64 bits.
 _CLASS_ID = re.compile(r"-?[0-9]{1,18}")
 
 Int64s = npt.NDArray[np.int64]
@@ -38,16 +37,11 @@ class Sheet:
     keys: list[str]
     """Keys of the samples, in order."""
     num_matching: int
-    """Samples from which they were drawn."""
-    mask_values: list[int] = field(default_factory=list)
+    """The number of samples from which they were drawn."""
+    mask_values: list[int]
     """Values of the masks' pixels, sorted."""
-    undecodable: list[str] = field(default_factory=list)
-    """Components that could not be decoded, and why; a gray field replaces such a photo."""
-
-
-class _Chosen(NamedTuple):
-    shard: int
-    row: int
+    undecodable: list[str]
+    """Components that could not be decoded, and the reasons; a gray field replaces such a photo."""
 
 
 def draw_sheet(
@@ -69,9 +63,8 @@ def draw_sheet(
         seed: Draws the samples; they are shown in the shards' order.
         labels: Class ids or names: only samples of these classes. Empty: of all classes.
         keys: Only samples with these keys, in this order; then ``seed`` is not used.
-        photo: The component to show; ``None``: the first photo of a sample that is not a mask by its name.
-        mask: The component to lay over it; ``None``: the first mask, see `is_mask_name`; an empty
-            name: no mask.
+        photo: The component to show; ``None``: the first photo that is not a mask, see `is_mask_name`.
+        mask: The component to lay over it; ``None``: the first mask; an empty name: no mask.
         show_progress: Draw bars.
 
     Raises:
@@ -84,15 +77,18 @@ def draw_sheet(
     indexed = IndexedSet(shards, show_progress=show_progress)
     if not indexed.manifest.num_samples:
         raise DataError(f"'{shards.url}' holds no sample to show")
-    wanted = _class_ids(indexed, labels)
-    chosen, num_matching = _choose(indexed, wanted, keys, num=num, seed=seed)
+    chosen, num_matching = _choose(indexed, _class_ids(indexed, labels), keys, num=num, seed=seed)
     cells: list[Cell] = []
     named: list[str] = []
     undecodable: list[str] = []
-    for row, at, index in _with_index(indexed, chosen, show_progress=show_progress):
-        cell = _cell(indexed, row, at, index, photo=photo, mask=mask, undecodable=undecodable)
-        cells.append(cell)
-        named.append(index.keys[at])
+    row_of_index, index = -1, None
+    with bar(what="view", total=len(chosen), unit="samples", shown=show_progress, delay_s=1) as drawn:
+        for row, at in chosen:
+            if index is None or row != row_of_index:
+                row_of_index, index = row, indexed.read(row)
+            cells.append(_cell(indexed, row, at, index, photo=photo, mask=mask, undecodable=undecodable))
+            named.append(index.keys[at])
+            drawn.update(1)
     values: set[int] = set()
     for cell in cells:
         values.update([] if cell.mask is None else np.unique(cell.mask).tolist())
@@ -114,7 +110,7 @@ def draw_sheet(
 
 
 def _class_ids(indexed: IndexedSet, labels: Sequence[str]) -> Int64s | None:
-    """The ids of classes that are given by id or name; ``None``: all."""
+    """The ids of classes that are given by id or by name; ``None``: all classes."""
     if not labels:
         return None
     by_name = {name: label for label, name in indexed.manifest.classes.items()}
@@ -132,16 +128,16 @@ def _class_ids(indexed: IndexedSet, labels: Sequence[str]) -> Int64s | None:
 
 def _choose(
     indexed: IndexedSet, wanted: Int64s | None, keys: Sequence[str], *, num: int, seed: int
-) -> tuple[list[_Chosen], int]:
-    """The samples to show, and the number of samples from which they were chosen."""
+) -> tuple[list[tuple[int, int]], int]:
+    """Choose the samples to show: shard and row of each, and the number of samples from which they were chosen."""
     if wanted is None and not keys:
         total = indexed.manifest.num_samples
         ordinals = np.sort(np.random.default_rng(seed).choice(total, min(num, total), replace=False))
         stops = np.cumsum(indexed.manifest.samples)
         rows = np.searchsorted(stops, ordinals, side="right")
         firsts = (stops - indexed.manifest.samples)[rows]
-        return [_Chosen(row, at) for row, at in zip(rows.tolist(), (ordinals - firsts).tolist(), strict=True)], total
-    by_key: dict[str, _Chosen] = {}
+        return list(zip(rows.tolist(), (ordinals - firsts).tolist(), strict=True)), total
+    by_key: dict[str, tuple[int, int]] = {}
     matching: list[npt.NDArray[np.int64]] = []
     left = set(keys)
     for row, index in indexed.each():
@@ -149,7 +145,7 @@ def _choose(
             for at, key in enumerate(index.keys) if left else ():
                 if key in left:
                     left.discard(key)
-                    by_key[key] = _Chosen(row, at)
+                    by_key[key] = (row, at)
             continue
         if index.labels is None:
             continue
@@ -165,20 +161,7 @@ def _choose(
         assert wanted is not None
         raise DataError(f"no sample of '{indexed.shards.url}' is of class {', '.join(map(str, wanted.tolist()))}")
     drawn = np.sort(np.random.default_rng(seed).choice(len(found), min(num, len(found)), replace=False))
-    return [_Chosen(row, at) for row, at in found[drawn].tolist()], len(found)
-
-
-def _with_index(
-    indexed: IndexedSet, chosen: Sequence[_Chosen], *, show_progress: bool
-) -> Iterator[tuple[int, int, ShardIndex]]:
-    """Each sample with its shard's index, which is read when the shard changes."""
-    row_of_index, index = -1, None
-    with bar(what="view", total=len(chosen), unit="samples", shown=show_progress, delay_s=1) as drawn:
-        for row, at in chosen:
-            if index is None or row != row_of_index:
-                row_of_index, index = row, indexed.read(row)
-            yield row, at, index
-            drawn.update(1)
+    return [(row, at) for row, at in found[drawn].tolist()], len(found)
 
 
 def _cell(
@@ -214,7 +197,7 @@ def _cell(
         except Undecodable as exc:
             undecodable.append(f"shard '{shard}', key '{key}', component '{component}': {exc}")
             return None
-        # Made small at once, because a sheet holds many photos. An 8-bit gray one has three equal channels.
+        # Scale each photo down at once, because a sheet holds many. The channels of an 8-bit gray photo are equal.
         resampling = Image.Resampling.NEAREST if is_mask else Image.Resampling.LANCZOS
         picture = Image.fromarray(pixels[..., 0] if is_mask else pixels)
         scale = TILE / max(picture.size)

@@ -22,6 +22,7 @@ Decoder = Callable[[bytes, PhotoHeader, Output], Pixels]
 RGB, [height, width] of gray, [0] of nothing."""
 
 _SHOWN = 160
+_PIXELS_AT_A_TIME = 1 << 20
 
 
 class Undecodable(Exception):  # noqa: N818 (it describes the photo)
@@ -32,6 +33,16 @@ def check_decoder(name: DecoderName) -> None:
     """Raise `PipesError`, before a process starts, if the decoder is not installed."""
     if name == "dali" and any(importlib.util.find_spec(module) is None for module in ("nvidia", "nvidia.dali")):
         raise PipesError("decoder 'dali' needs DALI; install nvidia-dali-cuda120, or pass --decoder pillow")
+
+
+def count_values(pixels: Pixels) -> npt.NDArray[np.int64]:
+    """int64 [256]: how many pixels of a photo's channel, uint8 [height, width], have each value."""
+    counts = np.zeros(256, np.int64)
+    rows = max(1, _PIXELS_AT_A_TIME // max(1, pixels.shape[1]))
+    # Count in pieces, because numpy takes 8 bytes of memory for each pixel that it counts.
+    for start in range(0, len(pixels), rows):
+        counts += np.bincount(pixels[start : start + rows].ravel(), minlength=256)
+    return counts
 
 
 def open_decoder(name: DecoderName) -> Decoder:

@@ -23,7 +23,7 @@ from bench.loaders.peers.plain_dali import (
 from bench.loaders.protocol import BenchLoader, LoaderOptions
 from dali_pipes.errors import DataError
 from dali_pipes.formats.keys import split_key
-from prep.export.export import ENCODED, KEY, LABEL
+from prep.export.records import ENCODED, KEY, LABEL
 
 if TYPE_CHECKING:
     from dali_pipes.formats.shard_index import ShardIndex

@@ -237,7 +237,10 @@ def _longer(shards: ShardSet) -> None:
     ("damage", "message"),
     [
         (_without_manifest, r"no manifest '.*s-manifest.safetensors': the shards are not indexed; .* prep index .*/s-"),
-        (_longer, r"s-000001.tar' has \d+ bytes, its manifest says \d+: it was written anew; dali-pipes prep index"),
+        (
+            _longer,
+            r"s-000001.tar' has \d+ bytes, its manifest says \d+: it was written again; index it: dali-pipes prep",
+        ),
         (
             lambda shards: Path(shards.store.locate("s-000002.index.safetensors")).write_bytes(b"?"),
             "s-000002.index.safetensors' is not the index that the manifest was made with",
@@ -303,7 +306,7 @@ def test_export_shard_that_is_cut_meanwhile_leaves_no_file(shards: ShardSet, tmp
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(LocalStore, "write_stream", cutting)
-        with pytest.raises(DataError, match=r"s-000002.tar' ends at byte 2000: it was cut while it was exported"):
+        with pytest.raises(DataError, match=r"s-000002.tar' ends at byte 2000: it became shorter during the export"):
             _export(shards, tmp_path / "out", jobs=1)
     assert sorted(entry.name for entry in (tmp_path / "out").iterdir()) == [
         "samples-000000.tfrecord",

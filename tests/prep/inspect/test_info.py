@@ -311,7 +311,7 @@ def test_bad_input_is_told(small_shards: Path, tmp_path: Path) -> None:
     write_shards(tmp_path / "set", make_samples([(40, 30)] * 4), per_shard=2)
     index = tmp_path / "set" / "s-000001.index.safetensors"
     index.write_bytes(index.read_bytes()[:-1] + b"\xff")
-    with pytest.raises(DataError, match="is not the index that the manifest was made with; see what is wrong: dali-pi"):
+    with pytest.raises(DataError, match="is not the index that the manifest was made with; find out what is wrong"):
         describe(tmp_path / "set")
     (tmp_path / "set" / "s-manifest.safetensors").write_bytes(mask_bytes(1, 3, 3))
     with pytest.raises(DataError, match="expected a dali-pipes manifest"):

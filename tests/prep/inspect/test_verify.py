@@ -26,7 +26,8 @@ from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import resolve_shards
 from prep.commands.group import prep
 from prep.index import index_shards
-from prep.inspect.verify import VerifyReport, verify
+from prep.inspect.verify import verify
+from prep.inspect.verify_set import VerifyReport
 from prep.pack.pack import open_target
 from prep.photos.decoders import Undecodable, decode, open_decoder
 from tests.conftest import SHARED_DATA, Sample, make_samples, mask_bytes, photo_bytes, write_shards, write_tar
@@ -149,8 +150,8 @@ BAD = [
     ("cls", b"cat", "label", "holds 'cat', expected an integer"),
     ("cls", b"", "label", "holds '', expected an integer"),
     ("cls", b"99", "label", "class id 99 is not in the class table (5 classes, 1 to 5)"),
-    ("trimap.png", None, "missing", "is not there (found: cls, image.jpg)"),
-    ("cls", None, "missing", "is not there (found: image.jpg, trimap.png)"),
+    ("trimap.png", None, "missing", "is missing (found: cls, image.jpg)"),
+    ("cls", None, "missing", "is missing (found: image.jpg, trimap.png)"),
 ]
 
 
@@ -280,8 +281,8 @@ def test_interleaved_samples(tmp_path: Path) -> None:
     write_members(tmp_path / "s.tar", [("a.jpg", PHOTO), ("b.jpg", PHOTO), ("a.cls", b"1"), ("b.cls", b"1")])
     kinds = [(kind, key, text) for kind, key, _, text in found(run(tmp_path)) if kind == "split"]
     assert kinds == [
-        ("split", "a", "member 'a.cls' comes after other samples; those of one sample must stand together"),
-        ("split", "b", "member 'b.cls' comes after other samples; those of one sample must stand together"),
+        ("split", "a", "member 'a.cls' comes after other samples; members of one sample must stand together"),
+        ("split", "b", "member 'b.cls' comes after other samples; members of one sample must stand together"),
     ]
 
 
@@ -341,7 +342,7 @@ def test_tar_without_samples_is_a_note(tmp_path: Path) -> None:
     write_members(tmp_path / "s.tar", [("README", b"r")])
     report = run(tmp_path)
     assert found(report) == []
-    assert "holds no sample; DALI without an index takes it for one of empty components" in [
+    assert "holds no sample; DALI without an index reads it as one sample with empty components" in [
         finding.text for finding in report.findings if finding.shard
     ]
 
@@ -366,12 +367,12 @@ def test_peculiar_names_and_ends_are_notes(tmp_path: Path) -> None:
     assert found(report) == []
     said = {(f.shard, f.text) for f in report.findings if f.shard}
     assert said == {
-        ("gnu-0.tar", "1 member with GNU's long name, at which wds2idx points to wrong bytes"),
-        ("gnu-1.tar", "1 member with a PAX long name, which DALI without an index takes for another sample"),
+        ("gnu-0.tar", "1 member with GNU's long name, for which wds2idx writes a wrong position"),
+        ("gnu-1.tar", "1 member with a PAX long name, which DALI without an index reads as another sample"),
         ("gnu-2.tar", "3 files belong to no sample: 'README', 'f/.hidden.x', 'dot.'"),
         ("gnu-2.tar", "1 names with white space, which DALI's own index format cannot hold"),
-        ("gnu-2.tar", f"bytes after the end of the archive, at byte {size}: readers of tars pass them over"),
-        ("gnu-3.tar", "one end-of-archive block, where there ought to be two"),
+        ("gnu-2.tar", f"bytes after the end of the archive, at byte {size}: readers of tars ignore them"),
+        ("gnu-3.tar", "one end-of-archive block, expected two"),
     }
     assert call(tmp_path).exit_code == 0
 
@@ -427,7 +428,7 @@ def test_index_that_is_damaged_or_gone(indexed: Path) -> None:
     (indexed / index_name("s-000001.tar")).unlink()
     texts = [text for kind, _, _, text in found(run(indexed)) if kind == "index"]
     assert f"has {len(data)} bytes, xxhash2 " in texts[0]
-    assert texts[1].startswith("its index 's-000001.index.safetensors' is not there")
+    assert texts[1].startswith("its index 's-000001.index.safetensors' does not exist")
 
 
 def test_manifest_and_column_file_that_are_none(indexed: Path, tmp_path: Path) -> None:
