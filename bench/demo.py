@@ -227,7 +227,6 @@ def _copy_out(store: AisStore, manifest: Manifest, directory: Path) -> None:
 def _draw_sheet(shards: ShardSet, manifest: Manifest, path: Path, *, seed: int) -> Path:
     """Draw the first samples of epoch 0, from the batches that a training step would get."""
     import dali_pipes as dp
-    from bench.loaders.encoded import endpoint_of
 
     with dp.loader(
         [shards.store.locate(name) for name in shards.names],
@@ -235,7 +234,7 @@ def _draw_sheet(shards: ShardSet, manifest: Manifest, path: Path, *, seed: int) 
         batch_size=SHEET_SAMPLES,
         seed=seed,
         outputs=dp.Outputs(keys=True),
-        endpoint=endpoint_of(shards),
+        endpoint=shards.store.endpoint,
     ) as loader:
         batch = next(iter(loader))[0]
         cells = [

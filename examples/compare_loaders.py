@@ -38,7 +38,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 import dali_pipes as dp
-from bench.loaders.encoded import endpoint_of, label_of, shard_urls
+from bench.loaders.encoded import label_of, shard_urls
 from bench.loaders.protocol import LoaderOptions
 from bench.loaders.transforms import IMAGENET_MEAN as MEAN
 from bench.loaders.transforms import IMAGENET_STD as STD
@@ -77,7 +77,7 @@ def dali_feed(shards: ShardSet, options: LoaderOptions, *, shuffle: bool, dtype:
         last_batch_policy="DROP",
         device=options.device,
         outputs=dp.Outputs(keys=True),
-        endpoint=endpoint_of(shards),
+        endpoint=shards.store.endpoint,
     ) as loader:
         yield loader.as_dicts
 
@@ -228,7 +228,7 @@ def _train_one(
         batch_size=arguments.batch_size,
         shuffle=False,
         device=options.device,
-        endpoint=endpoint_of(val_shards),
+        endpoint=val_shards.store.endpoint,
     ) as val_loader:
         found = evaluate(training.model, val_loader, process, shrink=arguments.shrink)
     return dict(zip((*CLASSES, "mean"), [*found.tolist(), found.nanmean().item()], strict=True))

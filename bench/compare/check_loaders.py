@@ -11,6 +11,7 @@ from bench.compare.outputs import Comparison, Reference, compare_epoch, toleranc
 from bench.compare.settings import TurnSetting
 from bench.loaders.opening import open_loader
 from bench.loaders.protocol import LoaderOptions
+from bench.loaders.registry import LOADERS
 from bench.loaders.selection import LoaderSpec
 from dali_pipes.errors import PipesError
 
@@ -52,7 +53,7 @@ def compare_outputs(
                             reference,
                             loader=str(spec),
                             tolerance=tolerance_of(decode=loader.decode, device=loader.device),
-                            gives=loader.gives,
+                            gives=LOADERS[spec.name].gives,
                             show=f"compare {spec}",
                         )
         found |= {(spec, setting): compared[spec, *kind] for spec in specs}

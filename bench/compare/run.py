@@ -19,7 +19,6 @@ from bench.compare.settings import TurnSetting
 from bench.compare.turn import TIMEOUT_S, Turn, TurnJob, run_turn
 from bench.engine.scenario import Rounds, Scenario
 from bench.engine.turn_process import fork_server
-from bench.loaders.encoded import endpoint_of
 from bench.loaders.protocol import LoaderOptions
 from bench.loaders.registry import LOADERS
 from bench.loaders.selection import LoaderSpec
@@ -171,7 +170,7 @@ class LoaderScenario(Scenario[Inputs, Contender, Turn]):
             "epochs": self.epochs,
             "direct": self.direct,
             "timeout_s": self.timeout_s,
-            "source": "local files" if endpoint_of(self.shards) is None else "AIStore",
+            "source": "local files" if self.shards.store.endpoint is None else "AIStore",
         }
 
     def _baseline(self) -> str:

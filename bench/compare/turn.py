@@ -20,7 +20,7 @@ import torch
 
 from bench.compare.settings import TurnSetting
 from bench.engine.turn_process import PRELOAD, Meet, TimeLimit, TurnProcess, meet, move_on
-from bench.loaders.opening import delivery_device, open_loader
+from bench.loaders.opening import open_loader
 from bench.loaders.protocol import BenchBatch, BenchLoader, LoaderOptions, Prepared, num_rows
 from bench.loaders.registry import LOADERS
 from bench.loaders.selection import LoaderSpec
@@ -202,7 +202,7 @@ def time_rank(job: TurnJob, rank: int, *, meet: Meet, tree: ProcessTree | None) 
     """
     shards = resolve_shards(list(job.urls_of(rank)), endpoint=job.endpoint)
     options = job.spec.apply(job.setting.apply(job.options))
-    step = open_step(job.setting.compute_ms / 1000, device=delivery_device(options.device))
+    step = open_step(job.setting.compute_ms / 1000, device=options.delivery_device)
     meet("open")
     before, started = _spent(job, tree), time.perf_counter()
     with open_loader(job.spec.name, shards, options=options, prepared=job.prepared[rank]) as loader:
@@ -222,7 +222,7 @@ def time_rank(job: TurnJob, rank: int, *, meet: Meet, tree: ProcessTree | None) 
             num_workers=loader.num_workers,
             decode=loader.decode,
             device=loader.device,
-            gives=tuple(sorted(loader.gives)),
+            gives=tuple(sorted(LOADERS[job.spec.name].gives)),
         )
 
 

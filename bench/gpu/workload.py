@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image
 
 import dali_pipes as dp
-from bench.loaders.encoded import endpoint_of, samples_of, shard_urls
+from bench.loaders.encoded import samples_of, shard_urls
 from bench.tools.drawn_shards import QUALITY
 from bench.tools.environment import available_cores
 from bench.tools.repeat import encoded
@@ -117,7 +117,7 @@ class Workload:
             cache=dp.Cache(show_progress=False),
             rank=0,
             world_size=1,
-            endpoint=endpoint_of(self._first),
+            endpoint=self._first.store.endpoint,
             **options,
         )
 

@@ -7,21 +7,17 @@ other loaders that convert the shards are shown with what that takes, too.
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from bench.loaders.encoded import endpoint_of, shard_urls
-from bench.loaders.opening import delivery_device
+from bench.loaders.encoded import shard_urls
 from bench.loaders.protocol import BenchBatch, BenchLoader, LoaderOptions
-from bench.loaders.registry import ALL_PARTS
 from dali_pipes.data_set.indexing import index_in_memory
 from dali_pipes.formats.names import columns_name, manifest_name
 from dali_pipes.store.local import LocalStore
-
-if TYPE_CHECKING:
-    from dali_pipes.store.shard_set import ShardSet
+from dali_pipes.store.shard_set import ShardSet
 
 
-def prepare(shards: "ShardSet", *, directory: Path) -> None:
+def prepare(shards: ShardSet, *, directory: Path) -> None:
     """Write shard indexes, column file and manifest to ``directory``, as ``prep index`` does beside the shards.
 
     Raises:
@@ -37,7 +33,7 @@ def prepare(shards: "ShardSet", *, directory: Path) -> None:
 
 
 @contextlib.contextmanager
-def open_loader(shards: "ShardSet", *, options: LoaderOptions) -> Iterator[BenchLoader]:
+def open_loader(shards: ShardSet, *, options: LoaderOptions) -> Iterator[BenchLoader]:
     """``dali_pipes.loader`` with ``segmentation``; its shards stay staged for all epochs."""
     import dali_pipes as dp
 
@@ -50,15 +46,14 @@ def open_loader(shards: "ShardSet", *, options: LoaderOptions) -> Iterator[Bench
         device=options.device,
         decode=dp.Decode(threads=options.num_threads),
         outputs=dp.Outputs(keys=True),
-        endpoint=endpoint_of(shards),
+        endpoint=shards.store.endpoint,
     ) as loader:
-        yield _DaliEpochs(loader, device=delivery_device(options.device))
+        yield _DaliEpochs(loader, device=options.delivery_device)
 
 
 class _DaliEpochs:
     num_workers = 0
     decode = "dali"
-    gives = ALL_PARTS
 
     def __init__(self, loader: Any, *, device: str) -> None:
         self._loader = loader

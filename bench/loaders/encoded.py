@@ -5,16 +5,13 @@ import io
 import random
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
+from bench.loaders.protocol import LoaderOptions
 from dali_pipes.errors import DataError
 from dali_pipes.formats.tar_reader import ArchiveReader
+from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import open_store
-
-if TYPE_CHECKING:
-    from bench.loaders.protocol import LoaderOptions
-    from dali_pipes.store.shard_set import ShardSet
-
 
 KEY = "__key__"
 STREAM_BUFFER_BYTES = 1 << 20  # one read of the connection; tarfile asks for 10 KiB at a time
@@ -23,12 +20,7 @@ EncodedSample = dict[str, Any]
 """A sample as WebDataset has it: the key under `KEY`, and the bytes of each component."""
 
 
-def endpoint_of(shards: "ShardSet") -> str | None:
-    """Where the shards' cluster answers; ``None`` for local shards."""
-    return shards.store.endpoint
-
-
-def shard_urls(shards: "ShardSet") -> list[str]:
+def shard_urls(shards: ShardSet) -> list[str]:
     """What WebDataset is given: paths, or URLs such as ``ais://pets/shuffled-000000.tar``."""
     return [shards.store.locate(name) for name in shards.names]
 
@@ -90,7 +82,7 @@ def encoded_samples(stream: BinaryIO, *, shard: str) -> Iterator[EncodedSample]:
         yield sample
 
 
-def samples_of(shards: "ShardSet") -> Iterator[tuple[str, EncodedSample]]:
+def samples_of(shards: ShardSet) -> Iterator[tuple[str, EncodedSample]]:
     """Yield every sample of every shard, each with the URL of its shard.
 
     Raises:
@@ -104,7 +96,7 @@ def samples_of(shards: "ShardSet") -> Iterator[tuple[str, EncodedSample]]:
 
 
 def components_of(
-    sample: Mapping[str, Any], options: "LoaderOptions", *, shard: str | None = None
+    sample: Mapping[str, Any], options: LoaderOptions, *, shard: str | None = None
 ) -> tuple[bytes, bytes, int, str]:
     """Return photo, mask, label and key of a sample.
 

@@ -13,16 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from bench.loaders.dali import prepare
-from bench.loaders.opening import delivery_device
 from bench.loaders.protocol import BenchBatch, BenchLoader, LoaderOptions
-from bench.loaders.registry import ALL_PARTS
+from dali_pipes.store.shard_set import ShardSet
 
 if TYPE_CHECKING:
     from dali_pipes.graph.batch_inputs import BatchInputs
     from dali_pipes.graph.decode import DecodePipeline
     from dali_pipes.order.plan import Plan
     from dali_pipes.reader.samples import Samples
-    from dali_pipes.store.shard_set import ShardSet
 
 __all__ = ["open_loader", "prepare"]
 
@@ -30,7 +28,7 @@ PREFETCH_QUEUE_DEPTH = 2  # dali_pipes.loader's default
 
 
 @contextlib.contextmanager
-def open_loader(shards: "ShardSet", *, options: LoaderOptions) -> Iterator[BenchLoader]:
+def open_loader(shards: ShardSet, *, options: LoaderOptions) -> Iterator[BenchLoader]:
     """Feed every sample's encoded components as arrays to ``segmentation``."""
     import torch
 
@@ -45,7 +43,7 @@ def open_loader(shards: "ShardSet", *, options: LoaderOptions) -> Iterator[Bench
     manifest = Manifest.from_bytes(shards.store.read(name), where=name).select(shards.names, where=name)
     read = functools.partial(read_index, shards.store, manifest)
     samples = Samples(manifest, read)
-    device = delivery_device(options.device)
+    device = options.delivery_device
     decode = DecodePipeline(
         dp.segmentation(crop=options.crop, photo=options.photo, mask=options.mask),
         samples=StoredSamples(manifest, read),
@@ -61,7 +59,6 @@ def open_loader(shards: "ShardSet", *, options: LoaderOptions) -> Iterator[Bench
 class _MemoryEpochs:
     num_workers = 0
     decode = "dali"
-    gives = ALL_PARTS
 
     def __init__(
         self,
@@ -122,7 +119,7 @@ class _MemoryEpochs:
 
 
 def _read_components(
-    shards: "ShardSet", samples: "Samples", decode: "DecodePipeline"
+    shards: ShardSet, samples: "Samples", decode: "DecodePipeline"
 ) -> list[list[npt.NDArray[np.uint8]]]:
     """Every sample's bytes of each component that the graph takes: [component][ordinal], uint8 [bytes]."""
     data = [np.frombuffer(shards.store.read(name), np.uint8) for name in samples.manifest.names]

@@ -6,19 +6,17 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bench.loaders.protocol import BenchLoader, LoaderOptions, Prepared
 from bench.loaders.registry import LOADERS
 from bench.loaders.selection import reason_against
 from dali_pipes.errors import PipesError
-
-if TYPE_CHECKING:
-    from dali_pipes.store.shard_set import ShardSet
+from dali_pipes.store.shard_set import ShardSet
 
 
 def open_loader(
-    name: str, shards: "ShardSet", *, options: LoaderOptions, prepared: Prepared | None = None
+    name: str, shards: ShardSet, *, options: LoaderOptions, prepared: Prepared | None = None
 ) -> contextlib.AbstractContextManager[BenchLoader]:
     """Open the loader ``name``; leaving the context ends its threads and processes.
 
@@ -43,7 +41,7 @@ def open_loader(
 
 @contextlib.contextmanager
 def _open_converted(
-    module: Any, name: str, shards: "ShardSet", *, options: LoaderOptions, prepared: Prepared | None
+    module: Any, name: str, shards: ShardSet, *, options: LoaderOptions, prepared: Prepared | None
 ) -> Iterator[BenchLoader]:
     with contextlib.ExitStack() as stack:
         if prepared is None:
@@ -52,7 +50,7 @@ def _open_converted(
         yield stack.enter_context(module.open_loader(shards, options=options, prepared=prepared))
 
 
-def prepare_loader(name: str, shards: "ShardSet", *, directory: Path) -> Prepared | None:
+def prepare_loader(name: str, shards: ShardSet, *, directory: Path) -> Prepared | None:
     """Make what the loader ``name`` reads; ``None`` if it reads the shards as they are.
 
     Args:
@@ -73,20 +71,7 @@ def prepare_loader(name: str, shards: "ShardSet", *, directory: Path) -> Prepare
     return Prepared.of(directory, wall_s=time.perf_counter() - started)
 
 
-def delivery_device(device: str) -> str:
-    """Where a training step wants its batches: torch's name, ``cpu`` or ``cuda``, for ``auto``, ``cpu`` or ``gpu``.
-
-    Raises:
-        ValueError: If ``gpu`` is asked for and torch finds none.
-    """
-    import torch
-
-    if device == "gpu" and not torch.cuda.is_available():
-        raise ValueError("device='gpu', and torch sees no CUDA device; use 'auto' or 'cpu'")
-    return "cuda" if device != "cpu" and torch.cuda.is_available() else "cpu"
-
-
-def _module(name: str, shards: "ShardSet") -> Any:
+def _module(name: str, shards: ShardSet) -> Any:
     if (reason := reason_against(name, shards)) is not None:
         raise PipesError(reason)
     return importlib.import_module(LOADERS[name].module)

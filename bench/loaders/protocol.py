@@ -63,6 +63,19 @@ class LoaderOptions:
         if self.device not in get_args(Device):
             raise ValueError(f"device must be one of {', '.join(get_args(Device))}, got '{self.device}'")
 
+    @property
+    def delivery_device(self) -> str:
+        """The device on which a training step expects its batches: ``cpu`` or ``cuda``, as torch names it.
+
+        Raises:
+            ValueError: If the device is ``gpu`` and torch finds no GPU.
+        """
+        import torch
+
+        if self.device == "gpu" and not torch.cuda.is_available():
+            raise ValueError("device='gpu', but torch finds no CUDA device; use 'auto' or 'cpu'")
+        return "cuda" if self.device != "cpu" and torch.cuda.is_available() else "cpu"
+
 
 class BenchLoader(Protocol):
     """An open loader."""
@@ -73,8 +86,6 @@ class BenchLoader(Protocol):
     """What decodes: ``dali``, ``pil`` or ``turbo``; ``none`` for `synthetic`."""
     device: str
     """Where batches are delivered: ``cpu`` or ``cuda``. The engine copies the others to the device of the step."""
-    gives: frozenset[str]
-    """The parts of its batches; see `LoaderEntry.gives`."""
 
     def epoch(self) -> Iterator[BenchBatch]:
         """Begin a new epoch from its start, whether the last one was finished or left early."""

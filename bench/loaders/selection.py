@@ -3,14 +3,11 @@
 import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from bench.loaders.protocol import LoaderOptions
 from bench.loaders.registry import DECODES, GROUPS, LOADERS
 from dali_pipes.errors import PipesError
-
-if TYPE_CHECKING:
-    from dali_pipes.store.shard_set import ShardSet
+from dali_pipes.store.shard_set import ShardSet
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +57,7 @@ class SelectedLoaders:
     """A line for each loader of a group that cannot be opened here."""
 
 
-def select_loaders(texts: Sequence[str], *, shards: "ShardSet | None" = None) -> SelectedLoaders:
+def select_loaders(texts: Sequence[str], *, shards: ShardSet | None = None) -> SelectedLoaders:
     """Resolve names, ``NAME:DECODE`` and `GROUPS` to loaders, none of them twice.
 
     A loader of a group comes with each of its decoders, and is skipped if it cannot be opened.
@@ -93,7 +90,7 @@ def select_loaders(texts: Sequence[str], *, shards: "ShardSet | None" = None) ->
     return SelectedLoaders(specs=tuple(specs.values()), skipped=tuple(skipped.values()))
 
 
-def available_loaders(shards: "ShardSet | None" = None) -> dict[str, str | None]:
+def available_loaders(shards: ShardSet | None = None) -> dict[str, str | None]:
     """Map each loader to the reason why it cannot be opened, or to ``None`` if it can.
 
     Args:
@@ -102,7 +99,7 @@ def available_loaders(shards: "ShardSet | None" = None) -> dict[str, str | None]
     return {name: reason_against(name, shards) for name in LOADERS}
 
 
-def reason_against(name: str, shards: "ShardSet | None") -> str | None:
+def reason_against(name: str, shards: ShardSet | None) -> str | None:
     """Say why a loader cannot be opened; ``None`` if it can.
 
     Raises:

@@ -6,19 +6,15 @@ what the step waits for that loader.
 
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import torch
 
-from bench.loaders.opening import delivery_device
 from bench.loaders.protocol import BenchBatch, BenchLoader, LoaderOptions
+from dali_pipes.store.shard_set import ShardSet
 from prep.inspect.indexed_set import IndexedSet
 
-if TYPE_CHECKING:
-    from dali_pipes.store.shard_set import ShardSet
 
-
-def open_loader(shards: "ShardSet", *, options: LoaderOptions) -> contextlib.AbstractContextManager[BenchLoader]:
+def open_loader(shards: ShardSet, *, options: LoaderOptions) -> contextlib.AbstractContextManager[BenchLoader]:
     """As many samples in an epoch as the shards hold; nothing else is read from them."""
     return contextlib.nullcontext(_SameBatch(IndexedSet(shards).manifest.num_samples, options))
 
@@ -26,10 +22,9 @@ def open_loader(shards: "ShardSet", *, options: LoaderOptions) -> contextlib.Abs
 class _SameBatch:
     num_workers = 0
     decode = "none"
-    gives = frozenset[str]()
 
     def __init__(self, num_samples: int, options: LoaderOptions) -> None:
-        self.device = delivery_device(options.device)
+        self.device = options.delivery_device
         self._num_samples = num_samples
         rows, crop = options.batch_size, options.crop
         draw = torch.Generator().manual_seed(options.seed)

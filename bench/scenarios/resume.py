@@ -28,7 +28,7 @@ import numpy as np
 
 from bench.engine.options import cache_option, option
 from bench.engine.scenario import Rounds
-from bench.loaders.encoded import endpoint_of, shard_urls
+from bench.loaders.encoded import shard_urls
 from bench.reports.figures import Figure
 from bench.reports.tables import Columns, records_table, summarised
 from bench.scenarios.on_shards import FORMS, ShardsScenario, touch, upload_repeated
@@ -193,7 +193,7 @@ class ResumeScenario(ShardsScenario[ResumeInputs, Start, ResumeTurn]):
             with self.open_loader(urls, endpoint, cache_dir=folder.new(), window_bytes=window) as loader:
                 state = _state_in(loader, epoch=0)
                 named = {where: _named(loader, where, manifest, keys) for where in WHERE}
-        warm_urls, warm_endpoint = shard_urls(self.shards), endpoint_of(self.shards)
+        warm_urls, warm_endpoint = shard_urls(self.shards), self.shards.store.endpoint
         # Open until the end: its shards stay resident for the loaders of the turns.
         warm = stack.enter_context(self.open_loader(warm_urls, warm_endpoint, cache_dir=warm_cache, window_bytes="all"))
         for (batch,) in warm:

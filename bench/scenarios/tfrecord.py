@@ -21,7 +21,7 @@ from bench.compare.outputs import Comparison, Reference, compare_epoch, toleranc
 from bench.compare.turn import delivered
 from bench.engine.options import at_least, cache_option, option
 from bench.engine.scenario import Rounds
-from bench.loaders.encoded import endpoint_of, shard_urls
+from bench.loaders.encoded import shard_urls
 from bench.loaders.peers.dali_readers import ReaderFiles, open_loader, open_reader, write_webdataset_indexes
 from bench.loaders.protocol import BenchLoader, LoaderOptions
 from bench.reports.figures import Figure
@@ -246,7 +246,7 @@ class TfrecordScenario(ShardsScenario[Files, Work, TfrecordTurn]):
                 "max_bytes": self.max_bytes,
             },
             "cache": file_system(made.place),
-            "source": "local files" if endpoint_of(self.given) is None else "AIStore",
+            "source": "local files" if self.given.store.endpoint is None else "AIStore",
         }
 
     @staticmethod

@@ -3,14 +3,14 @@
 Settings, for DALI 2.4 (user guide, "Parallel External Source", and the arguments of ``fn.external_source``): an
 iterable of batches with ``batch=True, parallel=True``. DALI runs it in one worker process, whatever ``py_num_workers``
 says, because a stream cannot be asked for the n-th sample as the callables that several workers share can be. DALI's
-tutorial prefers those callables (the sample mode). A tar that is read front to back, from a bucket over one connection,
-has no n-th sample without an index, and `dali-s3` uses one. One worker is enough: it cuts tars, while DALI decodes with
-one thread for each core. ``prefetch_queue_depth`` batches are read ahead into shared memory;
+tutorial prefers those callables (the sample mode). In a tar that is read front to back, from a bucket over one
+connection, the n-th sample cannot be found without an index (`dali-s3` uses one). One worker is enough: it cuts tars,
+while DALI decodes with one thread for each core. ``prefetch_queue_depth`` batches are read ahead into shared memory;
 ``bytes_per_sample_hint`` avoids growing it.
 
-The worker is forked ("Parallel External Source - Fork") in a rank that has no CUDA: all its libraries are loaded there,
-and none of their threads runs. With CUDA, and in a command's own process, which has threads, it is spawned, and imports
-for about 0.4 s.
+In a rank without CUDA the worker is forked ("Parallel External Source - Fork"): all its libraries are loaded there, and
+none of their threads runs. With CUDA, and in a command's own process, which has threads, the worker is spawned, and its
+imports take about 0.4 s.
 
 Shards are shuffled and samples are not, because dSort has shuffled the samples, as in `webloader`.
 """
@@ -20,7 +20,7 @@ import itertools
 import multiprocessing
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,38 +28,33 @@ import numpy.typing as npt
 from bench.loaders.encoded import (
     components_of,
     encoded_samples,
-    endpoint_of,
     open_stream,
     shard_urls,
     shuffled,
 )
-from bench.loaders.opening import delivery_device
 from bench.loaders.protocol import BenchLoader, LoaderOptions
 from bench.tools.processes import end_with_main
-
-if TYPE_CHECKING:
-    from dali_pipes.store.shard_set import ShardSet
-
+from dali_pipes.store.shard_set import ShardSet
 
 SOURCE_PREFETCH = 4
 """Batches that the worker reads ahead."""
 BYTES_PER_SAMPLE = 256 << 10
-"""Shared memory for one component of one sample; it grows if that is not enough."""
+"""Shared memory for one component of one sample; it grows if necessary."""
 
 Encoded = npt.NDArray[np.uint8]
 
 
-def open_loader(shards: "ShardSet", *, options: LoaderOptions) -> contextlib.AbstractContextManager[BenchLoader]:
-    """One worker that streams, one pipeline that decodes; each sample comes once an epoch."""
+def open_loader(shards: ShardSet, *, options: LoaderOptions) -> contextlib.AbstractContextManager[BenchLoader]:
+    """Open one worker that streams and one pipeline that decodes; each sample comes once an epoch."""
     from nvidia.dali import fn, types
 
     from bench.loaders.peers.plain_dali import PlainEpochs, padded_keys, plain_pipeline, segmentation_outputs
 
-    device = delivery_device(options.device)
+    device = options.delivery_device
     pipeline = plain_pipeline(device, options, py_num_workers=1, py_start_method=_start_method(device))
     with pipeline:
         photo, mask, label, key = fn.external_source(
-            source=ShardBatches(shard_urls(shards), endpoint=endpoint_of(shards), options=options),
+            source=ShardBatches(shard_urls(shards), endpoint=shards.store.endpoint, options=options),
             num_outputs=4,
             batch=True,
             parallel=True,
@@ -86,19 +81,19 @@ def open_loader(shards: "ShardSet", *, options: LoaderOptions) -> contextlib.Abs
 
 
 def _start_method(device: str) -> str:
-    # A child of multiprocessing, as ranks are: forked from a server that has started no thread.
+    # A rank is a child of multiprocessing, forked from a server that has started no thread.
     return "fork" if device == "cpu" and multiprocessing.parent_process() is not None else "spawn"
 
 
 class ShardBatches:
-    """The samples of shards, still encoded, in batches; each epoch has the shards in another order.
+    """The encoded samples of shards, in batches; each epoch has the shards in another order.
 
-    Can be pickled: it runs in a worker process.
+    It runs in a worker process, so it can be pickled.
 
     Args:
         urls: Paths, or URLs such as ``ais://pets/shuffled-000000.tar``.
-        endpoint: The cluster's, for URLs.
-        options: For the batch size, the components' names and the seed.
+        endpoint: The cluster of the URLs; ``None`` for paths.
+        options: The run's options.
     """
 
     def __init__(self, urls: list[str], *, endpoint: str | None, options: LoaderOptions) -> None:
@@ -110,7 +105,7 @@ class ShardBatches:
         """Batches of photos, masks, labels and keys, as arrays: uint8 [bytes], uint8 [bytes], int64, uint8 [letters].
 
         Raises:
-            DataError: If a sample lacks a component, or its label is no number.
+            DataError: If a sample lacks a component, or its label is not a number.
         """
         if not self._epoch and os.getpid() != self._main_pid:
             end_with_main(self._main_pid)  # DALI's worker outlives a main process that is killed

@@ -1,9 +1,9 @@
-"""Load tar shards or TFRecord files with DALI's own readers, as a script does that uses nothing of `dali_pipes`.
+"""Load tar shards or TFRecord files with DALI's own readers, like a script that does not use `dali_pipes`.
 
-One pipeline: reader, decoders, crop (`plain_dali`). Samples come in the order of the files, the same in each epoch:
-nothing is shuffled.
+One pipeline has reader, decoders and crop (`plain_dali`). Samples come in the order of the files in each epoch: nothing
+is shuffled.
 
-Not in the registry of loaders: the files that these readers read must be made first, see `bench.scenarios.tfrecord`.
+The registry does not list this loader: its files must be made first, see `bench.scenarios.tfrecord`.
 """
 
 import contextlib
@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.loaders.opening import delivery_device
 from bench.loaders.peers.plain_dali import (
     PlainEpochs,
     padded_keys,
@@ -40,7 +39,7 @@ class ReaderFiles:
     kind: str
     """``webdataset`` or ``tfrecord``."""
     paths: Sequence[Path | str]
-    """Or URLs, if the reader takes them."""
+    """Paths, or URLs if the reader takes them."""
     index_paths: Sequence[Path]
     """One for each of ``paths``."""
     prefetch_queue_depth: int = 1
@@ -48,7 +47,7 @@ class ReaderFiles:
 
 
 def webdataset_index(index: "ShardIndex") -> str:
-    """Write a shard's index of all its components for `fn.readers.webdataset`, version 1.2.
+    """Return a shard's index of all its components for `fn.readers.webdataset`, version 1.2.
 
     Raises:
         DataError: If a name contains white space, which separates the fields of that format.
@@ -56,7 +55,7 @@ def webdataset_index(index: "ShardIndex") -> str:
     lines = []
     for row, key in enumerate(index.keys):
         if key.split() != [key]:
-            raise DataError(f"shard '{index.shard}', key '{key}': DALI's index holds no name with white space")
+            raise DataError(f"shard '{index.shard}', key '{key}': DALI's index cannot hold a name with white space")
         places = [(c, int(index.offsets[c][row]), int(index.sizes[c][row])) for c in index.offsets]
         lines.append(" ".join(f"{c} {offset} {size} {key}.{c}" for c, offset, size in places if offset >= 0))
     return "\n".join([f"v1.2 {len(lines)}", *lines, ""])
@@ -75,7 +74,7 @@ def open_loader(files: ReaderFiles, *, options: LoaderOptions) -> contextlib.Abs
     """Read, decode and crop; each sample comes once an epoch."""
     from nvidia.dali import fn
 
-    device = delivery_device(options.device)
+    device = options.delivery_device
     pipeline = plain_pipeline(device, options)
     with pipeline:
         photo, mask, label, key = _read(files, options)
@@ -89,7 +88,7 @@ def open_loader(files: ReaderFiles, *, options: LoaderOptions) -> contextlib.Abs
 
 @contextlib.contextmanager
 def open_reader(files: ReaderFiles, *, options: LoaderOptions) -> Iterator[Callable[[], int]]:
-    """Open the reader alone: a function that reads photos, masks and labels of an epoch, and returns its samples."""
+    """Open the reader alone: a function that reads photos, masks and labels of an epoch, and counts the samples."""
     pipeline = plain_pipeline("cpu", options)
     with pipeline:
         photo, mask, label, _ = _read(files, options)
@@ -107,13 +106,11 @@ def open_reader(files: ReaderFiles, *, options: LoaderOptions) -> Iterator[Calla
 
 
 def _read(files: ReaderFiles, options: LoaderOptions) -> tuple[Any, Any, Any, Any]:
-    """Photo, mask, label and key, as the reader gives them."""
+    """Photo, mask, label and key, as the reader returns them."""
     from nvidia.dali import fn, tfrecord
 
     paths = [str(path) for path in files.paths]
-    places: dict[str, Any] = {
-        "index_paths" if files.kind == "webdataset" else "index_path": list(map(str, files.index_paths))
-    }
+    index_paths = [str(path) for path in files.index_paths]
     if files.kind == "webdataset":
         photo, mask, label = fn.readers.webdataset(
             paths=paths,
@@ -122,7 +119,7 @@ def _read(files: ReaderFiles, options: LoaderOptions) -> tuple[Any, Any, Any, An
             pad_last_batch=True,
             prefetch_queue_depth=files.prefetch_queue_depth,
             name=READER,
-            **places,
+            index_paths=index_paths,
         )
         return photo, mask, label, fn.get_property(photo, key="source_info")
     of_bytes = tfrecord.FixedLenFeature((), tfrecord.string, "")
@@ -136,13 +133,13 @@ def _read(files: ReaderFiles, options: LoaderOptions) -> tuple[Any, Any, Any, An
         },
         pad_last_batch=True,
         name=READER,
-        **places,
+        index_path=index_paths,
     )
     return read[ENCODED], read[options.mask], read[LABEL], read[KEY]
 
 
 def _labels_of(files: ReaderFiles) -> Callable[[Any], Any]:
-    """Return the function from the reader's padded labels to int64 [B]."""
+    """Return the function that converts the reader's padded labels to int64 [B]."""
     import torch
 
     if files.kind == "tfrecord":
@@ -151,7 +148,7 @@ def _labels_of(files: ReaderFiles) -> Callable[[Any], Any]:
 
 
 def _keys_of(files: ReaderFiles) -> Callable[[Any], list[str]]:
-    """Return the function from a sample's padded name, its key or ``PATH:OFFSET:KEY.COMPONENT``, to its key."""
+    """Return the function that converts padded names, keys or ``PATH:OFFSET:KEY.COMPONENT``, to keys."""
     if files.kind == "tfrecord":
         return padded_keys
     starts = tuple(f"{path}:" for path in files.paths)

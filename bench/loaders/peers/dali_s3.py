@@ -20,38 +20,33 @@ import ssl
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
 
-from bench.loaders.encoded import endpoint_of
 from bench.loaders.peers import dali_readers
 from bench.loaders.peers.dali_readers import ReaderFiles
 from bench.loaders.protocol import BenchLoader, LoaderOptions, Prepared
 from dali_pipes.errors import DataError, PipesError, StoreError
-
-if TYPE_CHECKING:
-    from dali_pipes.store.shard_set import ShardSet
-
+from dali_pipes.store.shard_set import ShardSet
 
 READER_PREFETCH = 4
 """Batches that the reader keeps ready."""
 ANSWER_TIMEOUT_S = 10.0
-# DALI's client requires these; AIStore and the embedded node ignore them. The user's own take precedence.
+# DALI's client requires these; AIStore and the embedded node ignore them. The user's own values take precedence.
 _CREDENTIALS = {
     "AWS_ACCESS_KEY_ID": "none",
     "AWS_SECRET_ACCESS_KEY": "none",
     "AWS_REGION": "us-east-1",
-    "AWS_EC2_METADATA_DISABLED": "true",  # else it asks a cloud's metadata server for credentials, and waits
+    "AWS_EC2_METADATA_DISABLED": "true",  # otherwise it asks a cloud's metadata server for credentials, and waits
 }
 
 _endpoint_in_use: str | None = None
 
 
-def prepare(shards: "ShardSet", *, directory: Path) -> None:
+def prepare(shards: ShardSet, *, directory: Path) -> None:
     """Write an index of each shard with DALI's ``wds2idx``, which reads a local copy, one at a time.
 
     Raises:
-        DataError: If there is no sample in a shard.
+        DataError: If a shard holds no sample.
     """
     from wds2idx import IndexCreator
 
@@ -68,14 +63,14 @@ def prepare(shards: "ShardSet", *, directory: Path) -> None:
 
 
 @contextlib.contextmanager
-def open_loader(shards: "ShardSet", *, options: LoaderOptions, prepared: Prepared) -> Iterator[BenchLoader]:
-    """The reader over ``s3://`` URLs, decoders and crop; each sample comes once an epoch, in the order of the files.
+def open_loader(shards: ShardSet, *, options: LoaderOptions, prepared: Prepared) -> Iterator[BenchLoader]:
+    """Open the reader on ``s3://`` URLs; each sample comes once an epoch, in the order of the files.
 
     Raises:
         PipesError: If this process has already read from another cluster in this way.
         StoreError: If the cluster does not answer a ranged GET at its own address.
     """
-    endpoint, bucket = endpoint_of(shards), shards.store.url.partition("://")[2]
+    endpoint, bucket = shards.store.endpoint, shards.store.url.partition("://")[2]
     assert endpoint is not None, "the registry opens it only for shards in a bucket"
     url = s3_endpoint(endpoint)
     _check_reads_ranges(url, bucket, shards.names[0])
@@ -90,10 +85,10 @@ def open_loader(shards: "ShardSet", *, options: LoaderOptions, prepared: Prepare
 
 
 def s3_endpoint(endpoint: str) -> str:
-    """Return where the cluster at ``endpoint`` serves S3, as DALI's client needs it.
+    """Return the address at which the cluster at ``endpoint`` serves S3, in the form that DALI's client needs.
 
-    A host name is replaced by its address: the client would put the bucket before a name and ask
-    ``http://pets.localhost:51080/s3/...``. With TLS the name stays, because the certificate is for it.
+    A host name is replaced by its IP address: the client would put the bucket before a name and request
+    ``http://pets.localhost:51080/s3/...``. With TLS the name stays, because the certificate contains it.
 
     >>> s3_endpoint("http://127.0.0.1:51080")
     'http://127.0.0.1:51080/s3'
@@ -109,7 +104,7 @@ def s3_endpoint(endpoint: str) -> str:
 
 
 def _check_reads_ranges(url: str, bucket: str, name: str) -> None:
-    """Ask for the first bytes of a shard, because DALI's own errors name neither a status nor a reason."""
+    """Request the first bytes of a shard, because DALI's own errors contain neither a status nor a reason."""
     parts = urlsplit(url)
     if parts.scheme == "https":
         context = ssl.create_default_context()
@@ -128,7 +123,7 @@ def _check_reads_ranges(url: str, bucket: str, name: str) -> None:
         raise StoreError(f"{where}: no answer ({exc}); is AIStore running there?") from exc
     if status in (301, 302, 307, 308):
         raise StoreError(
-            f"{where}: AIStore redirects a GET, which DALI's S3 client does not follow; have it answer itself: "
+            f"{where}: AIStore redirects a GET, which DALI's S3 client does not follow; make it answer itself: "
             "ais config cluster features S3-Reverse-Proxy"
         )
     if status != 206:
@@ -137,7 +132,7 @@ def _check_reads_ranges(url: str, bucket: str, name: str) -> None:
 
 @contextlib.contextmanager
 def _environment(url: str) -> Iterator[None]:
-    """Set the variables that configure DALI's client, for as long as it may read them."""
+    """Set the variables that configure DALI's client while the loader is open."""
     global _endpoint_in_use
     if _endpoint_in_use not in (None, url):
         raise PipesError(

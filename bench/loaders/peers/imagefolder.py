@@ -5,34 +5,29 @@ Guide": workers, pinned memory; ``torch.utils.data``: ``persistent_workers``, ``
 core, kept for all epochs, each with one torch thread (torch's default in a worker). The sampler shuffles all samples in
 each epoch, which costs a random read of a small file and gives the best possible order.
 
-Masks lie in a tree of their own beside the photos', at the same paths; a subclass reads each mask with its photo. Each
-photo is decoded as a whole where the batch is made (``collate_fn``), straight into the batch in shared memory.
+Masks lie in a second tree, at the same paths as the photos; a subclass reads each mask with its photo. Each photo is
+decoded as a whole where the batch is made (``collate_fn``), straight into the batch in shared memory.
 """
 
 import contextlib
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
-from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
 
 from bench.loaders.encoded import KEY, EncodedSample, label_of, samples_of
 from bench.loaders.protocol import BenchLoader, LoaderOptions, Prepared
-from bench.loaders.transforms import BatchDecoder
-from bench.loaders.workers import WorkerEpochs, worker_settings
+from bench.loaders.workers import open_data_loader
 from dali_pipes.errors import DataError
 from dali_pipes.store.shard_names import check_object_name
-
-if TYPE_CHECKING:
-    from dali_pipes.store.shard_set import ShardSet
+from dali_pipes.store.shard_set import ShardSet
 
 
-def prepare(shards: "ShardSet", *, directory: Path) -> None:
+def prepare(shards: ShardSet, *, directory: Path) -> None:
     """Write each member of each sample as ``COMPONENT/LABEL/KEY.ENDING``: ``image.jpg/3/animals/pet_001.jpg``.
 
     Raises:
-        DataError: If a sample has no label, or its key is no path.
+        DataError: If a sample has no label, or its key is not a path.
     """
     for where, sample in samples_of(shards):
         key = sample.pop(KEY)
@@ -42,7 +37,9 @@ def prepare(shards: "ShardSet", *, directory: Path) -> None:
         try:
             check_object_name(f"{key}.", url=key)
         except ValueError as exc:
-            raise DataError(f"shard '{where}', key '{key}': cannot be unpacked, it is no path below a folder") from exc
+            raise DataError(
+                f"shard '{where}', key '{key}': cannot be unpacked, it is not a path below a folder"
+            ) from exc
         for component, data in sample.items():
             path = directory / component / str(label) / f"{key}.{component.rpartition('.')[2]}"
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -50,18 +47,12 @@ def prepare(shards: "ShardSet", *, directory: Path) -> None:
 
 
 def open_loader(
-    shards: "ShardSet", *, options: LoaderOptions, prepared: Prepared
+    shards: ShardSet, *, options: LoaderOptions, prepared: Prepared
 ) -> contextlib.AbstractContextManager[BenchLoader]:
-    """The files in a shuffled order; each sample comes once an epoch."""
-    loader: DataLoader[EncodedSample] = DataLoader(
-        PhotosWithMasks(Path(prepared.url), options),
-        batch_size=options.batch_size,
-        shuffle=True,
-        generator=torch.Generator().manual_seed(options.seed),
-        collate_fn=BatchDecoder(options),
-        **worker_settings(shards, options=options, num_workers=options.num_threads),
-    )
-    return contextlib.closing(WorkerEpochs(loader, options=options))
+    """The files come in a shuffled order, each sample once an epoch."""
+    samples = PhotosWithMasks(Path(prepared.url), options)
+    generator = torch.Generator().manual_seed(options.seed)
+    return open_data_loader(samples, shards, options=options, shuffle=True, generator=generator)
 
 
 class PhotosWithMasks(ImageFolder):  # type: ignore[misc]  # torchvision has no types

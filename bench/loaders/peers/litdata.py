@@ -14,60 +14,58 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import litdata
 from litdata import StreamingDataLoader, StreamingDataset
 
-from bench.loaders.encoded import endpoint_of, shard_urls
+from bench.loaders.encoded import EncodedSample, checked_fields, encoded_samples, open_stream, shard_urls
 from bench.loaders.protocol import BenchLoader, LoaderOptions, Prepared
-from bench.loaders.transforms import BatchDecoder
-from bench.loaders.workers import WorkerEpochs, worker_settings
+from bench.loaders.workers import open_data_loader
 from bench.tools.environment import available_cores
 from dali_pipes.errors import PipesError
+from dali_pipes.store.shard_set import ShardSet
 
-if TYPE_CHECKING:
-    from dali_pipes.store.shard_set import ShardSet
-
-
+CHUNK_BYTES = "64MB"  # the README's, "What chunk_bytes should I use?"
 ERROR_LINES = 5
 
 
-def prepare(shards: "ShardSet", *, directory: Path) -> None:
-    """Write each sample as a dict of the key and each component's bytes. Runs a process on each core.
+def prepare(shards: ShardSet, *, directory: Path) -> None:
+    """Write each sample as a dict of the key and each component's bytes; `_optimize` does it in a new process.
 
     Raises:
-        PipesError: If ``litdata.optimize`` fails, as it does if samples have different components.
+        PipesError: If ``litdata.optimize`` fails, for example because samples have different components.
     """
     with tempfile.TemporaryDirectory(prefix="dali-pipes-litdata-") as scratch:
-        job = {
-            "urls": shard_urls(shards),
-            "endpoint": endpoint_of(shards),
-            "directory": str(directory),
-            "scratch": scratch,
-            "num_workers": available_cores(),
-        }
-        command = [sys.executable, "-m", "bench.loaders.peers.litdata_optimize"]
-        done = subprocess.run(command, input=json.dumps(job), capture_output=True, text=True, check=False)  # noqa: S603
+        job = {"urls": shard_urls(shards), "endpoint": shards.store.endpoint, "directory": str(directory)}
+        done = subprocess.run(
+            [sys.executable, "-m", "bench.loaders.peers.litdata"],
+            input=json.dumps(job),
+            capture_output=True,
+            text=True,
+            check=False,
+            env={
+                **os.environ,
+                "DATA_OPTIMIZER_CACHE_FOLDER": f"{scratch}/chunks",
+                "DATA_OPTIMIZER_DATA_CACHE_FOLDER": f"{scratch}/data",
+            },
+        )
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
-        # Our own errors are one line of a worker's traceback.
+        # An error of this project is one line of a worker's traceback.
         reasons = [line.partition(": ")[2] for line in lines if line.startswith(f"{PipesError.__module__}.")]
         ended = f"litdata.optimize of '{shards.url}' failed; it ended with:\n{os.linesep.join(lines[-ERROR_LINES:])}"
         raise PipesError(reasons[0] if reasons else ended)
 
 
 def open_loader(
-    shards: "ShardSet", *, options: LoaderOptions, prepared: Prepared
+    shards: ShardSet, *, options: LoaderOptions, prepared: Prepared
 ) -> contextlib.AbstractContextManager[BenchLoader]:
-    """The data set in worker processes, fewer of them if memory is short; every sample comes exactly once an epoch."""
-    loader = StreamingDataLoader(
-        _ChunkSamples(Path(prepared.url), options),
-        batch_size=options.batch_size,
-        collate_fn=BatchDecoder(options),
-        **worker_settings(shards, options=options, num_workers=options.num_threads),
-    )
-    return contextlib.closing(WorkerEpochs(loader, options=options))
+    """Every sample comes exactly once an epoch."""
+    samples = _ChunkSamples(Path(prepared.url), options)
+    return open_data_loader(samples, shards, options=options, loader_class=StreamingDataLoader)
 
 
 class _ChunkSamples(StreamingDataset):  # type: ignore[misc]  # not installed where types are checked
@@ -78,8 +76,44 @@ class _ChunkSamples(StreamingDataset):  # type: ignore[misc]  # not installed wh
         self._begun = 0
 
     def __iter__(self) -> Any:
-        # A persistent worker learns of a new epoch only at the end of the last one. After an epoch that was left early
-        # some workers have reached it and some have not, and each would deal the samples out for another epoch.
+        # A persistent worker counts epochs by itself, at the end of each. If an epoch is left early, only some workers
+        # reach its end, and then the workers would divide the samples of different epochs.
         self._begun += 1
         self.set_epoch(self._begun)
         return super().__iter__()
+
+
+def _optimize() -> None:
+    """Write the chunks of the job that `prepare` sends to standard input, with a process on each core.
+
+    `optimize` sets how all later processes of its process start, and starts its workers with everything that the caller
+    has imported, unless they are forked. This process has loaded neither DALI nor CUDA, so it can fork them, and may
+    change its settings.
+    """
+    job = json.load(sys.stdin)
+    urls, endpoint = job["urls"], job["endpoint"]
+    fields = list(next(_samples(urls[0], endpoint=endpoint)))
+
+    def read(row: int) -> Iterator[EncodedSample]:
+        for sample in _samples(urls[row], endpoint=endpoint):
+            yield checked_fields(sample, fields, shard=urls[row])
+
+    litdata.optimize(
+        fn=read,
+        # Rows and not paths: paths would be copied before they are read.
+        inputs=list(range(len(urls))),
+        output_dir=job["directory"],
+        chunk_bytes=CHUNK_BYTES,
+        num_workers=min(available_cores(), len(urls)),
+        start_method="fork",
+        verbose=False,
+    )
+
+
+def _samples(url: str, *, endpoint: str | None) -> Iterator[EncodedSample]:
+    with open_stream(url, endpoint=endpoint) as stream:
+        yield from encoded_samples(stream, shard=url)
+
+
+if __name__ == "__main__":
+    _optimize()

@@ -16,24 +16,21 @@ import tempfile
 from collections.abc import Iterator
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from streaming import MDSWriter, StreamingDataLoader, StreamingDataset
 from streaming.base.constant import BARRIER_FILELOCK, CACHE_FILELOCK, SHM_TO_CLEAN
 
 from bench.loaders.encoded import KEY, checked_fields, samples_of
 from bench.loaders.protocol import BenchLoader, LoaderOptions, Prepared
-from bench.loaders.transforms import BatchDecoder
-from bench.loaders.workers import WorkerEpochs, worker_settings
-
-if TYPE_CHECKING:
-    from dali_pipes.store.shard_set import ShardSet
+from bench.loaders.workers import open_data_loader
+from dali_pipes.store.shard_set import ShardSet
 
 
-def prepare(shards: "ShardSet", *, directory: Path) -> None:
-    """Write each sample as a row of MDS: the key, and each component's bytes as they are in the shard.
+def prepare(shards: ShardSet, *, directory: Path) -> None:
+    """Write each sample as a row of MDS: the key, and the unchanged bytes of each component.
 
-    One process: it copies, and two are not faster on one disk.
+    One process copies the samples, because two are not faster on one disk.
 
     Raises:
         DataError: If samples have different components.
@@ -50,21 +47,15 @@ def prepare(shards: "ShardSet", *, directory: Path) -> None:
 
 
 @contextlib.contextmanager
-def open_loader(shards: "ShardSet", *, options: LoaderOptions, prepared: Prepared) -> Iterator[BenchLoader]:
-    """The data set in worker processes; every sample comes exactly once an epoch."""
+def open_loader(shards: ShardSet, *, options: LoaderOptions, prepared: Prepared) -> Iterator[BenchLoader]:
+    """Every sample comes exactly once an epoch."""
     with _alone():
         dataset = StreamingDataset(
             local=prepared.url, shuffle=True, shuffle_seed=options.seed, batch_size=options.batch_size
         )
     try:
-        loader = StreamingDataLoader(
-            dataset,
-            batch_size=options.batch_size,
-            collate_fn=BatchDecoder(options),
-            **worker_settings(shards, options=options, num_workers=options.num_threads),
-        )
-        with contextlib.closing(WorkerEpochs(loader, options=options)) as epochs:
-            yield epochs
+        with open_data_loader(dataset, shards, options=options, loader_class=StreamingDataLoader) as loader:
+            yield loader
     finally:
         with _alone():
             _release(dataset)
@@ -72,7 +63,7 @@ def open_loader(shards: "ShardSet", *, options: LoaderOptions, prepared: Prepare
 
 @contextlib.contextmanager
 def _alone() -> Iterator[None]:
-    """Let one rank of this machine in at a time: a data set takes the first free names in shared memory."""
+    """Admit one rank of this machine at a time, because a data set takes the first free names in shared memory."""
     lock = os.open(tempfile.gettempdir(), os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -99,7 +90,7 @@ def _release(dataset: Any) -> None:
         atexit.unregister(memory.cleanup)
         memory.cleanup()
     prefix = f"{dataset._shm_prefix_int:06}"
-    # What workers left that were ended in the middle of an epoch.
+    # Workers that were ended in the middle of an epoch leave these.
     for name in SHM_TO_CLEAN:
         with contextlib.suppress(FileNotFoundError):
             left = SharedMemory(f"{prefix}_{name}")

@@ -10,9 +10,7 @@ import contextlib
 from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
-from bench.loaders.opening import delivery_device
 from bench.loaders.protocol import BenchBatch, LoaderOptions
-from bench.loaders.registry import ALL_PARTS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -86,7 +84,6 @@ class PlainEpochs:
     """
 
     decode = "dali"
-    gives = ALL_PARTS
 
     def __init__(
         self,
@@ -113,7 +110,7 @@ class PlainEpochs:
         self._labels, self._keys = labels, keys
         self._epoch: Generator[BenchBatch] | None = None
         self._is_inside = False
-        self.device = delivery_device(options.device)
+        self.device = options.delivery_device
         self.num_workers = num_workers
 
     def epoch(self) -> Iterator[BenchBatch]:

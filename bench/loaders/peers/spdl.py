@@ -6,10 +6,10 @@ whole batches, one thread for each core; a continuous source, so that the pipeli
 ``iter_tarfile`` is given a whole shard in memory, the fastest of its ways ("Benchmark tarfile"). Shards are shuffled
 and samples are not, because dSort has shuffled the samples, as in `webloader`.
 
-SPDL's own decoder is FFmpeg's, which it finds on the machine and does not bring. Its photos differ from Pillow's: with
-FFmpeg 5.1, on 120 pets, by up to 39 of 255 levels and 0.22 on average at the most accurate of three settings. They took
-3.0 to 3.9 CPU-ms each; Pillow took 1.8 and torchvision 1.3. So each photo is decoded as a whole as in `webloader`,
-straight into the batch, in this process's own memory.
+SPDL's own decoder is FFmpeg, which must be installed on the machine. Its photos differ from Pillow's: with FFmpeg 5.1,
+on 120 pets, by up to 39 of 255 levels and 0.22 on average at the most accurate of three settings. They took 3.0 to 3.9
+CPU-ms each; Pillow took 1.8 and torchvision 1.3. So each photo is decoded as a whole as in `webloader`, straight into
+the batch, in this process's own memory.
 """
 
 import contextlib
@@ -23,31 +23,28 @@ import torch
 from spdl.io import iter_tarfile
 from spdl.pipeline import PipelineBuilder, PipelineFailure
 
-from bench.loaders.encoded import KEY, EncodedSample, endpoint_of, open_stream, shard_urls, shuffled
-from bench.loaders.opening import delivery_device
+from bench.loaders.encoded import KEY, EncodedSample, open_stream, shard_urls, shuffled
 from bench.loaders.protocol import BenchBatch, BenchLoader, LoaderOptions
-from bench.loaders.registry import ALL_PARTS
 from bench.loaders.transforms import BatchDecoder
 from dali_pipes.formats.keys import split_key
+from dali_pipes.store.shard_set import ShardSet
 
 if TYPE_CHECKING:
     from spdl.pipeline import Pipeline
 
-    from dali_pipes.store.shard_set import ShardSet
-
 
 READERS = 2
-"""Shards read at a time; each is in memory until its samples are decoded. The documentation's 16 to 32 are for files of
-one sample."""
+"""Shards read at a time; each is in memory until its samples are decoded. The documentation recommends 16 to 32, but for
+files of one sample."""
 SINK_BATCHES = 2
-"""Batches that are ready, besides those that are being made."""
+"""Batches that are ready, besides the batches in the making."""
 READ_BYTES = 1 << 20
 
 
 @contextlib.contextmanager
-def open_loader(shards: "ShardSet", *, options: LoaderOptions) -> Iterator[BenchLoader]:
-    """The pipeline; every sample comes exactly once an epoch."""
-    # One torch thread in each decoding thread, as in a worker process; torch would start more in each.
+def open_loader(shards: ShardSet, *, options: LoaderOptions) -> Iterator[BenchLoader]:
+    """Every sample comes exactly once an epoch."""
+    # One torch thread in each decoding thread, as in a worker process; by default torch starts more.
     num_torch_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -59,27 +56,26 @@ def open_loader(shards: "ShardSet", *, options: LoaderOptions) -> Iterator[Bench
 
 class _SpdlEpochs:
     num_workers = 0
-    gives = ALL_PARTS
 
-    def __init__(self, shards: "ShardSet", options: LoaderOptions) -> None:
+    def __init__(self, shards: ShardSet, options: LoaderOptions) -> None:
         self._source = _ShuffledShards(shard_urls(shards), seed=options.seed)
-        self._endpoint = endpoint_of(shards)
+        self._endpoint = shards.store.endpoint
         self._options = options
         self._decode = BatchDecoder(options)
         self._open = contextlib.ExitStack()
         self._pipeline: Pipeline[BenchBatch] | None = None
         self.decode = options.decode
-        self.device = delivery_device(options.device)
+        self.device = options.delivery_device
 
     def epoch(self) -> Iterator[BenchBatch]:
-        # An epoch that was left early leaves batches in its pipeline's queues, so the next one starts a new pipeline.
+        # After an epoch that was left early, batches are in the pipeline's queues; so the next epoch starts a new one.
         if self._pipeline is None:
             self._pipeline = self._start()
         pipeline, self._pipeline = self._pipeline, None
         try:
             yield from pipeline
         except PipelineFailure as exc:
-            # The failure names the stage; its cause is the error.
+            # The failure names only the stage; its cause is the error.
             raise next((failed.__cause__ for failed in exc.exceptions if failed.__cause__), exc) from None
         self._pipeline = pipeline
 
@@ -100,7 +96,7 @@ class _SpdlEpochs:
             .aggregate(self._options.batch_size)
             .pipe(self._make_batch, concurrency=num_threads, executor=decoders)
             .add_sink(SINK_BATCHES)
-            # By default failures are logged and their samples left out.
+            # By default the library logs failures and leaves out their samples.
             .build(num_threads=READERS, max_failures=0)
         )
         pipeline.start()
@@ -112,8 +108,8 @@ class _SpdlEpochs:
         with open_stream(url, endpoint=self._endpoint) as stream:
             shutil.copyfileobj(stream, buffer, READ_BYTES)
         samples: list[EncodedSample] = []
-        # getvalue() makes no copy. The stream itself would have views on it that an error in a cycle keeps alive; its
-        # finalizer could then not close it, and Python 3.13 reports that.
+        # getvalue() makes no copy. If the stream itself were passed, an error in a reference cycle could keep views of
+        # it alive; then its finalizer could not close it, which Python 3.13 reports.
         for name, data in iter_tarfile(buffer.getvalue()):
             if (names := split_key(name)) is None:
                 continue
@@ -130,13 +126,13 @@ class _SpdlEpochs:
 
 
 def _stop(pipeline: "Pipeline[BenchBatch]") -> None:
-    # A failure in a batch that nobody asked for is not reported.
+    # A failure in a batch that was not requested is not reported.
     with contextlib.suppress(PipelineFailure):
         pipeline.stop()
 
 
 class _ShuffledShards:
-    """The shards' URLs, in another order each time they are iterated, the same in every run."""
+    """The shards' URLs, in another order each time they are iterated; the orders are the same in every run."""
 
     def __init__(self, urls: list[str], *, seed: int) -> None:
         self._urls, self._seed = urls, seed

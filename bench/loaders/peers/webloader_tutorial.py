@@ -1,14 +1,14 @@
 """Load with WebDataset as AIStore's tutorial does: small batches from workers, shuffled and batched in one process.
 
-The design of https://aistore.nvidia.com/blog/2023/06/09/aisio-transforms-with-webdataset-pt-3, with its numbers (16,
-1000) and its defaults. In the tutorial the cluster crops; here the workers do, a sample at a time, from the whole
-photo. Fetched bytes are not kept.
+It follows https://aistore.nvidia.com/blog/2023/06/09/aisio-transforms-with-webdataset-pt-3, with its numbers (16, 1000)
+and its defaults. In the tutorial the cluster crops; here the workers decode the whole photo and crop it, one sample at
+a time. Fetched bytes are not kept.
 """
 
 import contextlib
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import webdataset
@@ -23,18 +23,15 @@ from bench.loaders.workers import (
     opener_for_workers,
     worker_context,
 )
-
-if TYPE_CHECKING:
-    from dali_pipes.store.shard_set import ShardSet
-
+from dali_pipes.store.shard_set import ShardSet
 
 WORKER_BATCH_SIZE = 16
 SHUFFLE_SAMPLES = 1000
 
 
-def open_loader(shards: "ShardSet", *, options: LoaderOptions) -> contextlib.AbstractContextManager[BenchLoader]:
-    """The tutorial's loader. It always decodes with Pillow, as ``decode("pil")`` does."""
-    # The samples in the shuffle buffer are views of the workers' batches, which they keep in shared memory.
+def open_loader(shards: ShardSet, *, options: LoaderOptions) -> contextlib.AbstractContextManager[BenchLoader]:
+    """Open the tutorial's loader, which always decodes with Pillow (``decode("pil")``)."""
+    # Samples in the shuffle buffer are views of the workers' batches, which therefore stay in shared memory.
     check_shared_memory(SHUFFLE_SAMPLES, options=options)
     dataset = (
         webdataset.WebDataset(shard_urls(shards), shardshuffle=len(shards.names), seed=options.seed, empty_check=False)
@@ -64,7 +61,7 @@ class _Transform:
         photo, mask = (sample[name] for name in self._names)
         return {
             "image": self._photo(photo),
-            # decode("pil") makes every image RGB. This takes it back to one channel of the same values.
+            # decode("pil") makes every image RGB, with three channels of the mask's values.
             "trimap": self._mask(mask.convert("L")),
             "label": sample["cls"],
             "key": sample["__key__"],
@@ -72,7 +69,7 @@ class _Transform:
 
 
 def _as_batch(batch: Mapping[str, Any]) -> BenchBatch:
-    # The library collates numbers into a numpy array, and strings into a list or an array, depending on their number.
+    # The library collates numbers into a numpy array. It collates strings into a list or an array, as their number is.
     return {
         "image": batch["image"],
         "trimap": batch["trimap"],

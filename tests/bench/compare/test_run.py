@@ -391,7 +391,7 @@ def test_run_wrong_loader_is_found_before_anything_is_timed(
     """A loader with one wrong label stops the run; no clock was started."""
 
     class _Wrong:
-        num_workers, decode, device, gives = 0, "pil", "cpu", ALL_PARTS
+        num_workers, decode, device = 0, "pil", "cpu"
 
         def __init__(self, loader: BenchLoader) -> None:
             self._loader = loader
@@ -423,7 +423,7 @@ def test_run_loader_that_hangs_in_the_comparison_is_ended(
     """Where a broken loader hangs first: before any turn, in the command's own process."""
 
     class _Hanging:
-        num_workers, decode, device, gives = 0, "pil", "cpu", ALL_PARTS
+        num_workers, decode, device = 0, "pil", "cpu"
 
         def epoch(self) -> Iterator[BenchBatch]:
             assert signal.getitimer(signal.ITIMER_REAL)[0] <= 0.2, "pytest's own would end it later"
@@ -449,7 +449,7 @@ def test_turn_counts_workers_that_live_for_one_epoch(
     """A loader whose workers start and end within the epoch pays for them."""
 
     class _Burning:
-        num_workers, decode, device, gives = 1, "pil", "cpu", ALL_PARTS
+        num_workers, decode, device = 1, "pil", "cpu"
 
         def epoch(self) -> Iterator[BenchBatch]:
             context = worker_context()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import bench.loaders.peers.dali_s3 as dali_s3
-from bench.loaders.encoded import endpoint_of, shard_urls
+from bench.loaders.encoded import shard_urls
 from bench.loaders.opening import open_loader, prepare_loader
 from bench.loaders.peers.dali_external import ShardBatches
 from bench.loaders.protocol import LoaderOptions
@@ -76,7 +76,7 @@ def test_webloader_shards_of_one_name_are_not_taken_for_each_other(
 
 def copied(shards: ShardSet, bucket: str, *, names: Sequence[str]) -> ShardSet:
     """The same shards in another bucket, under other names."""
-    endpoint = endpoint_of(shards)
+    endpoint = shards.store.endpoint
     assert endpoint is not None
     store = AisStore(endpoint, bucket)
     store.create()
@@ -134,14 +134,14 @@ def test_shard_batches_have_an_order_of_their_own_each_epoch(shards: ShardSet, o
     """Whole shards in another order, the same in every run; the last batch is short."""
 
     def orders() -> list[list[str]]:
-        batches = ShardBatches(shard_urls(shards), endpoint=endpoint_of(shards), options=options)
+        batches = ShardBatches(shard_urls(shards), endpoint=shards.store.endpoint, options=options)
         return [[key.tobytes().decode() for _, _, _, keys in batches for key in keys] for _ in range(6)]
 
     first = orders()
     assert len({tuple(order) for order in first}) > 1
     assert orders() == first
     sizes = [
-        len(keys) for _, _, _, keys in ShardBatches(shard_urls(shards), endpoint=endpoint_of(shards), options=options)
+        len(keys) for _, _, _, keys in ShardBatches(shard_urls(shards), endpoint=shards.store.endpoint, options=options)
     ]
     assert sizes == [5, 5, 5, 5, 2]
 
@@ -149,7 +149,9 @@ def test_shard_batches_have_an_order_of_their_own_each_epoch(shards: ShardSet, o
 def test_shard_batches_hold_the_components_as_they_are(bucket: ShardSet, options: LoaderOptions) -> None:
     """Streamed out of a bucket, byte for byte."""
     found = {}
-    for photos, masks, labels, keys in ShardBatches(shard_urls(bucket), endpoint=endpoint_of(bucket), options=options):
+    for photos, masks, labels, keys in ShardBatches(
+        shard_urls(bucket), endpoint=bucket.store.endpoint, options=options
+    ):
         for photo, mask, label, key in zip(photos, masks, labels, keys, strict=True):
             found[key.tobytes().decode()] = (photo.tobytes(), mask.tobytes(), int(label))
     assert found == {
@@ -212,7 +214,7 @@ def test_dali_s3_empty_shard_is_named(tmp_path: Path) -> None:
 
 @pytest.fixture
 def endpoint(bucket: ShardSet) -> str:
-    found = endpoint_of(bucket)
+    found = bucket.store.endpoint
     assert found is not None
     return found
 

@@ -69,7 +69,7 @@ def test_webdataset_index_refuses_names_with_white_space(tmp_path: Path) -> None
     write_tar(tmp_path / "s-000000.tar", [Sample("a b", {"jpg": photo_bytes(0, 8, 8)})])
     found = resolve_shards(tmp_path, endpoint=None)
     index_shards(found)
-    with pytest.raises(DataError, match=r"key 'a b': DALI's index holds no name with white space"):
+    with pytest.raises(DataError, match=r"key 'a b': DALI.s index cannot hold a name with white space"):
         webdataset_index(IndexedSet(found).read(0))
 
 

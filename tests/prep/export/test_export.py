@@ -261,7 +261,7 @@ def test_export_of_shards_that_are_not_as_indexed_is_refused(
     [
         ({"photo": "jpg"}, DataError, r"feature 'image/encoded': no component 'jpg' in '.*' \(found: cls, image.jpg, "),
         ({"features": {"mask": "seg.png"}}, DataError, r"feature 'mask': no component 'seg.png' in .*trimap.png\)"),
-        ({"features": {"image/encoded": "cls"}}, ValueError, "feature 'image/encoded' is written for each sample"),
+        ({"features": {"image/encoded": "cls"}}, ValueError, "feature 'image/encoded' already has a meaning"),
         ({"max_bytes": 0}, ValueError, "max_bytes must be positive, got 0"),
         ({"jobs": 0}, ValueError, "jobs must be positive, got 0"),
         ({"prefix": "a/1"}, ValueError, "prefix must end in a name's start that is not a digit, .*got 'a/1'"),
