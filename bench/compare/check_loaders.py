@@ -9,10 +9,9 @@ from dataclasses import replace
 from bench.compare.data import DataSets
 from bench.compare.outputs import Comparison, Reference, compare_epoch, tolerance_of
 from bench.compare.settings import TurnSetting
-from bench.loaders.opening import open_loader
 from bench.loaders.protocol import LoaderOptions
 from bench.loaders.registry import LOADERS
-from bench.loaders.selection import LoaderSpec
+from bench.loaders.selection import LoaderSpec, open_loader
 from dali_pipes.errors import PipesError
 
 

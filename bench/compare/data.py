@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 
 from bench.compare.settings import TurnSetting
 from bench.compare.turn import TurnJob
-from bench.loaders.opening import prepare_loader
 from bench.loaders.protocol import LoaderOptions, Prepared
 from bench.loaders.registry import LOADERS
-from bench.loaders.selection import LoaderSpec
+from bench.loaders.selection import LoaderSpec, prepare_loader
 from bench.tools.buckets import upload_shards
 from bench.tools.folders import RunFolder, check_room
 from bench.tools.gateway import Gateway, check_upstream

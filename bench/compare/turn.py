@@ -20,10 +20,9 @@ import torch
 
 from bench.compare.settings import TurnSetting
 from bench.engine.turn_process import PRELOAD, Meet, TimeLimit, TurnProcess, meet, move_on
-from bench.loaders.opening import open_loader
 from bench.loaders.protocol import BenchBatch, BenchLoader, LoaderOptions, Prepared, num_rows
 from bench.loaders.registry import LOADERS
-from bench.loaders.selection import LoaderSpec
+from bench.loaders.selection import LoaderSpec, open_loader
 from bench.tools.gateway import Traffic, read_traffic
 from bench.tools.processes import ProcessTree, shared_memory_bytes
 from bench.tools.step import Step, open_step

@@ -1,7 +1,7 @@
-"""Load with ``dali_pipes.loader``, opened as a training script opens it.
+"""Load with ``dali_pipes.loader``, opened like in a training script.
 
-The loader reads the index beside the shards. `prepare` makes that index again, only to show what making it takes: the
-other loaders that convert the shards are shown with what that takes, too.
+The loader reads the index beside the shards. `prepare` makes that index again, only to measure the time and the bytes,
+because reports show both for the loaders that convert the shards, too.
 """
 
 import contextlib
@@ -21,8 +21,8 @@ def prepare(shards: ShardSet, *, directory: Path) -> None:
     """Write shard indexes, column file and manifest to ``directory``, as ``prep index`` does beside the shards.
 
     Raises:
-        DataError: As `prep.index.index_shards`.
-        StoreError: If a shard is not there.
+        DataError: See `prep.index.index_shards`.
+        StoreError: If a shard does not exist.
     """
     found = index_in_memory(shards)
     target = LocalStore(directory)
@@ -34,7 +34,7 @@ def prepare(shards: ShardSet, *, directory: Path) -> None:
 
 @contextlib.contextmanager
 def open_loader(shards: ShardSet, *, options: LoaderOptions) -> Iterator[BenchLoader]:
-    """``dali_pipes.loader`` with ``segmentation``; its shards stay staged for all epochs."""
+    """Open ``dali_pipes.loader`` with ``segmentation``; its shards stay staged for all epochs."""
     import dali_pipes as dp
 
     with dp.loader(

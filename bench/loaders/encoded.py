@@ -21,12 +21,12 @@ EncodedSample = dict[str, Any]
 
 
 def shard_urls(shards: ShardSet) -> list[str]:
-    """What WebDataset is given: paths, or URLs such as ``ais://pets/shuffled-000000.tar``."""
+    """The shards' paths, or URLs such as ``ais://pets/shuffled-000000.tar``."""
     return [shards.store.locate(name) for name in shards.names]
 
 
 def shuffled(names: Sequence[str], *, seed: int, epoch: int) -> list[str]:
-    """Return the names in an order that each epoch draws anew, the same in every run."""
+    """Return the names in another order for each epoch; the order is the same in every run."""
     order = list(names)
     random.Random(f"{seed} {epoch}").shuffle(order)
     return order
@@ -69,7 +69,7 @@ def encoded_samples(stream: BinaryIO, *, shard: str) -> Iterator[EncodedSample]:
     """Yield the samples of one shard, front to back.
 
     Raises:
-        DataError: If the stream is not a whole tar.
+        DataError: If the stream is not a complete tar.
     """
     sample: EncodedSample = {}
     for member in ArchiveReader(stream, shard=shard):
@@ -86,7 +86,7 @@ def samples_of(shards: ShardSet) -> Iterator[tuple[str, EncodedSample]]:
     """Yield every sample of every shard, each with the URL of its shard.
 
     Raises:
-        DataError: If a shard is not a whole tar.
+        DataError: If a shard is not a complete tar.
     """
     for name in shards.names:
         where = shards.store.locate(name)
@@ -101,9 +101,9 @@ def components_of(
     """Return photo, mask, label and key of a sample.
 
     Args:
-        sample: As `EncodedSample`.
-        options: For the names of photo and mask.
-        shard: Its shard, for errors, if that is known.
+        sample: An `EncodedSample`.
+        options: Name photo and mask.
+        shard: The sample's shard, for errors, if it is known.
 
     Raises:
         DataError: If the sample lacks a component, or its label is not a number.
@@ -132,12 +132,12 @@ def checked_fields(sample: EncodedSample, fields: Collection[str], *, shard: str
     """Return the sample in the order of ``fields``, for a format whose samples all have the same fields.
 
     Raises:
-        DataError: If it has others.
+        DataError: If the sample has other fields.
     """
     if frozenset(sample) != frozenset(fields):
         raise DataError(
             f"{_place(shard, sample[KEY])}: its components are {_named(sample)}, expected {_named(fields)} as "
-            "of the first sample; this format has the same fields in all samples"
+            "in the first sample; this format has the same fields in all samples"
         )
     return {name: sample[name] for name in fields}
 

@@ -1,7 +1,7 @@
-"""Load from memory: our own graph and decode pipeline, with nothing to fetch, stage or read. The ceiling for `dali`.
+"""Load from memory with our own graph and decode pipeline: the ceiling for `dali`.
 
-It leaves out what `dali` should hide: the store, the cache file, the index and the reader. Order, batches and the
-arrays of the inputs are those of `dali`, sample for sample, and so is the index.
+It leaves out the parts whose time `dali` should hide: the store, the cache file, the index and the reader. Order,
+batches, the arrays of the inputs and the index are the same as in `dali`, sample for sample.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from bench.loaders.dali import prepare
+from bench.loaders.dali import prepare as prepare
 from bench.loaders.protocol import BenchBatch, BenchLoader, LoaderOptions
 from dali_pipes.store.shard_set import ShardSet
 
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from dali_pipes.graph.decode import DecodePipeline
     from dali_pipes.order.plan import Plan
     from dali_pipes.reader.samples import Samples
-
-__all__ = ["open_loader", "prepare"]
 
 PREFETCH_QUEUE_DEPTH = 2  # dali_pipes.loader's default
 
@@ -121,7 +119,7 @@ class _MemoryEpochs:
 def _read_components(
     shards: ShardSet, samples: "Samples", decode: "DecodePipeline"
 ) -> list[list[npt.NDArray[np.uint8]]]:
-    """Every sample's bytes of each component that the graph takes: [component][ordinal], uint8 [bytes]."""
+    """The bytes of all samples for each component that the graph takes: [component][ordinal], uint8 [bytes]."""
     data = [np.frombuffer(shards.store.read(name), np.uint8) for name in samples.manifest.names]
     rows = samples.rows(np.arange(len(samples)))
     components = []

@@ -1,4 +1,4 @@
-"""Define what every loader of `bench` takes, and what it gives."""
+"""The options and the interface of all loaders of `bench`, and their batches."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -16,29 +16,29 @@ Device = Literal["auto", "cpu", "gpu"]
 
 
 class BenchBatch(TypedDict, total=False):
-    """What one step consumes. B is the batch size, or less in a short last batch.
+    """The batch of one step. B is the batch size, or less in a short last batch.
 
-    A loader whose registry entry `gives` fewer parts leaves the others out.
+    A loader leaves out the parts that its registry entry does not give (`LoaderEntry.gives`).
     """
 
     image: "Tensor"
     """float32 [B, 3, crop, crop], ImageNet-normalised; uint8 if the loader does not give ``normalised``."""
     trimap: "Tensor"
-    """uint8 [B, 1, crop, crop], 0 where the crop reaches past the mask."""
+    """uint8 [B, 1, crop, crop], 0 outside the mask."""
     label: "Tensor"
-    """int64 [B], the class id as ``cls`` holds it."""
+    """int64 [B], the class id in ``cls``."""
     key: list[str]
 
 
 def num_rows(batch: BenchBatch) -> int:
-    """The number of samples of a batch, whichever parts it has."""
+    """The number of samples of a batch; it does not matter which parts the batch has."""
     rows: Sequence[object] = next(iter(cast("dict[str, Sequence[object]]", batch).values()))
     return len(rows)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderOptions:
-    """What all loaders of one run share."""
+    """The options that all loaders of one run share."""
 
     batch_size: int = 64
     num_threads: int = field(default_factory=available_cores)
@@ -51,8 +51,8 @@ class LoaderOptions:
     seed: int = 7
     device: Device = "auto"
     keeps_shards: bool = True
-    """Whether a loader that has the choice keeps the shards of a bucket on this machine, for the epochs after the
-    first. A run of a single epoch gets its first batch sooner without."""
+    """Whether a loader that can choose keeps the shards of a bucket on this machine, for the epochs after the first. A
+    run of a single epoch gets its first batch sooner if it does not."""
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "num_threads", "crop"):
@@ -83,26 +83,26 @@ class BenchLoader(Protocol):
     num_workers: int
     """Worker processes; 0 if threads of this process decode."""
     decode: str
-    """What decodes: ``dali``, ``pil`` or ``turbo``; ``none`` for `synthetic`."""
+    """The decoder: ``dali``, ``pil`` or ``turbo``; ``none`` for `synthetic`."""
     device: str
-    """Where batches are delivered: ``cpu`` or ``cuda``. The engine copies the others to the device of the step."""
+    """The device of the batches: ``cpu`` or ``cuda``. If the step runs on another device, the engine copies them."""
 
     def epoch(self) -> Iterator[BenchBatch]:
-        """Begin a new epoch from its start, whether the last one was finished or left early."""
+        """Start a new epoch, also if the epoch before was left early."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """What was made from the shards before a loader could read them, and what that took."""
+    """The converted shards of a loader, and the cost of the conversion."""
 
     url: str
-    """A directory. Not read by a loader whose entry `reads_index_beside`."""
+    """The directory. A loader whose entry `reads_index_beside` does not read it."""
     wall_s: float
     num_bytes: int
-    """Size on disk of what was made."""
+    """Bytes of the files in the directory."""
 
     @classmethod
     def of(cls, directory: Path, *, wall_s: float) -> "Prepared":
-        """Measure what lies in ``directory``, at every depth."""
+        """Measure the files in ``directory``, at every depth."""
         files = (path for path in directory.rglob("*") if path.is_file())
         return cls(url=str(directory), wall_s=wall_s, num_bytes=sum(path.stat().st_size for path in files))

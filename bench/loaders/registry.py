@@ -1,17 +1,18 @@
-"""List every loader that can be timed, and what each needs, reads and gives. Nothing here imports a loader.
+"""List every loader that can be timed, with its requirements, input and output. This module imports no loader.
 
 To add a peer, write one file and one line:
 
 1. ``bench/loaders/peers/NAME.py`` with ``open_loader(shards, *, options)``, which returns a context manager that yields
-   a `bench.loaders.protocol.BenchLoader`. If the peer reads a format of its own, the file also has
-   ``prepare(shards, *, directory)``, which converts the shards, and ``open_loader`` takes ``prepared=`` too.
+   a `bench.loaders.protocol.BenchLoader`. If the peer reads another format, the file also has
+   ``prepare(shards, *, directory)``, which converts the shards, and ``open_loader`` takes ``prepared=`` too. For a peer
+   that is a torch ``DataLoader``, `bench.loaders.workers.open_data_loader` does the rest.
 2. A line in `LOADERS`.
 
 A peer that decodes in this process calls ``torch.set_num_threads(1)``, as `bench.loaders.peers.spdl` does. Otherwise
 torch's threads compete with its own, and the comparison is unfair. Readers lower-case the names of components.
 
-The commands, the comparison of outputs, the contract tests and the reports find it there. A loader's module is imported
-when it is opened, so a missing library affects only its own loader.
+The commands, the comparison of outputs, the contract tests and the reports find the peer in `LOADERS`. The module is
+imported when the loader is opened, so a missing library affects only its own loader.
 """
 
 from collections.abc import Callable
@@ -19,17 +20,17 @@ from dataclasses import dataclass
 from typing import Literal
 
 DECODES = ("pil", "turbo")
-"""What decodes for loaders without DALI: Pillow, or libjpeg-turbo and libpng through ``torchvision.io``."""
+"""The decoders of loaders without DALI: Pillow, or libjpeg-turbo and libpng through ``torchvision.io``."""
 
 ALL_PARTS = frozenset({"image", "trimap", "label", "key", "normalised"})
-"""The parts of a `BenchBatch`, and ``normalised`` if its photos are."""
+"""The parts of a `BenchBatch`, and ``normalised`` for normalised photos."""
 
 Source = Literal["ais", "local", "converted"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderEntry:
-    """What is known about a loader without importing it."""
+    """The facts about a loader that are needed before it is imported."""
 
     module: str
     extra: str | None = None
@@ -37,20 +38,20 @@ class LoaderEntry:
     requires: tuple[str, ...] = ()
     """Import names of the packages that must be installed."""
     decodes: tuple[str, ...] = ()
-    """Those of `DECODES` that ``NAME:DECODE`` can ask for; empty if DALI decodes."""
+    """The decoders, of `DECODES`, that ``NAME:DECODE`` can choose; empty if DALI decodes."""
     gives: frozenset[str] = ALL_PARTS
     """The parts of a batch that the loader makes from the shards, of `ALL_PARTS`. Without ``normalised`` its photos are
-    uint8. If empty, its batches have the shape of all parts, and their content comes from no shard. Parts that are
-    missing here are not compared and not timed, and tables mark the loader."""
+    uint8. If empty, its batches have the shapes of all parts, but their content does not come from the shards. Missing
+    parts are not compared and not timed, and tables mark the loader."""
     source: tuple[Source, ...] = ("ais", "local")
-    """What it reads: shards in a bucket, shards in a directory, or what ``prepare`` makes from either."""
+    """The loader's input: shards in a bucket, shards in a directory, or the result of ``prepare`` for either."""
     makes: str = "a copy"
-    """What ``prepare`` makes, and what the time for it includes, for reports."""
+    """Describes the result of ``prepare``, and what the time for it includes, in reports."""
     reads_index_beside: bool = False
     """The loader reads the index that ``prep index`` wrote beside the shards. Its ``prepare`` makes the index again
-    elsewhere, only to show what that takes; opening the loader does not call it."""
+    elsewhere, only to measure the cost; `open_loader` does not call it."""
     decodes_window: bool = False
-    """The loader decodes only the part of a photo that the crop keeps, as DALI can. The others decode all of it."""
+    """The loader decodes only the part of a photo that the crop keeps, as DALI can. The others decode whole photos."""
 
     def __post_init__(self) -> None:
         if unknown := self.gives - ALL_PARTS:
@@ -117,5 +118,5 @@ GROUPS: dict[str, Callable[[str], bool]] = {
     "dali-decode": lambda name: not LOADERS[name].decodes and bool(LOADERS[name].gives),
     "python-decode": lambda name: bool(LOADERS[name].decodes),
 }
-"""Names that stand for several loaders: all; those of other projects; those that decode photos with DALI, and those
-that decode in Python."""
+"""Names for several loaders: all, the loaders of other projects, the loaders that decode photos with DALI, and the
+loaders that decode in Python."""

@@ -1,10 +1,16 @@
-"""Turn the names that a command was given into loaders, and find out which can be opened here."""
+"""Select loaders by their names on a command line, check whether they can be opened here, and open them."""
 
+import contextlib
+import importlib
 import importlib.util
-from collections.abc import Sequence
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
-from bench.loaders.protocol import LoaderOptions
+from bench.loaders.protocol import BenchLoader, LoaderOptions, Prepared
 from bench.loaders.registry import DECODES, GROUPS, LOADERS
 from dali_pipes.errors import PipesError
 from dali_pipes.store.shard_set import ShardSet
@@ -22,7 +28,7 @@ class LoaderSpec:
         """Read ``NAME`` or ``NAME:DECODE``.
 
         Raises:
-            ValueError: If there is no such loader or decoder, or the loader decodes with DALI and takes no other.
+            ValueError: If there is no such loader or decoder, or the loader does not have this decoder.
 
         >>> LoaderSpec.parse("webloader:turbo")
         LoaderSpec(name='webloader', decode='turbo')
@@ -44,13 +50,13 @@ class LoaderSpec:
         return options if self.decode is None else replace(options, decode=self.decode)
 
     def resolved(self) -> tuple[str, str | None]:
-        """Name and decoder; a loader that names none has the default's, if it can choose."""
+        """Name and decoder: the default decoder if none was named, and ``None`` if the loader cannot choose."""
         return self.name, (self.decode or LoaderOptions.decode) if LOADERS[self.name].decodes else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class SelectedLoaders:
-    """Which loaders to open."""
+    """The loaders to open."""
 
     specs: tuple[LoaderSpec, ...]
     skipped: tuple[str, ...]
@@ -58,7 +64,7 @@ class SelectedLoaders:
 
 
 def select_loaders(texts: Sequence[str], *, shards: ShardSet | None = None) -> SelectedLoaders:
-    """Resolve names, ``NAME:DECODE`` and `GROUPS` to loaders, none of them twice.
+    """Resolve names, ``NAME:DECODE`` and `GROUPS` to loaders, each loader once.
 
     A loader of a group comes with each of its decoders, and is skipped if it cannot be opened.
 
@@ -94,7 +100,7 @@ def available_loaders(shards: ShardSet | None = None) -> dict[str, str | None]:
     """Map each loader to the reason why it cannot be opened, or to ``None`` if it can.
 
     Args:
-        shards: What it would read; ``None`` checks only whether its packages are installed.
+        shards: The shards to read; ``None``: check only whether the packages are installed.
     """
     return {name: reason_against(name, shards) for name in LOADERS}
 
@@ -122,7 +128,6 @@ def reason_against(name: str, shards: ShardSet | None) -> str | None:
 
 
 def check_name(name: str) -> None:
-    """Refuse a name that is not in the registry."""
     if name not in LOADERS:
         raise ValueError(f"loader must be one of {', '.join(LOADERS)}, got '{name}'")
 
@@ -132,3 +137,65 @@ def _is_installed(package: str) -> bool:
         return importlib.util.find_spec(package) is not None
     except ModuleNotFoundError:  # the part before the dot of a dotted name
         return False
+
+
+def open_loader(
+    name: str, shards: ShardSet, *, options: LoaderOptions, prepared: Prepared | None = None
+) -> contextlib.AbstractContextManager[BenchLoader]:
+    """Open the loader ``name``; leaving the context ends its threads and processes.
+
+    Args:
+        name: A name of `LOADERS`.
+        shards: The shards to read.
+        options: The run's options.
+        prepared: The result of `prepare_loader`. Without it, a loader that needs a conversion converts the shards to a
+            temporary directory while it is opened, so pass it if the opening is timed. A loader that reads the index
+            beside the shards ignores it.
+
+    Raises:
+        PipesError: If a package is missing (the error names the extra), or the loader cannot read such shards.
+        ValueError: If there is no such loader.
+    """
+    module = _module(name, shards)
+    if not hasattr(module, "prepare") or LOADERS[name].reads_index_beside:
+        opened: contextlib.AbstractContextManager[BenchLoader] = module.open_loader(shards, options=options)
+        return opened
+    return _open_converted(module, name, shards, options=options, prepared=prepared)
+
+
+@contextlib.contextmanager
+def _open_converted(
+    module: Any, name: str, shards: ShardSet, *, options: LoaderOptions, prepared: Prepared | None
+) -> Iterator[BenchLoader]:
+    with contextlib.ExitStack() as stack:
+        if prepared is None:
+            directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="dali-pipes-prepared-"))
+            prepared = prepare_loader(name, shards, directory=Path(directory))
+        yield stack.enter_context(module.open_loader(shards, options=options, prepared=prepared))
+
+
+def prepare_loader(name: str, shards: ShardSet, *, directory: Path) -> Prepared | None:
+    """Convert the shards for the loader ``name``; ``None`` if it reads the shards themselves.
+
+    Args:
+        name: A name of `LOADERS`.
+        shards: The shards to convert.
+        directory: An empty directory of the caller; the loader reads from it while it is open. For a loader that reads
+            the index beside the shards it gets a copy of that index, only to measure the time for making it.
+
+    Raises:
+        PipesError: See `open_loader`.
+        ValueError: If there is no such loader.
+    """
+    module = _module(name, shards)
+    if not hasattr(module, "prepare"):
+        return None
+    started = time.perf_counter()
+    module.prepare(shards, directory=directory)
+    return Prepared.of(directory, wall_s=time.perf_counter() - started)
+
+
+def _module(name: str, shards: ShardSet) -> Any:
+    if (reason := reason_against(name, shards)) is not None:
+        raise PipesError(reason)
+    return importlib.import_module(LOADERS[name].module)

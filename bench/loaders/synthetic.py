@@ -1,7 +1,6 @@
-"""Give out the same tensors of the right shapes again and again: the upper bound of a training step.
+"""Return the same tensors of the right shapes again and again: the upper bound of a training step.
 
-There is nothing to tune. No loader makes the step faster than it is with this one. The difference to another loader is
-what the step waits for that loader.
+The step is not faster with any other loader. The difference to another loader is the time that the step waits for it.
 """
 
 import contextlib
@@ -15,7 +14,7 @@ from prep.inspect.indexed_set import IndexedSet
 
 
 def open_loader(shards: ShardSet, *, options: LoaderOptions) -> contextlib.AbstractContextManager[BenchLoader]:
-    """As many samples in an epoch as the shards hold; nothing else is read from them."""
+    """An epoch has as many samples as the shards hold; only this number is read."""
     return contextlib.nullcontext(_SameBatch(IndexedSet(shards).manifest.num_samples, options))
 
 

@@ -1,9 +1,9 @@
-"""Decode with DALI's own operators, in plain pipelines as a script has them.
+"""Decode with DALI's own operators, in plain pipelines like those of a script that does not use `dali_pipes`.
 
-Nothing of `dali_pipes` is used. Photo and mask are decoded only in the window that the crop keeps
-(``fn.decoders.image_slice``), then normalised or padded by ``fn.crop_mirror_normalize``. ``fn.decoders.image_crop``
-takes the window by itself, but refuses one that is larger than a photo, and rounds its start otherwise than
-``CenterCrop``, which outputs are compared with. So a photo's size is read from its header here.
+Photo and mask are decoded only in the window that the crop keeps (``fn.decoders.image_slice``), then normalised or
+padded by ``fn.crop_mirror_normalize``. ``fn.decoders.image_crop`` computes the window itself, but it refuses a window
+that is larger than the photo, and it rounds the start differently than ``CenterCrop``, with which outputs are compared.
+So a photo's size is read from its header here.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ STD = (0.229 * 255, 0.224 * 255, 0.225 * 255)
 
 
 def plain_pipeline(device: str, options: LoaderOptions, **arguments: Any) -> Any:
-    """Make an empty pipeline with the settings that all share; ``arguments`` are further ones of ``Pipeline``."""
+    """Make an empty pipeline with the settings that all loaders share, and further ``arguments`` of ``Pipeline``."""
     import torch
     from nvidia.dali.pipeline import Pipeline
 
@@ -37,7 +37,7 @@ def plain_pipeline(device: str, options: LoaderOptions, **arguments: Any) -> Any
 
 
 def segmentation_outputs(photo: Any, mask: Any, options: LoaderOptions, *, device: str) -> tuple[Any, Any]:
-    """Image and trimap, as a `BenchBatch` has them, from encoded photo and mask."""
+    """Convert encoded photo and mask to the image and trimap of a `BenchBatch`."""
     from nvidia.dali import fn, math, types
 
     def window_of(encoded: Any, output_type: Any) -> Any:
@@ -63,7 +63,7 @@ def segmentation_outputs(photo: Any, mask: Any, options: LoaderOptions, *, devic
         window_of(photo, types.RGB),
         mean=MEAN,
         std=STD,
-        # The operator does not normalise padding: this is what a pixel of 0 becomes.
+        # The operator does not normalise padding; these are the normalised values of a pixel of 0.
         fill_values=[-mean / std for mean, std in zip(MEAN, STD, strict=True)],
         dtype=types.FLOAT,
         **crop,
@@ -75,12 +75,12 @@ class PlainEpochs:
     """A `BenchLoader` over one pipeline; `close` destroys it.
 
     Args:
-        pipeline: Its outputs are image, trimap, label and key.
-        options: For the device.
-        labels: From the pipeline's labels to int64 [B].
-        keys: From what names the pipeline's samples to keys.
-        num_workers: The pipeline's worker processes.
-        arguments: Of ``DALIGenericIterator``: how it knows the length of an epoch.
+        pipeline: A pipeline with the outputs image, trimap, label and key.
+        options: The run's options.
+        labels: Converts the pipeline's labels to int64 [B].
+        keys: Converts the pipeline's keys to texts.
+        num_workers: The number of the pipeline's worker processes.
+        arguments: Arguments of ``DALIGenericIterator`` that determine the length of an epoch.
     """
 
     decode = "dali"
@@ -115,7 +115,7 @@ class PlainEpochs:
 
     def epoch(self) -> Iterator[BenchBatch]:
         self._leave_epoch()
-        if self._is_inside:  # DALI resets only at the end of an epoch, so the rest of this one is read
+        if self._is_inside:  # DALI resets only at the end of an epoch, so the rest of the epoch is read
             with contextlib.suppress(StopIteration):
                 while True:
                     next(self._iterator)
@@ -125,7 +125,7 @@ class PlainEpochs:
         self._is_inside = False
 
     def close(self) -> None:
-        """Destroy the pipeline, even if somebody still holds an epoch. Can be called twice."""
+        """Destroy the pipeline, also if a caller still holds an epoch. Can be called twice."""
         self._leave_epoch()
         self._iterator = None
 
@@ -141,10 +141,10 @@ class PlainEpochs:
 
 
 def padded_keys(rows: Any) -> list[str]:
-    """The keys of a tensor uint8 [B, length]."""
+    """The texts of a tensor uint8 [B, length]."""
     return [padded_text(row) for row in rows.numpy()]
 
 
 def padded_text(row: Any) -> str:
-    """A row of bytes, padded with zeros to the length of the longest, as text."""
+    """The text of a row of bytes, without the zeros that pad it."""
     return bytes(row).rstrip(b"\0").decode()

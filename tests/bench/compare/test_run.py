@@ -26,10 +26,9 @@ from bench.compare.settings import TurnSetting
 from bench.compare.turn import Drawn, RankTurn, Turn, TurnJob, run_turn, time_rank
 from bench.engine.run import run_scenario
 from bench.engine.turn_process import meet
-from bench.loaders.opening import open_loader
 from bench.loaders.protocol import BenchBatch, BenchLoader, LoaderOptions
 from bench.loaders.registry import ALL_PARTS
-from bench.loaders.selection import LoaderSpec
+from bench.loaders.selection import LoaderSpec, open_loader
 from bench.loaders.workers import worker_context
 from bench.reports.record import check_target, read_run, write_record
 from bench.tools.folders import RunFolder

@@ -11,10 +11,9 @@ import pytest
 
 import bench.compare.check_loaders
 from bench.compare.smoke import MODES, format_trials, named_loaders, run_smoke
-from bench.loaders.opening import open_loader
 from bench.loaders.protocol import BenchBatch, BenchLoader
 from bench.loaders.registry import LOADERS
-from bench.loaders.selection import LoaderSpec
+from bench.loaders.selection import LoaderSpec, open_loader
 
 
 @pytest.mark.slow

@@ -11,9 +11,9 @@ import pytest
 
 import bench.loaders.peers.dali_s3 as dali_s3
 from bench.loaders.encoded import shard_urls
-from bench.loaders.opening import open_loader, prepare_loader
 from bench.loaders.peers.dali_external import ShardBatches
 from bench.loaders.protocol import LoaderOptions
+from bench.loaders.selection import open_loader, prepare_loader
 from dali_pipes.errors import DataError, PipesError, StoreError
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.shard_set import ShardSet

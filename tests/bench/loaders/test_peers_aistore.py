@@ -4,8 +4,8 @@ import pytest
 
 pytest.importorskip("alive_progress", reason="needs the extra aistore-pytorch")
 
-from bench.loaders.opening import open_loader
 from bench.loaders.protocol import LoaderOptions
+from bench.loaders.selection import open_loader
 from dali_pipes.store.shard_set import ShardSet
 
 

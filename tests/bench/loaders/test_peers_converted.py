@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.loaders.opening import open_loader, prepare_loader
 from bench.loaders.protocol import LoaderOptions, Prepared
 from bench.loaders.registry import LOADERS
+from bench.loaders.selection import open_loader, prepare_loader
 from dali_pipes.errors import PipesError
 from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import resolve_shards

@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.loaders.opening import open_loader, prepare_loader
 from bench.loaders.protocol import LoaderOptions, Prepared, num_rows
 from bench.loaders.registry import GROUPS, LOADERS, LoaderEntry
-from bench.loaders.selection import LoaderSpec, available_loaders, select_loaders
+from bench.loaders.selection import LoaderSpec, available_loaders, open_loader, prepare_loader, select_loaders
 from dali_pipes.errors import PipesError
 from dali_pipes.store.shard_set import ShardSet
 
