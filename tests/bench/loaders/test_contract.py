@@ -160,6 +160,7 @@ MAIN = """
 import multiprocessing, os, sys, time
 import psutil
 from bench.loaders.protocol import LoaderOptions
+from bench.loaders.selection import open_loader
 from dali_pipes.store.urls import resolve_shards
 
 def run():
