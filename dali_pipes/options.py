@@ -61,7 +61,7 @@ class Select:
     """Class id, as ``cls`` holds it, to a factor. The factor 2 reads each sample of the class twice in an epoch; 0.5
     reads half of them, and the other half in the next epoch; see `dali_pipes.order.selection.Selection`."""
     missing: Missing = "error"
-    """What to do with a sample that lacks a component that the graph takes. ``"error"``: refuse the data set.
+    """The treatment of a sample that lacks a component of the graph. ``"error"``: refuse the data set.
     ``"skip"``: leave the sample out. ``"empty"``: keep it, with no bytes, a photo of one black pixel or a class id of
     -1; ``components.present(name)`` tells the graph which samples these are."""
     epoch_samples: int | None = None
@@ -83,7 +83,7 @@ class Select:
 
 @dataclass(frozen=True, kw_only=True)
 class Shuffle:
-    """How the samples are shuffled. All these values are inputs of the order."""
+    """Options of the shuffle. All these values are inputs of the order."""
 
     window_bytes: int | Literal["all"] = "all"
     """Bytes of shards that are shuffled together, and resident together: two windows must fit the cache. ``"all"``: an
@@ -109,7 +109,7 @@ class Shuffle:
 
 @dataclass(frozen=True, kw_only=True)
 class BadSamples:
-    """What to do about samples that cannot be read or decoded."""
+    """The treatment of samples that cannot be read or decoded."""
 
     on_error: OnError = "raise"
     """``"raise"``: stop, and name shard, key, component and cause. ``"substitute"``: put another sample in the place of
@@ -134,7 +134,7 @@ class BadSamples:
 
 @dataclass(frozen=True, kw_only=True)
 class Cache:
-    """Where shards are staged, and how."""
+    """Options of the cache, in which shards are staged."""
 
     directory: str | Path | None = None
     """A local directory for the cache file. The file stays there for the next job, and all loaders on this node that
@@ -157,7 +157,7 @@ class Cache:
 
 @dataclass(frozen=True, kw_only=True)
 class Decode:
-    """How batches are decoded. No value here is an input of the order."""
+    """Options of decoding. No value here is an input of the order."""
 
     threads: int | None = None
     """Decoding threads. ``None``: as the tuning file says, else one for each core that the process may use. If the
@@ -185,7 +185,7 @@ class Decode:
 
 @dataclass(frozen=True, kw_only=True)
 class Outputs:
-    """What batches hold besides the graph's outputs, and the kind of class ids."""
+    """Additional outputs of batches, and the kind of class ids."""
 
     keys: bool = False
     """Add ``"key"``, a list of str, to each batch."""

@@ -56,7 +56,7 @@ class Machine:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How a loader decodes."""
+    """Settings of a loader's decoding."""
 
     num_threads: int
     prefetch_queue_depth: int

@@ -91,7 +91,7 @@ timing_options = join_options(
     json_option,
     cluster_options,
 )
-"""What `bench run` and `bench sweep` have in common: all but what is swept."""
+"""Options that `bench run` and `bench sweep` share."""
 
 
 @click.command()

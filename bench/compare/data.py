@@ -38,9 +38,9 @@ class DataFacts:
     num_shards: int
     shard_bytes: int
     needed_bytes: int
-    """Of the components that a sample is made of: photo, mask, label."""
+    """Bytes of the components that loaders need: photo, mask, label."""
     digest: str
-    """Of the manifest: it is the same for the same shards, wherever they lie."""
+    """The manifest's digest: it is the same for the same shards, wherever they lie."""
 
 
 class DataSets:

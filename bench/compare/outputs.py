@@ -45,9 +45,9 @@ class Tolerance:
     """How far a normalised photo may be from the reference: one level of 255 is 0.017 there."""
 
     max_abs: float
-    """Of any one value."""
+    """The largest difference of any value."""
     mean_abs: float
-    """Of one sample's values on average."""
+    """The largest mean difference over the values of one sample."""
 
 
 SAME_PIXELS = Tolerance(max_abs=1e-6, mean_abs=1e-6)
@@ -59,9 +59,9 @@ CMYK. Both carry libjpeg-turbo and both use its accurate transform and smooth up
 otherwise would fail here."""
 
 GPU = Tolerance(max_abs=4.8, mean_abs=0.07)
-"""Not measured, and therefore wide. nvJPEG repeats chroma where the CPU's decoder interpolates it; expect a difference
-of one or two levels on average, and of up to a hundred at the edge of two colours. So any single value passes, and four
-levels on average do not. ``bench gpu --scenarios parity`` measures what should stand here."""
+"""These limits were not measured, so they are wide. nvJPEG repeats chroma where the CPU's decoder interpolates it;
+expect a difference of one or two levels on average, and of up to a hundred at the edge of two colours. So any single
+value passes, and four levels on average do not. ``bench gpu --scenarios parity`` measures what should stand here."""
 
 
 def tolerance_of(*, decode: str, device: str) -> Tolerance:

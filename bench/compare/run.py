@@ -46,7 +46,7 @@ class Contender(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """What was prepared for the turns of a run."""
+    """The data that was prepared for the turns of a run."""
 
     data: DataSets
     comparisons: Mapping[Contender, Comparison]
@@ -64,11 +64,11 @@ class LoaderScenario(Scenario[Inputs, Contender, Turn]):
     work_option = "--work"
 
     shards: "ShardSet"
-    """What every loader reads."""
+    """The shards that every loader reads."""
     loaders: Sequence[LoaderSpec]
-    """In the order of the table."""
+    """The loaders, in the order of the table."""
     options: LoaderOptions = field(default_factory=LoaderOptions)
-    """What the loaders share."""
+    """The options that all loaders share."""
     settings: Sequence[TurnSetting] = ()
     """Each loader is timed under each of these; if empty, under ``options`` from a warm cache."""
     repeats: int = 7
@@ -84,7 +84,7 @@ class LoaderScenario(Scenario[Inputs, Contender, Turn]):
     bystanders: Collection[int] = ()
     """Processes below this one whose CPU time belongs to no loader, such as an embedded AIS node."""
     timeout_s: float = TIMEOUT_S
-    """For a turn, and for comparing the outputs of one loader."""
+    """The time limit of one turn, and of comparing the outputs of one loader."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -24,7 +24,7 @@ class TurnSetting:
     ranks: int = 1
     """Processes, each with its own loader over its share of the shards, which begin and end an epoch together."""
     batch_size: int = 64
-    """Of one rank."""
+    """Samples in a batch of one rank."""
     crop: int = 350
     """Side of the centre crop."""
     cache: Cache = "warm"
@@ -79,7 +79,7 @@ class TurnSetting:
 
 
 AXES = tuple(field.name.replace("_", "-") for field in fields(TurnSetting))
-"""What can be swept, as ``--over`` names it."""
+"""The settings that can be swept, by their names in ``--over``."""
 ALIASES = {"num-threads": "threads", "num-shards": "shards"}
 """Other names of axes: those of the options."""
 _TYPES: dict[str, type] = {"compute-ms": float, "latency-ms": float, "cache": str}

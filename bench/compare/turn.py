@@ -50,7 +50,7 @@ _Spent = tuple[float, Traffic | None]
 
 @dataclass(frozen=True, kw_only=True)
 class TurnJob:
-    """What the processes of a turn must know."""
+    """The task of a turn, as it is sent to the turn's processes."""
 
     spec: LoaderSpec
     setting: TurnSetting
@@ -81,7 +81,8 @@ class Drawn:
     num_epochs: int
     elapsed_s: float
     waits_s: tuple[float, ...]
-    """For each batch, from asking for it to having it. A first epoch's first wait starts before the loader is made."""
+    """Seconds for each batch, from the request to its arrival. A first epoch's first wait starts before the loader is
+    made."""
     ends_s: float
     """Time from asking for a further batch to learning that the epoch is over, summed over the epochs."""
     cpu_s: float | None = None

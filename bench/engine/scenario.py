@@ -30,7 +30,7 @@ class Rounds(Generic[Subject, Row]):
     rows: dict[Subject, list[Row]] = field(init=False)
     """The measurements of each subject, in the order of the rounds."""
     errors: dict[Subject, str] = field(default_factory=dict)
-    """For a scenario that `keeps_failures`: why a subject has no more turns."""
+    """If the scenario `keeps_failures`: the error that ended a subject's turns, by subject."""
     at: str = ""
     """The turn that is being taken, in words."""
 
@@ -104,12 +104,12 @@ class Scenario(ABC, Generic[Made, Subject, Row]):
     kind: ClassVar[str]
     """Ends the record's format, and is the name of the command."""
     title: ClassVar[str]
-    """Of the progress bar."""
+    """The title of the progress bar."""
     runs_in: ClassVar[Literal["fork", "interpreter", "caller"]] = "fork"
     """Where `measure` is called: in a process forked from a server that has loaded all libraries; in a new interpreter,
     if it measures memory; or in this process, if it starts the processes of a turn itself."""
     figures: ClassVar[Mapping[str, Figure]] = {}
-    """What is measured, by the names that records use: title, unit, which way is better."""
+    """The figures, by their names in records: title, unit, and which direction is better."""
     work_option: ClassVar[str] = "--cache"
     """The option that names ``work``, for errors."""
     keeps_failures: ClassVar[bool] = False
@@ -118,7 +118,7 @@ class Scenario(ABC, Generic[Made, Subject, Row]):
     repeats: int = 5
     """Rounds: turns of each subject."""
     seed: int = 7
-    """Also decides the order within each round."""
+    """The seed; it also decides the order within each round."""
     work: Path | None = None
     """The run makes its folder here; ``None``: in the directory for temporary files."""
     timeout_s: float | None = TURN_S

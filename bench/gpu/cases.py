@@ -287,4 +287,4 @@ CASES: tuple[Case, ...] = (
     Case(scenario="masks", variant="lz4", open=_pipeline(_lz4_masks), needs_masks=True),
     Case(scenario="masks", variant="raw", open=_pipeline(_raw_masks), needs_masks=True),
 )
-"""In the order of the tables."""
+"""All cases, in the order of the tables."""

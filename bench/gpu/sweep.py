@@ -37,7 +37,8 @@ from bench.tools.processes import ProcessTree
 
 CHECKS = ("path", "parity")
 SCENARIOS = (*CHECKS, *dict.fromkeys(case.scenario for case in CASES))
-"""In order of importance: first the checks, without which figures mean nothing; then figures that others publish."""
+"""The scenarios by importance: first the checks, without which figures mean nothing; then figures that others
+publish."""
 
 HW_DECODER_LOADS = (0.0, 0.12, 0.25, 0.5, 0.65, 0.8, 1.0)
 BATCH_SIZES = (64, 128, 256, 512)

@@ -130,7 +130,7 @@ def _put_pil(data: bytes, row: Tensor) -> None:
 
 
 def _put_turbo(data: bytes, row: Tensor) -> None:
-    """As `_put_pil`."""
+    """The same as `_put_pil`, with torchvision's decoders."""
     photo = decode_image(_as_tensor(data), mode=ImageReadMode.RGB if len(row) == 3 else ImageReadMode.GRAY)
     (left, width), (top, height), place = _centre(photo.shape[2], photo.shape[1], row)
     place.copy_(photo[:, top : top + height, left : left + width])

@@ -31,14 +31,14 @@ _SIGNS = {
 """The oldest records have no format: a field that they have, and the benchmark that wrote them."""
 
 OPTIONS = ("--baseline", "--loaders")
-"""Of a mark; the command has the same."""
+"""The options of a mark; the command has the same ones."""
 
 Run = tuple[str, Report]
 Text = tuple[str, str]
 
 
 class Updated(NamedTuple):
-    """What happened to a document's tables."""
+    """The result of updating a document's tables."""
 
     num_tables: int
     changed: bool

@@ -13,7 +13,7 @@ class Figure:
     unit: str
     better: Literal["high", "low"]
     digits: int
-    """After the decimal point."""
+    """Digits after the decimal point."""
     about: str
     """An explanation for the reader of a report."""
     scale: float = 1.0
@@ -116,4 +116,4 @@ FIGURES: Mapping[str, Figure] = {
     ),
     "first_epoch_s": _time("first epoch", "s", 2, "From before the loader is made to the end of its first epoch."),
 }
-"""In the order of a report."""
+"""All figures, in the order of a report."""

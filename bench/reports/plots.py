@@ -52,7 +52,7 @@ class Mark:
     """One figure of one loader in a plot."""
 
     label: str
-    """Of the loader."""
+    """The loader's label."""
     colour: int
     """The loader's number."""
     measured: Measured
@@ -61,7 +61,7 @@ class Mark:
 
     @property
     def interval(self) -> Interval:
-        """In the figure's unit."""
+        """The interval in the figure's unit."""
         return self.measured.interval.mapped(lambda value: self.measured.figure.scale * value)
 
 

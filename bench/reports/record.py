@@ -22,7 +22,7 @@ FORMAT = f"{PROGRAM}-bench"
 RUN_FORMAT = f"{FORMAT}-run"
 VERSION = 1
 _MALFORMED = (LookupError, TypeError, AttributeError, ValueError, ZeroDivisionError)
-"""What reading the fields of a record may raise if it is not one."""
+"""Exceptions that a malformed record may raise while its fields are read."""
 _URL_HOST = re.compile(r"(https?://)[^/\s,]+")
 
 

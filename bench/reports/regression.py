@@ -57,12 +57,12 @@ class Change:
     """One figure of one loader, before and after."""
 
     record: Record
-    """After."""
+    """The record of the later run."""
     figure: str
     before: Sequence[float]
     after: Sequence[float]
     ratio: Interval
-    """After over before."""
+    """The later value divided by the earlier one."""
     outcome: Outcome
     relative_to: str | None = None
     """``before`` and ``after`` are ratios to this loader's figure."""

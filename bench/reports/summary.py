@@ -52,8 +52,8 @@ class Measured:
     """One for each repeat, in their order."""
     interval: Interval
     ratio: Interval | None
-    """To the baseline under the same setting, taken turn by turn; ``None`` if the baseline's was not measured, or a
-    value is not positive."""
+    """The ratio to the baseline under the same setting, taken turn by turn; ``None`` if the baseline's was not
+    measured, or a value is not positive."""
     is_baseline: bool
 
     def shown(self, *, with_interval: bool = True) -> str:

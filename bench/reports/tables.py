@@ -19,7 +19,7 @@ from bench.reports.summary import (
 )
 
 Columns = Mapping[str, str | Callable[[Any], str]]
-"""As `records_table` takes them."""
+"""The columns of a table, as `records_table` takes them."""
 RATIOS = ("samples_per_s", "cpu_ms_per_sample")
 """The figures that have a column for the ratio to the baseline."""
 UNITS = ("%", "ms", "s", "MiB")

@@ -33,7 +33,7 @@ from dali_pipes.store.cluster import embedded_node
 MIB = 1 << 20
 GIB = 1 << 30
 PREFIX = "dali-pipes-bench-fetch"
-"""Of the bucket and the objects that are made."""
+"""The bucket that the benchmark makes, and the prefix of its objects."""
 CLIENT_NAMES = ("ours", "sdk", "curl")
 DRAIN = "drain"
 # If the server, as `drain` measures it, is less than this many times as fast as a client, it may limit that client.
@@ -51,7 +51,7 @@ class _Objects(NamedTuple):
     names: Sequence[str]
     checksums: Sequence[int]
     directory: Path
-    """Where clients store what they fetch."""
+    """The directory in which clients store what they fetch."""
     server_pid: int | None
     """``None``: the server is not ours."""
 

@@ -46,13 +46,13 @@ class ClientTask:
     bucket: str
     names: Sequence[str]
     object_bytes: int
-    """Of each."""
+    """Bytes of each object."""
     checksums: Sequence[int]
     """XXH64 of each."""
     connections: int
     """Objects in flight."""
     directory: str
-    """For clients that store what they fetch."""
+    """The directory of clients that store what they fetch."""
     checked: int = 0
     """The index of the object whose bytes are hashed again after the clock has stopped."""
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dali_pipes.store.shard_set import ShardSet
 
 FORMS = "ais://bucket/prefix, a glob of local tars, or a directory."
-"""What ``--shards`` takes, for its help."""
+"""The forms that ``--shards`` takes, for its help."""
 
 
 @dataclass(frozen=True, kw_only=True)

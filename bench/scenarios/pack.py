@@ -42,7 +42,7 @@ from prep.workers import default_jobs
 MIB = 1 << 20
 GIB = 1 << 30
 PREFIX = "dali-pipes-bench-pack"
-"""Of the bucket that is made."""
+"""The prefix of the bucket that the benchmark makes."""
 PACKER_NAMES = ("ours", "tar+curl", "tar+curl parallel")
 FIGURES = {
     "samples_per_s": Figure(title="samples/s", unit="samples/s", better="high", digits=0, about="Samples packed."),
@@ -57,7 +57,7 @@ class PackTurn:
 
     wall_s: float
     cpu_s: float
-    """Of the packer and all processes that it started."""
+    """CPU seconds of the packer and all processes that it started."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ class PackInputs:
 
     folder: Path
     pets: Path
-    """In the layout of Oxford-IIIT Pet."""
+    """A directory with the layout of Oxford-IIIT Pet."""
     members: Path
     """The same files under their members' names, and a file with each label."""
     lists: Sequence[Path]
@@ -76,7 +76,7 @@ class PackInputs:
 
     @property
     def num_bytes(self) -> int:
-        """Of all shards."""
+        """Bytes of all shards."""
         return sum(shard.num_bytes for shard in self.shards)
 
 

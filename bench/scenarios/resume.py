@@ -89,7 +89,7 @@ class ResumeInputs:
     warm_endpoint: str | None
     warm_cache: Path
     warm_state: dict[str, Any]
-    """In the middle of epoch 0."""
+    """The state in the middle of epoch 0."""
     storage: Path
     """The directory of the server."""
     cold_cache: Path

@@ -80,7 +80,7 @@ class Files(NamedTuple):
     place: Path
     shards: ShardSet
     files: Mapping[str, ReaderFiles]
-    """Of the two plain readers."""
+    """The files that the two plain readers read."""
     num_bytes: Mapping[str, tuple[int, int]]
     """Bytes of data and of index, for each reader."""
     outputs: Mapping[str, Comparison]
@@ -105,7 +105,7 @@ class TfrecordScenario(ShardsScenario[Files, Work, TfrecordTurn]):
     read_s: float = 1.0
     """Without decoders, epochs are read until this much time has passed: one epoch takes a few hundredths."""
     max_bytes: int = 256 << 20
-    """Of a tar; there is one TFRecord file for each tar."""
+    """The largest size of a tar; there is one TFRecord file for each tar."""
     photo: str = option("image.jpg", help="Component that holds the photo.")
     mask: str = option("trimap.png", help="Component that holds the mask.")
     seed: int = option(7, type=at_least(0), help="Order of the shards and samples, for loaders that have one.")
@@ -123,7 +123,7 @@ class TfrecordScenario(ShardsScenario[Files, Work, TfrecordTurn]):
 
     @property
     def num_bytes(self) -> int:
-        """Of the given shards."""
+        """Bytes of the given shards."""
         return sum(entry.size for entry in self.given.entries())
 
     def prepare(self, folder: RunFolder, stack: ExitStack) -> Files:

@@ -75,7 +75,7 @@ class WindowInputs:
     servers: Mapping[float, tuple[str, int]]
     """Latency in milliseconds -> endpoint and process."""
     directory: Path
-    """Where caches are made."""
+    """The directory in which caches are made."""
     num_samples: int
     shard_bytes: int
     extent_bytes: int
@@ -97,7 +97,7 @@ class Epochs:
     server_cpu_s: float
 
     def figures(self, num_samples: int) -> dict[str, float]:
-        """By the names of `FIGURES`."""
+        """The figures, by their names in `FIGURES`."""
         cpu_s = self.client_cpu_s + self.server_cpu_s
         return {
             "samples_per_s": num_samples / self.epoch_s,

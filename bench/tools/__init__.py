@@ -1,1 +1,1 @@
-"""What benchmarks measure and emulate with: processes, buckets, a gateway, a training step, memory, the machine."""
+"""Tools that benchmarks measure and emulate with: processes, buckets, a gateway, a training step, the machine."""

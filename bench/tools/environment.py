@@ -26,7 +26,7 @@ PACKAGES = (
     "litdata",
     "mosaicml-streaming",
 )
-"""What a figure may depend on, where it is installed."""
+"""Packages whose versions may change a figure."""
 
 EXTRAS = ("matplotlib", "psutil", "torchvision")
 

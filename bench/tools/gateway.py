@@ -38,10 +38,10 @@ _HOP_HEADERS = frozenset({"connection", "keep-alive", "proxy-connection", "expec
 
 @dataclass(frozen=True, kw_only=True)
 class Traffic:
-    """What has gone through so far; subtract two of these for the traffic between them."""
+    """The traffic so far; subtract two of these for the traffic between two times."""
 
     num_bytes: int
-    """Of answers: heads and bodies."""
+    """Bytes of all answers, heads and bodies."""
     num_requests: int
     num_connections: int
 
@@ -72,7 +72,7 @@ class Gateway(ServerProcess):
     """
 
     counters: Path
-    """For `read_traffic`."""
+    """The file that `read_traffic` reads."""
 
     def __init__(self, endpoint: str, *, latency_s: float = 0.0) -> None:
         check_upstream(endpoint)

@@ -12,7 +12,7 @@ import psutil
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (looked at, not written to)
 POLL_S = 1.0
-"""Between two looks at a process, where the kernel has no pidfd."""
+"""Seconds between two looks at a process, if the kernel has no pidfd."""
 
 
 def child_pids() -> set[int]:
@@ -88,7 +88,7 @@ class ProcessTree:
 
 
 def shared_memory_bytes() -> int:
-    """What all files in ``/dev/shm`` take: cache files, batches on their way from workers, files of other programs."""
+    """Bytes of all files in ``/dev/shm``: cache files, batches on their way from workers, files of other programs."""
     status = os.statvfs(SHARED_MEMORY)
     return (status.f_blocks - status.f_bfree) * status.f_frsize
 

@@ -16,7 +16,7 @@ from dali_pipes.store.local import LocalStore
 from dali_pipes.store.shard_set import ShardSet
 
 JPEG_QUALITY = 90
-"""Of photos that were made smaller or larger; what they are most often stored with."""
+"""JPEG quality of photos that were scaled; photos are most often stored with it."""
 
 
 def repeat_shards(
@@ -86,7 +86,7 @@ def write_shard(path: Path, members: Iterable[tuple[str, bytes]]) -> None:
 
 
 def _tar_bytes(data: bytes) -> int:
-    """Of a member: a block of header, and the data in whole blocks."""
+    """Bytes of a tar member: one block of header, and the data in whole blocks."""
     return tarfile.BLOCKSIZE * (1 + -(-len(data) // tarfile.BLOCKSIZE))
 
 

@@ -36,7 +36,7 @@ class BadSamplesSeen:
     def __init__(self, policy: BadSamples, *, quarantine: Quarantine | None) -> None:
         self._policy, self._quarantine = policy, quarantine
         self.seen: dict[int, BadSample] = {}
-        """By ordinal, in the order in which they were seen."""
+        """The bad samples by ordinal, in the order in which they were seen."""
 
     def positions(self, batch: Batch) -> list[int]:
         """Find the positions in a batch of samples that are known to be bad."""

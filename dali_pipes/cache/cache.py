@@ -41,7 +41,7 @@ class Take(NamedTuple):
     ready: Int64s
     """Held from now on, whole and checked."""
     fill: int | None
-    """To be filled by the caller, which ends it with `NodeCache.finish` or `NodeCache.fail`; held as well."""
+    """Shards that the caller must fill; it ends this with `NodeCache.finish` or `NodeCache.fail`; held as well."""
     is_there: bool
     """Whether the bytes of ``fill`` are there, from before the machine's last start, and only need checking."""
     blocked: Literal["", "busy", "space"]

@@ -30,7 +30,7 @@ class Placement:
 
     space: FreeSpace
     cache_bytes: int
-    """The most that all cache files there may take."""
+    """The largest number of bytes that all cache files there may take together."""
     keep: bool
     """Whether it stays for the next job: only if the user named the directory."""
 
@@ -38,7 +38,7 @@ class Placement:
 class _Offer(NamedTuple):
     space: FreeSpace
     limit: int
-    """The most that a cache there may take."""
+    """The largest number of bytes that a cache there may take."""
     found: str
     """The reason for this limit, for errors."""
 

@@ -47,11 +47,11 @@ class EpochProfile:
     num_batches: int
     wall_s: float
     first_batch_s: float
-    """From the epoch's start to its first batch."""
+    """Seconds from the epoch's start to its first batch."""
     fetched_bytes: int
     """Brought from the store in this epoch, shard indexes included."""
     stages: tuple[StageTimes, ...]
-    """In the order of the data path."""
+    """The stages, in the order of the data path."""
 
     def of(self, stage: str) -> StageTimes:
         """Return one stage's times."""

@@ -57,7 +57,7 @@ class DataSet:
         self.set_shards: list[int] = [set_.manifest.num_shards for set_ in self._sets.values()]
         """The number of shards of each data set, in order."""
         self.weights: tuple[float, ...] | None = shards.weights if isinstance(shards, NamedSets) else None
-        """For each data set its part of the samples that are read; ``None`` if the mixture gives no weights."""
+        """Each data set's part of the samples that are read; ``None`` if the mixture gives no weights."""
         self.indexes: dict[str, bytes] | None = None
         """Shard indexes that were made now, by object name; ``None`` if the stores have all of them."""
         for name, set_ in self._sets.items():

@@ -22,7 +22,7 @@ _TRUE = ("1", "t", "true", "y", "yes", "on")
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterAccess:
-    """Where a cluster is, and the token and certificates for it."""
+    """The address of a cluster, and the token and certificates for it."""
 
     endpoint: str
     """URL of an AIStore proxy, ``http://host:51080``."""

@@ -13,9 +13,9 @@ class Wanted(NamedTuple):
     """An object, and the place for it."""
 
     name: str
-    """In its store."""
+    """The object's name in its store."""
     extent: Extent
-    """Its size is the object's."""
+    """The extent for the bytes; its size is the object's."""
     checksum: int
     """XXH64, from the manifest."""
 

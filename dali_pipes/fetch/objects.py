@@ -32,12 +32,12 @@ MAX_RETRY_AFTER_S = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class RetryPolicy:
-    """How long a fetch continues when transfers break."""
+    """Rules for how long a fetch continues when transfers break."""
 
     attempts: int = 6
-    """The most consecutive attempts that bring no byte, or bytes with a wrong checksum."""
+    """The fetch fails after this number of consecutive attempts that bring no byte, or bytes with a wrong checksum."""
     max_attempts: int = 40
-    """The most attempts altogether, for one object or one range of it."""
+    """The fetch of one object, or of one range of it, fails after this number of attempts."""
     base_s: float = 0.1
     cap_s: float = 5.0
     """Pause after n such attempts: a random time up to ``base_s * 2 ** n``, at most ``cap_s``."""

@@ -83,7 +83,7 @@ class ObjectPart:
     position: int = 0
     """The next byte that is missing."""
     hashes: list[Checksum] = field(default_factory=list)
-    """Of the bytes before ``position``."""
+    """The checksums of the bytes before ``position``."""
     num_received: int = 0
     """Bytes, over all attempts."""
 

@@ -25,7 +25,7 @@ class Waiter:
 
     missing: set[int]
     num_bytes: int
-    """Of the missing shards."""
+    """Bytes of the missing shards."""
     only_fitting: bool
     refused: set[int] = field(default_factory=set)
     """Shards that do not fit."""

@@ -21,11 +21,12 @@ class BatchInputs(NamedTuple):
 
     batch: Batch
     encoded: Sequence[Any]
-    """For each of `DecodePipeline.read_components`: a TensorList, or a list of uint8 arrays, one for each sample."""
+    """One entry for each of `DecodePipeline.read_components`: a TensorList, or a list of uint8 arrays, one for each
+    sample."""
     arrays: Sequence[npt.NDArray[Any]]
-    """For each of `GraphInputs.arrays`: an array [B, ...]."""
+    """One entry for each of `GraphInputs.arrays`: an array [B, ...]."""
     parsed: Sequence[npt.NDArray[Any] | list[npt.NDArray[Any]]] = ()
-    """For each of `GraphInputs.parsed`: an array [B, ...], or a list of arrays of different shapes."""
+    """One entry for each of `GraphInputs.parsed`: an array [B, ...], or a list of arrays of different shapes."""
     lists: Mapping[str, list[Any]] = MappingProxyType({})
     """The outputs that are not tensors, by name: one Python object for each sample."""
 

@@ -33,7 +33,7 @@ _CLASS_ID = re.compile(r"[+-]?[0-9]{1,19}")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Parser:
-    """How one component's bytes become a value."""
+    """A function that makes a value of one component's bytes."""
 
     component: str
     parse: Callable[[Any], Any]

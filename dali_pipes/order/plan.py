@@ -49,8 +49,8 @@ class Step(NamedTuple):
     """Number of samples, from the front, that count: less than ``len(ordinals)`` only in a last batch in which the rank
     has no sample."""
     finished: tuple[int, ...] = ()
-    """For each lane: number of windows, from the epoch's start on, that no later step of any rank reads. Samples that
-    ``FILL`` repeats do not count as read."""
+    """One number for each lane: its windows, from the epoch's start on, that no later step of any rank reads. Samples
+    that ``FILL`` repeats do not count as read."""
 
 
 def num_steps(num_samples: int, *, global_batch_size: int, last_batch_policy: LastBatchPolicyName) -> int:
@@ -159,7 +159,7 @@ class Plan:
             yield piece.number, piece.shards
 
     def finished_at(self, start: int) -> tuple[int, ...]:
-        """For each lane: the number of windows that end before position ``start``; see `Step.finished`."""
+        """Count for each lane the windows that end before position ``start``; see `Step.finished`."""
         return tuple(cursor.finished for cursor in self._cursors(start // self.order.num_slices))
 
     def lanes_of(self, *, batch_size: int, rank: int = 0, world_size: int = 1) -> list[int]:

@@ -78,7 +78,7 @@ def _windows_bytes(extents: Int64s, sizes: Int64s, *, cut: int, step: int) -> in
 
 
 def _most_extents(extent_bytes: Int64s, shard_bytes: Int64s, num_bytes: int) -> int:
-    """The most bytes of the cache that shards of ``num_bytes`` together can take.
+    """The largest number of bytes of the cache that shards of ``num_bytes`` together can take.
 
     An extent is longer than its shard, by its alignment and the shard's index. Small shards grow most in proportion, so
     shards count in the order of this proportion.

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO, Self
 
 START_TIMEOUT_S = 20.0
-"""For a server to start. It takes 0.1 s, and longer on a machine under load with a cold disk."""
+"""A server must start within this time. It takes 0.1 s, and longer on a machine under load with a cold disk."""
 
 _STOP_TIMEOUT_S = 5.0
 _CHECK_S = 0.5

@@ -24,7 +24,7 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Places:
-    """Where one component of some samples lies; all columns are int64 [N]."""
+    """The places of one component of some samples; all columns are int64 [N]."""
 
     offset: Int64s
     """First byte in the shard; -1 where the sample lacks the component."""

@@ -28,7 +28,7 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, kw_only=True)
 class SampleRules:
-    """How samples are read; see `dali_pipes.options`."""
+    """Rules for reading samples; see `dali_pipes.options`."""
 
     labels: Labels = "raw"
     missing: Missing = "error"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class StoreAccess(Protocol):
-    """How a worker process reads and writes the objects of a store. It pickles, and does not import the SDK."""
+    """A worker process's access to the objects of a store. It pickles, and does not import the SDK."""
 
     def write_stream(self, name: str, chunks: Callable[[], Iterable[memoryview]], *, num_bytes: int) -> None:
         """Create or replace an object from a stream of ``num_bytes``; each call of ``chunks`` starts the stream anew.
@@ -116,7 +116,7 @@ class Store(ABC):
         """Create or replace an object from a file."""
 
     def move_in(self, name: str, path: Path) -> None:
-        """As `upload`, and remove the file; a directory on the same disk takes the file itself."""
+        """Upload a file and remove it; a directory on the same disk takes the file itself."""
         self.upload(name, path)
         path.unlink()
 
@@ -130,7 +130,7 @@ class Store(ABC):
 
     @abstractmethod
     def access(self) -> StoreAccess:
-        """How worker processes read and write these objects."""
+        """The access that worker processes use."""
 
     @abstractmethod
     def open_fetcher(self) -> "Fetcher":

@@ -1,4 +1,4 @@
-"""What commands of ``dali-pipes prep`` print: one line for people, or one JSON document."""
+"""Print the results of ``dali-pipes prep`` commands: one line for people, or one JSON document."""
 
 import dataclasses
 import json

@@ -72,7 +72,7 @@ class ObjectMeta:
     name: str
     num_bytes: int
     checksum: str
-    """Of the bytes, in hexadecimal; empty for type ``none``."""
+    """The checksum of the bytes, in hexadecimal; empty for type ``none``."""
     checksum_type: str = DEFAULT_CHECKSUM_TYPE
     """The bucket's type when the object was stored. Objects stored by older versions lack it."""
     version: int

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 MAX_FINDINGS = 100_000
-"""The most findings that a report holds. Further findings are counted and written to the quarantine."""
+"""The largest number of findings that a report holds. Further findings are counted and written to the quarantine."""
 
 INDEX_ADVICE = "index the shards anew: dali-pipes prep index URL"
 

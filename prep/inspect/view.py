@@ -20,7 +20,7 @@ from prep.photos.decoders import Undecodable, decode, open_decoder
 from prep.photos.masks import is_mask_name
 
 MAX_CELLS = 1000
-"""The most samples of one sheet: it is then 53,000 pixels high."""
+"""The largest number of samples on one sheet: it is then 53,000 pixels high."""
 
 # Numbers of 18 digits fit into 64 bits.
 _CLASS_ID = re.compile(r"-?[0-9]{1,18}")

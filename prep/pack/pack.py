@@ -44,7 +44,7 @@ MIN_SHARED_BYTES = 64 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class PackReport:
-    """What a pack did, or with ``dry_run`` would do."""
+    """The result of a pack, or with ``dry_run`` the result that it would have."""
 
     url: str
     """The beginning of all names: ``ais://pets/samples-``."""
@@ -58,7 +58,7 @@ class PackReport:
     """Shards that the second copy did not have."""
     num_samples: int
     num_bytes: int
-    """Of all shards."""
+    """Bytes of all shards."""
     skipped: tuple[str, ...]
     """Records that were left out, one line each: key and reason."""
     kept: tuple[str, ...]
@@ -209,7 +209,7 @@ class _Shard(NamedTuple):
     name: str
     num_bytes: int
     numbers: Sequence[int]
-    """Its records."""
+    """The numbers of its records."""
     held_bytes: int
 
     @property

@@ -22,7 +22,8 @@ from prep.workers import Report
 Stored = tuple[str, str] | Path | RemoteFile
 """A stored object to compare with: type and value of its checksum, or the file itself."""
 MAX_SENT_BYTES = 8 << 20
-"""The most bytes of components in memory that are sent to a worker; the process that has more does the task itself."""
+"""The largest number of bytes of components in memory that are sent to a worker; a larger task is done in this
+process."""
 
 # Errors of file systems that have no files without names.
 _NO_UNNAMED = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT)
@@ -42,9 +43,9 @@ class StreamTask(ABC):
     name: str
     num_bytes: int
     target: StreamTarget | None = None
-    """Where `write_file` writes it."""
+    """The target that `write_file` writes to."""
     stored: Stored | None = None
-    """What `is_stored` compares it with."""
+    """The stored object that `is_stored` compares it with."""
     held_bytes: int = 0
     """Bytes of components that are in memory, and are sent to the worker."""
 

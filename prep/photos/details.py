@@ -29,20 +29,21 @@ _IEND = b"IEND\xae\x42\x60\x82"
 
 
 class PhotoDetails(NamedTuple):
-    """How a photo is encoded; 0 and empty texts where the format has no such value, or it is not read."""
+    """The encoding of a photo; a value is 0 or empty if the format does not have it, or if it is not read."""
 
     format: str
     """One of `dali_pipes.formats.photo_header.PHOTO_FORMATS`."""
     height: int
     width: int
     channels: int = 0
-    """As stored: 4 in a CMYK JPEG, 1 in a PNG with a palette."""
+    """Channels as stored: 4 in a CMYK JPEG, 1 in a PNG with a palette."""
     bits: int = 0
     """Bits of one channel of one pixel; with a palette, of an index into it."""
     process: str = ""
-    """For a JPEG ``baseline``, ``progressive``, ...; for a PNG ``interlaced`` or empty."""
+    """The coding process: for a JPEG ``baseline``, ``progressive``, ...; for a PNG ``interlaced`` or empty."""
     subsampling: str = ""
-    """For a JPEG of three channels ``4:2:0``, or the factors, ``3x1,1x1,1x1``, if they have no name."""
+    """The chroma subsampling: for a JPEG of three channels ``4:2:0``, or the factors, ``3x1,1x1,1x1``, if they have no
+    name."""
     orientation: int = 0
     """EXIF's value: 1 to 8, 1 is upright; 0 without one."""
     has_palette: bool = False

@@ -41,7 +41,7 @@ class Grouping:
 
     by: str
     shares: Mapping[str, float] = field(default_factory=dict)
-    """For ``split``: name of a split -> its share of the samples; the sum of the shares is 1."""
+    """Used by ``split``: name of a split -> its share of the samples; the sum of the shares is 1."""
 
     def __post_init__(self) -> None:
         if self.by not in BY:

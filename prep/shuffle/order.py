@@ -30,13 +30,14 @@ class Algorithm:
     """``shuffle``: random, from ``seed``. ``alphanumeric``: by the name of a sample's first member, byte by byte.
     ``content``: by the bytes of its ``component``. ``none``: the input's order."""
     seed: int = 0
-    """For ``shuffle``; in [0, 2**63), the range that a cluster accepts."""
+    """Used by ``shuffle``; in [0, 2**63), the range that a cluster accepts."""
     decreasing: bool = False
-    """For ``alphanumeric`` and ``content``."""
+    """Used by ``alphanumeric`` and ``content``."""
     component: str = ""
-    """For ``content``: ``cls``, ``seg.png``; a dot before it, as AIS writes it, is dropped."""
+    """Used by ``content``: ``cls``, ``seg.png``; a dot before it, as AIS writes it, is dropped."""
     key_type: str = "string"
-    """For ``content``: the component holds an ``int`` (64 bits), a ``float`` or a ``string`` (compared as bytes)."""
+    """Used by ``content``: the component holds an ``int`` (64 bits), a ``float`` or a ``string`` (compared as
+    bytes)."""
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:

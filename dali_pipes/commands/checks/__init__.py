@@ -1,1 +1,1 @@
-"""What `dali-pipes doctor` checks, by subject."""
+"""The checks of `dali-pipes doctor`, by subject."""

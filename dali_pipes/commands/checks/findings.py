@@ -15,7 +15,7 @@ class Finding:
     status: Status
     found: str
     advice: str = ""
-    """What to do; empty if no action is needed."""
+    """The action to take; empty if none is needed."""
 
 
 Findings = Iterator[Finding]

@@ -60,7 +60,7 @@ def how_to_start(name: str) -> str:
 
 @contextlib.contextmanager
 def asking_etl(store: Bucket, name: str, *, shard: str | None = None) -> Iterator[None]:
-    """As `Bucket.asking`; the errors of a missing ETL, and of a cluster without ETLs, also say what to do."""
+    """The same as `Bucket.asking`; the errors of a missing ETL, and of a cluster without ETLs, also say what to do."""
     from aistore.sdk.errors import AISError
 
     where = store.locate(shard) if shard else f"ETL {name}"

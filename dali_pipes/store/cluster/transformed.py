@@ -70,7 +70,7 @@ class TransformedStore(Store):
         return not name.endswith((_DESCRIBES, _CLASSES))
 
     def list(self, prefix: str) -> list[ObjectEntry]:
-        """As the bucket's; sizes and checksums are those of the stored shards."""
+        """List the bucket; sizes and checksums are those of the stored shards."""
         return self.stored.list(prefix)
 
     def read(self, name: str) -> bytes:
@@ -83,7 +83,7 @@ class TransformedStore(Store):
         return self.stored.find(self._beside(name))
 
     def read_range(self, name: str, *, start: int, size: int) -> bytes:
-        """As the bucket's; all bytes of a shard before ``start`` are read, too, and thrown away."""
+        """Read a range of a transformed shard; all bytes before ``start`` are read, too, and thrown away."""
         if not self.is_shard(name):
             return self.stored.read_range(self.stored_name(name), start=start, size=size)
         with self.open(name) as stream:
@@ -126,7 +126,7 @@ class TransformedStore(Store):
         self.stored.upload(self._beside(name), path)
 
     def size(self, name: str) -> int | None:
-        """As the bucket's; the size of a shard is that of the stored shard."""
+        """The size of an object; of a shard, the size of the stored shard."""
         return self.stored.size(self.stored_name(name))
 
     def delete(self, name: str) -> None:
