@@ -12,7 +12,7 @@ from nvidia.dali import fn, types
 
 import dali_pipes as dp
 from bench.gpu.devices import _nvjpeg, has_video_library
-from bench.gpu.workload import draw_shards
+from bench.tools.drawn_shards import draw_shards
 from dali_pipes.commands.checks.software import check_jpeg_engines
 from tests.conftest import wants_gpu
 
@@ -64,9 +64,9 @@ def test_doctor_says_when_the_jpeg_engines_are_out_of_reach() -> None:
     """DALI says nothing: it decodes without them."""
     finding = check_jpeg_engines()
     if has_video_library():
-        assert (finding.status, finding.found) == ("ok", "within reach, where the GPU has any")
+        assert (finding.status, finding.found) == ("ok", "usable, if the GPU has any")
     else:
-        assert (finding.status, finding.found) == ("warn", "out of reach: no libnvcuvid.so.1")
+        assert (finding.status, finding.found) == ("warn", "not usable: no libnvcuvid.so.1")
         assert "NVIDIA_DRIVER_CAPABILITIES=compute,utility,video" in finding.advice
         with pytest.raises(OSError, match=r"libnvcuvid\.so\.1"):
             ctypes.CDLL("libnvcuvid.so.1")

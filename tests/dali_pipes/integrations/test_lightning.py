@@ -367,7 +367,7 @@ def graph(components: dp.Components, random: dp.Random) -> dict[str, Any]:
         ({"train": {"graph": graph}}, TypeError, "train: not the arguments of dali_pipes.loader: missing.*'shards'"),
         ({"val": {"shards": "a", "graph": graph, "batchsize": 2}}, TypeError, "val: .*unexpected .*'batchsize'"),
         ({"train": {"shards": "a", "graph": graph}, "rank": 1}, ValueError, "train: the trainer gives 'rank'"),
-        ({"train": {"shards": "a", "graph": graph, "world_size": 2}}, ValueError, "'world_size' is the trainer's"),
+        ({"train": {"shards": "a", "graph": graph, "world_size": 2}}, ValueError, "the trainer gives 'world_size'"),
         (
             {"train": {"shards": "a", "graph": graph, "cache_dir": "/tmp"}},
             TypeError,
