@@ -59,7 +59,7 @@ class Select:
     bool [samples], ``True`` for the samples that stay: ``lambda columns: columns.labels == 3``."""
     oversample: Mapping[int, float] | None = None
     """Class id, as ``cls`` holds it, to a factor. The factor 2 reads each sample of the class twice in an epoch; 0.5
-    reads half of them, and the other half in the next epoch; see `dali_pipes.order.selection.Selection`."""
+    reads half of them, drawn anew for each epoch; see `dali_pipes.order.selection.Selection`."""
     missing: Missing = "error"
     """The treatment of a sample that lacks a component of the graph. ``"error"``: refuse the data set.
     ``"skip"``: leave the sample out. ``"empty"``: keep it, with no bytes, a photo of one black pixel or a class id of
