@@ -31,7 +31,7 @@ from dali_pipes.cache.locks import uninterrupted
 from dali_pipes.cache.table import NUM_SLOTS, Bools, Int64s, State
 from dali_pipes.errors import CacheError
 
-# Values of ``waiting`` beside `GOES_ON`. Note [waiting].
+# Values of ``waiting`` besides `GOES_ON`. Note [waiting].
 _NO_SPACE, _WAITS = 1, 2
 
 
@@ -41,7 +41,7 @@ class Take(NamedTuple):
     ready: Int64s
     """Held from now on, whole and checked."""
     fill: int | None
-    """Shards that the caller must fill; it ends this with `NodeCache.finish` or `NodeCache.fail`; held as well."""
+    """A shard that the caller must fill, and end with `NodeCache.finish` or `NodeCache.fail`; held as well."""
     is_there: bool
     """Whether the bytes of ``fill`` are there, from before the machine's last start, and only need checking."""
     blocked: Literal["", "busy", "space"]
@@ -78,7 +78,7 @@ class NodeCache(EvictingCache):
 
     @uninterrupted
     def budget(self) -> tuple[int, int | None]:
-        """Bytes that all cache files take now, and the most that the loaders at work allow, if there are any."""
+        """Bytes that all cache files take now, and the most that loaders at work allow; ``None`` without loaders."""
         with self._changing():
             self._sweep()
             return self._used_bytes(), self._least_bytes()
@@ -271,7 +271,10 @@ class NodeCache(EvictingCache):
 
     @uninterrupted
     def is_stuck(self, slot: int) -> bool:
-        """Whether the slot's loader, which needs a shard now, and all others wait for space. Note [waiting]."""
+        """Whether the slot's loader and all others wait for space that none of them will free. Note [waiting].
+
+        Called for a loader that needs a shard now and found no space.
+        """
         with self._changing():
             if self._sweep() or self._slots["waiting"][slot] == GOES_ON:
                 return False

@@ -103,7 +103,7 @@ class EvictingCache(CacheFiles):
             table = opened.table
             resident = table.resident
             unfinished = resident[is_unfinished(table.state[resident])]
-            # Dropped for a loader of another cache file, which is gone, or unfinished when the machine was restarted.
+            # The loader that dropped these, of another cache file, is gone; or the machine was restarted meanwhile.
             owners = table.owner[unfinished]
             left = unfinished[(owners < 0) | (used[np.maximum(owners, 0)] == 0)]
             if len(left):

@@ -2,7 +2,7 @@
 
 ::
 
-    DIRECTORY/dali-pipes-UID/       mode 0700: one cache a user
+    DIRECTORY/dali-pipes-UID/       mode 0700: one cache for each user
         lock                        byte 0: the mutex; byte 1 + slot: locked as long as the slot's loader lives
         slots                       the loaders at work: which cache file, how many bytes each has reserved
         KEY.image, KEY.table        one data set's cache file, and the state of its shards

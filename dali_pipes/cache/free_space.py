@@ -143,7 +143,7 @@ def memory_limit(*, cgroups: str | None = None, root: Path = _CGROUP) -> int:
 
 
 def parse_cgroup(text: str, *, root: Path) -> list[tuple[Path, str, str]]:
-    """List the folders that may limit memory, from the process's own group upwards, with the names of the files there.
+    """List folders that may limit memory, with the names of limit and usage there; the process's own group comes first.
 
     >>> [str(folder) for folder, _, _ in parse_cgroup("0::/a/b", root=Path("/cg"))]
     ['/cg/a/b', '/cg/a', '/cg']

@@ -40,7 +40,7 @@ class CacheShare:
         rows: The row in ``manifest`` of each of the loader's shards: int64 [shards].
         space: The directory of the cache file.
         source, group, reserved, cache_bytes, keep: See `NodeCache.join`.
-        alignment: Of the extents; at least the alignment of ``space``, or more blocks are taken than are counted.
+        alignment: Of the extents; at least that of ``space``, otherwise they take more blocks than are counted.
 
     Raises:
         CacheError: If ``reserved`` bytes do not fit, or no cache file can be made there.

@@ -185,7 +185,7 @@ class DataSet:
         Args:
             reserved: Bytes that must be resident at a time; ``None``: as many as fit.
             is_windowed: Whether ``reserved`` is for two windows.
-            group: The loaders that share the reservation.
+            group: The number of the loaders' group; loaders of one group share the reservation.
             cache_dir: The directory of cache files; ``None``: see `dali_pipes.cache.placement`.
             cache_bytes: The limit for all cache files there.
 

@@ -106,7 +106,8 @@ def find_shards(
                 f"ETL '{etl}' with '{firsts[name]}' needs the endpoint of the AIStore that runs it; pass endpoint= or "
                 "set AIS_ENDPOINT; an embedded node that is started for this loader runs no ETL"
             )
-    endpoint = resources.enter_context(endpoint_for(firsts.values(), endpoint=endpoint, embedded_dir=embedded_dir))
+    answering = resources.enter_context(endpoint_for(firsts.values(), endpoint=endpoint, embedded_dir=embedded_dir))
+    endpoint = answering or endpoint  # a list that begins with a file may name a bucket: `resolve_shards` refuses that
 
     def find_set(name: str) -> ShardSet:
         found = resolve_shards(named[name], endpoint=endpoint)

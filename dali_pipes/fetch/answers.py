@@ -92,7 +92,7 @@ class StoredObjects:
         raise FaultError(item.differs(found[1]), is_fruitless=True)
 
     def refusal(self, item: FetchedObject, answer: Answer, body: bytes, *, is_known: bool) -> Exception:
-        """The error for an answer that is not the object; ``is_known``: its target has sent other parts."""
+        """The error for an answer that is not the object; ``is_known``: its target sent other parts before."""
         text = refusal_text(self.access, answer, body)
         # The target may have given the object away since it sent another part.
         if is_passing(answer.status) or is_known:

@@ -12,7 +12,9 @@ class Demand:
     """The shards that a loader needs, wants ahead, and holds.
 
     A shard is *needed* while a segment that names it is open or about to be opened. It is wanted *ahead* while its
-    window is the current or the next one. It can be both. Not thread-safe. ``extent_bytes``: int64 [shards].
+    window is the current one or one of the next ones. It can be both. Not thread-safe.
+
+    ``extent_bytes``: int64 [shards], the bytes that each shard takes of the cache.
     """
 
     def __init__(self, extent_bytes: npt.NDArray[np.int64]) -> None:

@@ -35,7 +35,7 @@ class RetryPolicy:
     """Rules for how long a fetch continues when transfers break."""
 
     attempts: int = 6
-    """The fetch fails after this number of consecutive attempts that bring no byte, or bytes with a wrong checksum."""
+    """The fetch fails after this number of consecutive attempts without a byte that can be used."""
     max_attempts: int = 40
     """The fetch of one object, or of one range of it, fails after this number of attempts."""
     base_s: float = 0.1

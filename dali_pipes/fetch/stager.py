@@ -75,7 +75,7 @@ class Stager(StagingRequests):
 
     @property
     def num_threads(self) -> int:
-        """The number of threads that fetch now: no more than there is work for."""
+        """The number of threads so far: a new one is started only if more shards are missing than there are threads."""
         return len(self._threads)
 
     def close(self) -> None:

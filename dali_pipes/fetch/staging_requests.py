@@ -78,7 +78,8 @@ class StagingRequests(ABC):
 
         Args:
             shards: The shards that the caller is about to read.
-            urgent: If no thread is free for these, make threads abandon shards that are not needed. Note [urgent].
+            urgent: If no thread is free for these, make threads abandon shards that are not needed.
+                Note [urgent] in `dali_pipes.fetch.stager`.
             waiting: Called several times a second with the bytes that are still missing.
 
         Raises:

@@ -48,7 +48,7 @@ from dali_pipes.formats.texts import Texts, object_name_problem, pack_texts
 MANIFEST_VERSION = 2
 MANIFEST_KIND = "dali-pipes manifest"
 UNSIZED = "unsized"
-"""Beside the formats in `Manifest.photos`: photos whose header gives no height and width."""
+"""A key of `Manifest.photos` besides the formats: photos whose header gives no height and width."""
 # AIStore's rule. It matters here that a name has no dot.
 _ETL_NAME = re.compile("[a-z0-9-]{1,64}")
 _CLASS_ID = re.compile("-?[0-9]{1,19}")

@@ -13,8 +13,8 @@ column         dtype       holds
 ``key/ends``   int64 N     where each key ends
 ``label``      int8 to 64  the class id in ``cls``, 0 if a sample lacks it, in the smallest type that holds all ids;
                            only if some sample has ``cls``
-``has/C``      uint8       whether each has component C, one bit a sample, the first in the highest bit; only for
-                           components that some samples lack
+``has/C``      uint8       whether each sample has component C: one bit for each sample, the first in the highest bit;
+                           only for components that some samples lack
 =============  ==========  ===========================================================================================
 
 The header, in JSON, has ``manifest``, the manifest's digest, and ``components``, sorted by name. Every sample has each
@@ -228,12 +228,10 @@ class ColumnsBuilder:
         for name in index.offsets:
             if len(self._components) < MAX_COMPONENTS or name == LABEL_COMPONENT:
                 self._components.add(name)
-        part = SampleColumns(
-            keys=Texts(*pack_texts(index.keys)),
-            labels=index.labels,
-            has={name: offsets >= 0 for name, offsets in index.offsets.items() if name in self._components},
-        )
-        self._parts.append(part)
+        masks = {name: offsets >= 0 for name, offsets in index.offsets.items() if name in self._components}
+        # Masks without a gap are not kept: they would take a byte for each sample and component.
+        has = {name: None if mask.all() else mask for name, mask in masks.items()}
+        self._parts.append(SampleColumns(keys=Texts(*pack_texts(index.keys)), labels=index.labels, has=has))
 
     def finish(self) -> SampleColumns:
         """The columns of all shards that were added."""
@@ -246,7 +244,7 @@ def join_columns(parts: Sequence[tuple[SampleColumns, Mapping[str, int]]]) -> Sa
 
     Args:
         parts: For each of them its columns and its `Manifest.components`. If a component is counted there but missing
-            in the column file, the joined columns do not know it.
+            in the column file, the joined columns leave it out.
     """
     all_keys = [columns.keys for columns, _ in parts]
     starts = np.cumsum([0, *(len(keys.data) for keys in all_keys)])

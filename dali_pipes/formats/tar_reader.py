@@ -108,7 +108,7 @@ class ArchiveReader:
                 long_name = content.partition(b"\0")[0] if kind == _GNU_NAME else long_name
             else:
                 said = everywhere | records
-                # An empty record stands for none.
+                # An empty record has the same meaning as no record.
                 name = said.get(b"path") or (name if long_name is None else long_name)
                 if kind in WITHOUT_DATA:
                     self._skip_special(name.decode("utf-8", "surrogateescape"), kind)

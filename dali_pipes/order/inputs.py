@@ -1,4 +1,4 @@
-"""The checked inputs of an order beside the manifest and the selection: seed, epoch and a few options."""
+"""The checked inputs of an order besides the manifest and the selection: seed, epoch and a few options."""
 
 import math
 from dataclasses import dataclass

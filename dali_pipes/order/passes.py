@@ -114,7 +114,7 @@ class Passes:
         return self._passes[number]
 
     def _check_slices(self) -> None:
-        """Refuse more slices than shards at once, not only in the pass in which a slice would be empty."""
+        """Refuse more slices than shards now, not first in the pass in which a slice would be empty."""
         num_shards = int(np.count_nonzero(self._kept))
         which = "" if num_shards == len(self._kept) else " with anything left to read"
         if self.part.min_copies is not None and self.order.num_slices > 1:
@@ -219,7 +219,7 @@ class Piece(NamedTuple):
     begin: int
     """First sample to take, in the window's order."""
     stop: int
-    """The sample after the last one. An epoch's last piece goes to its window's end, even if the epoch does not."""
+    """The sample after the last one. The last piece ends with its window, even if the epoch ends before that."""
 
 
 class Span:

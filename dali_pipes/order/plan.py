@@ -73,7 +73,7 @@ class Plan:
     ``epoch_samples``    ``weights``    samples  of each data set
     ===================  =============  =======  ==================================================================
     ``None``             ``None``       40       30 and 10: each sample once
-    ``None``             (0.5, 0.5)     60       30 and 30: the shortest with every sample; three passes of the second
+    ``None``             (0.5, 0.5)     60       30 and 30: the least that has all samples; three passes of the second
     ``None``             (0.9, 0.1)     100      90 and 10: three passes of the first
     20                   ``None``       20       15 and 5: the next epoch has the others
     20                   (0.5, 0.5)     20       10 and 10: a third of a pass of the first, a pass of the second

@@ -22,17 +22,17 @@ class Selection:
     """The samples of a pass, and how often each comes.
 
     A class of n samples that are not excluded, with factor f, gives exactly ``round(n * f)`` samples a pass (half to
-    even, as Python rounds). The whole class comes as many times as fit, and some of its samples once more, different
-    ones in each pass. Four samples of class 3:
+    even, as Python rounds). The whole class comes as many times as fit, and some of its samples come once more; each
+    pass draws them anew. Four samples of class 3:
 
     ======  ==========  =======================================================
     factor  a pass has  copies of each sample
     ======  ==========  =======================================================
-    0       0           none
-    0.5     2           one of two samples, and of other ones in the next pass
-    1       4           one: as without a factor
-    1.5     6           two of two samples, one of the others
-    2       8           two
+    0       0           0
+    0.5     2           1 for two samples, 0 for the others; the next pass draws anew
+    1       4           1, the same as without a factor
+    1.5     6           2 for two samples, 1 for the others
+    2       8           2
     ======  ==========  =======================================================
 
     If several data sets are mixed, each has its own passes and these counts hold for each of them: see `Part`.
@@ -90,7 +90,7 @@ class Selection:
         return state.hexdigest()
 
     def part(self, start: int, stop: int) -> "Part":
-        """Select from one data set of several: from the ordinals in ``[start, stop)``."""
+        """Return the selection of one data set of several, the one with the ordinals in ``[start, stop)``."""
         if (start, stop) not in self._parts:
             first, last = np.searchsorted(self.excluded, [start, stop])
             labels = None if self._labels is None else self._labels[start:stop]
@@ -149,7 +149,7 @@ class Part:
         self.max_copies = 1
         """The largest number of copies of a sample in a pass."""
         self.min_copies: Copies | None = None
-        """uint16 or uint32 [stop - start]: the least copies of each sample in any pass; ``None``: one, excluded: 0."""
+        """uint16 or uint32 [stop - start]: the fewest copies of each sample in any pass; ``None``: 1, excluded: 0."""
         if labels is None or not factors:
             return
         named = np.array(sorted(factors), np.int64)

@@ -1,7 +1,7 @@
 """The interface of a store: a place that holds objects, either a bucket of AIStore or a directory.
 
-A store answers for itself. Code outside this folder asks for what a store can do (`Store.directory`, `Store.cluster`,
-`Store.etl`), never for its class. Object names are relative to the bucket or directory.
+A store's attributes say what it can do (`Store.directory`, `Store.cluster`, `Store.etl`). Code outside this folder
+reads them, and never asks for a store's class. Object names are relative to the bucket or directory.
 """
 
 import contextlib

@@ -57,7 +57,7 @@ def new_checksum(checksum_type: str) -> Checksum:
     """A checksum to which no bytes were added yet.
 
     Raises:
-        KeyError: If the type is not one of `CHECKSUM_TYPES`: check a type that a client sends first.
+        KeyError: If the type is not one of `CHECKSUM_TYPES`. Check a type that comes from a client before the call.
 
     >>> crc = new_checksum("crc32c")
     >>> crc.update(b"123456789")

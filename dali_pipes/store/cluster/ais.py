@@ -216,7 +216,7 @@ class AisStore(Bucket):
 
 
 class _MissingAllowed:
-    """Ends its ``with`` block early if the cluster answers 404: there is no such bucket or object."""
+    """Ends its ``with`` block without an error if the cluster answers 404: there is no such bucket or object."""
 
     def __enter__(self) -> None:
         pass
