@@ -36,7 +36,7 @@ from dali_pipes.reader.batch import Batch
 _log = logging.getLogger(__name__)
 
 # Loaders of this process, counted by rank and world size: the first of one rank is compared with the first of the
-# others. A loader that rank 0 alone opens, to validate, has a world of one.
+# others. A loader that rank 0 alone opens, to validate, has a world size of 1.
 _numbers: Counter[tuple[int, int]] = Counter()
 
 
@@ -66,7 +66,8 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
         _numbers[process.rank, process.world_size] += 1
         self._has_compared = False
         self.num_valid = 0
-        """The number of valid samples in the last delivered batch: all of them, except in a ``PARTIAL`` last batch."""
+        """The number of samples in the last delivered batch that count: all, except in a ``PARTIAL`` last batch. A
+        sample that replaces a bad one counts, too."""
         self.substituted: tuple[int, ...] = ()
         """Positions in the last delivered batch at which another sample replaces a bad one."""
         self.num_substituted = 0
@@ -337,7 +338,7 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
         if self._epoch.stands_at(epoch, start):
             return  # the right shards are staged already
         with profiling.busy("hand-over"):
-            was_cut_short, self._epoch.is_cut_short = self._epoch.is_cut_short, True  # until the other has begun
+            was_cut_short, self._epoch.is_cut_short = self._epoch.is_cut_short, True  # until the new epoch has begun
             if was_cut_short:
                 self._start_anew()
             else:

@@ -92,9 +92,9 @@ def loader(
         decode: Threads, batches decoded ahead, the GPU's JPEG engines: see `Decode`.
         outputs: Keys and a validity mask beside the graph's outputs, and the kind of class ids: see `Outputs`.
         state: The result of `Loader.state_dict`, of a loader with the same order. The job continues at the exact next
-            sample, with the batches that `Loader.load_state_dict` would give. The shards of the first batch are fetched
-            first; those of epoch 0 are not. Batch size and world size may differ. ``None``: from the start, so that one
-            line serves both cases: ``state=checkpoint["loader"] if checkpoint else None``.
+            sample, with the batches that `Loader.load_state_dict` would give. The shards of this sample's
+            batch are fetched first; the start of epoch 0 is not staged. Batch size and world size may differ. ``None``:
+            from the start, so that one line serves both cases: ``state=checkpoint["loader"] if checkpoint else None``.
         rank: Number of this process among those that share the order. If rank and ``world_size`` are ``None``, they
             come from `torch.distributed`, else from the variables of torchrun, Slurm or MPI; else this is the only
             process.
@@ -239,7 +239,8 @@ def _device_id(device: str, local_rank: int) -> int | None:
             raise ValueError(f"device='{device}', and torch finds {num_devices} CUDA devices, from cuda:0")
         return int(number)
     current = int(torch.cuda.current_device())
-    # Device 0 is the current one until the process sets another. It is right if each process sees only one device.
+    # Device 0 is current until the process sets another one, so the launcher's number is taken instead. If each process
+    # sees only one device, there may be no device of that number, and device 0 is right.
     return local_rank if current == 0 and local_rank < num_devices else current
 
 

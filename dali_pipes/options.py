@@ -91,7 +91,7 @@ class Shuffle:
     ramp_up: bool = False
     """Start each epoch with windows of 1, 2, 4, ... shards, so that its first batch waits for one shard only."""
     slices: int = 1
-    """Nodes that each stage a share of the shards; shorter slices repeat their first samples."""
+    """Parts of the shard list: a node stages only its own slices. Shorter slices repeat their first samples."""
     enabled: bool = True
     """``False`` reads in the manifest's order, as ``shuffle=False`` does, with the windows and slices given here."""
 

@@ -3,8 +3,8 @@
 A file is used only on the machine that it was made on: the same processor, number of cores and GPU. A caller's own
 settings take precedence. No setting changes the order: with a file or without one, batches hold the same samples, and
 on the CPU the same pixels. On a GPU the JPEG engines and CUDA kernels may round a photo differently (``bench gpu
---scenarios parity`` shows by how much). ``hw_decoder_load`` and the photo's position in the batch decide which of them
-decodes it.
+--scenarios parity`` shows by how much). ``hw_decoder_load`` and a photo's position in the batch decide whether the
+engines or the kernels decode it.
 """
 
 import json

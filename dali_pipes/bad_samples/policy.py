@@ -1,7 +1,7 @@
 """Remember the bad samples that a rank has seen, and stop when they are too many.
 
 A sample is bad if the shard index says so (a GIF, too many pixels), if a component cannot be parsed, or if DALI cannot
-decode it. ``on_error="raise"`` names it and stops; ``"substitute"`` lists it and replaces it by another sample.
+decode it. ``on_error="raise"`` names it and stops; ``"substitute"`` lists it and replaces it with another sample.
 """
 
 import logging
@@ -40,6 +40,8 @@ class BadSamplesSeen:
 
     def positions(self, batch: Batch) -> list[int]:
         """Find the positions in a batch of samples that are known to be bad."""
+        if not self.seen:
+            return []
         return [position for position, ordinal in enumerate(batch.ordinals.tolist()) if ordinal in self.seen]
 
     def add(self, batch: Batch, problems: Mapping[int, tuple[str, str]]) -> None:

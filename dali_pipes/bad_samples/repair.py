@@ -1,9 +1,9 @@
 """Repair batches with bad samples: find the bad samples and put good ones in their places.
 
 A bad sample is replaced by the nearest good one before it in its batch, else by the nearest after it. If the whole
-batch is bad, it is the nearest good neighbour of the first sample in its shard, before it or else after it, else the
-first good sample of the following shards. So the result depends on the order and on which samples are bad, and not on
-the time when they were found.
+batch is bad, one sample from outside replaces all of it: the nearest good one before the batch's first sample in its
+shard, else the nearest after it, else the first good sample of the following shards. So the result depends on the order
+and on which samples are bad, and not on the time when they were found.
 
 DALI does not always name the sample that it cannot decode, and loses the batch. But the batch's inputs are still here.
 The repair finds bad samples by decoding halves of the batch, and halves of these, in a retry pipeline apart from the
@@ -188,7 +188,7 @@ class Repair:
         raise DecodeError(f"shard '{shard}', key '{key}': the data set has no good sample left to replace it")
 
     def _others(self, batch: Batch, *, num: int, substituted: tuple[int, ...] = ()) -> Iterator[Batch]:
-        """Yield batches of one repeated sample that is not known to be bad, nearest to the first sample first."""
+        """Yield batches that repeat one sample, for each neighbour of the first sample that is not known to be bad."""
         for neighbours in self._stored.neighbours(int(batch.ordinals[0])):
             candidates = [ordinal for ordinal in neighbours.tolist() if ordinal not in self._seen.seen]
             if not candidates:
@@ -252,7 +252,7 @@ def _pillow_says(data: npt.NDArray[np.uint8]) -> str:
             warnings.simplefilter("ignore")
             with Image.open(io.BytesIO(data.tobytes())) as photo:
                 photo.load()
-    except Exception as exc:  # noqa: BLE001 (Pillow raises what it meets)
+    except Exception as exc:  # noqa: BLE001 (Pillow raises many types)
         # Its text for an unknown format names an object in memory.
         return str(exc).partition(" <")[0][:120] or type(exc).__name__
     return ""

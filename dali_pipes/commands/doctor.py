@@ -37,7 +37,7 @@ _PROGRAM, _VARIABLE = "dali-pipes", "_DALI_PIPES_COMPLETE"
 def doctor(context: click.Context, *, endpoint: str | None, cache_dir: Path | None, as_json: bool) -> None:
     """Check versions, the GPU's driver against DALI and torch, the endpoint, the cache and limits of this machine.
 
-    Each finding is ok, warn or fail, with advice what to do. A machine without a GPU is ok: loaders run on the CPU. The
+    Each finding is ok, warn or fail, and says what to do. A machine without a GPU is ok: loaders run on the CPU. The
     exit code is 1 if a finding is fail.
     """
     from dali_pipes.commands.checks.findings import worst

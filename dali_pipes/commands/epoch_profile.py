@@ -165,8 +165,8 @@ def _split_decoding(profile: EpochProfile, decode_share: float) -> EpochProfile:
 def _decode_share(decode: "DecodePipeline", batches: "Sequence[BatchInputs]") -> float:
     """Measure the share of decoding in DALI's work for a batch, 0 to 1, with a second pipeline that only decodes.
 
-    On the CPU this is the share of CPU time. On a GPU it is the share of the time that a batch takes alone, because the
-    time of its engines is not counted.
+    On the CPU this is the share of CPU time. On a GPU it is the share of the time that a batch takes alone, because
+    nothing counts the time for which the GPU's engines are busy.
     """
     if not decode.num_decoders:
         return 0.0

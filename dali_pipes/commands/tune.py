@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 HW_DECODER_LOADS = (0.0, 0.12, 0.25, 0.4, 0.5, 0.65, 0.8, 0.9, 1.0)
 # Not 1, although it is as fast without a training: a slow batch or a training step would then delay the next batch.
 PREFETCH_DEPTHS = (2, 3, 4)
-# A setting that costs more threads or memory must be faster by this share, by which short runs differ anyway.
+# A setting that costs more threads or memory must be faster by this share: short runs of one setting differ as much.
 MIN_GAIN = 0.03
 # Each candidate is timed this number of times, in turns with the others; its median counts.
 NUM_ROUNDS = 3

@@ -68,7 +68,7 @@ def complete_batch(
 
 
 def _oversized(asked: GraphInputs, encoded: Sequence[Any], *, max_pixels: int) -> Problems:
-    """Find too large photos whose header is not in the shard index, because their name is not that of a photo."""
+    """Find photos that are too large and are not in the shard index, because their name is not that of a photo."""
     found: Problems = {}
     for component in asked.components:
         if _is_photo(component):

@@ -17,7 +17,7 @@ from nvidia.dali.plugin.pytorch import DALIGenericIterator
 
 
 def operators_of(pipeline: Pipeline) -> list[Any]:
-    """List the operators on which an output of ``pipeline`` depends; the outputs are set, it need not be built."""
+    """List the operators on which an output of ``pipeline`` depends; its outputs must be set, it need not be built."""
     if not pipeline._py_graph_built:
         pipeline._build_graph()  # makes the list, as building the pipeline would, but starts no thread
     return list(pipeline._ops)

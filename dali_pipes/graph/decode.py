@@ -149,7 +149,7 @@ class DecodePipeline:
         )
 
     def _run_graph(self, components: Components) -> list[Any]:
-        """Call the graph; returns its tensors, as nodes or constants."""
+        """Call the graph, and return its tensors, as nodes or constants."""
         outputs = self._graph(components, Random(components))
         self.inputs = components.inputs
         """The inputs that the graph asked for."""
@@ -199,7 +199,7 @@ class DecodePipeline:
             schedule_batch(self.pipeline)
 
     def take(self) -> tuple[BatchInputs, dict[str, Any]]:
-        """Wait for the oldest batch in flight; returns its inputs, and its outputs by name: DALI tensors, or lists.
+        """Wait for the oldest batch in flight; return its inputs, and its outputs by name: DALI tensors, or lists.
 
         On a GPU the tensors belong to torch's current stream, see Note [whose stream]; they may not be computed yet.
 
@@ -228,7 +228,7 @@ class DecodePipeline:
         return inputs, outputs
 
     def second_pipeline(self, **changed: Any) -> "DecodePipeline":
-        """Make another pipeline of the same graph, which decodes other batches than those in flight; close it.
+        """Make another pipeline of the same graph, to decode batches apart from those in flight; the caller closes it.
 
         Args:
             changed: Arguments of `DecodePipeline` that differ; ``prefetch_queue_depth`` is 1 by default.
@@ -245,7 +245,7 @@ class DecodePipeline:
         return DecodePipeline(self._graph, samples=self._samples, **(arguments | changed))
 
     def decode(self, inputs: BatchInputs) -> dict[str, Any]:
-        """Decode one batch, while no other is in flight; returns the outputs by name.
+        """Decode one batch, while no other is in flight; return the outputs by name.
 
         Raises:
             RuntimeError: If DALI cannot decode it; the pipeline can still decode the next batch.

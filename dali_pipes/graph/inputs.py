@@ -41,7 +41,7 @@ _PARSED_DALI_TYPES = _DALI_TYPES | {
 
 @dataclass(frozen=True, eq=False)
 class ListOutput:
-    """An output that is not a tensor: batches hold a list of one Python object per sample. No operator takes it."""
+    """An output that is not a tensor: batches hold a list of one Python object per sample. Operators cannot take it."""
 
     parser: Parser
 

@@ -50,7 +50,7 @@ class Parser:
 def parse_batch(
     parsers: Sequence[Parser], encoded: Mapping[str, Any], *, is_there: Callable[[str], Bools]
 ) -> tuple[list[list[Any]], Problems]:
-    """Parse a batch: returns for each parser one value per sample, and the samples that cannot be parsed.
+    """Parse a batch: return for each parser one value per sample, and the samples that cannot be parsed.
 
     Args:
         parsers: Any number, of any components.

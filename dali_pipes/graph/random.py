@@ -13,10 +13,12 @@ from dali_pipes.reader.batch import Batch
 class Random:
     """Random numbers that belong to the sample; the second argument of a graph.
 
-    Each call opens a stream of its own, named by its kind and number; pass ``stream=`` to keep a stream when calls are
-    added before it. A sample's numbers from a stream are a function of ``(seed, epoch, ordinal, occurrence, stream)``:
-    they are the same with another batch size, with another number of ranks and in a resumed run. (On a GPU the same
-    numbers do not always give the same pixels to the last bit, see `dali_pipes.tuning`.)
+    Each call opens a stream of its own, named by the call's kind and number. Pass ``stream=`` to name the stream, so
+    that it stays the same when calls are added before this one.
+
+    A sample's numbers from a stream are a function of ``(seed, epoch, ordinal, occurrence, stream)``: they are the same
+    with another batch size, with another number of ranks and in a resumed run. (On a GPU the same numbers do not always
+    give the same pixels to the last bit, see `dali_pipes.tuning`.)
     """
 
     def __init__(self, components: Components) -> None:

@@ -32,7 +32,7 @@ runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 def own_program(module: str, *arguments: str) -> list[str]:
-    """The command that runs a module of ours, such as ``prep.embedded``; the environment is the caller's."""
+    """Make the command that runs a module of ours, such as ``prep.embedded``; the caller sets its environment."""
     # -P: the working directory is not on the path.
     return [sys.executable, "-P", "-c", _START, str(_ROOT), module, *arguments]
 
@@ -42,9 +42,9 @@ class ServerProcess:
 
     Args:
         module: The program. It prints its endpoint as its first line, and takes ``--owner PID`` for `end_with_owner`.
-        arguments: Of the program.
-        stderr: Where its messages go; ``None``: where those of this process go.
-        environment: Of the program; ``None``: that of this process.
+        arguments: The program's arguments.
+        stderr: The file for its messages; ``None``: the standard error of this process.
+        environment: The program's environment; ``None``: that of this process.
 
     Raises:
         OSError: If it does not start: `ConnectionError` if the program ended, `TimeoutError` if it printed no endpoint.
@@ -117,6 +117,6 @@ def _read_endpoint(process: subprocess.Popen[bytes]) -> str:
     if not ready:
         raise TimeoutError(f"no answer after {START_TIMEOUT_S:g} s")
     line = process.stdout.readline()
-    if not line:
+    if not line.endswith(b"\n"):
         raise ConnectionError(f"it ended with exit status {process.wait()}")
     return line.decode().strip()

@@ -143,7 +143,7 @@ def refuse_disagreement(inputs: Mapping[str, str], *, process: Rank, number: int
     from torch.distributed.distributed_c10d import _get_default_store
 
     store = _get_default_store()
-    # torchrun's store outlives workers that are started again, and still has what they wrote.
+    # torchrun's store outlives workers that are started again, and still has their values.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     store.set(f"dali-pipes/{attempt}/{number}/{process.rank}", json.dumps(dict(inputs)))
     for other in range(process.world_size):

@@ -34,7 +34,7 @@ class Places:
     """Rows of a photo as stored; 0 for a component that is not a photo."""
     width: Int64s
     format: Int64s
-    """Index into `dali_pipes.formats.photo_header.PHOTO_FORMATS`; -1 if its name is not that of a photo."""
+    """Index into `dali_pipes.formats.photo_header.PHOTO_FORMATS`; -1 if the component's name is not that of a photo."""
 
     def part(self, rows: slice) -> "Places":
         """Take a run of the samples."""
@@ -145,7 +145,7 @@ class Batch:
     def replaced(
         self, ordinals: Int64s, occurrences: Int64s, *, substituted: tuple[int, ...], rows: Rows | None = None
     ) -> "Batch":
-        """Make the batch with other samples: of its own shards, or of the shards of ``rows``."""
+        """Make a batch of other samples in the place of this one, from its own shards or from those of ``rows``."""
         return Batch(
             (rows or self.rows).of(ordinals),
             0,
@@ -190,5 +190,5 @@ class Batch:
         return self.rows.name(self._start + position)
 
     def uniforms(self, stream: str, num: int) -> npt.NDArray[np.float64]:
-        """Draw ``num`` numbers in [0, 1) for each sample, which belong to it in this epoch: float64 [B, num]."""
+        """Draw ``num`` numbers in [0, 1) for each sample, by its ordinal and the epoch: float64 [B, num]."""
         return self._stream(stream).uniforms(self.ordinals, num, occurrence=self.occurrences)

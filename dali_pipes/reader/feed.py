@@ -81,9 +81,9 @@ class Feed:
         self._staged: dict[int, deque[tuple[int, list[int]]]] = {lane: deque() for lane in lanes}
         self._ahead: _Opened | None = None
         self._open: _Opened | None = None
-        self._num_read = 0  # batches of the open segment
-        self._is_faulty = False  # whether the next segment could not be opened
-        self._is_first = True  # whether no segment has been opened yet
+        self._num_read = 0  # batches that were read of the open segment
+        self._is_faulty = False  # whether a segment could not be opened ahead
+        self._is_first = True  # whether no batch has been read yet
         steps = batching.steps_of(plan, start=start)
         first_step = next(steps, None)
         steps = itertools.chain([] if first_step is None else [first_step], steps)
@@ -279,8 +279,8 @@ def _cut(
 ) -> Iterator[list[Step]]:
     """Cut the epoch's steps into segments; the steps of a segment have one batch size, as a reader's batches do.
 
-    ``first_lines`` is the length of the first segment. ``finished`` is, for each lane, the number of windows that are
-    read to their end before the first step.
+    ``first_lines`` is the largest number of lines in the first segment. ``finished`` is, for each lane, the number of
+    windows that are read to their end before the first step.
     """
     limit = first_lines
     run: list[Step] = []

@@ -1,10 +1,10 @@
-"""Find what is known of samples by their ordinals, in the indexes of their shards.
+"""Look up samples by their ordinals in the indexes of their shards.
 
 `Samples` serves a running loader. It reads a shard's index when a segment first names the shard, and forgets it with
-the shard's window. So it needs memory for the windows that are read only, whatever the size of the data set.
+the shard's window. So it needs memory only for the windows that are being read, whatever the size of the data set.
 
-`StoredSamples` serves before anything is staged: it checks a data set against a graph, by the manifest's sums and the
-store's shard indexes.
+`StoredSamples` checks a data set against a graph before anything is staged, by the manifest's sums and the store's
+shard indexes. Later it finds the samples that can replace a bad one.
 """
 
 from collections.abc import Callable, Iterable, Iterator

@@ -27,7 +27,7 @@ from dali_pipes.errors import CacheError
 # A loader has a descriptor for each segment and each connection, and torch has its own; the embedded node has one for
 # each connection. Most systems allow 1,024.
 MIN_FILES, ENOUGH_FILES = 256, 1024
-# The smallest useful cache: two windows of one shard, as `prep pack` makes shards.
+# The smallest useful cache: two windows of one shard each; `prep pack` makes shards of 256 MiB.
 MIN_CACHE_BYTES = 512 << 20
 MIN_MEMORY_BYTES = 1 << 30
 # No build of this project is older: a clock that shows an earlier date was never set.
