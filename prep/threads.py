@@ -10,7 +10,7 @@ Result = TypeVar("Result")
 
 
 def in_threads(function: Callable[[Item], Result], items: Iterable[Item], num_threads: int) -> Iterator[Result]:
-    """Yield ``function(item)`` of each item, in order; at most four items a thread are ahead of the one that is taken.
+    """Yield ``function(item)`` for each item, in order. At most four items per thread run ahead of the caller.
 
     After an error, also of the caller's, the items that wait are dropped.
     """

@@ -153,7 +153,7 @@ def run_command(
 
 @contextlib.contextmanager
 def _cluster(url: str, endpoint: str | None, embedded_dir: Path | None, function: str | None) -> Iterator[str]:
-    """An endpoint; an embedded node that this command starts may run its transform."""
+    """Yield an endpoint. If this command starts an embedded node, the node may run transforms."""
     from dali_pipes.store.cluster.embedded_node import ALLOW_ETL
     from dali_pipes.store.urls import is_remote
     from prep.etl.transforms import load_transform
@@ -190,7 +190,7 @@ def _running(store: "Bucket", name: str | None, function: str | None, image: str
 
 
 def _any_bucket(endpoint: str) -> "Bucket":
-    """A store for requests to the cluster that name no bucket."""
+    """A store for requests to the cluster that need no bucket."""
     from dali_pipes.store.cluster.ais import AisStore, check_endpoint
 
     check_endpoint(endpoint)

@@ -21,7 +21,7 @@ def export() -> None:
 @click.option(
     "--photo",
     metavar="COMPONENT",
-    help='The photo; "jpg;png" takes the first that a sample has.  [default: the first photo without a name of a mask]',
+    help='The photo; "jpg;png" takes the first that a sample has.  [default: the first photo not named like a mask]',
 )
 @pairs_option(
     "--feature",
@@ -54,9 +54,9 @@ def export_tfrecord(
     A record is a tf.train.Example: image/encoded, image/format, image/height, image/width, image/class/label (from
     cls), image/class/text (from the class table), image/filename (the key), and the other components as bytes.
 
-    The command writes PREFIX000000.tfrecord, ... and PREFIX000000.idx, ..., which has one line for each record: offset
-    and size. Run an interrupted export again to finish it: it does not write files again that are already complete.
-    `prep pack tfrecords --key image/filename` reads them.
+    The command writes PREFIX000000.tfrecord, ... and PREFIX000000.idx, ...; an .idx file has one line for each record:
+    offset and size. Run an interrupted export again to finish it: files that are already complete are not written
+    again. `prep pack tfrecords --key image/filename` reads the files.
     """
     from dali_pipes.store.urls import resolve_shards
     from prep.export.export import export_tfrecords

@@ -38,7 +38,7 @@ _CLASSES = 12
     type=click.IntRange(min=0),
     help="Photos of each component that are decoded for mean and deviation; 0: none.",
 )
-@seed_option("the random choice of these photos")
+@seed_option("the random choice of photos")
 @cluster_options
 @json_option
 def info(

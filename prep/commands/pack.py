@@ -59,8 +59,10 @@ _pack_options = join_options(
 )
 
 
-# What `_field_options` gives to a command.
-_FIELDS = ("components", "values", "label", "has_labels", "key")
+def _take_fields(options: dict[str, Any]) -> dict[str, Any]:
+    """Take the values of `_field_options` out of a command's options, as arguments of a source."""
+    fields = {name: options.pop(name) for name in ("components", "values", "label", "key")}
+    return fields | {"has_labels": not options.pop("unlabelled")}
 
 
 def _field_options(kind: str, *, component: str, value: str, label: str, key: str) -> Callable[[Command], Command]:
@@ -72,10 +74,11 @@ def _field_options(kind: str, *, component: str, value: str, label: str, key: st
             "--value",
             "values",
             metavar=f"NAME={name}",
-            help=f"A {kind} whose values are written themselves: {value}; may be repeated.  [default: none]",
+            help=f"A {kind} of texts, numbers or lists, encoded by NAME's extension: {value}; may be repeated.  "
+            "[default: none]",
         ),
         click.option("--label", metavar=name, help=f"Class ids, or names of classes{label}"),
-        click.option("--unlabelled", "has_labels", is_flag=True, flag_value=False, default=True, help="Pack no cls."),
+        click.option("--unlabelled", is_flag=True, help="Pack no cls."),
         click.option("--key", metavar=name, help=f"Keys of samples{key}"),
     )
 
@@ -88,7 +91,7 @@ def pack() -> None:
     names start with it; any other is a folder, in which names start with "samples-". A missing bucket is created.
 
     The command writes PREFIX000000.tar, PREFIX000001.tar, ... and PREFIXclasses.json. Run an interrupted pack again to
-    finish it: it does not write shards again that are already complete.
+    finish it: shards that are already complete are not written again.
     """
 
 
@@ -172,7 +175,7 @@ def pack_table(
     """
     from prep.sources.tables import table
 
-    fields = {name: options.pop(name) for name in _FIELDS}
+    fields = _take_fields(options)
     _pack(table(file, root=root, masks=chosen_masks(masks, no_masks=no_masks), **fields), url, **options)
 
 
@@ -219,7 +222,7 @@ def pack_tfrecords(files: tuple[Path, ...], url: str, **options: Any) -> None:
     from prep.sources.tfrecord_files import find_tfrecords
     from prep.sources.tfrecords import tfrecords
 
-    fields = {name: options.pop(name) for name in _FIELDS}
+    fields = _take_fields(options)
     found = find_tfrecords(files)
     source = tfrecords(found, jobs=options["jobs"], show_progress=not options["as_json"], **fields)
     _pack(source, url, **options)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 _GIVEN = click.core.ParameterSource.COMMANDLINE
-# A dSort spec contains these options.
+# Options that a dSort spec contains.
 _IN_SPEC = (
     *("output", "kind", "seed", "epoch", "component", "key_type", "decreasing", "shard_bytes", "extension"),
     *("ekm", "by", "splits"),

@@ -38,8 +38,9 @@ def transform(
     """Transform the shards at URL into OUT without an ETL: the bytes are the same as those of a cluster's ETL.
 
     URL is ais://BUCKET/PREFIX, DIRECTORY[/PREFIX], a glob of local tars, or shards with braces; OUT is
-    ais://BUCKET[/PREFIX] or DIRECTORY[/PREFIX], made if it is not there. Shards keep their names and samples their keys
-    and order. The function takes a dict of component to bytes and returns another; an empty one leaves the sample out.
+    ais://BUCKET[/PREFIX] or DIRECTORY[/PREFIX], created if it does not exist. Shards keep their names, and samples keep
+    their keys and order. The function takes a dict of component to bytes and returns another; an empty one leaves the
+    sample out.
 
     The command writes the shards and, if there is one, the class table; index them afterwards.
     """
@@ -67,7 +68,7 @@ def inputs_and_output(urls: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def print_report(report: "TransformReport", what: str, *, as_json: bool) -> None:
-    """Print what ``what``, a function or an ETL, did."""
+    """Print the result of ``what``, a function or an ETL."""
     line = (
         f"transformed {counted(len(report.shards), 'shard')} by {what}, {format_bytes(report.num_bytes)} in "
         f"{report.elapsed_s:.1f} s -> {report.url}"

@@ -50,7 +50,7 @@ def _parse_values(context: click.Context, parameter: click.Parameter, text: str 
 @click.option(
     "--mask-values", metavar="1,2,3", callback=_parse_values, help="Values that a mask may have.  [default: any]"
 )
-@click.option("--max-pixels", type=click.IntRange(min=1), help="Reject photos with more pixels.  [default: 89478485]")
+@click.option("--max-pixels", type=click.IntRange(min=1), help="Photos with more pixels are bad.  [default: 89478485]")
 @click.option(
     "--workers", type=click.IntRange(min=1), help="Processes.  [default: one for each core, fewer for few bytes]"
 )
@@ -93,10 +93,11 @@ def verify(
 
     if no_masks and mask_values:
         raise click.UsageError("--no-masks and --mask-values exclude each other")
+    chosen = chosen_masks(masks, no_masks=no_masks)
     with endpoint_for(urls, endpoint, embedded_dir) as answering:
         report = verify_shards(
             resolve_shards(urls, endpoint=answering),
-            masks=chosen_masks(masks, no_masks=no_masks),
+            masks=chosen,
             mask_values=mask_values,
             max_pixels=max_pixels or MAX_PIXELS,
             quarantine=quarantine,

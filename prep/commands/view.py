@@ -23,7 +23,9 @@ from prep.commands.output import counted, print_result
     help="Only samples of this class, an id or a name; may be repeated.",
 )
 @click.option("--keys", metavar="KEY,...", help="The samples with these keys, in this order.")
-@click.option("--photo", metavar="COMPONENT", help="The photo to show.  [default: a sample's first photo]")
+@click.option(
+    "--photo", metavar="COMPONENT", help="The photo to show.  [default: a sample's first photo that is not a mask]"
+)
 @click.option("--mask", metavar="COMPONENT", help="The mask to lay over it; '' for none.  [default: its first mask]")
 @cluster_options
 @json_option

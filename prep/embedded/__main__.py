@@ -18,7 +18,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--allow-etl", action="store_true", help="allow every client of the port to run transforms as you"
     )
-    parser.add_argument("--latency-s", type=float, default=0.0, help="slept before each request is answered")
+    parser.add_argument("--latency-s", type=float, default=0.0, help="seconds to wait before each request is answered")
     parser.add_argument("--owner", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.owner is not None:

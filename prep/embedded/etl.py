@@ -109,7 +109,7 @@ class Etls:
             etl.close()
 
     def start(self, message: dict[str, Any]) -> str:
-        """Do ``PUT /v1/etl``: start the transform, and return a number when its server answers."""
+        """Do ``PUT /v1/etl``: start the transform, and return an id when its server answers."""
         name = wire.field_of(message, "name", str)
         command = wire.field_of(wire.field_of(message, "runtime", dict), "command", list)
         if not name or len(command) != len(_COMMAND) + 1 or command[:-1] != _COMMAND:

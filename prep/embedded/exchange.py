@@ -108,7 +108,7 @@ class Exchange(BaseHTTPRequestHandler):
         return message
 
     def answer(self, status: int, body: bytes = b"", *, headers: Headers = (), length: int | None = -1) -> None:
-        """Send an answer. A ``length`` of -1 means the body's; ``None`` sends no ``Content-Length``."""
+        """Send an answer. A ``length`` of -1 means the length of ``body``; ``None`` sends no ``Content-Length``."""
         self.has_answered = True
         self.send_response_only(status)
         for key, value in headers:

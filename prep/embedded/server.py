@@ -191,31 +191,35 @@ class _Handler(Exchange):
             self._bucket_head(bucket)
             return
         message = self.read_json()
-        value = wire.field_of(message, "value", dict)
+
+        def value() -> dict[str, Any]:
+            """Read only for the actions below: others may hold a value of another type."""
+            return wire.field_of(message, "value", dict)
+
         match self.command, message.get("action"):
             case "POST", "create-bck":
                 try:
-                    storage.create_bucket(bucket, wire.parse_bucket_props(value, BucketProps()))
+                    storage.create_bucket(bucket, wire.parse_bucket_props(value(), BucketProps()))
                 except BucketExistsError as exc:
                     tcode = "ErrBucketAlreadyExists"
                     raise RefusalError(409, f'bucket "ais://{bucket}" already exists', tcode) from exc
                 self.answer(200)
             case "PATCH", "set-bprops":
-                storage.set_bucket_props(bucket, wire.parse_bucket_props(value, storage.bucket_props(bucket)))
+                storage.set_bucket_props(bucket, wire.parse_bucket_props(value(), storage.bucket_props(bucket)))
                 self.answer(200)
             case "DELETE", "destroy-bck":
                 storage.destroy_bucket(bucket)
                 self.answer(200)
             case "GET", "list":
-                self._list(bucket, value)
+                self._list(bucket, value())
             case "GET", "summary-bck":
                 storage.bucket_info(bucket)
-                if not value.get("uuid"):  # a cluster starts a job here; the client asks again with the job's id
+                if not value().get("uuid"):  # a cluster starts a job here; the client asks again with the job's id
                     self.answer_text(os.urandom(5).hex(), status=202)
                 else:
-                    self.answer_text(json.dumps([self._summary(bucket, wire.field_of(value, "prefix", str))]))
+                    self.answer_text(json.dumps([self._summary(bucket, wire.field_of(value(), "prefix", str))]))
             case "POST", "etl-listrange" if self.server.etls is not None:
-                self.answer_text(self._etls().start_job(bucket, value))
+                self.answer_text(self._etls().start_job(bucket, value()))
             case _, action:
                 raise wire.unsupported(f"{self.command} {self._path}, action '{action}'")
 
@@ -429,7 +433,7 @@ def serve_forever(
         port: 0 takes a free one.
         allow_etl: Whether clients may run transforms as this user. ``None``: only if the environment's
             ``DALI_PIPES_EMBEDDED_ETL`` is ``1``.
-        latency_s: Slept before each request is answered.
+        latency_s: Seconds to wait before each request is answered.
         announce: Called with the endpoint, instead of printing it.
 
     Raises:

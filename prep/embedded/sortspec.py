@@ -49,7 +49,10 @@ class SortSpec:
         if not source:
             raise ValueError('"input_bck" missing source bucket')
         key_map = wire.field_of(spec, "ekm_file", str)
-        size = parse_size(str(spec.get("output_shard_size") or "0"))
+        try:
+            size = parse_size(str(spec.get("output_shard_size") or "0"))
+        except ValueError as exc:
+            raise ValueError(f'"output_shard_size": {exc}') from exc
         if key_map and not size:
             raise ValueError('"output_shard_size" must be set with an "ekm_file"')
         input_format = wire.field_of(spec, "input_format", dict)

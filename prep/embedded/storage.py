@@ -74,7 +74,7 @@ class ObjectMeta:
     checksum: str
     """The checksum of the bytes, in hexadecimal; empty for type ``none``."""
     checksum_type: str = DEFAULT_CHECKSUM_TYPE
-    """The bucket's type when the object was stored. Objects stored by older versions lack it."""
+    """The bucket's type when the object was stored. Objects of older versions lack it and get the default."""
     version: int
     """1 for a new object, and one more each time it is replaced."""
     atime_ns: int

@@ -1,4 +1,4 @@
-"""Transform shards on this machine: one process a core, each with a few samples in memory."""
+"""Transform shards on this machine: one process for each core, each with a few samples in memory."""
 
 import json
 import tempfile

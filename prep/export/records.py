@@ -26,7 +26,7 @@ from prep.sources.tfrecord_files import MAX_RECORD_BYTES
 ENCODED, FORMAT, HEIGHT, WIDTH = "image/encoded", "image/format", "image/height", "image/width"
 LABEL, TEXT, KEY = "image/class/label", "image/class/text", "image/filename"
 PHOTO_FEATURES = (ENCODED, FORMAT, HEIGHT, WIDTH, LABEL, TEXT, KEY)
-"""Features of a record beside the features of its components."""
+"""Features that a record has in addition to the features of its components."""
 
 Int64s = npt.NDArray[np.int64]
 

@@ -1,6 +1,6 @@
 """Make the bytes of a TFRecord file, in a worker.
 
-It is a separate module, because the imports of `prep.export.export` (numpy among them) would take every worker a tenth
+It is a separate module, because the imports of `prep.export.export` (numpy among them) would cost every worker a tenth
 of a second. A worker needs memory for 1 MiB, one record, and the keys and positions of the file's samples. It holds the
 whole record, because the record's length stands before the data and the checksum after it.
 """

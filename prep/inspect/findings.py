@@ -45,7 +45,7 @@ class ShardFinding(NamedTuple):
     """Empty for a finding of the shard."""
     component: str
     text: str
-    """Follows shard, key and component."""
+    """The description; in messages it follows shard, key and component."""
 
     def __str__(self) -> str:
         parts = (("shard", self.shard), ("key", self.key), ("component", self.component))

@@ -19,7 +19,7 @@ from prep.sources.record import HEAD_BYTES, Source, as_entry
 from prep.tar.writer import Entry, Part, Range
 from prep.workers import Report, Workers
 
-# All of most masks.
+# Most masks are smaller.
 MASK_BYTES = 1 << 16
 # Records of a task: some 10 ms of work, so that the processes end together.
 NUM_RECORDS = 500
@@ -99,7 +99,7 @@ def check_records(source: Source, *, workers: Workers, show_progress: bool) -> C
 
 
 def check_utf8(text: str, *, what: str) -> None:
-    """Raise `DataError`, which starts with ``what``, if a name is not UTF-8; names in our tars and JSON files are."""
+    """Raise `DataError`, which starts with ``what``, if a name is not UTF-8, as our tars and JSON files must be."""
     try:
         text.encode()
     except UnicodeEncodeError as exc:
@@ -226,7 +226,7 @@ def _check_names(key: str, parts: Sequence[tuple[str, Part]], *, source: str) ->
 
 
 def _reason(component: str, head: bytes, num_bytes: int, found: str | None, *, is_mask: bool) -> str | None:
-    """The reason if a component is bad; ``found`` is the format of a photo."""
+    """Why a component is bad, or ``None`` if it is good; ``found`` is the format of a photo."""
     if not num_bytes:
         return f"{component} is empty"
     if found is None:
@@ -239,8 +239,8 @@ def _reason(component: str, head: bytes, num_bytes: int, found: str | None, *, i
         return f"{component} is a {found}, a mask must be an 8-bit grey PNG"
     # IHDR: bit depth, colour type.
     if is_mask and tuple(head[24:26]) != (8, 0):
-        found = f"bit depth {head[24]}, colour type {head[25]}"
-        return f"{component} is not an 8-bit grey PNG ({found}), class ids would be lost"
+        pixels = f"bit depth {head[24]}, colour type {head[25]}"
+        return f"{component} is not an 8-bit grey PNG ({pixels}), class ids would be lost"
     return None
 
 
@@ -252,7 +252,7 @@ def _format(head: bytes) -> str:
 
 
 def _printable(text: str) -> str:
-    r"""A name from the file system, its bytes that are not UTF-8 as ``\xff``."""
+    r"""A name from the file system, in which bytes that are not UTF-8 are shown as ``\xff``."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 

@@ -94,12 +94,14 @@ def pack(
         on_bad: What to do about a bad record: one with a photo in a format that DALI does not decode, with a file that
             is empty, missing or unreadable, or with a mask that is damaged, is not an 8-bit grey PNG, or has another
             size than its photo. (A photo in another format than its extension says is packed, and noted.) ``"fail"``:
-            raise before anything is written. ``"skip"``: leave the record out, also if the source could not read it.
-            ``"keep"``: pack it as it is, without the files that cannot be read; a record without any other is left out.
+            raise before anything is written. ``"skip"``: leave the record out.
+            ``"keep"``: pack it as it is, without the files that cannot be read; a record without other files is left
+            out. Only ``"skip"`` accepts records that the source could not read.
         overwrite: Replace shards of other content under these names, and delete those beyond the last one.
         dry_run: Check and plan only.
         copy: A directory that gets a second copy of shards and class table, under the same names. It is written while
-            they are sent, so the files are read once. Equal files there are kept; ``overwrite`` replaces others.
+            the shards are sent, so the source files are read once. Equal files there are kept; ``overwrite`` replaces
+            others.
         jobs: Shards in flight, each written by a process; with 1, this process does all. By default the number of
             cores, at most 16. This process packs small sets alone.
         show_progress: Draw bars.

@@ -36,7 +36,7 @@ def check_decoder(name: DecoderName) -> None:
 
 
 def count_values(pixels: Pixels) -> npt.NDArray[np.int64]:
-    """int64 [256]: how many pixels of a photo's channel, uint8 [height, width], have each value."""
+    """Count the pixels of each value in a photo's channel, uint8 [height, width]; returns int64 [256]."""
     counts = np.zeros(256, np.int64)
     rows = max(1, _PIXELS_AT_A_TIME // max(1, pixels.shape[1]))
     # Count in pieces, because numpy takes 8 bytes of memory for each pixel that it counts.

@@ -19,7 +19,7 @@ _PASSES = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4),
 _INFLATED_BYTES = 1 << 20
 
 Reader = Callable[[int, int], bytes]
-"""Takes an offset and a number of bytes; gives fewer at the end."""
+"""Takes an offset and a number of bytes, and returns the bytes there; at the end of the photo there may be fewer."""
 
 
 def is_mask_name(component: str, photos: Set[str]) -> bool:

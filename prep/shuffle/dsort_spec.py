@@ -80,7 +80,7 @@ class DsortSpec:
     dry_run: bool = False
 
     def json(self) -> dict[str, Any]:
-        """The request in AIStore's fields. The seed is a text, because a number closes the connection."""
+        """The request in AIStore's fields. The seed is a text, because AIS closes the connection on a number."""
         algorithm: dict[str, Any] = {"kind": self.algorithm.kind}
         if self.algorithm.kind == "shuffle":
             algorithm["seed"] = str(self.algorithm.seed)

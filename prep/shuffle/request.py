@@ -48,7 +48,7 @@ class Request:
     outputs: Template | None = None
     """The output's names without extension; ``None``: as many names under the prefix as are needed."""
     algorithm: Algorithm = field(default_factory=Algorithm)
-    """The order. Its seed also draws what a `Grouping` draws."""
+    """The order. Its seed is also the seed of a `Grouping`."""
     shard_bytes: int | None = None
     """An output shard is full when its components take this many bytes; ``None``: the mean of the input's shards."""
     mapped: KeyMap | Grouping | None = None
@@ -59,11 +59,11 @@ class Request:
     """Extension of the output shards; empty: the input's."""
     engine: Engine = "auto"
     """``dsort``: the cluster. ``client``: this machine. ``auto``: the cluster; but this machine, with a warning, if the
-    cluster has no working dSort, or to complete the output of an earlier run of this engine."""
+    cluster cannot do it; and this machine if it only has to complete the output of an earlier run."""
     overwrite: bool = False
     """Replace shards that already exist under the output's names."""
     dry_run: bool = False
-    """Check and plan only. If the shards are indexed, the indexes are read in place of the shards."""
+    """Check and plan only. If the shards are indexed, the indexes are read instead of the shards."""
     spool_dir: Path | None = None
     """See `write_outputs`."""
     show_progress: bool = False

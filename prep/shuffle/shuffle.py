@@ -46,7 +46,7 @@ class ShuffleReport:
     engine: str
     """The engine that was used: ``dsort`` or ``client``."""
     planned: tuple[dict[str, Any], ...]
-    """Name, samples and bytes of each planned output. A cluster of several targets cuts elsewhere."""
+    """Name, samples and bytes of each planned output. A cluster of several targets cuts at other places."""
     spec: dict[str, Any] | None
     """The request to dSort; ``None`` if input or output is a directory."""
     dry_run: bool
@@ -136,7 +136,7 @@ def _check_existing(
             store, plan.contents, plan.outputs, existing=existing, show_progress=request.show_progress
         )
         if not others and set(found) <= set(plan.names):
-            # These are outputs of an earlier run. A cluster cannot write the missing ones alone.
+            # These are outputs of an earlier run. A cluster cannot write only the missing ones.
             return done, "client"
     if found and not request.overwrite:
         if isinstance(request.mapped, KeyMap):

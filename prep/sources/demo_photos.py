@@ -87,7 +87,7 @@ def _read_photograph(file: str) -> Image.Image:
 
 
 def _draw(seed: int, number: int) -> _Draw:
-    """A function from the name of a choice and a bound to an integer in ``[0, bound)``."""
+    """Make a function that returns an integer in ``[0, bound)`` for the name of a choice and ``bound``."""
 
     def draw(choice: str, bound: int) -> int:
         digest = hashlib.blake2b(f"{seed}/{number}/{choice}".encode(), digest_size=8).digest()
@@ -97,7 +97,7 @@ def _draw(seed: int, number: int) -> _Draw:
 
 
 def _side(draw: _Draw, name: str) -> int:
-    """Pixels of one side: six in ten near Oxford's photos, two below a 350 crop, two far above it."""
+    """Draw the pixels of a side: six of ten are as in Oxford's photos, two below a crop of 350, two from 500 on."""
     kind = draw(f"{name} kind", 10)
     if kind < 2:
         return MIN_SIDE + draw(name, 350 - MIN_SIDE)
@@ -108,7 +108,7 @@ def _side(draw: _Draw, name: str) -> int:
 
 def _cut(photograph: Image.Image, draw: _Draw) -> Image.Image:
     width, height = _side(draw, "width"), _side(draw, "height")
-    # The largest box of this shape that fits is scaled to between a half and all of it.
+    # The box has between a half and all of the sides of the largest box of this shape that fits.
     fit = min(photograph.width * 1000 // width, photograph.height * 1000 // height)
     scale = fit * (50 + draw("scale", 51)) // 100
     box_width, box_height = max(1, width * scale // 1000), max(1, height * scale // 1000)
@@ -151,7 +151,7 @@ def _segment(photo: Image.Image) -> Image.Image:
 
 
 def _otsu(values: npt.NDArray[np.uint8]) -> int:
-    """Otsu's threshold: the largest variance between the two sides of the histogram."""
+    """Otsu's threshold: it gives the largest variance between the two sides of the histogram."""
     counts = np.bincount(values.ravel(), minlength=256).astype(np.float64)
     below = np.cumsum(counts)
     above = below[-1] - below

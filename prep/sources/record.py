@@ -60,8 +60,9 @@ class Source:
 
 
 def as_entry(record: Record, source: Source, *, without: Set[str] = frozenset()) -> Entry:
-    """A sample as it is written: its components ``without`` some, and its class id, as ``cls``; sorted by name, unless
-    the source keeps the order.
+    """A sample as it is written: its components except those in ``without``, and its class id, as ``cls``.
+
+    The components are sorted by name, unless the source keeps their order.
 
     Raises:
         DataError: If a component is neither bytes, nor a file, nor a value that its extension takes.
@@ -88,7 +89,7 @@ def require_directory(directory: Path) -> None:
 
 
 def find_known(names: Iterable[str], known: Sequence[str]) -> str | None:
-    """The column or feature with the first of the ``known`` names, in upper or lower case; ``None`` without one.
+    """The column or feature that has the first of the ``known`` names, in upper or lower case; ``None`` if none has.
 
     >>> find_known(["Label", "Path"], ["path", "file"])
     'Path'

@@ -55,7 +55,7 @@ def find_tfrecords(paths: Sequence[Path]) -> list[Path]:
 
 
 def masked_crc32c(data: bytes) -> int:
-    """TFRecord's checksum: CRC32C, rotated and plus a constant, because the data may contain CRCs of their own.
+    """TFRecord's checksum: CRC32C, rotated and with a constant added, because the data may contain CRCs of their own.
 
     >>> hex(masked_crc32c(b"123456789"))
     '0xc78ab0e5'

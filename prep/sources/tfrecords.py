@@ -77,8 +77,8 @@ def tfrecords(
     """The records of TFRecord files, in their order.
 
     Args:
-        files: Not compressed.
-        components: Component -> feature whose bytes it is. By default the first of `IMAGE_FEATURES`, named after the
+        files: The files, which are not compressed.
+        components: Component -> feature that holds its bytes. By default the first of `IMAGE_FEATURES`, named after the
             format of its bytes: ``jpg``, ``png``.
         values: Component -> feature that is written as `webdataset.TarWriter` writes values: ``caption.txt`` a text,
             ``boxes.json`` a list, ``boxes.npy`` an array.

@@ -36,7 +36,7 @@ class ReadStream:
 
 
 class UnpackedFile:
-    """The content of a gzip file. Two of the same file are equal; it pickles without open files.
+    """The content of a gzip file. Two objects for the same file are equal; it pickles without open files.
 
     It should be read forward: to reach later bytes, it unpacks all bytes in between; for earlier ones it starts again.
     """
