@@ -66,7 +66,7 @@ class BadSamplesSeen:
         new = {ordinal: bad for ordinal, bad in found.items() if ordinal not in self.seen}
         for ordinal, bad in new.items():
             if self._quarantine is not None:
-                self._quarantine.add(*bad)  # first: if it fails, it is tried again with the next batch
+                self._quarantine.add(*bad)  # first: after an error the batch is tried again
             self.seen[ordinal] = bad
             _log.warning("bad sample, another one replaces it: %s", bad)
         if new and len(self.seen) > self._policy.max_bad:
