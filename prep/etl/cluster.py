@@ -176,5 +176,6 @@ def _object_errors(store: Bucket, name: str, job: str) -> str:
     """Return the messages of the job's transforms, if the cluster kept them."""
     with contextlib.suppress(StoreError), asking_etl(store, name):
         errors = store.client.etl(name).view(job_id=job).obj_errors or []
-        return shown([f"'{error.obj_name}': {message_of(error.msg)}" for error in errors], are_names=False)
+        texts = [f"'{error.obj_name}': {message_of(error.msg) or 'no reason given'}" for error in errors]
+        return shown(texts, are_names=False)
     return ""
