@@ -1,3 +1,3 @@
-"""Shards to figures: DALI and its peers on the same shards, the same batches, the same clock."""
+"""Time DALI and its peers on the same shards, with the same batches and the same clock."""
 
 __all__: list[str] = []

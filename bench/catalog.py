@@ -7,13 +7,13 @@ if TYPE_CHECKING:
     from bench.engine.scenario import Scenario
 
 SCENARIOS = {
-    "fetch": "Our transport, the SDK and curl, on the same objects.",
-    "pack": "`prep pack` against tar and curl, on the same files.",
-    "resume": "The first batch after a resume against that of an epoch's start.",
-    "scale": "What comes before the first sample, for up to a million shards.",
-    "shuffle": "How far from uniform the orders of windows and buffers are.",
-    "tfrecord": "The same samples as tars and as TFRecord files.",
-    "windows": "Caches that hold all of a data set or a part, near and far from its server.",
+    "fetch": "Fetch the same objects with our transport, the SDK and curl.",
+    "pack": "Pack the same files with `prep pack`, and with tar and curl.",
+    "resume": "Time the first batch after a resume, and at the start of an epoch.",
+    "scale": "Time the steps before the first sample, for up to a million shards.",
+    "shuffle": "Measure how far from uniform the orders of windows and buffers are.",
+    "tfrecord": "Write, read and decode the same samples as tars and as TFRecord files.",
+    "windows": "Load through caches that hold all of a data set or a part, near and far from its server.",
 }
 """Name -> line in the help of `dali-pipes bench`."""
 

@@ -6,12 +6,12 @@ from bench.catalog import SCENARIOS, scenario_class
 from dali_pipes.commands.lazy import LazyGroup
 
 _COMMANDS = {
-    "compare": "Tell whether a run is slower than an earlier one; exit 1 if it is.",
-    "gpu": "What a GPU decodes, how it is set, and what is lost on the way; or the same on the CPU.",
-    "report": "Records to tables and plots: HTML, Markdown, a document's tables.",
-    "run": "Loaders on the same shards, compared first, then timed.",
-    "smoke": "Every installed loader in every mode, on tiny data; is any output wrong?",
-    "sweep": "The same as run, over threads, ranks, latencies, sizes, ...",
+    "compare": "Tell whether a run is worse than an earlier one; exit 1 if it is.",
+    "gpu": "Time decoding on a GPU, one setting changed at a time; or the same on the CPU.",
+    "report": "Show records as tables and plots: HTML, Markdown, a document's tables.",
+    "run": "Compare the outputs of loaders on the same shards, then time the loaders.",
+    "smoke": "Check the outputs of every installed loader in every mode, on tiny data.",
+    "sweep": "Time loaders as run does, over threads, ranks, latencies, sizes, ...",
 }
 
 

@@ -1,4 +1,4 @@
-"""Do the main job on one machine: photos to shards, dSort, index, DALI beside WebLoader; a picture and a report.
+"""Run all steps on one machine: pack photos, dSort, index, load with DALI and WebLoader; draw a picture, and report.
 
 Each step calls a public function or runs a command that a user could run too.
 """
@@ -74,9 +74,9 @@ def demo(*, out: Path, samples: int, seed: int, as_json: bool, endpoint: str | N
     """Pack real photos, dSort and index them in AIStore, load them through DALI and WebLoader, and compare.
 
     Reads the photographs that ship inside scikit-image. Writes to the bucket ais://dali-pipes-demo and to --out:
-    contact-sheet.png, report.json and shards/. A second run takes what is in the bucket, if it was made in the same
-    way and is whole. The contact sheet is loaded from the bucket; what is timed are both loaders on the copies in
-    shards/, so that neither waits for a network that the other does not use.
+    contact-sheet.png, report.json and shards/. A second run uses the shards in the bucket if they were made
+    in the same way and are complete. The contact sheet is loaded from the bucket. Both loaders are timed on the copies
+    in shards/, so that neither waits for a network that the other does not use.
     """
     from bench.tools.environment import check_extras
 
@@ -107,7 +107,6 @@ def demo(*, out: Path, samples: int, seed: int, as_json: bool, endpoint: str | N
 
 
 def _make_directory(out: Path) -> None:
-
     try:
         out.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=out).close()

@@ -40,7 +40,7 @@ def order_picture() -> str:
             parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="1.9" fill="{COLOURS[ordinal // SHARD_SAMPLES]}"/>')
     width, height = len(PANELS) * (SIDE + GAP) - GAP, TOP + SIDE + 24
     parts.append(
-        f'<text x="0" y="{height - 6}">across: when a sample is read; down: where it lies, a colour a shard</text>'
+        f'<text x="0" y="{height - 6}">across: when a sample is read; down: where it lies; one colour per shard</text>'
     )
     style = (
         "text{font:13px system-ui,sans-serif;fill:#222}.title{font-weight:600}.frame{fill:none;stroke:#999}"

@@ -29,7 +29,7 @@ def python_page() -> str:
     package = loader.load("dali_pipes")
     homes = dali_pipes._HOMES
     parts = [HEAD.format(source="the docstrings", title="Python")]
-    parts.append("`import dali_pipes as dp`. What is not here is not for use from outside.\n")
+    parts.append("`import dali_pipes as dp`. Names that are not listed here are internal.\n")
     order = sorted(dali_pipes.__all__, key=lambda name: (name != "loader", name.isupper(), name.lower()))
     for name in order:
         parts.extend(_entry(package[f"{homes[name]}.{name}"], name=f"dp.{name}", level=2))

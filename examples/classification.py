@@ -1,6 +1,8 @@
 """Train a small network to tell cats from dogs, or 37 breeds: plain PyTorch, fed by dali_pipes.
 
-The Oxford-IIIT Pet data set, packed, shuffled and indexed as in segmentation.py. One process, on the GPU if there is:
+The Oxford-IIIT Pet data set, packed, shuffled and indexed as in segmentation.py.
+
+One process, on the GPU if there is one:
 
     python examples/classification.py --task breed --shards 'ais://pets/shuffled-{000002..000009}.tar' \\
         --val-shards 'ais://pets/shuffled-{000000..000001}.tar' --out runs/breeds
@@ -115,7 +117,7 @@ def train(
                 if stop:
                     return stop
             if val_loader is not None:
-                save()  # validation can take longer than the time after a signal
+                save()  # validation can take longer than the time that is left after a signal
                 accuracy = evaluate(model, val_loader, process, targets)
                 if process.rank == 0:
                     print(f"epoch {loader.epoch}: {accuracy:.1%} of {val_loader.num_samples} photos right", flush=True)

@@ -140,7 +140,7 @@ def train(
                 if stop:
                     return stop
             if val_loader is not None:
-                save()  # validation can take longer than the time after a signal
+                save()  # validation can take longer than the time that is left after a signal
                 found = evaluate(model, val_loader, process, shrink=arguments.shrink)
                 if process.rank == 0:
                     each = ", ".join(f"{value:.3f} {name}" for name, value in zip(CLASSES, found.tolist(), strict=True))

@@ -1,1 +1,1 @@
-"""The commands of ``dali-pipes bench``, one a file, each with its options; what several share is in `options`."""
+"""Commands of ``dali-pipes bench``, one in each file; `options` and `running` hold what they share."""

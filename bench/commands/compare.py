@@ -14,11 +14,11 @@ from bench.engine.options import words
     "--threshold",
     default=0.05,
     type=float,
-    help="The share by which a figure may be worse before it is called worse.",
+    help="A figure counts as worse if it is worse by more than this share.",
 )
 @click.option(
     "--figures",
-    help="Comma separated, as the records call them.  [default: samples_per_s, cpu_ms_per_sample, "
+    help="Comma separated names, as in the records.  [default: samples_per_s, cpu_ms_per_sample, "
     "time_to_first_batch_s, loader_memory_mib, shared_memory_mib, fetched_ratio]",
 )
 @click.option(
@@ -38,8 +38,8 @@ def compare(
 ) -> int:
     """Compare two records of `bench run` or `bench sweep`; say what became worse, by how much and how surely.
 
-    Exit 0: nothing did, as far as the repeats show. 1: something did, with its whole 95 % interval on the worse side.
-    2: the runs cannot be read or compared.
+    Exit 0: no figure became worse, as far as the repeats show. 1: a figure became worse, and its whole 95 % interval is
+    on the worse side. 2: the runs cannot be read or compared.
     A 95 % interval of two runs needs 4 repeats of each; with 7 it is narrow enough for most purposes.
     """
     from bench.reports.record import read_run

@@ -1,4 +1,4 @@
-"""``bench gpu``: what a GPU decodes, how it is best set, and what is lost on the way; or the same on the CPU."""
+"""``bench gpu``: time decoding on a GPU under many settings, or the same code on the CPU."""
 
 import contextlib
 from pathlib import Path
@@ -49,7 +49,9 @@ def _sweeps(
 @click.command()
 @click.option("--shards", help="Photos, masks and labels.  [default: drawn]")
 @click.option("--scenarios", help="Comma separated; see above.  [default: rn50]")
-@click.option("--all", "everything", is_flag=True, help="All of them, the most important first, each to a file in -o.")
+@click.option(
+    "--all", "everything", is_flag=True, help="Run all scenarios, the most important first; each writes a file in -o."
+)
 @click.option("-o", "--output", type=click.Path(file_okay=False, path_type=Path), help="Directory for --all.")
 @json_option
 @click.option("--device", default="auto", type=click.Choice(["auto", "cpu", "gpu"]))
@@ -122,9 +124,9 @@ def gpu(
     masks         PNG, LZ4 blocks inflated on the GPU, raw
 
     With a GPU, one command measures everything: dali-pipes bench gpu --all --shards URL -o DIR. It takes 25 minutes at
-    most, begins with the most important, and writes a record as soon as it has one. A point that fails is recorded as
-    failed. On the CPU every scenario runs that can run there, and the report makes no statement about GPUs. Exit code 1
-    if path or parity failed.
+    most, begins with the most important scenario, and writes each record as soon as it has it. A point that fails is
+    recorded as failed. On the CPU every scenario runs that can run there, and the report makes no statement about GPUs.
+    Exit code 1 if path or parity failed.
     """
     import time
 
@@ -191,7 +193,7 @@ def _device_settings(device: str, settings: dict[str, Any]) -> dict[str, Any]:
 def _opened_workload(
     shards: str | None, *, photo: str, mask: str, num_photos: int, endpoint: str | None, embedded_dir: Path | None
 ) -> "Iterator[tuple[Workload, set[int]]]":
-    """Photos and shards, and the processes that were started to serve them."""
+    """Open photos and shards; yields them and the processes that were started to serve them."""
     from bench.engine.scenario import MEMORY
     from bench.gpu.workload import Workload
     from bench.tools.drawn_shards import draw_shards

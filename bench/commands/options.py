@@ -21,7 +21,7 @@ def _check_target(context: click.Context, parameter: click.Parameter, path: Path
 
 
 def target_option(*names: str, help: str) -> Callable[[Any], Any]:
-    """A file that is written at the end. Whether it can be is checked before anything starts."""
+    """Make an option for a file that is written at the end; before anything starts, check that it can be written."""
     return click.option(*names, type=click.Path(path_type=Path), callback=_check_target, help=help)
 
 
@@ -32,10 +32,11 @@ json_option = target_option("--json", "json_path", help="Write the record here."
 def opened_shards(
     shards: str, *, endpoint: str | None, embedded_dir: Path | None
 ) -> "Iterator[tuple[ShardSet, set[int]]]":
-    """The shards, and the processes that were started to serve them: the embedded node's, for as long as needed.
+    """Open shards; yields them and the processes that were started to serve them, such as an embedded node.
 
     Raises:
-        ValueError: If the shards are local, and the command line says where a bucket is; the environment may.
+        ValueError: If the shards are local, and the command line has ``--endpoint`` or ``--embedded-dir``. The
+            environment variables of these options are allowed.
     """
     from bench.tools.processes import child_pids
     from dali_pipes.commands.options import endpoint_for

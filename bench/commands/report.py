@@ -12,14 +12,14 @@ from bench.engine.options import words
 @click.argument("records", metavar="[RECORD]...", nargs=-1, type=click.Path(path_type=Path))
 @target_option("-o", "--output", "html_path", help="Write one HTML page that needs no other file: tables and plots.")
 @target_option("--markdown", "markdown_path", help="Write Markdown, without the plots; - for stdout.")
-@click.option("--baseline", help="The loader that ratios are to.  [default: as in the run]")
+@click.option("--baseline", help="Show ratios to this loader.  [default: as in the run]")
 @click.option("--loaders", help="Comma separated: show these only.  [default: all of the run]")
 @click.option(
     "--update",
     "documents",
     multiple=True,
     type=click.Path(path_type=Path),
-    help="Replace the tables of this document, see below; may be given several times.",
+    help="Replace the tables of this document, see above; may be given several times.",
 )
 @click.option("--check", is_flag=True, help="With --update: write nothing; exit 1 if a table would change.")
 def report(

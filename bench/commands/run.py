@@ -1,4 +1,4 @@
-"""``bench run``: loaders on the same shards, compared first, then timed; and what ``bench sweep`` shares with it."""
+"""``bench run``: compare loaders on the same shards, then time them. ``bench sweep`` shares the options."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,17 +26,17 @@ timing_options = join_options(
         "--loaders",
         default="dali,webloader,memory",
         help="Comma separated names; webloader:turbo has its own decoder. all, peers, dali-decode and "
-        "python-decode stand for those of the kind that are installed.",
+        "python-decode stand for all installed loaders of that kind.",
     ),
-    click.option("--baseline", help="What ratios are to.  [default: webloader, else the first]"),
+    click.option("--baseline", help="Show ratios to this loader.  [default: webloader, else the first]"),
     click.option(
         "--repeats",
         default=7,
         type=at_least(1),
-        help="Turns of each loader; they are interleaved. A 95 % interval takes 6.",
+        help="Turns of each loader; they are interleaved. A 95 % interval needs 6.",
     ),
     click.option(
-        "--epochs", default=1, type=at_least(1), help="Epochs timed in each turn, after the first, which is not."
+        "--epochs", default=1, type=at_least(1), help="Timed epochs of each turn, after one that is not timed."
     ),
     click.option("--batch-size", default=64, type=at_least(1), help="Samples a batch of each rank."),
     click.option(
@@ -54,7 +54,7 @@ timing_options = join_options(
         "--cache",
         default="warm",
         type=click.Choice(["warm", "cold"]),
-        help="cold: time the first epoch, opening included; before it, the kernel is told to forget the files.",
+        help="cold: time the first epoch, with opening; before it, the files are dropped from the page cache.",
     ),
     click.option(
         "--compute-ms",
@@ -65,11 +65,13 @@ timing_options = join_options(
     click.option(
         "--latency-ms",
         type=_MILLISECONDS,
-        help="Add this delay to each request. Local shards are served from a copy, from a server of their own.",
+        help="Add this delay to each request. Local shards are copied, and a server of our own serves them.",
     ),
-    click.option("--direct", is_flag=True, help="No gateway before a cluster: no bytes are counted, none delayed."),
-    click.option("--samples", "num_samples", type=at_least(1), help="Samples to pack, the given ones repeated."),
-    click.option("--num-shards", "shards", type=at_least(1), help="Shards to pack the samples into."),
+    click.option("--direct", is_flag=True, help="Put no gateway before a cluster: no bytes are counted or delayed."),
+    click.option(
+        "--samples", "num_samples", type=at_least(1), help="Repeat the samples up to this number, in new shards."
+    ),
+    click.option("--num-shards", "shards", type=at_least(1), help="Pack the samples into this number of new shards."),
     click.option("--photo-side", type=at_least(1), help="Scale photos and masks to this longer side."),
     click.option("--photo", default="image.jpg", help="Component that holds the photo."),
     click.option("--mask", default="trimap.png", help="Component that holds the mask."),
@@ -80,12 +82,12 @@ timing_options = join_options(
         "--timeout-s",
         default=_TIMEOUT_S,
         type=click.FloatRange(min=0, min_open=True),
-        help="A turn, or the comparison of a loader, that takes longer ends the run, with an error that names it.",
+        help="Limit of a turn, and of comparing a loader's outputs; then the run ends, with an error that names it.",
     ),
     click.option(
         "--work",
         type=click.Path(path_type=Path),
-        help="Where what is packed, served and converted is written.  [default: the directory for temporary files]",
+        help="Directory for packed, served and converted shards.  [default: the directory for temporary files]",
     ),
     target_option("-o", "--output", "html_path", help="Write the report here, as `bench report -o` does."),
     json_option,
@@ -100,8 +102,8 @@ timing_options = join_options(
 def run(**given: Any) -> None:
     """Compare each loader's outputs with Pillow's and torchvision's, then time the loaders, and print a table.
 
-    Reads the shards. Writes the files that --json and -o name, and under --work what is packed anew, served or
-    converted, until the end. Ctrl-C, or a loader that fails, leaves the whole rounds before it: they are printed and
+    Reads the shards. Writes the files that --json and -o name, and, until the end, packed, served and converted shards
+    under --work. If Ctrl-C or a failing loader ends the run early, the complete rounds before that are printed and
     written, too.
     """
     time_loaders(given, over=())
@@ -135,7 +137,7 @@ def time_loaders(given: dict[str, Any], *, over: Sequence[str]) -> None:
     if given["work"] is not None:
         check_writable(given["work"])
     with opened_shards(given["data"], endpoint=given["endpoint"], embedded_dir=given["embedded_dir"]) as (found, node):
-        # Local shards that are served from a copy are read as those of a bucket are.
+        # With a latency, loaders read local shards from a bucket too: from a copy on our server.
         is_served = any(setting.latency_ms is not None for setting in settings)
         selection = select_loaders(words(given["loaders"]), shards=None if is_served else found)
         for line in selection.skipped:

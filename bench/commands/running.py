@@ -52,7 +52,7 @@ def scenario_command(kind: "type[Scenario[Any, Any, Any]]") -> click.Command:
         # A field whose option was not given has its own default.
         scenario: Any = kind(**{name: value for name, value in given.items() if value is not None})
         with contextlib.ExitStack() as stack:
-            # Wrong settings were refused before anything is opened.
+            # Wrong settings were already refused, before anything is opened.
             if shards is not None:
                 found, _ = stack.enter_context(opened_shards(shards, **where))
                 scenario = dataclasses.replace(scenario, shards=found)
@@ -67,7 +67,7 @@ def run_and_tell(scenario: "Scenario[Any, Any, Any]", *, json_path: Path | None,
     If Ctrl-C, or a turn that fails, ends it early, the whole rounds before that are printed and written, too.
 
     Args:
-        scenario: What to do.
+        scenario: The scenario to run.
         json_path: For the record; ``None``: it is not written.
         html_path: For the page of a run's record; ``None``: it is not written.
     """

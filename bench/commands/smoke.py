@@ -7,13 +7,13 @@ from bench.engine.options import words
 
 
 @click.command()
-@click.option("--loaders", help="Comma separated names, and groups as of bench run.  [default: all]")
+@click.option("--loaders", help="Comma separated names, and groups as in bench run.  [default: all]")
 @needs_extras
 def smoke(*, loaders: str | None) -> int:
     """Try every loader that is installed, in every mode, on 22 photos that are made for it; exit 1 if one fails.
 
-    Each one's outputs are compared with Pillow's and torchvision's, from files and from a bucket; it takes a warm turn
-    in one process and a cold one in two. Writes to a temporary directory only.
+    Each loader's outputs are compared with Pillow's and torchvision's, from files and from a bucket. It takes a warm
+    turn in one process and a cold turn in two. Writes to a temporary directory only.
     """
     import tempfile
     from pathlib import Path

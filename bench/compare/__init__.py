@@ -1,1 +1,1 @@
-"""The loaders on the same shards: outputs compared, then timed in turns, each in processes of its own."""
+"""Compare the outputs of loaders on the same shards, then time the loaders in turns, in processes of their own."""

@@ -58,7 +58,7 @@ def figures_of(turn: Turn, *, setting: TurnSetting, facts: DataFacts) -> dict[st
     num_samples = sum(drawn.num_samples for drawn in timed)
     elapsed_s = max(drawn.elapsed_s for drawn in timed)
     waits_s = [wait for drawn in timed for wait in drawn.waits_s]
-    # The smallest wait that so many percent of the waits do not exceed.
+    # The smallest wait that at least 50 or 99 percent of the waits do not exceed.
     p50_s, p99_s = np.percentile(waits_s, (50, 99), method="inverted_cdf").tolist()
     waiting_s = sum(waits_s) + sum(drawn.ends_s for drawn in timed)
     growth = turn.peak_mib - turn.start_mib

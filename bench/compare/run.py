@@ -39,7 +39,7 @@ BY_SETTING = ("batch_size", "num_threads", "keeps_shards")
 
 
 class Contender(NamedTuple):
-    """A loader under a setting."""
+    """One loader under one setting."""
 
     spec: LoaderSpec
     setting: TurnSetting
@@ -207,7 +207,7 @@ def check_specs(specs: Sequence[LoaderSpec], baseline: LoaderSpec | None, *, is_
         raise ValueError(f"baseline must be one of the loaders, {', '.join(map(str, specs))}, got '{baseline}'")
     for spec in specs if is_served else ():
         if not {"ais", "converted"} & set(LOADERS[spec.name].source):
-            raise ValueError(f"loader '{spec}' reads shards in a directory, and a latency needs shards in a bucket")
+            raise ValueError(f"loader '{spec}' reads shards in a directory, but a latency needs shards in a bucket")
 
 
 def check_counts(spec: LoaderSpec, turn: Turn, facts: DataFacts) -> None:

@@ -40,7 +40,7 @@ MODES = {
         batch_size=BATCH_SIZE, crop=CROP, threads=1, ranks=2, cache="cold", latency_ms=1.0, compute_ms=1.0
     ),
 }
-"""Name to the setting of the turn that is made."""
+"""Mode -> the setting of its turn."""
 
 
 class Trial(NamedTuple):

@@ -197,7 +197,8 @@ def time_rank(job: TurnJob, rank: int, *, meet: Meet, tree: ProcessTree | None) 
     Args:
         job: What to do.
         rank: The number of this rank.
-        meet: Called with each of `PLACES` but the last, it returns when all ranks have come there.
+        meet: Called with each of `PLACES` but the last, it returns when all ranks have come there. A cold turn does not
+            come to ``steady`` and ``end``.
         tree: The processes to measure, for the rank that measures; ``None`` for the others.
     """
     shards = resolve_shards(list(job.urls_of(rank)), endpoint=job.endpoint)

@@ -1,1 +1,1 @@
-"""The one engine of every benchmark: rounds of turns, each in a process of its own, to a record."""
+"""Run any benchmark: take rounds of turns, each in a process of its own, and make a record of them."""

@@ -1,4 +1,4 @@
-"""Make fields of a scenario that are options of its command. Only click is imported."""
+"""Make fields of a scenario that are also options of its command. This module imports only click."""
 
 from collections.abc import Callable
 from dataclasses import MISSING, field, fields, is_dataclass
@@ -20,10 +20,10 @@ def words(text: str) -> list[str]:
 
 
 class Listed(click.ParamType[tuple[Any, ...]]):
-    """Several values with commas between them; the type of an option.
+    """The type of an option that takes several values, separated by commas.
 
     Args:
-        kind: Of each value: ``str``, ``int`` or ``float``.
+        kind: The type of each value: ``str``, ``int`` or ``float``.
     """
 
     name = "text"
@@ -32,7 +32,7 @@ class Listed(click.ParamType[tuple[Any, ...]]):
         self.kind = kind
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Any, ...]:
-        """The values.
+        """Return the values.
 
         Raises:
             ValueError: If a word is not a number; names the option.
@@ -54,16 +54,16 @@ def option(
     factory: Callable[[], Any] | None = None,
     required: bool = False,
 ) -> Any:
-    """A field of a scenario that is an option of its command.
+    """Make a field of a scenario that is also an option of the scenario's command.
 
     Args:
-        default: As a user would type it, such as ``"64MiB"``; the field has it converted. ``MISSING``: the option and
-            the field must be given.
-        help: Of the option.
-        type: As of `click.option`; a whole number must by default be at least 1.
-        name: Of the option, where it is not that of the field: ``--cache``.
-        factory: Makes the default of the field, which the option does not show.
-        required: The option must be given, the field not.
+        default: The default as a user would type it, such as ``"64MiB"``; the field's default is the converted value.
+            ``MISSING``: there is no default, neither of the option nor of the field.
+        help: The option's help text.
+        type: As for `click.option`. If it is not given and the default is a whole number, values must be at least 1.
+        name: The option's name, such as ``--cache``, if it differs from the field's name.
+        factory: Makes the field's default, which ``--help`` does not show.
+        required: The option must be given, although the field has a default.
     """
     if type is None and default.__class__ is int:
         type = at_least(1)
@@ -77,12 +77,12 @@ def option(
 
 
 def cache_option(help: str) -> Any:
-    """The field ``work``, the option ``--cache``: where a benchmark keeps what it makes."""
+    """Make the field ``work`` with the option ``--cache``: the directory for the files of a benchmark."""
     return option("/dev/shm", name="--cache", type=click.Path(path_type=Path), help=help)  # noqa: S108 (ours is made in it)
 
 
 def field_options(kind: type) -> dict[str, Callable[..., Any]]:
-    """The decorators of the options that fields of a scenario are, those of its base classes first."""
+    """Return the decorator of each field's option, by field name; the fields of base classes come first."""
     found: dict[str, dict[str, Any]] = {}
     for owner in filter(is_dataclass, reversed(kind.__mro__)):
         metadata = {one.name: dict(one.metadata) for one in fields(owner)}

@@ -38,7 +38,7 @@ class Running(NamedTuple):
     step: Callable[[], int]
     """Draws a batch and returns the number of its samples."""
     host_bytes: float | None
-    """The computed minimum of bytes of a sample that cross to the device; ``None`` if the decoder decides it."""
+    """The smallest number of bytes of a sample that must cross to the device, computed; ``None``: it is not known."""
 
 
 Define = Callable[[Workload, GpuSetting, ExitStack], tuple[Any, float]]
@@ -178,7 +178,7 @@ def _one_pipeline(workload: Workload, setting: GpuSetting, stack: ExitStack) -> 
 
 
 def _two_halves(kind: Literal["shared", "copied", "pinned"]) -> Define:
-    """Pass on a reader's TensorLists: shared, as in the loader; copied by DALI; or in page-locked memory."""
+    """Read in one pipeline and decode in another, which gets shared, copied or page-locked (pinned) batches."""
 
     def define(workload: Workload, setting: GpuSetting, stack: ExitStack) -> tuple[Any, float]:
         path, index = workload.lines(setting)
@@ -194,7 +194,7 @@ def _two_halves(kind: Literal["shared", "copied", "pinned"]) -> Define:
 def _pinned_source(segment: Segment, setting: GpuSetting) -> Callable[[], list[Any]]:
     """Copy each batch into page-locked memory, in turns into more buffers than batches can be in flight.
 
-    The CPU cannot lock memory: there the memory is ordinary, which only exercises the code.
+    Without a GPU the memory is ordinary, which only exercises the code.
     """
     is_pinned = setting.device == "gpu"
     arenas: list[Any] = [torch.empty(0, dtype=torch.uint8)] * 8
@@ -255,7 +255,7 @@ def _lz4_masks(workload: Workload, setting: GpuSetting, stack: ExitStack) -> tup
 def _fed(
     values: Sequence[Any], setting: GpuSetting, *, made: Callable[[Any], Any] = lambda value: value, **options: Any
 ) -> Any:
-    """Make an input that feeds arrays in turns, each ``made`` of a value."""
+    """Make an input that feeds ``made(value)`` for each value in turn, again and again."""
     turns = map(made, itertools.cycle(values))
     return fn.external_source(
         source=lambda: list(itertools.islice(turns, setting.batch_size)),

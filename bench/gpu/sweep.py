@@ -80,7 +80,7 @@ class Point:
 
 
 class Session(NamedTuple):
-    """The sources of figures for the turns of a scenario."""
+    """The sources from which turns measure."""
 
     nvml: Nvml | None
     no_nvml: str | None
@@ -305,7 +305,7 @@ class GpuCheck(GpuScenario):
 
 
 def gpu_scenario(name: str, workload: Workload, **settings: Any) -> GpuScenario:
-    """Make one of `SCENARIOS`; ``settings`` are fields of `GpuScenario`. A check is not repeated, without a deadline.
+    """Make one of `SCENARIOS`; ``settings`` are fields of `GpuScenario`. A check has one round and no deadline.
 
     Raises:
         ValueError: If the name is unknown, or a setting is out of range.

@@ -132,10 +132,13 @@ class Workload:
         """Return a directory with a file for each photo, in a subfolder, as `fn.readers.file` expects."""
         directory = self._directory / f"files-{setting.photo_side}-{setting.progressive_share}"
         if not directory.exists():
-            inner = directory / "photos"
-            inner.mkdir(parents=True)
+            # It gets its name when it is complete: after a full disk another case must not time a part of the photos.
+            partial = directory.with_name(f"{directory.name}.partial")
+            inner = partial / "photos"
+            inner.mkdir(parents=True, exist_ok=True)
             for number, data in enumerate(self.photos(setting).photos):
                 (inner / f"{number:06d}.jpg").write_bytes(data)
+            partial.rename(directory)
         return directory
 
     def lines(self, setting: GpuSetting) -> tuple[Path, str]:

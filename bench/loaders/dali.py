@@ -1,4 +1,4 @@
-"""Load with ``dali_pipes.loader``, opened like in a training script.
+"""Load with ``dali_pipes.loader``, opened as in a training script.
 
 The loader reads the index beside the shards. `prepare` makes that index again, only to measure the time and the bytes,
 because reports show both for the loaders that convert the shards, too.

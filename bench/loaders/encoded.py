@@ -33,7 +33,7 @@ def shuffled(names: Sequence[str], *, seed: int, epoch: int) -> list[str]:
 
 
 def open_stream(url: str, *, endpoint: str | None) -> BinaryIO:
-    """Open a shard from front to back: a local path, or a URL such as ``ais://pets/shuffled-000000.tar``."""
+    """Open a shard to be read from front to back: a local path, or a URL such as ``ais://pets/shuffled-000000.tar``."""
     if endpoint is None:
         return Path(url).open("rb")
     return cast("BinaryIO", open_object(url, endpoint=endpoint))
@@ -102,7 +102,7 @@ def components_of(
 
     Args:
         sample: An `EncodedSample`.
-        options: Name photo and mask.
+        options: For the names of photo and mask.
         shard: The sample's shard, for errors, if it is known.
 
     Raises:

@@ -1,6 +1,6 @@
 """Return the same tensors of the right shapes again and again: the upper bound of a training step.
 
-The step is not faster with any other loader. The difference to another loader is the time that the step waits for it.
+No other loader makes the step faster. The difference to another loader is the time that the step waits for it.
 """
 
 import contextlib

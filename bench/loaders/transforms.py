@@ -154,7 +154,7 @@ def _centre(width: int, height: int, row: Tensor) -> tuple[tuple[int, int], tupl
 
 
 def _new_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Return an empty tensor; in a worker it lies in shared memory, so sending it copies nothing."""
+    """Return an uninitialised tensor; in a worker it lies in shared memory, so sending it copies nothing."""
     if get_worker_info() is None:
         return torch.empty(shape, dtype=dtype)
     # As torch.utils.data._utils.collate does: share_memory_() of an existing tensor would copy it.

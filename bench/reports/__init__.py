@@ -1,1 +1,1 @@
-"""Records of runs to tables, pages and verdicts."""
+"""Make tables, pages and verdicts from records."""

@@ -52,7 +52,7 @@ def page_parts(
     ``baseline`` and ``loaders`` are for the runs, as `bench.reports.summary.restricted` takes them.
 
     Raises:
-        DataError: If a file is not a benchmark's record, or of an unknown version.
+        DataError: If a file is not a benchmark's record, or has an unknown version.
         ValueError: If a run has no such loader.
     """
     runs: list[Run] = []

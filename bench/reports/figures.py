@@ -83,15 +83,15 @@ FIGURES: Mapping[str, Figure] = {
         "memory",
         "MiB",
         0,
-        "The most resident memory of all processes, libraries included, shared pages counted once. Measured once a "
-        "second in the first epoch, and at the end. Cache files in /dev/shm are not included: see there.",
+        "The largest resident memory of all processes, libraries included, shared pages counted once. Measured once a "
+        "second in the first epoch, and at the end. Cache files in /dev/shm are not included; they have a figure.",
     ),
     "loader_memory_mib": _low(
         "loader memory",
         "MiB",
         0,
-        "The part of it that was added after the libraries were loaded. Cache files in /dev/shm are not included: see "
-        "there.",
+        "The part of it that was added after the libraries were loaded. Cache files in /dev/shm are not included; "
+        "they have a figure.",
     ),
     "memory_mib_per_sample": _low(
         "memory/sample", "MiB a sample", 2, "The same, for each sample of a batch of all ranks."
@@ -100,8 +100,8 @@ FIGURES: Mapping[str, Figure] = {
         "/dev/shm",  # noqa: S108 (a title)
         "MiB",
         0,
-        "The most that was added in /dev/shm: cache files, and batches on their way from workers. What a process maps "
-        "of these is also in its memory.",
+        "The largest growth of /dev/shm: cache files, and batches on their way from workers. Pages that a process maps "
+        "are in its memory, too.",
         least=4,
     ),
     "fetched_ratio": _low(

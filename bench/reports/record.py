@@ -122,7 +122,7 @@ def read_run(path: Path) -> dict[str, Any]:
     """Read a record of `bench run` or `bench sweep`, and convert it to the present form.
 
     Raises:
-        DataError: If it is not one, or of an unknown version.
+        DataError: If it is not such a record, or has an unknown version.
     """
     return as_run(read_record(path), path)
 
@@ -205,7 +205,7 @@ def _check_run(report: Mapping[str, Any]) -> None:
     """Check that a run has what tables and comparisons need.
 
     Raises:
-        LookupError, TypeError, AttributeError, ValueError: If it has not.
+        LookupError, TypeError, AttributeError, ValueError: If something is missing or has a wrong type.
     """
     found = [
         [float(value) for value in repeat["figures"].values() if value is not None]

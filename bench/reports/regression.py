@@ -2,8 +2,9 @@
 
 The repeats of two runs are not paired (`bench.reports.intervals.unpaired_ratio`): the runs share only what they
 measured. A figure has regressed if it is worse by more than a threshold, and its whole interval is on the worse side.
-The threshold covers what no interval knows: the machine may be another one today. Each figure of each loader is judged
-alone, at 95 %. Of many figures that did not change, one in forty looks worse; the threshold hides most of these.
+The threshold covers what no interval knows: the machine may have changed between the runs. Each figure of each loader
+is judged alone, at 95 %. Of many figures that did not change, one in forty looks worse; the threshold hides most of
+these.
 
 A busier machine slows all loaders alike, and this can be taken out: then each figure that depends on the machine is
 replaced by its ratio to one loader's, round by round within each run, and these ratios are compared.
@@ -109,7 +110,7 @@ def compare_runs(
         before: The earlier run.
         after: The later run.
         figures: Names of `FIGURES`.
-        threshold: A figure is worse if it is worse by more than this share.
+        threshold: A figure counts as worse if it changed for the worse by more than this share.
         relative_to: A loader, ``NAME`` or ``NAME:DECODE``. Figures that depend on the machine are replaced by ratios to
             this loader's figures, round by round, and are not judged for this loader itself.
         anyway: Compare runs that are not comparable, too. Settings are then matched by the fields that both runs have,
@@ -283,7 +284,7 @@ def _values(run: Report, record: Record, figure: str, *, relative_to: str | None
 
 
 def _ratio(before: Sequence[float], after: Sequence[float]) -> Interval:
-    """Return after over before. A figure may be 0, such as the bytes fetched from a warm cache."""
+    """Return after over before. If a median is 0, as of bytes that a warm cache fetches: 1, infinity or 0."""
     middles = statistics.median(before), statistics.median(after)
     if min(middles) > 0:
         floor = NOTHING * min(value for value in (*before, *after) if value > 0)

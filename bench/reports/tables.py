@@ -1,4 +1,4 @@
-"""Write tables, as text or Markdown: of any rows of cells, of a run, and cells of other benchmarks."""
+"""Write tables, as text or Markdown: of any rows of cells, of a run, and of other benchmarks' records."""
 
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
@@ -113,12 +113,12 @@ def spread_cell(record: Mapping[str, Any], name: str, figures: Mapping[str, Figu
 def records_table(
     records: Sequence[Mapping[str, Any]], columns: Columns, figures: Mapping[str, Figure] = MappingProxyType({})
 ) -> str:
-    """A table with one row for each record.
+    """Return a table with one row for each record.
 
     Args:
-        records: Of one benchmark.
-        columns: Title -> what its cells show: a figure, as `spread_cell` does, or another entry of the record, both by
-            name; or what a function makes of the record.
+        records: The records of one benchmark.
+        columns: Title -> what the cells show: the name of a figure, which is shown by `spread_cell`; the name of
+            another entry of the record; or a function from the record to the text.
         figures: The benchmark's figures.
 
     >>> print(records_table([{"client": "sdk", "mb": 9}], {"client": "client", "MB": lambda one: f"{one['mb']:.1f}"}))

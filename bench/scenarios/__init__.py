@@ -1,1 +1,1 @@
-"""Parts of the path by themselves: fetch, cache, resume, order, pack, against what others use for it."""
+"""Benchmarks of single parts of the path: fetch, cache, resume, order, pack; some beside other tools."""

@@ -129,7 +129,7 @@ class FetchScenario(Scenario[_Objects, str, _Turn]):
         block = bytearray(os.urandom(self.object_bytes))
         with bar(what="make objects", total=self.total_bytes, unit="B") as drawn:
             for number in range(self.num_objects):
-                # No two are alike: an object in the place of another would be noticed.
+                # No two objects are equal: so a client that gets another object's bytes is noticed.
                 label = number.to_bytes(8, "big")[-min(8, len(block)) :]
                 block[: len(label)] = label
                 names.append(f"{PREFIX}-{number:06d}")
@@ -203,7 +203,7 @@ class FetchScenario(Scenario[_Objects, str, _Turn]):
 
     @staticmethod
     def table(report: Any) -> str:
-        """One row for each client and one for the server alone, then the ratios between them."""
+        """Return one row for each client and one for the server alone, then the ratios between them."""
         records = {record["client"]: record for record in report["records"]}
         server = report["server"]
         columns: Columns = {

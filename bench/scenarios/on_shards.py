@@ -1,4 +1,4 @@
-"""A scenario that opens loaders on the shards that ``--shards`` names, and what such scenarios share."""
+"""The base class of scenarios that open our loader on shards, and functions that they share."""
 
 import shutil
 from collections.abc import Collection, Sequence
@@ -67,7 +67,7 @@ class ShardsScenario(Scenario[Made, Subject, Row]):
         )
 
     def options_json(self, *, without: Collection[str]) -> dict[str, Any]:
-        """The settings by name, for the record; not the shards, the directory and the limits of time."""
+        """Return the settings by name for the record, without shards, directory and time limits."""
         left_out = {"shards", "work", "timeout_s", "deadline", *without}
         return {one.name: getattr(self, one.name) for one in fields(self) if one.name not in left_out}
 
@@ -81,7 +81,7 @@ def upload_repeated(
     num_shards: int,
     num_samples: int | None = None,
 ) -> "Manifest":
-    """Repeat samples in new shards, as `repeat_shards` does, put these into a new bucket, and index them."""
+    """Repeat samples in new shards, as `repeat_shards` does, upload them to a new bucket, and index them there."""
     copies = folder.new()
     packed = repeat_shards(shards, directory=copies, num_samples=num_samples, num_shards=num_shards, option="--cache")
     uploaded = upload_shards(packed, endpoint, bucket)
@@ -90,5 +90,5 @@ def upload_repeated(
 
 
 def touch(batch: dict[str, Any]) -> None:
-    """Read one value of each photo: enough to wait for a batch that is not there yet."""
+    """Read one value of each photo, which waits until the batch is there."""
     batch["image"][:, 0, 0, 0].sum().item()

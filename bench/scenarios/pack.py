@@ -42,7 +42,7 @@ from prep.workers import default_jobs
 MIB = 1 << 20
 GIB = 1 << 30
 PREFIX = "dali-pipes-bench-pack"
-"""The prefix of the bucket that the benchmark makes."""
+"""The bucket that the benchmark makes."""
 PACKER_NAMES = ("ours", "tar+curl", "tar+curl parallel")
 FIGURES = {
     "samples_per_s": Figure(title="samples/s", unit="samples/s", better="high", digits=0, about="Samples packed."),
@@ -100,7 +100,7 @@ class PackScenario(Scenario[PackInputs, str, PackTurn]):
     )
     num_samples: int = option(10_000, name="--samples", help="Samples to pack.")
     max_bytes: int = option(f"{DEFAULT_MAX_BYTES // MIB}MiB", type=size, help="Bytes a shard.")
-    # Of ours and of the parallel tar and curl.
+    # For our packer, and for tar and curl in parallel.
     jobs: int | None = option(type=at_least(1), help="Shards in flight.  [default: the cores, at most 16]")
     repeats: int = option(5, help="Turns of each packer.")
     work: Path | None = cache_option(

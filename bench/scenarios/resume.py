@@ -1,4 +1,4 @@
-"""Time a resumed loader's first batch against that of an epoch's start: warm, cold, and with other shards held back.
+"""Time the first batch of a resumed loader and of an epoch's start: warm, cold, and with other shards held back.
 
 Warm: every shard is resident. One situation times `set_epoch` against `load_state_dict` into the middle of the same
 epoch, in an open loader. The other includes the opening of the loader, which takes its position from ``state=``. Each
@@ -59,10 +59,10 @@ Where = Literal["epoch start", "resume"]
 WHERE: tuple[Where, Where] = ("epoch start", "resume")
 SITUATIONS = {
     "warm, loader open": "all shards resident; set_epoch() against load_state_dict()",
-    "warm, with opening": "all shards resident; from before dp.loader(), the resumed one's with state=",
-    "cold, with opening": "empty cache; likewise",
-    "cold, told later": "empty cache; load_state_dict() into the loader, which has begun with epoch 0",
-    "cold, others held back": "empty cache; the server answers for no shard but those that the first batch names",
+    "warm, with opening": "all shards resident; dp.loader() is timed too, with state= for the resume",
+    "cold, with opening": "empty cache; dp.loader() is timed too, with state= for the resume",
+    "cold, told later": "empty cache; load_state_dict() after the loader has begun with epoch 0",
+    "cold, others held back": "empty cache; the server answers only for the shards that the first batch names",
 }
 
 
@@ -145,10 +145,10 @@ class HeldBack:
 
 @dataclass(frozen=True, kw_only=True)
 class ResumeScenario(ShardsScenario[ResumeInputs, Start, ResumeTurn]):
-    """Time the first batch after a resume in mid-epoch against that of an epoch's start, warm and cold.
+    """Time the first batch after a resume in mid-epoch, and at the start of an epoch, warm and cold.
 
-    Reads --shards. The cold turns load a copy of them, from a server that answers, in one of the scenarios, for no
-    shard but those that the first batch names. Writes nothing but the file that --json names.
+    Reads --shards. The cold turns load a copy of them from a server of our own. In one scenario it answers only for the
+    shards that the first batch names. Writes nothing but the file that --json names.
     """
 
     kind = "resume"
@@ -158,7 +158,7 @@ class ResumeScenario(ShardsScenario[ResumeInputs, Start, ResumeTurn]):
     shards: "ShardSet | None" = option(required=True, help=f"What to load: {FORMS}")
     repeats: int = option(9, help="Turns of each scenario.")
     cold_shards: int = option(40, help="Shards that the samples are packed into for the cold turns.")
-    cold_windows: int = option(5, help="Shuffle windows that these make.")
+    cold_windows: int = option(5, help="Shuffle windows of these shards.")
     work: Path | None = cache_option("Where cache files lie; the server of the cold turns keeps the samples there too.")
     patience_s: float = PATIENCE_S
     """The server answers for the held-back shards after this time."""

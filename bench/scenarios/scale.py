@@ -1,4 +1,4 @@
-"""Time what comes before the first sample, for simulated data sets of 100 to 1,000,000 shards.
+"""Time the steps before the first sample, for simulated data sets of 100 to 1,000,000 shards.
 
 Nothing is fetched: the manifest is read like any other, and no shard of it is ever requested. Each turn runs in a new
 interpreter. So the peak memory is that of one manifest, state table, plan and window, and of the interpreter and its
@@ -49,9 +49,9 @@ class Size(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ScaleScenario(Scenario[Path, Size, dict[str, Any]]):
-    """Time what comes before the first sample for data sets of up to a million shards, and what a window costs.
+    """Time the steps before the first sample, and each window, for data sets of up to a million shards.
 
-    Reads nothing: manifests of shards that do not exist are made, 1,000 samples in each. Writes nothing but the file
+    Reads nothing: makes manifests of shards that do not exist, with 1,000 samples in each. Writes nothing but the file
     that --json names.
     """
 
@@ -89,7 +89,7 @@ class ScaleScenario(Scenario[Path, Size, dict[str, Any]]):
         """``{"records": [{"num_shards", "window_shards", "open_s", "stages", "window_s", "peak_rss_mib", ...}]}``.
 
         ``open_s`` is the sum of the stages, including the first window. ``window_s`` is the median of windows 2 to 10,
-        or ``None`` if there are less than three windows: the last one is not whole.
+        or ``None`` if there are fewer than three windows: the last one may hold less, and is not counted.
         """
         return {
             "records": [_record(size, rounds.whole(size)) for size in rounds.subjects],

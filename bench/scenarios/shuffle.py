@@ -66,7 +66,7 @@ class ShuffleInputs(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ShuffleScenario(Scenario[ShuffleInputs, Order, tuple[float, float]]):
-    """Read shards that are sorted by label, shuffled by windows or by buffers; print how far from uniform it is.
+    """Read shards that are sorted by label, shuffled by windows or by buffers; print how far from uniform they are.
 
     Writes its shards to a temporary directory, and nothing else but the file that --json names.
     """
@@ -75,7 +75,7 @@ class ShuffleScenario(Scenario[ShuffleInputs, Order, tuple[float, float]]):
     title = "read epochs"
 
     num_samples: int = option(20_000, name="--samples", type=at_least(2), help="Samples to order.")
-    num_shards: int = option(20, help="Shards they lie in.")
+    num_shards: int = option(20, help="Shards that hold the samples.")
     num_classes: int = option(40, name="--classes", type=at_least(2), help="Classes of the samples.")
     batch_size: int = option(256, help="Samples a batch.")
     # Round s of the engine reads the epoch of seed s.

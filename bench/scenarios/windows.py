@@ -123,8 +123,8 @@ class WindowTurn:
 class WindowsScenario(ShardsScenario[WindowInputs, WindowsCell, WindowTurn]):
     """Load a data set through caches that hold all of it or a part, near and far from its server; print the waits.
 
-    Reads --shards, once, from where --endpoint says. What is loaded is a copy of them on a server of its own, which is
-    slowed by --latencies-ms. Writes nothing but the file that --json names.
+    Reads --shards once. The timed loader reads a copy of the samples from a server of our own, which --latencies-ms
+    slows down. Writes nothing but the file that --json names.
     """
 
     kind = "windows"
@@ -346,10 +346,9 @@ def fitting_window(
             f"a cache of {cache_bytes} bytes does not hold two windows of one shard, which take up to "
             f"{needed(largest)}; take more --num-shards, or larger --fractions"
         )
-    # A window of more than half the shards would leave one window only, which needs no more than all shards do.
+    # Two windows of half the bytes are the whole data set, so no larger window is tried.
     half = max(largest, int(manifest.total_bytes) // 2)
-    too_many = bisect.bisect_right(range(largest + 1, half + 1), cache_bytes, key=needed)
-    return largest + too_many
+    return largest + bisect.bisect_right(range(largest + 1, half + 1), cache_bytes, key=needed)
 
 
 def _demo_shards(directory: Path) -> tuple["ShardSet", str]:

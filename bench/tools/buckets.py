@@ -10,7 +10,7 @@ from dali_pipes.store.shard_set import ShardSet
 
 @contextlib.contextmanager
 def new_bucket(endpoint: str, name: str) -> Iterator[AisStore]:
-    """A bucket of a benchmark's own, which is destroyed at the end.
+    """Make a bucket for a benchmark; it is destroyed at the end.
 
     Raises:
         StoreError: If the endpoint does not answer.

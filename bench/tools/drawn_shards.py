@@ -1,4 +1,4 @@
-"""Draw photos and masks, and write them into shards, where there is no data set."""
+"""Draw photos and masks, and write them into shards, for runs without a data set."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,8 +29,8 @@ def draw_shards(
 ) -> ShardSet:
     """Make indexed shards of drawn photos, masks and class ids 1 to 5, the same each time; keys begin with ``folder``.
 
-    Photos have smooth colours with noise and, within a tenth, as many bytes for each pixel as photographs of quality
-    90.
+    Photos have smooth colours with noise. Their bytes for each pixel are, within a tenth, those of photographs of
+    quality 90.
     """
     names = tuple(f"drawn-{shard:06d}.tar" for shard in range(num_shards))
     for shard, name in enumerate(names):

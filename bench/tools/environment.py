@@ -48,7 +48,7 @@ def check_extras() -> None:
 
 
 def describe_environment() -> dict[str, Any]:
-    """Everything that a figure depends on and its options do not say. Names no host, user or path."""
+    """Describe what a figure depends on besides its options. The result names no host, user or path."""
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         **_commit(),

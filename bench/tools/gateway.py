@@ -272,7 +272,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Print the endpoint, and serve until the owner is gone. Connections end where they stand."""
+    """Print the endpoint, and serve until the owner is gone; open connections are then cut."""
     parser = argparse.ArgumentParser(prog="python -m bench.tools.gateway", description=__doc__)
     parser.add_argument("--latency-s", type=float, default=0.0, help="slept before each request is looked at")
     parser.add_argument("--owner", type=int, required=True, help="the process with which this one ends")

@@ -8,7 +8,7 @@ BLOCK_BYTES = 256 << 20
 
 
 def touch_memory(num_bytes: int) -> int:
-    """Use this much memory once and give it back, so that the next measurement meets pages that the host has backed.
+    """Use this much memory once and give it back, so that the next measurement gets pages that the host has backed.
 
     # Note [cold memory]: some hosts take free pages back from a guest (free page reporting, two seconds after they were
     # freed). The guest then pays for each page as for its first use: 2.3 s of system time a GiB were seen, where 0.35 s
@@ -21,7 +21,7 @@ def touch_memory(num_bytes: int) -> int:
         Bytes that were touched.
     """
     num_bytes = min(num_bytes, psutil.virtual_memory().available // 2)
-    # All at once: a block that is given back would be given again.
+    # Allocate all blocks first: a block that is freed would be allocated again.
     blocks = [np.empty(min(BLOCK_BYTES, num_bytes - start), np.uint8) for start in range(0, num_bytes, BLOCK_BYTES)]
     for block in blocks:
         block[::PAGE] = 1

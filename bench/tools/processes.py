@@ -52,7 +52,7 @@ class ProcessTree:
             try:
                 times = process.cpu_times()
             except psutil.NoSuchProcess:
-                # Ended since it was listed: already, or with the next call, in its parent's figure.
+                # It ended after it was listed. Its time is in its parent's figure now, or at the next call.
                 continue
             total += times.user + times.system + times.children_user + times.children_system
         return total
@@ -94,9 +94,10 @@ def shared_memory_bytes() -> int:
 
 
 def end_with_main(main_pid: int) -> None:
-    """Have this process, a rank or a worker, end at once when the main process does, however that ends.
+    """Make this process, a rank or a worker, end at once when the main process ends, for any reason.
 
-    The parent of both is the fork server, which outlives them; torch's own watchdog, for one, looks at that.
+    The parent of ranks and workers is the fork server. It outlives the main process, so it does not help to watch the
+    parent, as torch's own watchdog does.
     """
     threading.Thread(target=_exit_after, args=(main_pid,), name="end-with-main", daemon=True).start()
 
@@ -118,6 +119,6 @@ def _exit_after(pid: int) -> None:
 def _poll_until_ended(pid: int) -> None:
     with contextlib.suppress(psutil.NoSuchProcess):
         process = psutil.Process(pid)
-        # One that nobody has waited for yet is still listed.
+        # A process that has ended is listed as a zombie until its parent waits for it.
         while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
             time.sleep(POLL_S)

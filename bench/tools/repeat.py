@@ -33,15 +33,16 @@ def repeat_shards(
     """Write samples into new shards, and return those.
 
     Round *r* of sample ``a/001`` has the key ``r0/a/001``, ``r1/a/001``, ...; its bytes are the original's, unless
-    photos are to have another size. The last round is cut short.
+    photos are scaled. The last round may be incomplete.
 
     Args:
         shards: Where the samples come from; all of them are held in memory.
-        directory: Where to; empty.
+        directory: An empty directory for the new shards.
         num_samples: Samples to write; ``None``: as many as there are.
         num_shards: Shards to write, evenly filled; ``None``: as many as there were.
-        photo_side: The longer side of each photo, in pixels; its mask becomes as large as it. ``None``: as they are.
-        photo: Component that holds the photo; written as a JPEG, whatever it was.
+        photo_side: The longer side of each photo, in pixels; its mask gets the same size. ``None``: photos keep
+            their size.
+        photo: Component that holds the photo; a scaled photo is written as a JPEG.
         mask: Component that holds the mask.
         option: The command's option that names the directory, for errors.
 
@@ -104,7 +105,7 @@ def _samples(shards: ShardSet, name: str) -> list[list[tuple[str, bytes]]]:
 
 
 def _resized(sample: Sequence[tuple[str, bytes]], *, side: int, photo: str, mask: str) -> list[tuple[str, bytes]]:
-    """The sample with its photo's longer side ``side`` pixels, and its mask's pixels where the photo's went."""
+    """Scale a sample's photo to a longer side of ``side`` pixels, and its mask in the same way."""
     return [
         (name, _jpeg(data, side))
         if name.endswith(f".{photo}")

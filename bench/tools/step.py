@@ -13,14 +13,16 @@ from collections.abc import Callable
 Step = Callable[[float], None]
 """Takes the share of a whole batch that came, 1.0 for all of it; returns when the step is over."""
 
-# A fifth of a millisecond on a Hopper GPU: few launches, which leave the core of the host alone, and short to count by.
+# One product takes a fifth of a millisecond on a Hopper GPU: long enough for few launches, which cost the host little
+# time, and short enough to compose any step.
 MATRIX_SIDE = 4096
-# As long before it, too: the clocks of an idle device take a while to go up.
+# Ever more products are timed, until they take this long. The runs before take as long together, and warm up the
+# device: the clocks of an idle one take a while to go up.
 CALIBRATION_S = 0.3
 
 
 def open_step(compute_s: float, *, device: str) -> Step:
-    """A step of ``compute_s`` with a whole batch.
+    """Return a step that takes ``compute_s`` for a whole batch.
 
     Args:
         compute_s: Seconds; 0 is no step at all.

@@ -88,7 +88,7 @@ def _start_method(device: str) -> str:
 class ShardBatches:
     """The encoded samples of shards, in batches; each epoch has the shards in another order.
 
-    It runs in a worker process, so it can be pickled.
+    It runs in a worker process, so it must be picklable.
 
     Args:
         urls: Paths, or URLs such as ``ais://pets/shuffled-000000.tar``.

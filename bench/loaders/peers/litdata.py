@@ -86,9 +86,9 @@ class _ChunkSamples(StreamingDataset):  # type: ignore[misc]  # not installed wh
 def _optimize() -> None:
     """Write the chunks of the job that `prepare` sends to standard input, with a process on each core.
 
-    `optimize` sets how all later processes of its process start, and starts its workers with everything that the caller
-    has imported, unless they are forked. This process has loaded neither DALI nor CUDA, so it can fork them, and may
-    change its settings.
+    `optimize` changes how its process starts all later processes. It starts its workers with everything that the caller
+    has imported, unless they are forked. So it runs in a new process, which may change such settings, and which can
+    fork workers because it has loaded neither DALI nor CUDA.
     """
     job = json.load(sys.stdin)
     urls, endpoint = job["urls"], job["endpoint"]

@@ -61,7 +61,7 @@ class _Transform:
         photo, mask = (sample[name] for name in self._names)
         return {
             "image": self._photo(photo),
-            # decode("pil") makes every image RGB, with three channels of the mask's values.
+            # decode("pil") makes every image RGB: a mask's values in three equal channels. Make it one channel again.
             "trimap": self._mask(mask.convert("L")),
             "label": sample["cls"],
             "key": sample["__key__"],
@@ -69,7 +69,7 @@ class _Transform:
 
 
 def _as_batch(batch: Mapping[str, Any]) -> BenchBatch:
-    # The library collates numbers into a numpy array. It collates strings into a list or an array, as their number is.
+    # The library collates numbers into a numpy array, and strings into a list or an array, depending on their number.
     return {
         "image": batch["image"],
         "trimap": batch["trimap"],
