@@ -64,6 +64,20 @@ def num_steps(num_samples: int, *, global_batch_size: int, last_batch_policy: La
     return -(-num_samples // global_batch_size)
 
 
+class StepIterator(Iterator[Step]):
+    """The steps of a plan: an iterator with a length."""
+
+    def __init__(self, steps: Iterator[Step], num_steps: int) -> None:
+        self._steps, self._num_steps = steps, num_steps
+
+    def __len__(self) -> int:
+        """The number of all steps, also of those that were taken."""
+        return self._num_steps
+
+    def __next__(self) -> Step:
+        return next(self._steps)
+
+
 class Plan:
     """The order of one epoch.
 
@@ -200,8 +214,8 @@ class Plan:
         world_size: int = 1,
         last_batch_policy: LastBatchPolicyName = "PARTIAL",
         start: int = 0,
-    ) -> Iterator[Step]:
-        """Iterate over the batches of a rank, from position ``start`` of the order on.
+    ) -> StepIterator:
+        """Iterate over the batches of a rank, from position ``start`` of the order on; ``len()`` is their number.
 
         Step *s* takes ``batch_size * world_size`` consecutive samples of the order; rank *r* has the *r*-th block of
         them. Several slices are grouped first: the step's samples of slice 0, then of slice 1. Seven samples, two
@@ -243,7 +257,10 @@ class Plan:
             )
         if start % num_slices:
             raise ValueError(f"start must be a multiple of slices, {num_slices}, got {start}")
-        return self._steps(batch_size, rank, world_size, last_batch_policy, start)
+        num_left = num_steps(
+            self.num_samples - start, global_batch_size=batch_size * world_size, last_batch_policy=last_batch_policy
+        )
+        return StepIterator(self._steps(batch_size, rank, world_size, last_batch_policy, start), num_left)
 
     def _steps(
         self, batch_size: int, rank: int, world_size: int, last_batch_policy: LastBatchPolicyName, start: int
