@@ -211,7 +211,7 @@ def check_specs(specs: Sequence[LoaderSpec], baseline: LoaderSpec | None, *, is_
 
 
 def check_counts(spec: LoaderSpec, turn: Turn, facts: DataFacts) -> None:
-    """Check that every epoch had every sample, over all ranks: what was compared is what was timed."""
+    """Check that every epoch had every sample, over all ranks, so that the timed data is the compared data."""
     for name in ("first", "steady"):
         drawn = [getattr(rank, name) for rank in turn.ranks]
         if drawn[0] is not None:

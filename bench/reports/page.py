@@ -11,11 +11,11 @@ from bench.reports.summary import (
     SETTING_TITLES,
     Record,
     Report,
+    format_setting,
     is_telling,
     label_of,
     measured,
     setting_names,
-    setting_text,
 )
 from bench.reports.tables import format_rows, format_table, table_rows
 
@@ -136,8 +136,11 @@ def _plots(report: Report) -> list[str]:
     axis = max(varied, key=lambda name: len({record["setting"].get(name) for record in records}), default=None)
     groups: dict[str, list[Record]] = {}
     for record in filter(_is_plotted, records):
-        others = {name: record["setting"].get(name) for name in varied if name != axis}
-        groups.setdefault(setting_text(others), []).append(record)
+        # With a dash for None: a plot's title names each setting that varies.
+        others = [
+            f"{SETTING_TITLES[name]} {format_setting(record['setting'].get(name))}" for name in varied if name != axis
+        ]
+        groups.setdefault(", ".join(others), []).append(record)
     plots = []
     for name in (name for name in BRIEF if is_telling(report, name)):
         for where, group in groups.items():

@@ -120,7 +120,7 @@ class FetchScenario(Scenario[_Objects, str, _Turn]):
 
         Raises:
             StoreError: If the endpoint does not answer.
-            ValueError: If the bucket is there already.
+            ValueError: If the bucket exists already.
         """
         server = None if self.endpoint else stack.enter_context(embedded_node.start(folder.new()))
         endpoint = server.endpoint if server is not None else str(self.endpoint)

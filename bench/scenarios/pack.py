@@ -123,7 +123,7 @@ class PackScenario(Scenario[PackInputs, str, PackTurn]):
 
         Raises:
             StoreError: If the endpoint does not answer.
-            ValueError: If there is too little space, or the bucket that is to be made is there already.
+            ValueError: If there is too little space, or the bucket to be made exists already.
         """
         place = folder.new()
         pets_made, members, lists, shards = self._make_files(place)
@@ -167,8 +167,8 @@ class PackScenario(Scenario[PackInputs, str, PackTurn]):
         return folder / "pets", members, lists, shards
 
     def _check_room(self, folder: Path, source: Path) -> None:
-        # Files, tar's shards, objects: three times what is packed. The size is a guess from one sample, so half of it
-        # is enough.
+        # Files, tar's shards and objects take three times the packed bytes. The size of one sample is a guess, which may
+        # be twice too large, so half of that must be free.
         needed = 3 * self.num_samples * source.stat().st_size // 2
         check_room(folder, needed, what="packing", option="--cache", less="take fewer samples")
 

@@ -14,7 +14,7 @@ def new_bucket(endpoint: str, name: str) -> Iterator[AisStore]:
 
     Raises:
         StoreError: If the endpoint does not answer.
-        ValueError: If the bucket is there already.
+        ValueError: If the bucket exists already.
     """
     check_endpoint(endpoint)
     store = AisStore(endpoint, name)

@@ -85,7 +85,7 @@ def check_writable(directory: Path, *, option: str = "--work") -> None:
         ValueError: Names the directory and ``option``.
     """
     if not directory.is_dir():
-        raise ValueError(f"{option} '{directory}': no such directory; name one with room for the data set")
+        raise ValueError(f"{option} '{directory}': no such directory; name one with space for the data set")
     try:
         tempfile.TemporaryFile(dir=directory).close()
     except OSError as exc:

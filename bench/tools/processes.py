@@ -71,7 +71,7 @@ class ProcessTree:
         """Resident memory, shared pages divided among those that map them: what would be free without the processes.
 
         The kernel walks the page tables for it, 50 ms for a process of 800 MB, so do not ask while a clock runs.
-        It does not count files in shared memory that nobody maps, such as cache files; `shared_memory_bytes` does.
+        It does not count files in shared memory that no process maps, such as cache files; `shared_memory_bytes` does.
         """
         total = 0
         for process in self._processes():

@@ -25,7 +25,7 @@ def open_step(compute_s: float, *, device: str) -> Step:
     """Return a step that takes ``compute_s`` for a whole batch.
 
     Args:
-        compute_s: Seconds; 0 is no step at all.
+        compute_s: Seconds; with 0 there is no step.
         device: ``cpu`` or ``cuda``, where batches are delivered.
     """
     if compute_s <= 0:
