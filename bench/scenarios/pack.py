@@ -167,8 +167,8 @@ class PackScenario(Scenario[PackInputs, str, PackTurn]):
         return folder / "pets", members, lists, shards
 
     def _check_room(self, folder: Path, source: Path) -> None:
-        # Files, tar's shards and objects take three times the packed bytes. The size of one sample is a guess, which may
-        # be twice too large, so half of that must be free.
+        # Files, tar's shards and objects take three times the packed bytes. One sample's size is a guess that may be
+        # twice too large, so half of that must be free.
         needed = 3 * self.num_samples * source.stat().st_size // 2
         check_room(folder, needed, what="packing", option="--cache", less="take fewer samples")
 

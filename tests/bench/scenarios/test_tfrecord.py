@@ -164,7 +164,7 @@ def test_tfrecord_of_shards_that_are_not_indexed_is_refused(tmp_path: Path) -> N
     [
         ({"repeats": 0}, "repeats must be at least 1, got 0"),
         ({"epochs": 0}, "epochs must be at least 1, got 0"),
-        ({"work": Path("/nowhere")}, "--cache '/nowhere': no such directory; name one with room"),
+        ({"work": Path("/nowhere")}, "--cache '/nowhere': no such directory; name one with space"),
     ],
 )
 def test_tfrecord_bad_options_are_refused(options: dict[str, object], message: str) -> None:
