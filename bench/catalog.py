@@ -1,10 +1,7 @@
 """List the scenarios of ``dali-pipes bench``. Each is the class ``NameScenario`` in ``bench/scenarios/NAME.py``."""
 
 import importlib
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from bench.engine.scenario import Scenario
+from typing import Any
 
 SCENARIOS = {
     "fetch": "Fetch the same objects with our transport, the SDK and curl.",
@@ -18,8 +15,6 @@ SCENARIOS = {
 """Name -> line in the help of `dali-pipes bench`."""
 
 
-def scenario_class(name: str) -> "type[Scenario[Any, Any, Any]]":
-    """Import a scenario; its fields are the options of its command."""
-    found: type[Scenario[Any, Any, Any]]
-    found = getattr(importlib.import_module(f"bench.scenarios.{name}"), f"{name.title()}Scenario")
-    return found
+def scenario_class(name: str) -> Any:
+    """Import a `bench.engine.scenario.Scenario` class; its fields are the options of its command."""
+    return getattr(importlib.import_module(f"bench.scenarios.{name}"), f"{name.title()}Scenario")

@@ -35,8 +35,8 @@ from dali_pipes.reader.batch import Batch
 
 _log = logging.getLogger(__name__)
 
-# Loaders of this process, counted by rank and world size: the first of one rank is compared with the first of the
-# others. A loader that rank 0 alone opens, to validate, has a world size of 1.
+# Loaders of this process, counted by rank and world size: the n-th loader of one rank is compared with the n-th loader
+# of every other rank. A loader that rank 0 alone opens, to validate, has a world size of 1.
 _numbers: Counter[tuple[int, int]] = Counter()
 
 
@@ -84,7 +84,7 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
             self._warn_of_random_operators()
         epoch, start = (self._inputs.order.epoch, 0) if state is None else (state.order.epoch, state.delivered)
         self._begin(self._feeds.begin(epoch, start=start))
-        # Loops that were written for DALI's iterators look at this; nothing here depends on it.
+        # Loops that were written for DALI's iterators read these attributes; nothing here depends on them.
         drops = policy == LastBatchPolicy.DROP
         rank_samples = self.num_samples // process.world_size if drops else -(-self.num_samples // process.world_size)
         set_epoch_size(self, rank_samples, policy)
@@ -157,7 +157,7 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
             self._epoch.end()
             raise StopIteration
         self._compare_ranks()
-        if self._epoch.is_cut_short:  # the next batch is the one after the last delivered one
+        if self._epoch.is_cut_short:  # by an exception: go on after the last delivered batch
             self._start_anew()
             self._begin(self._feeds.begin_again(self._epoch))
         self._epoch.ask()
@@ -179,7 +179,7 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
             try:
                 return self._repair.decode(refused, exc)
             except DecodeError:
-                # After an error of the store or of a disk the batch is not lost: it is tried again.
+                # The batch is lost. Other errors, of the store or of a disk, pass by here: the batch is tried again.
                 self._epoch.lose()
                 raise
         self._repair.decoded = inputs
@@ -338,7 +338,8 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
         if self._epoch.stands_at(epoch, start):
             return  # the right shards are staged already
         with profiling.busy("hand-over"):
-            was_cut_short, self._epoch.is_cut_short = self._epoch.is_cut_short, True  # until the new epoch has begun
+            was_cut_short = self._epoch.is_cut_short
+            self._epoch.is_cut_short = True  # until the new epoch has begun
             if was_cut_short:
                 self._start_anew()
             else:
@@ -365,7 +366,7 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
         """Read the decode pipeline's next batch; ``None`` at the end, and after an error, which the epoch keeps."""
         epoch = self._epoch
         if epoch.has_failed:
-            return None  # DALI asks for every input, also after the first one has ended
+            return None  # DALI asks for all inputs of an iteration, also if the first one said that the epoch is over
         try:
             with profiling.busy("read"):
                 read = epoch.feed.next()

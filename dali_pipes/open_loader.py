@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import inspect
 import logging
 import os
 import re
@@ -116,6 +117,7 @@ def loader(
         CacheError: If two windows do not fit the cache; says how many bytes are needed.
         WorkerProcessError: If this is a DataLoader's worker process.
     """
+    _check_is_graph(graph)
     _check_groups(select=select, bad_samples=bad_samples, cache=cache, decode=decode, outputs=outputs)
     process = find_rank(rank=rank, world_size=world_size)
     batching = _batching(batch_size, process, last_batch_policy)
@@ -177,6 +179,17 @@ def loader(
             resources=resources,
         )
         return Loader(parts, state=resumed)
+
+
+def _check_is_graph(graph: object) -> None:
+    expected = "graph must be a function graph(components, random), such as dali_pipes.segmentation()"
+    if not callable(graph):
+        raise TypeError(f"{expected}, got {graph!r}")
+    with contextlib.suppress(ValueError):  # a function of C may have no signature
+        try:
+            inspect.signature(graph).bind(None, None)
+        except TypeError as exc:
+            raise TypeError(f"{expected}, got {graph!r}, which does not take two arguments") from exc
 
 
 def _check_groups(**groups: object) -> None:

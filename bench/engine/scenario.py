@@ -57,8 +57,8 @@ class Scenario(ABC, Generic[Made, Subject, Row]):
 
     A scenario is a frozen dataclass. Its fields are its settings, and those made by `bench.engine.options.option` are
     the options of its command, with the class's docstring as help. Whole numbers among them, except the seed, must be
-    at least 1. A complete one, which times two ways to hash a file, is ``bench/scenarios/hash.py``, with a line in
-    ``bench/catalog.py``::
+    at least 1. An example that times two ways to hash a file, without its imports (those of
+    ``bench/scenarios/fetch.py``). It would be ``bench/scenarios/hash.py``, with a line in ``bench/catalog.py``::
 
         @dataclass(frozen=True, kw_only=True)
         class HashScenario(Scenario[Path, str, float]):
@@ -73,7 +73,7 @@ class Scenario(ABC, Generic[Made, Subject, Row]):
             work: Path | None = cache_option("Where the file is written.")
 
             def prepare(self, folder: RunFolder, stack: ExitStack) -> Path:
-                check_room(folder.parent, self.num_bytes, what="the file to hash", option="--cache")
+                check_room(folder.parent, self.num_bytes, what="the file", option="--cache", less="lower --num-bytes")
                 path = folder.new() / "data"
                 path.write_bytes(os.urandom(self.num_bytes))
                 return path

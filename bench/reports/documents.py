@@ -162,8 +162,9 @@ def _read(path: Path, *, baseline: str | None, loaders: Sequence[str] | None) ->
             f"'{path}': expected the record of one of bench {', '.join(['run', *SCENARIOS])}, found {found}"
         )
     try:
-        return scenario_class(kind).table(report)
+        table: str = scenario_class(kind).table(report)
     except (LookupError, TypeError, AttributeError) as exc:
         raise DataError(
             f"'{path}': expected a record of `bench {kind}`, and its table cannot be made ({type(exc).__name__}: {exc})"
         ) from exc
+    return table

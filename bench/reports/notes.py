@@ -98,7 +98,7 @@ def _loader_notes(report: Report) -> list[str]:
         )
     windowed = [name for name, entry in entries.items() if entry.decodes_window]
     if windowed and any(entry.gives and name not in windowed for name, entry in entries.items()):
-        notes.append(f"{', '.join(windowed)}: decode only the window of a photo that the crop keeps.")
+        notes.append(f"{', '.join(windowed)}: decode only the part of a photo that the crop keeps.")
     return notes
 
 

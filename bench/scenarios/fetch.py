@@ -99,7 +99,7 @@ class FetchScenario(Scenario[_Objects, str, _Turn]):
         super().__post_init__()
         names = self.clients
         if unknown := [name for name in names if name not in CLIENT_NAMES]:
-            raise ValueError(f"clients must be some of {', '.join(CLIENT_NAMES)}, got '{unknown[0]}'")
+            raise ValueError(f"clients must be among {', '.join(CLIENT_NAMES)}, got '{unknown[0]}'")
         if not names or len(set(names)) != len(names):
             raise ValueError(f"clients must name each client once, got '{','.join(names)}'")
         if "curl" in names and find_curl() is None:

@@ -1,10 +1,10 @@
-"""Time a loader whose data set is larger than its cache: several shares that fit, several latencies, in turns.
+"""Time a loader with caches of several sizes, which may be smaller than the data set, and with several latencies.
 
 A turn opens the loader on an empty cache and draws a cold epoch, then the timed epochs, including the change from one
 epoch to the next. If the cache holds the whole data set, nothing is fetched after the cold epoch; if it holds less,
 every epoch fetches every shard again. The order of the samples, and so the work of decoding, is the same in all turns:
 the shuffle window is chosen for the smallest cache, which holds two windows. No training step uses the batches, so the
-decode pipeline is as fast as possible, and asks for data as fast as possible.
+decode pipeline asks for data as fast as it can decode.
 
 The server is a process on the same machine, and takes cores from the loader. So its CPU time is measured as well.
 """
@@ -49,14 +49,19 @@ MIB = 1 << 20
 BLOCK = 512
 """The unit of ``st_blocks`` on every file system."""
 WATCH_S = 0.005
+"""Seconds between two looks at the cache."""
 FIGURES = {
     "samples_per_s": Figure(title="samples/s", unit="samples/s", better="high", digits=0, about="Of timed epochs."),
     "data_wait": Figure(title="data wait %", unit="%", better="low", digits=2, scale=100, about="Waiting for shards."),
     "server_cpu_share": Figure(
         title="server's CPU %", unit="%", better="low", digits=1, scale=100, about="Of the server's and the loader's."
     ),
-    "server_cores": Figure(title="server cores", unit="cores", better="low", digits=2, about="Busy for the server."),
-    "client_cores": Figure(title="loader cores", unit="cores", better="low", digits=2, about="Busy for the loader."),
+    "server_cores": Figure(
+        title="server cores", unit="cores", better="low", digits=2, about="Cores that the server keeps busy."
+    ),
+    "client_cores": Figure(
+        title="loader cores", unit="cores", better="low", digits=2, about="Cores that the loader keeps busy."
+    ),
 }
 
 
@@ -81,7 +86,9 @@ class WindowInputs:
     extent_bytes: int
     """Bytes of a cache file that holds the whole data set."""
     window_bytes: int
+    """The shuffle window of all turns."""
     source: str
+    """The name of the samples, for the record."""
 
     def cache_bytes(self, cell: WindowsCell) -> int:
         return int(self.extent_bytes * cell.fraction)
@@ -124,7 +131,7 @@ class WindowsScenario(ShardsScenario[WindowInputs, WindowsCell, WindowTurn]):
     """Load a data set through caches that hold all of it or a part, near and far from its server; print the waits.
 
     Reads --shards once. The timed loader reads a copy of the samples from a server of our own, which --latencies-ms
-    slows down. Writes nothing but the file that --json names.
+    slows down. Writes below --cache, and the file that --json names; what is below --cache is removed at the end.
     """
 
     kind = "windows"
@@ -137,7 +144,7 @@ class WindowsScenario(ShardsScenario[WindowInputs, WindowsCell, WindowTurn]):
     num_shards: int = option(40, help="Shards that they are packed into.")
     epochs: int = option(1, help="Epochs timed in each turn, after the cold one, which has its own figures.")
     fractions: Sequence[float] = option(
-        "1.0,0.2", type=Listed(float), help="Sizes of the cache, as shares of the data."
+        "1.0,0.2", type=Listed(float), help="Sizes of the cache, as fractions of the data set."
     )
     # The GET of an object is two requests, the redirect and the bytes.
     latencies_ms: Sequence[float] = option(
@@ -286,7 +293,7 @@ class CacheWatch:
     """Watch the space of a directory's cache files in a separate thread; a context manager.
 
     It counts the allocated blocks (``st_blocks``) of all files ``*.image`` below the directory. The file system of a
-    disk may count some blocks of its own: ext4 counts one of 4 KiB for each 340 runs of a cache file's blocks.
+    disk adds blocks of its own: ext4 adds one of 4 KiB for every 340 runs of consecutive blocks of a file.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -346,7 +353,7 @@ def fitting_window(
             f"a cache of {cache_bytes} bytes does not hold two windows of one shard, which take up to "
             f"{needed(largest)}; take more --num-shards, or larger --fractions"
         )
-    # Two windows of half the bytes are the whole data set, so no larger window is tried.
+    # A larger window needs more. Two windows of half the bytes are the whole data set: no larger one is tried.
     half = max(largest, int(manifest.total_bytes) // 2)
     return largest + bisect.bisect_right(range(largest + 1, half + 1), cache_bytes, key=needed)
 

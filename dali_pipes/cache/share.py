@@ -1,8 +1,8 @@
 """One loader's share of a cache file: the shards that it holds there, and where they lie.
 
 The cache file is sparse. Each shard owns a fixed extent in it, so a sample's address never changes. The extent has the
-shard and, from the next page on, its shard index: both are staged and evicted together. A share numbers shards as the
-loader's own manifest does, which may be a part of the cache file's manifest.
+shard and, from the next multiple of `EXTENT_ALIGNMENT` on, its shard index: both are staged and evicted together. A
+share numbers shards as the loader's own manifest does, which may be a part of the cache file's manifest.
 """
 
 import hashlib
@@ -38,9 +38,10 @@ class CacheShare:
     Args:
         manifest: Of all shards that were indexed together.
         rows: The row in ``manifest`` of each of the loader's shards: int64 [shards].
-        space: The directory of the cache file.
+        space: The free space of the cache file's directory, and its path.
         source, group, reserved, cache_bytes, keep: See `NodeCache.join`.
-        alignment: Of the extents; at least that of ``space``, otherwise they take more blocks than are counted.
+        alignment: The alignment of extents, in bytes. It must not be smaller than the file system's: extents would then
+            share blocks, and take more of them than are counted.
 
     Raises:
         CacheError: If ``reserved`` bytes do not fit, or no cache file can be made there.
@@ -98,7 +99,10 @@ class CacheShare:
         return Extent(self._file, int(self.starts[shard]) + aligned, int(self._index_bytes[shard]))
 
     def take(self, wanted: Sequence[int]) -> Take:
-        """Hold the ready shards of ``wanted``, most urgent first, and begin to fill another; see `NodeCache.take`."""
+        """Hold the ready shards of ``wanted``, which begins with the most urgent, and take one other to fill it.
+
+        See `NodeCache.take`.
+        """
         taken = self._cache.take(self._slot, self._rows[np.asarray(wanted, np.int64)])
         fill = None if taken.fill is None else int(self._shard_of_row[taken.fill])
         return taken._replace(ready=self._shard_of_row[taken.ready], fill=fill)
@@ -132,7 +136,7 @@ class CacheShare:
         self._cache.fail(self._slot, int(self._rows[shard]))
 
     def release(self, shards: Sequence[int]) -> None:
-        """End the holds of these; called after the last reader that names them is gone, since readers prefetch."""
+        """End the holds of these shards. Call it when the last reader that names them is closed: readers prefetch."""
         self._cache.release(self._slot, self._rows[np.asarray(shards, np.int64)])
 
     def is_stuck(self) -> bool:
@@ -140,7 +144,11 @@ class CacheShare:
         return self._cache.is_stuck(self._slot)
 
     def reserve_more(self, reserved: int) -> None:
-        """Reserve more than before; a `CacheError` if so many bytes cannot be reserved."""
+        """Reserve ``reserved`` bytes, more than before.
+
+        Raises:
+            CacheError: If they cannot be reserved.
+        """
         self._cache.reserve(self._slot, reserved)
         self.reserved = reserved
 

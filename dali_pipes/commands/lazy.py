@@ -50,8 +50,8 @@ def _check_ours(package: str) -> None:
     if origin is not None:
         if Path(origin).resolve() != ours.resolve():
             raise click.ClickException(
-                f"'{origin}' hides dali-pipes' own package '{package}'; rename it, or run dali-pipes from another "
-                "folder: `dali-pipes` or `python -P -m dali_pipes`"
+                f"'{origin}' hides dali-pipes' own package '{package}'; rename it, or start the "
+                "program as `dali-pipes` or `python -P -m dali_pipes`, or from another folder"
             )
         return
     # A user's folder without an __init__.py hides our package if ours is installed in editable mode.

@@ -156,7 +156,9 @@ class DecodePipeline:
         if not isinstance(outputs, Mapping) or not outputs:
             raise ValueError(f"graph must return a dict of outputs by name, got {type(outputs).__name__}")
         if not self.inputs.read:
-            raise ValueError("graph takes none of the components; take one as components['image.jpg']")
+            raise ValueError(
+                "graph takes none of the components; it must take at least one, such as components['image.jpg']"
+            )
         self.output_names = list(outputs)
         self.inputs.lists = {name: output.parser for name, output in outputs.items() if isinstance(output, ListOutput)}
         nodes = [output for name, output in outputs.items() if name not in self.inputs.lists]

@@ -1,14 +1,12 @@
 """A loader for loops that were written for DALI's iterators: other output names, column labels, automatic reset."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nvidia.dali.plugin.pytorch import DALIGenericIterator
 
 from dali_pipes.graph.dali_internals import set_auto_reset
-
-if TYPE_CHECKING:
-    from dali_pipes.iterator import Loader
+from dali_pipes.integrations.torch_dataset import LoaderLike
 
 LABEL_OUTPUT = "label"
 """The name of the class id in the graphs of `dali_pipes.graph.pipelines`."""
@@ -25,7 +23,7 @@ class DaliIterator(DALIGenericIterator):  # type: ignore[misc]
 
     def __init__(
         self,
-        loader: "Loader",
+        loader: LoaderLike,
         *,
         output_map: Sequence[str] | None,
         column_labels: bool,

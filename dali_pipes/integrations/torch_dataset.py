@@ -4,19 +4,37 @@ Both pass whole batches through: ``batch_size=None, num_workers=0``. Workers wou
 threads, and cannot be used in a worker.
 """
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 from torch.utils.data import IterableDataset
 
-if TYPE_CHECKING:
-    from dali_pipes.iterator import Loader
+
+class LoaderLike(Protocol):
+    """The part of a `dali_pipes.iterator.Loader` that the classes in this folder use; that module imports them."""
+
+    output_map: Sequence[str]
+
+    @property
+    def added_outputs(self) -> Sequence[str]: ...
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def num_batches_left(self) -> int: ...
+    def __len__(self) -> int: ...
+    def __iter__(self) -> "LoaderLike": ...
+    def __next__(self) -> list[dict[str, Any]]: ...
+    def close(self) -> None: ...
+    def reset(self) -> None: ...
+    def set_epoch(self, epoch: int) -> None: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
 class DictBatches(Iterator[dict[str, Any]]):
     """The rest of a loader's epoch, from the first ``next`` on, as plain dicts. Made by `Loader.as_dicts`."""
 
-    def __init__(self, loader: "Loader") -> None:
+    def __init__(self, loader: LoaderLike) -> None:
         self._loader = loader
         self._has_begun = self._is_over = False
 
@@ -49,7 +67,7 @@ class LoaderDataset(IterableDataset[dict[str, Any]]):
     >>> batches = StatefulDataLoader(loader.as_dataset(), batch_size=None, num_workers=0)  # doctest: +SKIP
     """
 
-    def __init__(self, loader: "Loader") -> None:
+    def __init__(self, loader: LoaderLike) -> None:
         super().__init__()
         self._loader = loader
         # Whether the next iteration is of an epoch that was over when its state was taken.

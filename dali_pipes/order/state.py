@@ -127,4 +127,4 @@ class LoaderState:
 
 
 def _shown(values: object) -> str:
-    return f"a dict of {', '.join(map(str, list(values)[:5]))}" if isinstance(values, Mapping) else repr(values)[:60]
+    return f"a dict with the keys {list(values)[:5]}" if isinstance(values, Mapping) else repr(values)[:60]

@@ -590,11 +590,13 @@ def test_bad_arguments_are_refused(small_shards: Path, options: dict, text: str)
     [
         (lambda components, random: components["image.jpg"], "graph must return a dict of outputs by name"),
         (lambda components, random: {"label": components.label}, "graph takes none of the components"),
+        ("segmentation", "graph must be a function graph.components, random., .* got 'segmentation'"),
+        (lambda components: {}, "graph must be a function .* which does not take two arguments"),
     ],
 )
 def test_graphs_that_cannot_be_run_are_refused(small_shards: Path, graph, text: str) -> None:
-    """What a graph must give is said when it does not."""
-    with pytest.raises(ValueError, match=text):
+    """The error says what a graph must take and give."""
+    with pytest.raises((TypeError, ValueError), match=text):
         dp.loader(small_shards, graph, batch_size=5, device="cpu")
 
 

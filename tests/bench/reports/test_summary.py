@@ -11,7 +11,7 @@ from bench.reports.tables import format_table, summarised, table_rows
 
 from .records import SEVEN, record, report
 
-WINDOW = "dali: decode only the window of a photo that the crop keeps."
+WINDOW = "dali: decode only the part of a photo that the crop keeps."
 RECORDS = [record("dali", 900, 2.5, decode="dali"), record("webloader", 300, 7.5), record("tutorial", 303, 7.5)]
 
 

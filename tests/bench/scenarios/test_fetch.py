@@ -163,7 +163,7 @@ def test_fetch_without_curl_leaves_it_out(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"clients": ["ours", "wget"]}, "clients must be some of ours, sdk, curl, got 'wget'"),
+        ({"clients": ["ours", "wget"]}, "clients must be among ours, sdk, curl, got 'wget'"),
         ({"clients": []}, "clients must name each client once, got ''"),
         ({"clients": ["sdk", "sdk"]}, "clients must name each client once, got 'sdk,sdk'"),
         ({"connections": 0}, "connections must be at least 1, got 0"),
