@@ -165,8 +165,8 @@ class StoredSamples(Samples):
             more = f"; {lacking} of {whole.num_samples} samples lack it" if len(names) == 1 and lacking > 1 else ""
             there = ", ".join(table.components_of(row)) or "none"
             raise DataError(
-                f"{table.name_of(row)}: no component '{component}' (found: {there}){more}; take "
-                "one of those that are found in the graph (the built-in graphs: photo=, mask=)"
+                f"{table.name_of(row)}: no component '{component}' (found: {there}){more}; name a "
+                "component that is there in the graph (photo= or mask= of the built-in graphs)"
             )
         self._found.add(component)
 
