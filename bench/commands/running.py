@@ -22,7 +22,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def needs_extras(command: Command) -> Command:
-    """Make a command say in one line which packages are missing, before it imports what needs them."""
+    """Make a command name all missing packages in one line, before it imports modules that need them."""
 
     @functools.wraps(command)
     def checked(*arguments: Any, **keywords: Any) -> Any:

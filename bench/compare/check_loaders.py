@@ -1,4 +1,4 @@
-"""Compare what loaders give with Pillow and torchvision, before anything is timed."""
+"""Compare the outputs of loaders with Pillow and torchvision, before anything is timed."""
 
 import contextlib
 import signal
@@ -61,7 +61,7 @@ def compare_outputs(
 
 @contextlib.contextmanager
 def _limited(timeout_s: float, *, what: str) -> Iterator[None]:
-    """Interrupt what hangs in this process, as Ctrl-C would; only the main thread can be interrupted."""
+    """Interrupt this process if it hangs, as Ctrl-C would. Only the main thread can be interrupted."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -115,7 +115,7 @@ class DataSets:
         return self._sets[key]
 
     def turn_job(self, spec: LoaderSpec, setting: TurnSetting, *, options: LoaderOptions, epochs: int) -> TurnJob:
-        """Return what a turn's processes must know; a gateway is started if the setting needs one."""
+        """Return the job of a turn's processes; start a gateway if the setting needs one."""
         shards, _ = self.open(setting)
         endpoint, counters = shards.store.endpoint, None
         if endpoint is not None and not self._direct:

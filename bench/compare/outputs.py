@@ -37,12 +37,12 @@ _TENSORS: tuple[Literal["image", "trimap", "label"], ...] = ("image", "trimap", 
 
 
 class OutputError(PipesError, AssertionError):
-    """A loader does not yield what the shards hold; names loader, key, what differs and by how much."""
+    """A loader's samples differ from the shards; the text names loader, key, the differing part and the difference."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tolerance:
-    """How far a normalised photo may be from the reference: one level of 255 is 0.017 there."""
+    """The allowed differences of a normalised photo from the reference. One grey level of 255 is 0.017."""
 
     max_abs: float
     """The largest difference of any value."""

@@ -1,4 +1,4 @@
-"""Compute the figures of a turn from what its ranks measured, and write a loader's part of a run's record."""
+"""Compute the figures of a turn from its ranks' measurements, and make the record of one loader."""
 
 import statistics
 from collections.abc import Sequence

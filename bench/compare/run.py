@@ -70,11 +70,12 @@ class LoaderScenario(Scenario[Inputs, Contender, Turn]):
     options: LoaderOptions = field(default_factory=LoaderOptions)
     """The options that all loaders share."""
     settings: Sequence[TurnSetting] = ()
-    """Each loader is timed under each of these; if empty, under ``options`` from a warm cache."""
+    """Each loader is timed under each of these settings. If there are none, it is timed under ``options``, with a warm
+    cache."""
     repeats: int = 7
     """With seven turns, a 95 % interval is narrower than the range from the smallest to the largest value."""
     epochs: int = 1
-    """Timed in each warm turn, after the first; take more of them if one is short."""
+    """The number of timed epochs in each warm turn, after the first epoch; take more if an epoch is short."""
     baseline: LoaderSpec | None = None
     """The loader that ratios are to; ``None``: webloader if it is timed, otherwise the first."""
     num_samples: int | None = None

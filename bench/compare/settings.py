@@ -17,7 +17,7 @@ MAX_SETTINGS = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class TurnSetting:
-    """One point of a sweep: what may differ between the turns of one loader. ``None`` changes nothing."""
+    """One point of a sweep: the values that may differ between the turns of one loader. ``None`` changes nothing."""
 
     threads: int | None = None
     """DALI's threads, or worker processes, of one rank; ``None``: the ranks share the cores."""

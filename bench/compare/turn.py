@@ -41,7 +41,7 @@ PLACES = {
 }
 """The places where ranks wait for each other, in their order, with the words for errors."""
 WATCH_S = 1.0
-"""Between two looks at memory, in epochs that are not timed: a look takes 50 ms a process, from one of the cores."""
+"""Seconds between two looks at memory. One look costs 50 ms of a core for each process, so timed epochs have none."""
 MIB = 1 << 20
 
 _Spent = tuple[float, Traffic | None]
@@ -184,7 +184,7 @@ def _run_rank(meet: Meet, job: TurnJob, rank: int, main_pid: int, bystanders: tu
     for module in (entry.module, *entry.requires, *(() if entry.decodes else PRELOAD)):
         importlib.import_module(module)
     if job.options.device != "cpu" and torch.cuda.is_available():
-        # Each rank takes its own GPU if there are enough, as in a training, before it opens a loader.
+        # As in a training, each rank takes a GPU of its own before it opens a loader, if there are enough.
         torch.cuda.set_device(rank % torch.cuda.device_count())
         torch.cuda.synchronize()
     tree = ProcessTree(root=main_pid, bystanders={*bystanders, main_pid}) if rank == 0 else None

@@ -1,4 +1,4 @@
-"""Define the figures of a run: what each is, in which unit, and which way is better."""
+"""Define the figures of a run: title, unit, and which direction is better."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

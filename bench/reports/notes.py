@@ -1,4 +1,4 @@
-"""Write what a reader of a run's table must know: notes, conditions, and what was converted before."""
+"""Write the notes for a reader of a run's table: notes on loaders, conditions, and earlier conversions."""
 
 import statistics
 from collections.abc import Sequence
@@ -62,7 +62,7 @@ def notes_of(report: Report, *, figures: Sequence[str] | None = None) -> list[st
 
 
 def _parts_note(record: Record) -> str | None:
-    """Say what a loader does not give; ``None`` if it gives all, as all loaders of the oldest records do."""
+    """Name the parts of a batch that a loader does not give; ``None`` if it gives all, as in the oldest records."""
     if record.get("gives") is None or not (missing := sorted(ALL_PARTS - set(record["gives"]))):
         return None
     parts = ", no ".join(PART_TITLES.get(part, part) for part in missing)
@@ -103,7 +103,7 @@ def _loader_notes(report: Report) -> list[str]:
 
 
 def _few_batches(records: Sequence[Record]) -> list[str]:
-    """Return how many batches turns had, where that is too few for a 99th percentile."""
+    """Note how many batches the turns had, if these are too few for a 99th percentile."""
     counts = {
         sum(len((rank.get("steady") or rank["first"])["waits_us"].split()) for rank in repeat["ranks"])
         for record in records
@@ -120,7 +120,7 @@ def _span(texts: Sequence[str]) -> str:
 
 
 def conversions_of(report: Report) -> list[list[str]]:
-    """Return the table of what was converted for loaders before: a header and rows, or nothing at all."""
+    """Return the table of conversions that were made for loaders: a header and rows, or an empty list."""
     rows: dict[str, list[str]] = {}
     for record in report["records"]:
         if made := record.get("prepared"):
@@ -130,7 +130,7 @@ def conversions_of(report: Report) -> list[list[str]]:
 
 
 def conditions_of(report: Report) -> list[tuple[str, str]]:
-    """Return name and text of everything that the figures depend on."""
+    """Return name and text of each condition on which the figures depend."""
     environment, options, records = report["environment"], report["options"], report["records"]
     cpu, commit, epochs = environment.get("cpu", {}), environment.get("commit"), options.get("epochs")
     # The load at the end includes what was timed.

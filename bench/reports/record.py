@@ -1,4 +1,4 @@
-"""Write records of benchmarks, whole or not at all, and read them, those of earlier versions too.
+"""Write records of benchmarks, whole or not at all, and read them, including those of earlier versions.
 
 Every record says which benchmark wrote it (``format``), in which version of the format, by which command, at which
 commit and on what machine. The record of a run, of `bench run` and `bench sweep`, holds every repeat as it was
@@ -46,7 +46,7 @@ def check_target(path: Path, *, option: str = "--json") -> None:
 
 
 def write_record(report: Mapping[str, Any], path: Path) -> None:
-    """Write JSON, as `write_text`."""
+    """Write JSON with `write_text`."""
     write_text(json.dumps(report, indent=2) + "\n", path)
 
 
@@ -65,7 +65,7 @@ def write_text(text: str, path: Path) -> None:
 
 
 def _is_special(path: Path) -> bool:
-    """Return whether it is ``/dev/stdout`` or a pipe, which a rename would replace."""
+    """Whether the path is ``/dev/stdout`` or a pipe, which a rename would replace."""
     return path.exists() and not path.is_file()
 
 

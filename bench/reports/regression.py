@@ -75,7 +75,7 @@ class Change:
 
     @property
     def shown_as(self) -> Figure:
-        """How the values are formatted: a ratio has no unit and no scale."""
+        """The figure that formats the values: a ratio has no unit and no scale."""
         figure = FIGURES[self.figure]
         return figure if self.relative_to is None else replace(figure, unit="", scale=1.0, digits=2)
 
@@ -164,7 +164,7 @@ def compare_runs(
 
 
 def differences_of(before: Report, after: Report) -> list[str]:
-    """Say what keeps two runs from being compared; versions and commits may differ."""
+    """List the differences that forbid a comparison of two runs; versions and commits may differ."""
     machines = [_conditions(report) for report in (before, after)]
     found = [
         f"{what} was {_text_of(first)}, is {_text_of(machines[1][what])}"
@@ -177,7 +177,7 @@ def differences_of(before: Report, after: Report) -> list[str]:
 
 
 def _conditions(report: Report) -> dict[str, object]:
-    """Return what two runs must have in common."""
+    """Return the conditions that two runs must have in common."""
     environment = report["environment"]
     cpu, gib = environment.get("cpu", {}), environment.get("memory_gib")
     return {
@@ -205,7 +205,7 @@ def _text_of(value: object) -> str:
 
 
 def format_verdict(verdict: Verdict) -> str:
-    """Return a row for each figure, worse ones first, and a line for each regression."""
+    """Return a row for each figure, the worse ones first, and a line for each regression."""
     varied = setting_names([change.record for change in verdict.changes])
     rows = [[*(SETTING_TITLES[name] for name in varied), "loader", "figure", *WHEN, "after/before", ""]]
     rows += [
@@ -284,7 +284,7 @@ def _values(run: Report, record: Record, figure: str, *, relative_to: str | None
 
 
 def _ratio(before: Sequence[float], after: Sequence[float]) -> Interval:
-    """Return after over before. If a median is 0, as of bytes that a warm cache fetches: 1, infinity or 0."""
+    """Return ``after / before``. If a median is 0, such as the bytes that a warm cache fetches: 1, infinity or 0."""
     middles = statistics.median(before), statistics.median(after)
     if min(middles) > 0:
         floor = NOTHING * min(value for value in (*before, *after) if value > 0)

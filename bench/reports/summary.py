@@ -104,13 +104,13 @@ def summarise(report: Report) -> list[dict[str, Any]]:
 
 
 def values_of(record: Record, figure: str) -> list[float]:
-    """Return one value for each repeat, in their order; none if one of the repeats lacks it."""
+    """Return one value for each repeat, in order; an empty list if a repeat lacks it."""
     values = [repeat["figures"].get(figure) for repeat in record["repeats"]]
     return [] if any(value is None for value in values) else [float(value) for value in values]
 
 
 def is_telling(report: Report, figure: str) -> bool:
-    """Return whether a figure was measured and says something: without an emulated step, all time is waiting."""
+    """Whether a figure was measured and is meaningful: without an emulated step, all time is waiting."""
     if figure == "wait_share" and not any(record["setting"].get("compute_ms") for record in report["records"]):
         return False
     return any(values_of(record, figure) for record in report["records"])

@@ -107,7 +107,7 @@ class ShuffleScenario(Scenario[ShuffleInputs, Order, tuple[float, float]]):
         return f"{subject.name}, {subject.shards} shards"
 
     def measure(self, made: ShuffleInputs, subject: Order, number: int) -> tuple[float, float]:
-        """The distance of a batch, and how far a sample travels, in one epoch."""
+        """Measure the distance of a batch from uniform, and how far a sample travels, in one epoch."""
         order = _read(made, subject, seed=number)
         places = np.arange(self.num_samples)
         if not np.array_equal(np.sort(order), places):

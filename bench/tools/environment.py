@@ -1,4 +1,4 @@
-"""Describe where figures come from: versions, hardware, commit and date, as JSON."""
+"""Describe the origin of figures, as JSON: versions, hardware, commit and date."""
 
 import datetime
 import importlib.metadata

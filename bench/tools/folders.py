@@ -95,7 +95,7 @@ def check_writable(directory: Path, *, option: str = "--work") -> None:
 def check_room(
     directory: Path, num_bytes: int, *, what: str, option: str = "--work", less: str = "take less: --samples"
 ) -> None:
-    """Refuse what would fill the disk.
+    """Refuse to write more bytes than the disk has free.
 
     Args:
         directory: Where it would be written.

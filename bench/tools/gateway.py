@@ -156,7 +156,7 @@ class _Listener(ThreadingHTTPServer):
         self.netloc = f"127.0.0.1:{self.server_address[1]}"
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Say nothing: clients leave in the middle of an answer when a turn is over."""
+        """Print nothing: at the end of a turn, clients leave in the middle of an answer."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -197,7 +197,7 @@ class _Handler(BaseHTTPRequestHandler):
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = do_PATCH = do_OPTIONS = relay  # noqa: N815 (http.server's names)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing of each request."""
+        """Print nothing for a request."""
 
     def _ask(self, body: bytes) -> http.client.HTTPResponse:
         """Pass the request on; returns the head of the answer."""

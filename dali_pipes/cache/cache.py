@@ -45,7 +45,8 @@ class Take(NamedTuple):
     is_there: bool
     """Whether the bytes of ``fill`` are there, from before the machine's last start, and only need checking."""
     blocked: Literal["", "busy", "space"]
-    """Why the loader did not get the most urgent of the other shards: others fill or drop it, or it does not fit."""
+    """The reason why the loader did not get the most urgent of the other shards: another loader fills or drops it, or
+    it does not fit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +68,7 @@ class CacheFileStatus:
 
 
 class NodeCache(EvictingCache):
-    """One process's view of a cache directory: its loaders hold, fill and release shards here.
+    """A cache directory, as one process uses it: the loaders of the process hold, fill and release shards.
 
     Args:
         directory: A local directory; checked by `dali_pipes.cache.free_space.check_directory`.

@@ -90,7 +90,7 @@ def place(
             offers.append(_offer(directory, cache_bytes))
         except CacheError as exc:  # the next directory may be suitable
             refused.append(str(exc))
-    # First the directory in which another rank of the job has its cache file, however much space is free now.
+    # If another rank of the job has its cache file in a directory, that one comes first, even if it is nearly full.
     known = [offer for offer in offers if (cache_root(offer.space.directory) / f"{key}.table").exists()]
     fits_whole = [offer for offer in offers if total <= offer.limit]
     chosen = next((offer for offer in (*known, *fits_whole, *offers) if reserved <= offer.limit), None)

@@ -161,7 +161,7 @@ def read_exclusions(paths: str | Path | Iterable[str | Path]) -> list[Exclusion]
 
 
 def _files(path: str) -> list[str]:
-    """The path itself. A wildcard that is not the name of a file stands for all paths that match, perhaps none."""
+    """List the path itself. If no file has this name and it holds wildcards, list all paths that match instead."""
     if not glob.has_magic(path) or Path(path).exists():
         return [path]
     return sorted(glob.glob(path))  # noqa: PTH207 (a wildcard may stand in any part of an absolute path)

@@ -142,7 +142,8 @@ class Components:
         return self._array(lambda batch: batch.labels, ArrayKind(np.dtype(np.int64), 1))
 
     def size(self, component: str) -> Callable[[Batch], tuple[Int32s, Int32s]]:
-        """Return a function for use in `array`: it gives a batch's photo heights and widths in pixels, int32 [B] each.
+        """Return a function for `array`, which computes the heights and widths of a batch's photos: pixels, int32 [B]
+        each.
 
         Sizes are those of the stored photos. A photo that the sample lacks has the size 1 x 1; a photo whose header
         cannot be read has the size 0 x 0.

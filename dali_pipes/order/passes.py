@@ -200,7 +200,7 @@ class Pass:
         return ordinals, copies
 
     def _ranked(self, purpose: str, values: Int64s, copies: Int64s | None = None) -> Int64s:
-        # Sorted by 64 random bits each. The sort is stable, so that even equal bits give the same order everywhere.
+        # Sort by 64 random bits of each sample. The sort is stable, so equal bits, too, give the same order everywhere.
         stream = Stream(self._passes.order.seed, self._number, f"order/{purpose}")
         words = stream.words(values, occurrence=0 if copies is None else copies)
         return np.argsort(words, kind="stable")

@@ -208,7 +208,7 @@ def _are_first(words: UInt64s, num: int) -> npt.NDArray[np.bool_]:
 
 
 def _places(named: Int64s, labels: Int64s) -> tuple[Int64s, npt.NDArray[np.bool_]]:
-    """Find the place of each label among the named ones, and whether it is one of them."""
+    """Find the position of each label in ``named`` (sorted), and whether it is there."""
     places = np.minimum(np.searchsorted(named, labels), len(named) - 1).astype(np.int64)
     return places, named[places] == labels
 

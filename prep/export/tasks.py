@@ -155,7 +155,9 @@ def _entry_bytes(feature: Feature) -> int:
 
 
 def _field_bytes(size: int) -> int:
-    """Bytes of a field that holds ``size`` bytes: tag (one byte for numbers below 16), length and content."""
+    """Compute the encoded size of a field with ``size`` bytes of content: tag (one byte for numbers below 16), length,
+    content.
+    """
     return 1 + max(1, -(-size.bit_length() // 7)) + size
 
 

@@ -79,7 +79,7 @@ class Distribution:
 
 @dataclass(frozen=True, kw_only=True)
 class Pixels:
-    """Mean and standard deviation of pixels, with values in [0, 1]; each photo has the same weight."""
+    """Mean and standard deviation of the pixels, as values in [0, 1]; every photo counts equally."""
 
     num_photos: int
     num_undecodable: int

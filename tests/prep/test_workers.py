@@ -118,7 +118,7 @@ def test_map_says_which_task_a_worker_was_killed_at() -> None:
 
 @pytest.mark.parametrize("jobs", [1, 3])
 def test_stream_takes_only_so_many_tasks_ahead(jobs: int) -> None:
-    """What is done and not wanted yet waits in memory: its number is bounded."""
+    """Results that nobody has taken yet wait in memory, so their number is bounded."""
     taken: list[int] = []
 
     def tasks() -> Iterator[int]:
