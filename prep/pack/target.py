@@ -63,7 +63,7 @@ class FileWorkers:
         *,
         what: str,
     ) -> list[bool]:
-        """Run `write_file` or `is_stored` for each file, and yield the results; the bar ``what`` counts samples."""
+        """Run `write_file` or `is_stored` for each file, and return the results; the bar ``what`` counts samples."""
         if not files:
             return []
         is_small = len(files) == 1 or sum(file.num_bytes for file in files) < self.min_shared_bytes
