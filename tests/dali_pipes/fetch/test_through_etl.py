@@ -41,7 +41,7 @@ from prep.etl.cluster import start_etl, stop_etl
 from prep.etl.local import open_output, transform_shards
 from prep.index import index_shards
 from tests.conftest import Sample, make_samples, write_shards
-from tests.dali_pipes.fetch.test_objects import Exchange, Place, answering, checksum
+from tests.dali_pipes.fetch.served import Exchange, Place, answering, checksum
 
 TRANSFORMS = "tests.dali_pipes.etl_transforms"
 KEYS = [f"s{i:05d}" for i in range(12)]

@@ -1,0 +1,363 @@
+"""Tokens, certificates and proxies on the way to an object."""
+
+import contextlib
+import logging
+import socket
+import ssl
+import threading
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import trustme
+
+from dali_pipes.errors import PipesError, StoreError
+from dali_pipes.fetch.answers import StoredObjects
+from dali_pipes.fetch.connection_pool import ClusterAccess, is_token_for
+from dali_pipes.fetch.fetcher import Wanted
+from dali_pipes.fetch.objects import ObjectFetcher
+from dali_pipes.store.cluster.ais import AisStore, ais_client
+from tests.dali_pipes.fetch.served import (
+    DATA,
+    PROMPT,
+    Exchange,
+    Place,
+    answering,
+    checksum,
+    fails,
+    fetching,
+    ranges_of,
+)
+from tests.faults import faulty
+
+TOKEN = "s3cret-t0ken"
+
+
+def test_token_goes_where_the_sdk_sends_it(store: AisStore) -> None:
+    """To the proxy; not to a target, at another address: held against the SDK's own requests."""
+    with faulty(store.endpoint) as proxy:
+        place = Place()
+        with ObjectFetcher(StoredObjects(ClusterAccess(endpoint=proxy.endpoint, token=TOKEN), store.bucket)) as fetcher:
+            assert fetcher.fetch([Wanted("a/x.tar", place.extent, checksum(DATA))])
+        ours = [(seen.is_entry, seen.headers.get("Authorization")) for seen in proxy.seen]
+        proxy.seen.clear()
+        client = ais_client(proxy.endpoint)
+        client.cluster().client.token = TOKEN
+        client.bucket(store.bucket).object("a/x.tar").get_reader().read_all()
+        sdks = [(seen.is_entry, seen.headers.get("Authorization")) for seen in proxy.seen]
+    assert ours == sdks == [(True, f"Bearer {TOKEN}"), (False, None)]
+
+
+def test_token_goes_to_a_target_at_the_endpoint() -> None:
+    """One address for all, as the embedded node, or a gateway before a cluster."""
+    seen: list[str | None] = []
+
+    def exchange_once(exchange: "Exchange") -> None:
+        seen.append(exchange.headers.get("Authorization"))
+        if "pid=" in exchange.path:
+            exchange.say(200, DATA)
+        else:
+            exchange.say(301, b"", Location=f"{exchange.path}&pid=1")
+
+    place = Place()
+    with answering(exchange_once) as server:
+        fetcher = ObjectFetcher(StoredObjects(ClusterAccess(endpoint=server.endpoint, token=TOKEN), "b"))
+        assert fetcher.fetch([Wanted("x.tar", place.extent, checksum(DATA))])
+        fetcher.close()
+    assert seen == [f"Bearer {TOKEN}"] * 2
+
+
+@pytest.mark.parametrize(
+    ("url", "is_sent"),
+    [
+        ("https://ais:51080/x", True),
+        ("https://AIS:51080/x", True),
+        ("https://ais:51081/x", False),  # another port: a target
+        ("https://t1:51080/x", False),
+        ("http://ais:51080/x", False),  # for everybody to read
+        ("http://ais/x", False),
+        ("https://ais.evil.example:51080/x", False),
+    ],
+)
+def test_token_is_for_the_endpoint_only(url: str, is_sent: bool) -> None:
+    """Both ways round, and for standard ports."""
+    endpoint = "https://ais:51080"
+    assert is_token_for(endpoint, url) == is_token_for(url, endpoint) == is_sent
+    assert is_token_for("http://ais", "https://ais:443/x")
+    assert not is_token_for("https://ais", "http://ais")
+
+
+def test_token_is_in_no_text(caplog: pytest.LogCaptureFixture) -> None:
+    """Not in logs at the finest level, errors with all their causes, nor any repr; not even if a server repeats it."""
+    caplog.set_level(logging.DEBUG)
+    texts = []
+    echo = f'{{"message": "bad token Bearer {TOKEN}"}}'.encode()
+    acts: list[Callable[[Exchange], None]] = [
+        *(lambda exchange, status=status: exchange.say(status, echo) for status in (400, 401, 403, 404, 500, 501)),
+        lambda exchange: exchange.say(301, b"", Location=f"ftp://{TOKEN}/"),
+        lambda exchange: exchange.say(200, b"short"),
+        lambda exchange: exchange.say(200, DATA),
+        lambda exchange: exchange.connection.close(),
+    ]
+    for act in acts:
+        with answering(act) as server:
+            connection = ClusterAccess(endpoint=server.endpoint, token=TOKEN)
+            with ObjectFetcher(StoredObjects(connection, "b"), retry=PROMPT) as fetcher:
+                place = Place()
+                with pytest.raises(PipesError) as raised:
+                    fetcher.fetch([Wanted("x.tar", place.extent, 0)])
+                exc: BaseException | None = raised.value
+                while exc:
+                    texts += [str(exc), repr(exc)]
+                    exc = exc.__cause__ or exc.__context__
+                texts += [repr(connection), str(connection), repr(fetcher), repr(vars(fetcher))]
+    texts += [record.getMessage() for record in caplog.records]
+    assert len(texts) > 50
+    assert not [text for text in texts if TOKEN in text]
+
+
+def test_token_that_is_no_header_is_refused_without_showing_it() -> None:
+    """A line end in it would start another header."""
+    with pytest.raises(ValueError, match="is AIS_AUTHN_TOKEN complete") as raised:
+        ClusterAccess(endpoint="http://localhost:1", token=f"{TOKEN}\r\nX: y")
+    assert TOKEN not in str(raised.value)
+
+
+@pytest.mark.parametrize("endpoint", ["localhost:51080", "ftp://h", "http://", "http://h:port", "http://u:pw@h"])
+def test_endpoint_that_is_no_url_is_refused(endpoint: str) -> None:
+    """A password in it is not repeated."""
+    with pytest.raises(ValueError, match="endpoint") as raised:
+        ClusterAccess(endpoint=endpoint)
+    assert "pw" not in str(raised.value)
+
+
+def test_environment_is_read_as_the_sdk_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its variables, held against what the SDK makes of them."""
+    from aistore import Client
+    from aistore.sdk.session_manager import resolve_ssl_config
+
+    for name in (
+        "AIS_AUTHN_TOKEN",
+        "AIS_CLIENT_CA",
+        "AIS_CRT",
+        "AIS_CRT_KEY",
+        "AIS_SKIP_VERIFY",
+        "AIS_SKIP_VERIFY_CRT",
+        "REQUESTS_CA_BUNDLE",
+        "CURL_CA_BUNDLE",
+    ):
+        monkeypatch.delenv(name, raising=False)
+    steps = [
+        {},
+        {"AIS_AUTHN_TOKEN": TOKEN, "AIS_CLIENT_CA": "/ca.pem"},
+        {"AIS_CRT": "/c.pem"},  # a certificate without a key is none
+        {"AIS_CRT_KEY": "/k.pem"},
+        {"AIS_SKIP_VERIFY": "Yes"},
+        {"AIS_SKIP_VERIFY_CRT": "no"},  # comes before the older name
+        {"AIS_SKIP_VERIFY_CRT": "T"},
+    ]
+    for variables in steps:
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        ours = ClusterAccess.from_environment("https://ais:1")
+        verify, certificate = resolve_ssl_config()
+        assert (not ours.skip_verify and (str(ours.ca) if ours.ca else True)) == verify
+        assert (ours.client_cert and tuple(map(str, ours.client_cert))) == certificate
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # the SDK's, of not verifying
+            assert ours.token == Client("http://localhost:1").cluster().client.token
+
+
+# TLS
+
+
+@dataclass(frozen=True)
+class Tls:
+    ca: Path
+    other_ca: Path
+    client_cert: tuple[Path, Path]
+    context: ssl.SSLContext
+    strict: ssl.SSLContext
+    """Asks for a client's certificate."""
+
+
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory: pytest.TempPathFactory) -> Tls:
+    folder = tmp_path_factory.mktemp("tls")
+    ca, other = trustme.CA(), trustme.CA()
+    ca.cert_pem.write_to_path(str(folder / "ca.pem"))
+    other.cert_pem.write_to_path(str(folder / "other.pem"))
+    client = ca.issue_cert("client@example.org")
+    client.cert_chain_pems[0].write_to_path(str(folder / "client.pem"))
+    client.private_key_pem.write_to_path(str(folder / "client.key"))
+    contexts = []
+    for mode in (ssl.CERT_NONE, ssl.CERT_REQUIRED):
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        ca.issue_cert("127.0.0.1").configure_cert(context)
+        ca.configure_trust(context)
+        context.verify_mode = mode
+        contexts.append(context)
+    client_cert = (folder / "client.pem", folder / "client.key")
+    return Tls(folder / "ca.pem", folder / "other.pem", client_cert, *contexts)
+
+
+def test_https_with_the_cluster_ca(store: AisStore, tls: Tls) -> None:
+    """Proxy and target, connections kept; broken bodies go on."""
+    with faulty(store.endpoint, context=tls.context, rate=1, kinds=["reset_body", "short"], max_faults=2) as proxy:
+        place = Place()
+        with ObjectFetcher(
+            StoredObjects(ClusterAccess(endpoint=proxy.endpoint, ca=tls.ca), store.bucket), retry=PROMPT
+        ) as fetcher:
+            for _ in range(3):
+                assert fetcher.fetch([Wanted("a/x.tar", place.extent, checksum(DATA))])
+        assert place.holds(DATA)
+        assert proxy.num_connections["entry"] == 1
+        assert ranges_of(proxy)[0] is None
+        assert ranges_of(proxy)[1] is not None
+
+
+@pytest.mark.usefixtures("small_ranges")
+def test_https_in_parallel_ranges(store: AisStore, tls: Tls) -> None:
+    """Four of them."""
+    with faulty(store.endpoint, context=tls.context) as proxy:
+        place = Place()
+        with ObjectFetcher(StoredObjects(ClusterAccess(endpoint=proxy.endpoint, ca=tls.ca), store.bucket)) as fetcher:
+            assert fetcher.fetch([Wanted("a/x.tar", place.extent, checksum(DATA))], num_connections=4)
+        assert place.holds(DATA)
+        assert proxy.requests["target"] == 4
+
+
+@pytest.mark.parametrize("ca", [None, "other_ca"])
+def test_https_with_another_ca_is_refused_at_once(store: AisStore, tls: Tls, ca: str | None) -> None:
+    """One attempt; the text names the variable."""
+    with faulty(store.endpoint, context=tls.context) as proxy:
+        connection = ClusterAccess(endpoint=proxy.endpoint, ca=getattr(tls, ca) if ca else None)
+        text = r"127.0.0.1:\d+ shows a certificate that cannot be trusted \(.+\); set AIS_CLIENT_CA"
+        with ObjectFetcher(StoredObjects(connection, store.bucket)) as fetcher:
+            fails(fetcher, StoreError, text)
+        assert proxy.num_connections["entry"] == 1
+
+
+def test_https_skip_verify_trusts_anybody(store: AisStore, tls: Tls) -> None:
+    """As asked for."""
+    with faulty(store.endpoint, context=tls.context) as proxy:
+        place = Place()
+        with ObjectFetcher(
+            StoredObjects(ClusterAccess(endpoint=proxy.endpoint, skip_verify=True), store.bucket)
+        ) as fetcher:
+            assert fetcher.fetch([Wanted("a/x.tar", place.extent, checksum(DATA))])
+        assert place.holds(DATA)
+
+
+def test_https_with_a_client_certificate(store: AisStore, tls: Tls) -> None:
+    """With it, bytes; without, an error that names the variables."""
+    with faulty(store.endpoint, context=tls.strict) as proxy:
+        place = Place()
+        connection = ClusterAccess(endpoint=proxy.endpoint, ca=tls.ca, client_cert=tls.client_cert)
+        with ObjectFetcher(StoredObjects(connection, store.bucket)) as fetcher:
+            assert fetcher.fetch([Wanted("a/x.tar", place.extent, checksum(DATA))])
+        assert place.holds(DATA)
+        with ObjectFetcher(
+            StoredObjects(ClusterAccess(endpoint=proxy.endpoint, ca=tls.ca), store.bucket), retry=PROMPT
+        ) as fetcher:
+            fails(fetcher, StoreError, "set AIS_CRT and AIS_CRT_KEY", place=place)
+
+
+def test_https_to_a_server_without_tls_is_told(store: AisStore) -> None:
+    """At once."""
+    endpoint = store.endpoint.replace("http://", "https://")
+    with fetching(endpoint, store.bucket) as fetcher:
+        fails(fetcher, StoreError, "does not speak TLS")
+
+
+@pytest.mark.parametrize("is_missing", [True, False])
+def test_ca_that_cannot_be_read_is_named(tmp_path: Path, is_missing: bool) -> None:
+    """With the variable."""
+    path = tmp_path / "ca.pem"
+    if not is_missing:
+        path.write_text("no certificate")
+    with ObjectFetcher(
+        StoredObjects(ClusterAccess(endpoint="https://127.0.0.1:1", ca=path), "b"), retry=PROMPT
+    ) as fetcher:
+        fails(fetcher, StoreError, r"ca.pem.*check AIS_CLIENT_CA|given up", name="x.tar")
+    with pytest.raises(StoreError, match=r"ca.pem.*check AIS_CLIENT_CA"):
+        ClusterAccess(endpoint="https://127.0.0.1:1", ca=path).tls_context()
+
+
+# The environment's proxies
+
+
+def test_loopback_is_reached_without_the_environments_proxy(store: AisStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No proxy can reach this machine's loopback."""
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    place = Place()
+    with fetching(store.endpoint, store.bucket) as fetcher:
+        assert fetcher.fetch([Wanted("a/x.tar", place.extent, checksum(DATA))])
+
+
+def test_other_hosts_are_reached_through_the_environments_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its password, and the whole URL; what it answers with is the object."""
+    heads: list[tuple[str, str | None]] = []
+
+    def exchange_once(exchange: "Exchange") -> None:
+        heads.append((exchange.path, exchange.headers.get("Proxy-Authorization")))
+        exchange.say(200, DATA)
+
+    with answering(exchange_once) as server:
+        monkeypatch.delenv("no_proxy", raising=False)
+        monkeypatch.delenv("NO_PROXY", raising=False)
+        monkeypatch.setenv("http_proxy", server.endpoint.replace("://", "://u:p%40@"))
+        place = Place()
+        with fetching("http://ais.invalid:51080", "b") as fetcher:
+            assert fetcher.fetch([Wanted("x.tar", place.extent, checksum(DATA))])
+        assert place.holds(DATA)
+    assert heads == [("http://ais.invalid:51080/v1/objects/b/x.tar?provider=ais", "Basic dTpwQA==")]
+
+
+def test_https_goes_through_a_tunnel(store: AisStore, tls: Tls, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CONNECT to the cluster's host, by name; what is in it is the cluster's TLS."""
+    asked: list[str] = []
+    with faulty(store.endpoint, context=tls.context) as proxy, socket.create_server(("127.0.0.1", 0)) as listener:
+        port = int(proxy.endpoint.rpartition(":")[2])
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    client, _ = listener.accept()
+                    head = client.recv(4096)
+                    asked.append(head.split(b"\r\n")[0].decode())
+                    number = asked[-1].split()[1].rpartition(":")[2]
+                    client.sendall(b"HTTP/1.1 200 Connection established\r\n\r\n")
+                    server = socket.create_connection(("127.0.0.1", int(number)))
+                    for pair in ((client, server), (server, client)):
+                        threading.Thread(target=pump, args=pair, daemon=True).start()
+
+        def pump(source: socket.socket, sink: socket.socket) -> None:
+            with contextlib.suppress(OSError):
+                while data := source.recv(1 << 16):
+                    sink.sendall(data)
+                sink.shutdown(socket.SHUT_WR)
+
+        threading.Thread(target=serve, daemon=True).start()
+        monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{listener.getsockname()[1]}")
+        monkeypatch.setenv("no_proxy", "")
+        monkeypatch.setenv("NO_PROXY", "")
+        place = Place()
+        # The redirect leads to 127.0.0.1, with the certificate of that; the proxy's own name is not checked here.
+        connection = ClusterAccess(endpoint=f"https://ais.invalid:{port}", skip_verify=True)
+        with ObjectFetcher(StoredObjects(connection, store.bucket), retry=PROMPT) as fetcher:
+            assert fetcher.fetch([Wanted("a/x.tar", place.extent, checksum(DATA))])
+        assert place.holds(DATA)
+    assert asked[0] == f"CONNECT ais.invalid:{port} HTTP/1.1"
+    assert len(asked) == 2
+
+
+def test_proxy_of_another_kind_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without its password."""
+    monkeypatch.setenv("http_proxy", "socks5://u:pw@127.0.0.1:1")
+    monkeypatch.setenv("no_proxy", "")
+    with fetching("http://ais.invalid:51080", "b") as fetcher:
+        text = fails(fetcher, StoreError, r"proxy for ais.invalid:51080 is of the kind 'socks5'.* NO_PROXY")
+    assert "pw" not in text
