@@ -4,8 +4,9 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # Processes that test side by side. Most tests start others themselves: more workers want more than a core each.
 WORKERS ?= 2
+MINUTES ?= 30
 
-.PHONY: demo test check reference constraints clean
+.PHONY: demo test fuzz check reference constraints clean
 
 demo: $(VENV)/.installed-demo  ## the main job, end to end, on real photos
 	$(BIN)/dali-pipes demo
@@ -14,6 +15,9 @@ demo: $(VENV)/.installed-demo  ## the main job, end to end, on real photos
 # is left alone with a long one.
 test: $(VENV)/.installed-dev  ## all tests
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+fuzz: $(VENV)/.installed-dev  ## broken files and messages, for MINUTES
+	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
 
 check: $(VENV)/.installed-dev  ## format, lint, types: what pre-commit runs on each commit
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/pre-commit run --all-files --show-diff-on-failure

@@ -1,13 +1,17 @@
 """The command line ``dali-pipes``: its commands, its logging and its exit codes."""
 
+import contextvars
 import logging
 import os
 import signal
 import sys
+from typing import Any
 
 import click
 
 from dali_pipes.commands.lazy import LazyGroup
+from dali_pipes.commands.output import LINE_CHARS, print_line
+from dali_pipes.errors import PipesError, printable
 
 _COMMANDS = {
     "bench": ("bench.cli:bench", "Time loaders on the same shards, after comparing what they give."),
@@ -21,6 +25,16 @@ _COMMANDS = {
 }
 
 
+class _PrintableFormatter(logging.Formatter):
+    """Shows what a terminal would obey as escapes: a message is one line, a traceback keeps its own lines."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (logging's name)
+        return printable(super().formatMessage(record), max_chars=LINE_CHARS)
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802 (logging's name)
+        return "\n".join(printable(line, max_chars=LINE_CHARS) for line in super().formatException(ei).split("\n"))
+
+
 @click.group(cls=LazyGroup, lazy=_COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="dali-pipes")
 @click.option("-v", "--verbose", is_flag=True, help="Log each step to stderr.")
@@ -31,9 +45,9 @@ def cli(verbose: bool) -> None:
     """
     if os.environ.get("NO_COLOR"):  # https://no-color.org
         click.get_current_context().color = False
-    logging.basicConfig(
-        level=logging.INFO if verbose else logging.WARNING, format="%(levelname)s %(name)s: %(message)s"
-    )
+    handler = logging.StreamHandler()
+    handler.setFormatter(_PrintableFormatter("%(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, handlers=[handler])
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -41,11 +55,11 @@ def main(argv: list[str] | None = None) -> int:
 
     ``argv`` holds the arguments without the program's name; by default those of the process.
     """
-    from dali_pipes.errors import PipesError
-
     previous = signal.signal(signal.SIGTERM, _terminate)
     try:
-        result = cli.main(args=argv, prog_name="dali-pipes", standalone_mode=False)
+        # In a context of its own: the command's patience must not stay with a program that calls this function.
+        run = contextvars.copy_context().run
+        result = run(cli.main, args=argv, prog_name="dali-pipes", standalone_mode=False)
     except click.exceptions.Exit as exc:
         return exc.exit_code
     except click.UsageError as exc:
@@ -71,7 +85,7 @@ def main(argv: list[str] | None = None) -> int:
 def _fail(text: str, *, code: int) -> int:
     if logging.getLogger().isEnabledFor(logging.INFO):
         logging.getLogger(__name__).exception("failed")
-    click.echo(f"error: {text}", err=True)
+    print_line(f"error: {text}", err=True)
     return code
 
 

@@ -40,6 +40,8 @@ class PlanInputs:
     manifest: Manifest
     set_shards: Sequence[int]
     """The number of shards of each data set; the data sets follow each other in the manifest."""
+    set_names: Sequence[str]
+    """The names of the data sets, for errors; one empty name if there is only one."""
     selection: Selection
     order: OrderInputs
     """Its epoch is the one that the loader starts with."""
@@ -52,6 +54,7 @@ class PlanInputs:
             order=dataclasses.replace(self.order, epoch=epoch),
             set_shards=self.set_shards,
             selection=self.selection,
+            set_names=self.set_names,
         )
 
     def reserved_bytes(self, extent_bytes: npt.NDArray[np.int64], batching: Batching) -> int:
@@ -78,13 +81,14 @@ class PlanInputs:
         inputs = (self.manifest.digest, tuple(self.set_shards), self.selection.digest, self.order)
         return int.from_bytes(hashlib.blake2b(repr(inputs).encode(), digest_size=8).digest(), "little")
 
-    def state(self, epoch: int, delivered: int) -> LoaderState:
-        """Make the state of a loader that has delivered this number of samples of an epoch."""
+    def state(self, plan: Plan, delivered: int) -> LoaderState:
+        """Make the state of a loader that has delivered this number of samples of an epoch's plan."""
         return LoaderState(
             manifest=self.manifest.digest,
             selection=self.selection.digest,
-            order=dataclasses.replace(self.order, epoch=epoch),
+            order=plan.order,
             delivered=delivered,
+            version=plan.state_version,
         )
 
     def check(self, state: LoaderState) -> None:
@@ -93,11 +97,13 @@ class PlanInputs:
         Raises:
             StateError: Says what differs.
         """
+        plan = self.plan(state.order.epoch)
         state.check(
             manifest=self.manifest.digest,
             selection=self.selection.digest,
             order=self.order,
-            num_samples=self.plan(state.order.epoch).num_samples,
+            num_samples=plan.num_samples,
+            version=plan.state_version,
         )
 
 
@@ -145,8 +151,10 @@ class Feeds:
 
     def begin_again(self, epoch: "Epoch") -> "Epoch":
         """Begin again an epoch that was cut short, with the batch after the last delivered one."""
-        feed = self._open(epoch.feed.epoch, start=epoch.position)
-        return Epoch(feed, start=epoch.start, batching=self._parts.batching, delivered=epoch.delivered)
+        feed = self._open(epoch.feed.epoch, start=epoch.next_position)
+        begun = Epoch(feed, start=epoch.start, batching=self._parts.batching)
+        begun.delivered, begun.num_lost = epoch.delivered, epoch.num_lost
+        return begun
 
     def _prepare(self, epoch: int, *, with_reader: bool = True) -> None:
         """Open the feed of the next epoch, and its reader if the shards are resident.
@@ -209,11 +217,15 @@ class Epoch:
     instance, DALI may have taken a part of a batch's inputs, and the decode pipeline must be built anew.
 
     The epoch begins at position ``start`` of its order, which is greater than 0 only after a resume. ``feed`` has the
-    batches that are still to come; ``delivered`` counts those since ``start`` that were delivered already.
+    batches that are still to come.
     """
 
-    def __init__(self, feed: Feed, *, start: int, batching: Batching, delivered: int = 0) -> None:
-        self.feed, self.start, self.delivered = feed, start, delivered
+    def __init__(self, feed: Feed, *, start: int, batching: Batching) -> None:
+        self.feed, self.start = feed, start
+        self.delivered = 0
+        """Batches since ``start`` that were delivered or lost."""
+        self.num_lost = 0
+        """The last of these, which were lost with an error: the loop has not yet had a batch after them."""
         self._global_batch_size = batching.global_batch_size
         self.num_batches = batching.num_steps(feed.plan.num_samples - start)
         """Batches from ``start`` on."""
@@ -230,8 +242,16 @@ class Epoch:
 
     @property
     def position(self) -> int:
-        """Samples of the epoch that were delivered, on all ranks together."""
-        return min(self.start + self.delivered * self._global_batch_size, self.num_samples)
+        """Samples of the epoch up to the last delivered batch, on all ranks together."""
+        return self._position(self.delivered - self.num_lost)
+
+    @property
+    def next_position(self) -> int:
+        """The position of the next batch: lost batches lie before it."""
+        return self._position(self.delivered)
+
+    def _position(self, num_batches: int) -> int:
+        return min(self.start + num_batches * self._global_batch_size, self.num_samples)
 
     @property
     def is_over(self) -> bool:
@@ -255,20 +275,21 @@ class Epoch:
 
     def end(self) -> None:
         """Note that the loop has seen the epoch's end."""
-        self._owes_end = False
+        self._owes_end, self.num_lost = False, 0
 
     def ask(self) -> None:
         """Note that a batch is asked for."""
         self.is_running = self.is_cut_short = True
 
     def deliver(self) -> None:
-        """Note that the batch is delivered."""
-        self.delivered, self.is_cut_short = self.delivered + 1, False
+        """Note that the batch is delivered; see Note [counted last]."""
+        self.delivered, self.num_lost, self.is_cut_short = self.delivered + 1, 0, False
 
     def lose(self) -> None:
         """Note that the batch cannot be delivered; the next ones can."""
+        num_lost = self.num_lost + 1
         self.deliver()
-        self._owes_end = self.is_over
+        self.num_lost, self._owes_end = num_lost, self.is_over
 
     def keep(self, error: Exception) -> None:
         """Keep the error of a feed that cannot give its next batch, until the batches before it are delivered."""

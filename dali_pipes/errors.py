@@ -4,10 +4,24 @@ from collections.abc import Sequence
 
 # Names of a long list that an error shows, so that it stays short.
 _NUM_SHOWN = 3
+# What must never be shown. It is kept for the life of the process, because a server may repeat it in any text.
+_secrets: list[str] = []
+_MIN_SECRET_CHARS = 8  # a shorter one may be a word of any text; tokens have more than a hundred
+# A name or a text of the data. The paths that people give their files are shorter; a path may have 4,096 bytes.
+_TEXT_CHARS = 300
+# An error as a whole: it may name several such texts.
+_ERROR_CHARS = 8000
 
 
 class PipesError(Exception):
-    """Any failure that this project reports; its text is written for the user."""
+    """Any failure that this project reports; its text is written for the user.
+
+    The text passes `printable`: whatever part of the data it repeats, it is one line that no terminal obeys, and holds
+    no token.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(printable(text, max_chars=_ERROR_CHARS))
 
 
 class DataError(PipesError):
@@ -30,8 +44,45 @@ class WorkerProcessError(PipesError):
     """A loader was used in a process other than the one that made it."""
 
 
+def keep_secret(secret: str | None) -> None:
+    """From now on, `printable` masks this text of eight characters or more: a token, a password."""
+    if secret and len(secret) >= _MIN_SECRET_CHARS and secret not in _secrets:
+        _secrets.append(secret)
+
+
+def printable(text: str, *, max_chars: int = _TEXT_CHARS) -> str:
+    r"""A text of the data or of a server, safe to show in an error, a log or a table: one line, of bounded length.
+
+    Every character that Unicode does not call printable is shown as an escape: control characters (also those that
+    colour or clear a terminal), line breaks, marks that change the direction of writing, and halves of surrogate pairs.
+    A byte of a file's name that is not UTF-8 is shown as ``\xff``. A longer text is cut to ``max_chars``
+    characters, with a mark that says so. A text that is safe and short is returned unchanged. Whatever `keep_secret`
+    was told is shown as ``***``.
+
+    >>> printable("a\x1b[2J\nb")
+    'a\\x1b[2J\\nb'
+    >>> printable("0" * 5000, max_chars=30)
+    '000000000... (5000 characters)'
+    """
+    for secret in _secrets:
+        text = text.replace(secret, "***")
+    if len(text) <= max_chars and text.isprintable():
+        return text
+    escapes = (one if one.isprintable() else _escape(one) for one in text[: max_chars + 1])
+    head = "".join(escapes)
+    if len(head) <= max_chars:
+        return head
+    mark = f"... ({len(text)} characters)"
+    return head[: max(0, max_chars - len(mark))] + mark
+
+
+def _escape(character: str) -> str:
+    is_byte = "\udc80" <= character <= "\udcff"  # surrogateescape's form of a byte that is not UTF-8
+    return f"\\x{ord(character) - 0xDC00:02x}" if is_byte else character.encode("unicode_escape").decode()
+
+
 def shown(texts: Sequence[str], *, are_names: bool = True) -> str:
-    """The first items of a list, for an error's text: names in quotes, other texts unchanged.
+    """The first items of a list, for an error's text: names in quotes and printable, other texts unchanged.
 
     >>> shown(["a", "b", "c", "d"])
     "'a', 'b', 'c' and 1 more"
@@ -40,4 +91,4 @@ def shown(texts: Sequence[str], *, are_names: bool = True) -> str:
     """
     more = f" and {len(texts) - _NUM_SHOWN} more" if len(texts) > _NUM_SHOWN else ""
     first = texts[:_NUM_SHOWN]
-    return (", ".join(f"'{text}'" for text in first) if are_names else "; ".join(first)) + more
+    return (", ".join(f"'{printable(text)}'" for text in first) if are_names else "; ".join(first)) + more

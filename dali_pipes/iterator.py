@@ -10,7 +10,7 @@ import os
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -19,6 +19,7 @@ from nvidia.dali.plugin.pytorch import DALIGenericIterator
 from torch.utils.dlpack import from_dlpack
 
 from dali_pipes import profiling
+from dali_pipes.arguments import as_integer
 from dali_pipes.bad_samples.policy import BadSample
 from dali_pipes.cache.locks import in_mutex
 from dali_pipes.epoch import Epoch, Feeds, LoaderParts
@@ -28,9 +29,8 @@ from dali_pipes.graph.batch_inputs import BatchInputs
 from dali_pipes.graph.dali_internals import set_epoch_size, set_pipelines
 from dali_pipes.integrations.dali_iterator import DaliIterator
 from dali_pipes.integrations.torch_dataset import DictBatches, LoaderDataset
-from dali_pipes.options import as_integer
 from dali_pipes.order.state import LoaderState
-from dali_pipes.processes.ranks import refuse_disagreement
+from dali_pipes.processes.agreement import Agreement
 from dali_pipes.reader.batch import Batch
 
 _log = logging.getLogger(__name__)
@@ -62,12 +62,12 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
         self._feeds = Feeds(parts)
         self._pid = os.getpid()
         process, policy = parts.batching.process, LastBatchPolicy[parts.batching.last_batch_policy]
-        self._number = _numbers[process.rank, process.world_size]
+        self._agreement = Agreement(process=process, number=_numbers[process.rank, process.world_size])
         _numbers[process.rank, process.world_size] += 1
-        self._has_compared = False
         self.num_valid = 0
-        """The number of samples in the last delivered batch that count: all, except in a ``PARTIAL`` last batch. A
-        sample that replaces a bad one counts, too."""
+        """The number of samples, from the front, in the last delivered batch that count: all, except those that
+        ``FILL`` repeats in the epoch's last step, and none if a rank has no sample left in a ``PARTIAL`` one. A sample
+        that replaces a bad one counts, too."""
         self.substituted: tuple[int, ...] = ()
         """Positions in the last delivered batch at which another sample replaces a bad one."""
         self.num_substituted = 0
@@ -147,24 +147,36 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
         return self
 
     def __next__(self) -> list[dict[str, Any]]:
+        return [self.next_batch()]
+
+    def next_batch(self, form: Callable[[dict[str, Any]], dict[str, Any]] | None = None) -> dict[str, Any]:
+        """Return the next batch as a plain dict, or what ``form`` makes of it.
+
+        Raises:
+            StopIteration: At the end of the epoch.
+            DecodeError: See `dali_pipes.loader`.
+        """
         profiling.look_for_profiler()
         with profiling.busy("hand-over"):
-            return [self._next_batch()]
-
-    def _next_batch(self) -> dict[str, Any]:
-        self._check_usable()
-        if self._epoch.is_over:
-            self._epoch.end()
-            raise StopIteration
-        self._compare_ranks()
-        if self._epoch.is_cut_short:  # by an exception: go on after the last delivered batch
-            self._start_anew()
-            self._begin(self._feeds.begin_again(self._epoch))
-        self._epoch.ask()
-        inputs, tensors = self._take()
-        batch = self._hand_over(inputs.batch, tensors)
+            self._check_usable()
+            if self._epoch.is_over:
+                self._epoch.end()
+                raise StopIteration
+            self._agreement.check(self._order_told, epoch=self.epoch, position=self._epoch.start)
+            if self._epoch.is_cut_short:  # by an exception: go on after the last delivered batch
+                self._start_anew()
+                self._begin(self._feeds.begin_again(self._epoch))
+            self._epoch.ask()
+            inputs, tensors = self._take()
+            batch = inputs.batch
+            delivered = self._hand_over(batch, tensors)
+            formed = delivered if form is None else form(delivered)
+            num_substituted = self.num_substituted + len(batch.substituted)
+        # Note [counted last]: a batch that is counted must reach the loop. Python looks for Ctrl-C when a function is
+        # entered, after a call of C code, and when a loop goes round; none of these follows the counting.
         self._epoch.deliver()
-        return batch
+        self.num_valid, self.substituted, self.num_substituted = batch.num_valid, batch.substituted, num_substituted
+        return formed
 
     def _take(self) -> tuple[BatchInputs, dict[str, Any]]:
         """Take the next decoded batch; if DALI refused it, put other samples in the places of the bad ones."""
@@ -199,8 +211,6 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
             if batch.substituted:
                 valid[list(batch.substituted)] = False
             delivered["valid"] = valid
-        self.num_valid, self.substituted = batch.num_valid, batch.substituted
-        self.num_substituted += len(batch.substituted)
         return delivered
 
     def as_dali(
@@ -237,7 +247,7 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
     def reset(self) -> None:
         """Give up the rest of this epoch and start the next one. Before an epoch's first batch this does nothing."""
         self._check_usable()
-        if self._epoch.position:
+        if self._epoch.next_position:
             self._start_epoch(self.epoch + 1)
 
     def set_epoch(self, epoch: int) -> None:
@@ -255,10 +265,12 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the job, as plain values: delivered batches count, batches decoded ahead do not.
 
-        It is the same on every rank after the same number of batches. See `dali_pipes.order.state.LoaderState`.
+        It is the same on every rank after the same number of batches. After an error the batch that was lost does not
+        count until the loop has the batch after it: a job that resumes from this state is given the lost batch again.
+        See `dali_pipes.order.state.LoaderState`.
         """
         self._check_usable()
-        return self._inputs.state(self.epoch, self._epoch.position).to_dict()
+        return self._inputs.state(self._epoch.feed.plan, self._epoch.position).to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where ``state_dict`` was taken: the next batch begins with the exact next sample.
@@ -318,21 +330,17 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
                 ", ".join(self._decode.random_operators),
             )
 
-    def _compare_ranks(self) -> None:
-        """Refuse to deliver the first batch if another rank has other inputs of the order."""
-        if self._has_compared:
-            return
+    def _order_told(self) -> dict[str, str]:
+        """Name what must be the same on every rank, for the comparison before the first batch."""
         order = dataclasses.replace(self._inputs.order, epoch=self.epoch)
         inputs = {
             "the manifest's digest": self._inputs.manifest.digest[:16],
-            "the position in the epoch": str(self._epoch.position),
+            "the position in the epoch": str(self._epoch.start),
             "batch_size": str(self.batch_size),
             "last_batch_policy": self._batching.last_batch_policy,
             "the selection of samples (dali_pipes.Select)": self._inputs.selection.digest[:16],
         }
-        inputs |= {field.name: str(getattr(order, field.name)) for field in dataclasses.fields(order)}
-        refuse_disagreement(inputs, process=self._batching.process, number=self._number)
-        self._has_compared = True
+        return inputs | {field.name: str(getattr(order, field.name)) for field in dataclasses.fields(order)}
 
     def _start_epoch(self, epoch: int, *, start: int = 0) -> None:
         if self._epoch.stands_at(epoch, start):

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
+from dali_pipes.arguments import as_integer
 from dali_pipes.bad_samples.policy import BadSamplesSeen
 from dali_pipes.bad_samples.repair import Repair
 from dali_pipes.cache.free_space import available_memory
@@ -25,6 +26,7 @@ from dali_pipes.data_set.find import Mixture, find_shards
 from dali_pipes.epoch import LoaderParts, PlanInputs
 from dali_pipes.errors import WorkerProcessError
 from dali_pipes.fetch.stager import Stager
+from dali_pipes.formats.photo_header import PhotoRules
 from dali_pipes.formats.quarantine import Quarantine
 from dali_pipes.graph.decode import DecodePipeline, Graph
 from dali_pipes.iterator import Loader
@@ -36,22 +38,30 @@ from dali_pipes.options import (
     Select,
     Shards,
     Shuffle,
-    as_integer,
     names_new_form,
 )
 from dali_pipes.order.inputs import OrderInputs
 from dali_pipes.order.passes import window_bytes
 from dali_pipes.order.plan import BYTES_PER_SAMPLE, LAST_BATCH_POLICIES, LastBatchPolicyName
+from dali_pipes.order.randomness import Int64s
 from dali_pipes.order.selection import Selection
 from dali_pipes.order.state import LoaderState
-from dali_pipes.processes.ranks import Rank, find_rank
+from dali_pipes.processes.ranks import Rank, find_rank, num_local_ranks
 from dali_pipes.reader.batching import Batching
 from dali_pipes.reader.samples import Samples, StoredSamples
 from dali_pipes.reader.shard_table import SampleRules
+from dali_pipes.store.patience import Patience, use_patience
 from dali_pipes.store.urls import ShardUrls
-from dali_pipes.tuning import choose_settings
+from dali_pipes.tuning import Settings, choose_settings
 
 _log = logging.getLogger(__name__)
+
+# 13 GB of decoded pixels: more than a batch needs, and less than any machine with so much free memory has.
+MAX_BATCH_PIXELS = 1 << 32
+_LATER = (
+    "the job can continue at the exact next sample once the cluster is back: pass its saved Loader.state_dict() as "
+    "dali_pipes.loader(state=...)"
+)
 
 
 @names_new_form
@@ -78,7 +88,8 @@ def loader(
 
     Args:
         shards: ``"ais://pets/shuffled-{000000..000003}.tar"``, ``"ais://pets/shuffled-"``, a glob, a directory or a
-            list; `Shards`, to read through an ETL; or a `Mixture` of several data sets. Shards without an index
+            list; `Shards`, to read through an ETL; or a `Mixture` of several data sets. A prefix, a directory or a glob
+            stands for the shards that their manifest lists, whatever the store lists. Shards without an index
             (``dali-pipes prep index``) are indexed each time when a loader opens, which reads all of them.
         graph: ``dali_pipes.segmentation(...)``, another graph of `dali_pipes.graph.pipelines`, or your own function
             ``graph(components, random)``.
@@ -101,24 +112,24 @@ def loader(
             process.
         world_size: Number of processes that share the order.
         last_batch_policy: ``"PARTIAL"`` gives the last batch short, ``"FILL"`` fills it with the epoch's first samples,
-            ``"DROP"`` leaves it out. DALI's `LastBatchPolicy` serves as well.
+            which are not ``valid``, ``"DROP"`` leaves it out. DALI's `LastBatchPolicy` serves as well.
         device: ``"cpu"``; ``"cuda:1"``: that CUDA device; ``"gpu"`` or ``"cuda"``: the current CUDA device or, if the
             process has not set one, the device with the number that the launcher gave this process on its host;
             ``"auto"``: as ``"gpu"``, or the CPU if there is no CUDA device.
-        endpoint: AIStore's proxy. ``None``: ``AIS_ENDPOINT``; if that is not set, an embedded node is started.
+        endpoint: AIStore's proxy, or several of one cluster with commas between them. ``None``: ``AIS_ENDPOINT``; if
+            that is not set, an embedded node is started.
 
     Raises:
         DecodeError: While iterating: if a sample is bad, or too many are.
         DataError: If the shards differ from their index, or a sample lacks a component that the graph takes; if the ETL
             returns other bytes than when it was indexed; if the tuning file is missing or broken.
         StateError: If ``state`` is not a state, or is of other shards or another order. Nothing has been staged then.
-        StoreError: If a shard, the store or the ETL is missing, also while iterating; a `NoEtlError` if the cluster
-            cannot run ETLs.
+        StoreError: If a shard of the manifest (see `Select.allow_missing`), the store or the ETL is missing, also while
+            iterating; a `NoEtlError` if the cluster cannot run ETLs.
         CacheError: If two windows do not fit the cache; says how many bytes are needed.
         WorkerProcessError: If this is a DataLoader's worker process.
     """
-    _check_is_graph(graph)
-    _check_groups(select=select, bad_samples=bad_samples, cache=cache, decode=decode, outputs=outputs)
+    _check_types(graph, select=select, bad_samples=bad_samples, cache=cache, decode=decode, outputs=outputs)
     process = find_rank(rank=rank, world_size=world_size)
     batching = _batching(batch_size, process, last_batch_policy)
     order = _order_inputs(seed, shuffle, select, batching)
@@ -128,29 +139,31 @@ def loader(
     device_id = _device_id(device, process.local_rank)
     settings = choose_settings(decode, device_id=device_id)
     with contextlib.ExitStack() as resources:
-        data_set = _open_data_set(shards, endpoint, cache, resources)
+        data_set = _open_data_set(shards, endpoint, cache, select, resources)
         order = dataclasses.replace(order, weights=data_set.weights)
         if resumed is not None:
             _check_state(resumed, order, manifest=data_set.manifest.digest)
         if outputs.labels == "contiguous":
             data_set.check_classes()
-        chosen = excluded_ordinals(data_set, exclude=select.exclude, where=select.where)
-        if len(chosen.excluded):
-            _log.info("%s", chosen.summary)
-        rules = SampleRules(labels=outputs.labels, missing=select.missing, max_pixels=bad_samples.max_pixels)
+        rules = _sample_rules(data_set, select, bad_samples, decode, outputs)
         stored = StoredSamples(
-            data_set.manifest, data_set.read_index, rules=rules, whole=data_set.whole, excluded=chosen.excluded
+            data_set.manifest,
+            data_set.read_index,
+            rules=rules,
+            whole=data_set.whole,
+            excluded=_excluded(data_set, select),
         )
-        machine = {"device_id": device_id, **dataclasses.asdict(settings)}
-        pipeline = DecodePipeline(graph, samples=stored, batch_size=batching.batch_size, seed=order.seed, **machine)
-        selection = _select(data_set, stored, pipeline, select)
-        inputs = PlanInputs(
-            manifest=data_set.manifest, set_shards=data_set.set_shards, selection=selection, order=order
+        pipeline = DecodePipeline(
+            graph,
+            samples=stored,
+            batch_size=batching.batch_size,
+            seed=order.seed,
+            device_id=device_id,
+            max_batch_pixels=decode.max_batch_pixels or _batch_pixels(settings, bad_samples),
+            **dataclasses.asdict(settings),
         )
-        if resumed is not None:
-            inputs.check(resumed)
-        _check_memory(inputs)
-        stored = stored.without(selection.excluded)
+        inputs = _plan_inputs(data_set, _select(data_set, stored, pipeline, select), order, resumed)
+        stored = stored.without(inputs.selection.excluded)
         _check_graph(pipeline, stored, bad_samples, outputs)
         share = data_set.open_share(
             reserved=inputs.reserved_bytes(data_set.extent_bytes, batching),
@@ -158,6 +171,7 @@ def loader(
             group=inputs.group,
             cache_dir=_directory(cache),
             cache_bytes=cache.max_bytes,
+            verify=cache.verify,
         )
         resources.callback(share.close)
         stager = data_set.open_stager(share, num_fetchers=cache.fetchers)
@@ -181,7 +195,7 @@ def loader(
         return Loader(parts, state=resumed)
 
 
-def _check_is_graph(graph: object) -> None:
+def _check_types(graph: object, **groups: object) -> None:
     expected = "graph must be a function graph(components, random), such as dali_pipes.segmentation()"
     if not callable(graph):
         raise TypeError(f"{expected}, got {graph!r}")
@@ -190,9 +204,6 @@ def _check_is_graph(graph: object) -> None:
             inspect.signature(graph).bind(None, None)
         except TypeError as exc:
             raise TypeError(f"{expected}, got {graph!r}, which does not take two arguments") from exc
-
-
-def _check_groups(**groups: object) -> None:
     for (name, given), group in zip(groups.items(), (Select, BadSamples, Cache, Decode, Outputs), strict=True):
         if not isinstance(given, group):
             raise TypeError(f"{name} must be a dali_pipes.{group.__name__}, got {given!r}")
@@ -210,10 +221,10 @@ def _batching(batch_size: int, process: Rank, policy: str | LastBatchPolicy) -> 
 
 
 def _order_inputs(seed: int, shuffle: bool | Shuffle, select: Select, batching: Batching) -> OrderInputs:
-    if isinstance(shuffle, bool):
-        shuffle = Shuffle(enabled=shuffle)
     if not isinstance(shuffle, Shuffle):
-        raise TypeError(f"shuffle must be a bool or a dali_pipes.Shuffle, got {shuffle!r}")
+        if not isinstance(shuffle, bool | np.bool_):
+            raise TypeError(f"shuffle must be a bool or a dali_pipes.Shuffle, got {shuffle!r}")
+        shuffle = Shuffle(enabled=shuffle)
     batch_size, world_size = batching.batch_size, batching.process.world_size
     if batch_size < 1:
         raise ValueError(f"batch_size must be positive, got {batch_size}")
@@ -269,7 +280,13 @@ def _early_checked(state: Mapping[str, Any] | None, order: OrderInputs) -> Loade
 
 def _check_state(state: LoaderState, order: OrderInputs, *, manifest: str) -> None:
     """Refuse a state before the selection and the number of samples are known."""
-    state.check(manifest=manifest, selection=state.selection, order=order, num_samples=state.delivered)
+    state.check(
+        manifest=manifest,
+        selection=state.selection,
+        order=order,
+        num_samples=state.delivered,
+        version=state.version,
+    )
 
 
 def _refuse_workers() -> None:
@@ -281,19 +298,62 @@ def _refuse_workers() -> None:
 
 
 def _open_data_set(
-    shards: ShardUrls | Shards | Mixture, endpoint: str | None, cache: Cache, resources: contextlib.ExitStack
+    shards: ShardUrls | Shards | Mixture,
+    endpoint: str | None,
+    cache: Cache,
+    select: Select,
+    resources: contextlib.ExitStack,
 ) -> DataSet:
     """Find the shards and their manifest; without one, index them."""
     embedded_dir = os.environ.get("DALI_PIPES_EMBEDDED_DIR")
-    found = find_shards(
-        shards,
-        endpoint=endpoint or os.environ.get("AIS_ENDPOINT") or None,
-        embedded_dir=Path(embedded_dir) if embedded_dir else None,
-        resources=resources,
-    )
+    with use_patience(Patience(patience_s=cache.patience_s, start_s=cache.start_patience_s, advice=_LATER)):
+        found = find_shards(
+            shards,
+            endpoint=endpoint or os.environ.get("AIS_ENDPOINT") or None,
+            embedded_dir=Path(embedded_dir) if embedded_dir else None,
+            resources=resources,
+            allow_missing=select.allow_missing,
+        )
     data_set = DataSet(found, alignment=extent_alignment(_directory(cache)))
     resources.callback(data_set.close)
     return data_set
+
+
+def _excluded(data_set: DataSet, select: Select) -> Int64s:
+    chosen = excluded_ordinals(data_set, exclude=select.exclude, where=select.where)
+    if len(chosen.excluded):
+        _log.info("%s", chosen.summary)
+    return chosen.excluded
+
+
+def _sample_rules(
+    data_set: DataSet, select: Select, bad_samples: BadSamples, decode: Decode, outputs: Outputs
+) -> SampleRules:
+    return SampleRules(
+        labels=outputs.labels,
+        missing=select.missing,
+        photos=PhotoRules(max_pixels=bad_samples.max_pixels, formats=tuple(decode.formats)),
+        names_sets=data_set.set_names != ("",),
+    )
+
+
+def _plan_inputs(
+    data_set: DataSet, selection: Selection, order: OrderInputs, resumed: LoaderState | None
+) -> PlanInputs:
+    """Gather what the plan of every epoch takes, and refuse what no plan can have, before a cache file is made."""
+    inputs = PlanInputs(
+        manifest=data_set.manifest,
+        set_shards=data_set.set_shards,
+        set_names=data_set.set_names,
+        selection=selection,
+        order=order,
+    )
+    if resumed is not None:
+        inputs.check(resumed)
+    elif len(inputs.set_names) > 1:
+        inputs.plan(order.epoch)  # a data set of a mixture may have nothing left
+    _check_memory(inputs)
+    return inputs
 
 
 def _select(data_set: DataSet, stored: StoredSamples, pipeline: DecodePipeline, select: Select) -> Selection:
@@ -319,12 +379,20 @@ def _check_memory(inputs: PlanInputs) -> None:
         )
 
 
+def _batch_pixels(settings: Settings, bad_samples: BadSamples) -> int:
+    """The default of `Decode.max_batch_pixels`."""
+    # Decoded pixels are uint8 RGB. Beside the batches that are decoded ahead there is the one that is delivered.
+    bytes_per_pixel = 3 * (settings.prefetch_queue_depth + 1)
+    pixels = available_memory() // 2 // num_local_ranks() // bytes_per_pixel
+    return max(bad_samples.max_pixels, min(pixels, MAX_BATCH_PIXELS))
+
+
 def _check_graph(pipeline: DecodePipeline, stored: StoredSamples, bad_samples: BadSamples, outputs: Outputs) -> None:
     """Refuse samples that the graph cannot process, and added outputs whose names the graph uses."""
     for component in sorted(pipeline.inputs.photos):
         stored.check_sized(component)
     if bad_samples.on_error == "raise":
-        for component in sorted({*pipeline.decoded_components, *pipeline.inputs.photos}):
+        for component in sorted({*pipeline.decoded_photos.components, *pipeline.inputs.photos}):
             stored.check_photos(component)
     for name, option, is_added in (("key", "keys", outputs.keys), ("valid", "valid", outputs.valid)):
         if is_added and name in pipeline.output_names:

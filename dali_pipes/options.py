@@ -1,18 +1,21 @@
 """Group the arguments of `dali_pipes.loader`: selection, shuffle, bad samples, cache, decoding, outputs.
 
-Each class is frozen and checks its values when it is made. All values but the function `Select.where` are plain, so a
-configuration file can hold them: ``dp.Shuffle(**config["shuffle"])``.
+Each class is frozen and checks types and values when it is made; of numpy's it takes numbers and bools, see
+`dali_pipes.arguments`. All values but the function `Select.where` are plain, so a configuration file can hold them:
+``dp.Shuffle(**config["shuffle"])``.
 """
 
 import functools
-import operator
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, get_args
 
+from dali_pipes.arguments import as_bool, as_integer, as_number
+from dali_pipes.cache.cache import Verify
 from dali_pipes.fetch.fetcher import NUM_FETCHERS
-from dali_pipes.formats.photo_header import MAX_PIXELS
+from dali_pipes.formats.photo_header import MAX_PIXELS, checked_formats
+from dali_pipes.store.patience import PATIENCE_S, as_seconds
 
 if TYPE_CHECKING:
     from dali_pipes.formats.sample_columns import Where
@@ -66,7 +69,11 @@ class Select:
     -1; ``components.present(name)`` tells the graph which samples these are."""
     epoch_samples: int | None = None
     """Samples of an epoch, over all ranks. Each epoch then continues where the one before stopped. ``None``: all
-    samples once; for a mixture with weights, the shortest epoch that has all samples at least once."""
+    samples once; for a mixture with weights, the shortest epoch in which each data set's part by weight is at least
+    all its samples."""
+    allow_missing: bool = False
+    """``True``: read the data set without the shards that its manifest lists and the store lacks, and log their names.
+    Without them it is another data set, with another order. ``False``: a missing shard is an error."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.exclude, str | Path):
@@ -78,6 +85,7 @@ class Select:
                 f"oversample must be a mapping of class ids to factors, got {type(self.oversample).__name__}"
             )
         _check_choice("missing", self.missing, Missing)
+        _keep_bool(self, "allow_missing")
         _keep_integer(self, "epoch_samples", at_least=1, none=True)
 
 
@@ -102,9 +110,9 @@ class Shuffle:
             except (TypeError, ValueError):
                 expected = "window_bytes must be 'all' or a positive number of bytes"
                 raise ValueError(f"{expected}, got {self.window_bytes!r}") from None
-        _check_bool("ramp_up", self.ramp_up)
+        _keep_bool(self, "ramp_up")
         _keep_integer(self, "slices", at_least=1)
-        _check_bool("enabled", self.enabled)
+        _keep_bool(self, "enabled")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +152,19 @@ class Cache:
     """The limit for all cache files in that directory together. ``None``: half of the free memory, or nine tenths of
     the free space on a disk; never more than the file system and the container's memory limit allow."""
     fetchers: int = NUM_FETCHERS
-    """Shards that are fetched at a time."""
+    """Threads that fetch shards. Each fetches one shard at a time, or several small ones."""
+    verify: Verify = "first"
+    """How often the checksums of shards that are in the cache file already are taken again: somebody may have changed
+    them since. ``"first"``: once, when the first of the loaders at work needs the shard; all loaders that work at the
+    same time share the result. ``"always"``: by every loader that did not fetch the shard itself. ``"never"``: only
+    after the machine was restarted. A shard whose bytes are wrong is fetched again."""
+    patience_s: float = PATIENCE_S
+    """Seconds for which the loader waits for a cluster that is away: restarts, rebalances, limits its rate. It counts
+    from the last byte of the shard that is missing. A line in the log says once a minute for whom it waits. ``0``:
+    the first failure is final."""
+    start_patience_s: float = 0.0
+    """The same while the loader is made. By default an endpoint that does not answer is an error within seconds,
+    because its name may be wrong. A job that a launcher starts again by itself can wait here, too."""
     show_progress: bool = True
     """Draw a bar while the first window is staged, if stderr is a terminal; on rank 0 only."""
 
@@ -152,7 +172,10 @@ class Cache:
         _check_path("directory", self.directory)
         _keep_integer(self, "max_bytes", at_least=1, none=True)
         _keep_integer(self, "fetchers", at_least=1)
-        _check_bool("show_progress", self.show_progress)
+        _check_choice("verify", self.verify, Verify)
+        for name in ("patience_s", "start_patience_s"):
+            object.__setattr__(self, name, as_seconds(name, getattr(self, name)))
+        _keep_bool(self, "show_progress")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,16 +193,30 @@ class Decode:
     tuning: str | Path | None = None
     """The file that ``dali-pipes tune`` wrote. ``None``: the file that ``DALI_PIPES_TUNING`` names, if any. The other
     values of this class take precedence. A file that was made on another machine is not used; this is logged once."""
+    formats: Iterable[str] = ()
+    """Formats that are decoded beside JPEG, PNG, WEBP, BMP and PNM: some of ``"jpeg2000"``, ``"tiff"``, ``"gif"`` and
+    ``"apng"`` (animated PNG). A photo's bytes show its format, its name does not matter. A broken photo of these
+    formats could end the process, or DALI does not decode them as others do; so Pillow decodes them, in processes of
+    their own, and of an animation the first picture. This is slower. Photos of formats that are not named are bad
+    samples."""
+    max_batch_pixels: int | None = None
+    """The largest number of pixels that the photos of a batch may have together, as stored; masks count, too. Decoded
+    pixels take 3 bytes of memory each, for each batch that is decoded ahead. A batch with more is decoded in parts: it
+    takes longer, and its values are the same, unless the graph mixes the samples of a batch. If photos of ``formats``
+    have more together, the batch is a `DecodeError`. ``None``: as many as fit
+    into this rank's part of half of the free memory, and at most 4,294,967,296, which is 1,000 photos of 4 million
+    pixels; at least ``BadSamples.max_pixels``."""
 
     def __post_init__(self) -> None:
         _keep_integer(self, "threads", at_least=1, none=True)
         _keep_integer(self, "queue_depth", at_least=1, none=True)
-        share = self.engine_share
-        if share is not None:
-            if isinstance(share, bool) or not isinstance(share, int | float):
-                raise TypeError(f"engine_share must be a number, got {share!r}")
+        object.__setattr__(self, "formats", checked_formats(self.formats))
+        _keep_integer(self, "max_batch_pixels", at_least=1, none=True)
+        if self.engine_share is not None:
+            share = as_number("engine_share", self.engine_share)
             if not 0 <= share <= 1:
                 raise ValueError(f"engine_share must be in [0, 1], got {share}")
+            object.__setattr__(self, "engine_share", share)
         _check_path("tuning", self.tuning)
 
 
@@ -188,16 +225,16 @@ class Outputs:
     """Additional outputs of batches, and the kind of class ids."""
 
     keys: bool = False
-    """Add ``"key"``, a list of str, to each batch."""
+    """Add ``"key"``, a list of str, to each batch. In a `dali_pipes.Mixture` a key is ``SET/KEY``."""
     valid: bool = False
-    """Add ``"valid"``, bool [batch], to each batch: ``False`` where another sample replaces a bad one, and where a rank
-    has no sample left in a ``PARTIAL`` last step."""
+    """Add ``"valid"``, bool [batch], to each batch: ``False`` where another sample replaces a bad one, where ``FILL``
+    repeats a sample, and where a rank has no sample left in a ``PARTIAL`` last step."""
     labels: Labels = "raw"
     """``"raw"``: class ids as ``cls`` holds them. ``"contiguous"``: from 0, by the manifest's class table."""
 
     def __post_init__(self) -> None:
-        _check_bool("keys", self.keys)
-        _check_bool("valid", self.valid)
+        _keep_bool(self, "keys")
+        _keep_bool(self, "valid")
         _check_choice("labels", self.labels, Labels)
 
 
@@ -250,20 +287,6 @@ def names_new_form(function: Callable[_Arguments, _Returned]) -> Callable[_Argum
     return checked
 
 
-def as_integer(name: str, value: object) -> int:
-    """``value`` as an int.
-
-    Raises:
-        TypeError: If it is not an integer: a float would give another order.
-    """
-    try:
-        if isinstance(value, bool):
-            raise TypeError
-        return operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        raise TypeError(f"{name} must be an integer, got {value!r}") from None
-
-
 def _keep_integer(options: object, name: str, *, at_least: int, none: bool = False) -> None:
     """Check one attribute of an option class, and keep it as a plain int."""
     if none and getattr(options, name) is None:
@@ -275,9 +298,9 @@ def _keep_integer(options: object, name: str, *, at_least: int, none: bool = Fal
     object.__setattr__(options, name, value)
 
 
-def _check_bool(name: str, value: object) -> None:
-    if not isinstance(value, bool):
-        raise TypeError(f"{name} must be a bool, got {value!r}")
+def _keep_bool(options: object, name: str) -> None:
+    """Check one attribute of an option class, and keep it as a plain bool."""
+    object.__setattr__(options, name, as_bool(name, getattr(options, name)))
 
 
 def _check_choice(name: str, value: object, choices: Any) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dali_pipes.errors import DataError
+from dali_pipes.formats.json_texts import read_json
 from dali_pipes.options import Decode
 from dali_pipes.processes.ranks import cores_of_rank
 from dali_pipes.store.local import LocalStore
@@ -99,7 +100,7 @@ class Tuning:
         """
         make = f"make it: dali-pipes tune URL -o {path}"
         try:
-            report = json.loads(path.read_text())
+            report = read_json(path.read_text())
         except OSError as exc:
             raise DataError(f"tuning file '{path}' cannot be read: {exc.strerror}; {make}") from exc
         except ValueError as exc:

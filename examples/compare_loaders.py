@@ -47,10 +47,10 @@ from bench.loaders.workers import WorkerEpochs, opener_for_workers, worker_conte
 from bench.reports.record import check_target, write_record
 from bench.tools.environment import describe_environment
 from dali_pipes.data_set.indexing import find_manifest
+from dali_pipes.data_set.named import name_shards
 from dali_pipes.errors import PipesError
 from dali_pipes.store.cluster.endpoint import endpoint_for
 from dali_pipes.store.shard_set import ShardSet
-from dali_pipes.store.urls import resolve_shards
 
 Dtype = Literal["uint8", "float32"]
 """Decoded pixels, or normalised ones."""
@@ -295,12 +295,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     with contextlib.ExitStack() as stack:
         urls = [*arguments.shards, *arguments.val_shards]
         endpoint = stack.enter_context(endpoint_for(urls, endpoint=os.environ.get("AIS_ENDPOINT") or None))
-        shards = resolve_shards(arguments.shards, endpoint=endpoint)
+        shards = name_shards(arguments.shards, endpoint=endpoint)
         process = stack.enter_context(start_process(device=arguments.device, num_threads=arguments.num_threads, seed=0))
         if arguments.what == "losses":
             report = compare_losses(arguments, process, shards)
         else:
-            report = compare_iou(arguments, process, shards, resolve_shards(arguments.val_shards, endpoint=endpoint))
+            report = compare_iou(arguments, process, shards, name_shards(arguments.val_shards, endpoint=endpoint))
     options = {name: value for name, value in vars(arguments).items() if name not in ("json", "shards", "val_shards")}
     if arguments.json is not None:
         write_record({"options": options, "environment": describe_environment()} | report, arguments.json)

@@ -4,31 +4,63 @@ Each shard is read once, front to back: its checksum is computed, its members ar
 For shards that are read through an ETL (`dali_pipes.store.cluster.etl`), the transformed ones are indexed.
 """
 
+import logging
 from collections.abc import Mapping
 
-from dali_pipes.data_set.indexing import index_each
+from dali_pipes.data_set.indexing import find_manifest, index_each
+from dali_pipes.errors import DataError, StoreError, shown
 from dali_pipes.formats.manifest import Manifest
 from dali_pipes.formats.names import columns_name, manifest_name
 from dali_pipes.store.shard_set import ShardSet
 
+_log = logging.getLogger(__name__)
+
 
 def index_shards(
-    shards: ShardSet, *, classes: Mapping[int, str] | None = None, show_progress: bool = False
+    shards: ShardSet,
+    *,
+    classes: Mapping[int, str] | None = None,
+    overwrite: bool = False,
+    show_progress: bool = False,
 ) -> Manifest:
     """Write a shard index beside each shard, the column file beside them all and, last, the manifest.
+
+    An interrupted run leaves the old manifest as it was.
 
     Args:
         shards: The shards, in the order in which their samples are numbered.
         classes: Class id -> name; ``None``: the table that `pack` left beside the shards, if there is one.
+        overwrite: Replace a manifest that lists other shards, too: they will belong to no data set.
         show_progress: Draw a bar, in bytes.
 
     Raises:
         DataError: If a shard is cut off or empty, samples are interleaved or doubled, a name is not UTF-8 or holds a
             control character, a header claims more than there is, or a label is not an integer: the text names shard,
             key and component. Nothing is written for that shard, and no manifest.
-        StoreError: If a shard is missing, or the ETL that it is read through fails.
+        StoreError: If a shard is missing, or the ETL that it is read through fails; if the manifest that is there lists
+            a shard that is not among ``shards``, and ``overwrite`` is false. Nothing is written then.
     """
+    if not overwrite:
+        _check_keeps_all(shards)
     manifest, columns = index_each(shards, shards.store.write, classes=classes, show_progress=show_progress)
     shards.store.write(columns_name(shards.prefix), columns.to_bytes(manifest=manifest.digest))
     shards.store.write(manifest_name(shards.prefix), manifest.to_bytes())
     return manifest
+
+
+def _check_keeps_all(shards: ShardSet) -> None:
+    """Refuse to replace a manifest by one that lacks a shard of it."""
+    where = shards.store.locate(manifest_name(shards.prefix))
+    try:
+        old = find_manifest(shards)
+    except DataError as exc:
+        _log.warning("%s; it is replaced", exc)
+        return
+    kept = set(shards.names)
+    lost = [name for name in old.names if name not in kept] if old is not None else []
+    if old is not None and lost:
+        raise StoreError(
+            f"manifest '{where}' lists {old.num_shards} shards, and {len(lost)} of them are not among the "
+            f"{len(kept)} to be indexed: {shown(lost)}; put them back, or name them too; --overwrite replaces the "
+            "manifest, and the data set is then without them"
+        )

@@ -18,6 +18,7 @@ from PIL import Image
 
 from dali_pipes.store.cluster import embedded_node
 from dali_pipes.store.cluster.ais import AisStore
+from dali_pipes.store.patience import Patience, use_patience
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
 
@@ -31,6 +32,24 @@ settings.register_profile("search", deadline=None)
 settings.load_profile("fixed")
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+BRIEF = Patience(patience_s=3.0, longest_pause_s=0.05)
+"""A test whose cluster never comes back is over soon. Loaders and commands have a patience of their own."""
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _brief_patience() -> Iterator[None]:
+    """For the fixtures of modules and sessions."""
+    with use_patience(BRIEF):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _brief_patience_again() -> Iterator[None]:
+    """Because a command that a test before called without `main` may have left its own behind."""
+    with use_patience(BRIEF):
+        yield
 
 
 @dataclass(frozen=True)

@@ -40,14 +40,15 @@ def opened_shards(
     """
     from bench.tools.processes import child_pids
     from dali_pipes.commands.options import endpoint_for
-    from dali_pipes.store.urls import is_remote, resolve_shards
+    from dali_pipes.data_set.named import name_shards
+    from dali_pipes.store.urls import is_remote
 
     if not is_remote(shards):
         _refuse_cluster_options(shards)
     with contextlib.ExitStack() as stack:
         before = child_pids()
         url = stack.enter_context(endpoint_for(shards, endpoint, embedded_dir))
-        yield resolve_shards(shards, endpoint=url), child_pids() - before
+        yield name_shards(shards, endpoint=url), child_pids() - before
 
 
 def _refuse_cluster_options(shards: str) -> None:

@@ -82,7 +82,7 @@ timing_options = join_options(
         "--timeout-s",
         default=_TIMEOUT_S,
         type=click.FloatRange(min=0, min_open=True),
-        help="Limit of a turn, and of comparing a loader's outputs; then the run ends, with an error that names it.",
+        help="Limit of a turn, and of comparing a loader's outputs; a loader that takes longer has failed.",
     ),
     click.option(
         "--work",
@@ -103,8 +103,9 @@ def run(**given: Any) -> None:
     """Compare each loader's outputs with Pillow's and torchvision's, then time the loaders, and print a table.
 
     Reads the shards. Writes the files that --json and -o name, and, until the end, packed, served and converted shards
-    under --work. If Ctrl-C or a failing loader ends the run early, the complete rounds before that are printed and
-    written, too.
+    under --work. A loader of another project that fails is left out, the others are timed, and the command ends with 1.
+    If Ctrl-C, or a failure of one of our own loaders, ends the run early, the complete rounds before that are printed
+    and written, too.
     """
     time_loaders(given, over=())
 

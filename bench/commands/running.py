@@ -13,6 +13,7 @@ import click
 from bench.commands.options import json_option, opened_shards
 from bench.engine.options import field_options
 from dali_pipes.commands.options import cluster_options, join_options
+from dali_pipes.errors import PipesError, shown
 
 if TYPE_CHECKING:
     from bench.engine.scenario import Scenario
@@ -70,6 +71,9 @@ def run_and_tell(scenario: "Scenario[Any, Any, Any]", *, json_path: Path | None,
         scenario: The scenario to run.
         json_path: For the record; ``None``: it is not written.
         html_path: For the page of a run's record; ``None``: it is not written.
+
+    Raises:
+        PipesError: At the end, if a loader failed that the run went on without.
     """
     from bench.engine.run import run_scenario
 
@@ -84,7 +88,11 @@ def run_and_tell(scenario: "Scenario[Any, Any, Any]", *, json_path: Path | None,
             err=True,
         )
 
-    _tell(scenario, run_scenario(scenario, keep=keep), json_path=json_path, html_path=html_path)
+    report = run_scenario(scenario, keep=keep)
+    _tell(scenario, report, json_path=json_path, html_path=html_path)
+    if failed := report.get("failed"):
+        names = dict.fromkeys(row["loader"] for row in failed)
+        raise PipesError(f"failed, and left out of the table: {shown([*names])}; the notes below the table say why")
 
 
 def _tell(

@@ -18,8 +18,9 @@ from bench.tools.gateway import Gateway, check_upstream
 from bench.tools.repeat import repeat_shards
 from dali_pipes.data_set.indexing import find_manifest
 from dali_pipes.errors import DataError
-from dali_pipes.formats.names import LABEL_COMPONENT, manifest_name
+from dali_pipes.formats.names import LABEL_COMPONENT, classes_name, manifest_name
 from dali_pipes.store.cluster import embedded_node
+from dali_pipes.store.local import LocalStore
 from dali_pipes.store.shard_set import ShardSet
 from prep.index import index_shards
 from prep.inspect.indexed_set import IndexedSet
@@ -199,6 +200,8 @@ class DataSets:
             if self._server is None:
                 self._server = self._stack.enter_context(embedded_node.start(self._folder.new()))
             shards = upload_shards(shards, self._server.endpoint, f"{BUCKET}-{len(self._sets)}")
+        if shards is self._shards and shards.store.directory is not None and find_manifest(shards) is None:
+            shards = _linked(shards, self._folder.new())
         if shards is not self._shards:
             index_shards(shards)
         return shards
@@ -242,3 +245,14 @@ class DataSets:
         num_converted = sum(LOADERS[name].source == ("converted",) for name in set(loaders))
         num_conversions = num_converted * len({(self._key(setting), setting.ranks) for setting in sized})
         return (num_copies + num_conversions) * set_bytes
+
+
+def _linked(shards: ShardSet, directory: Path) -> ShardSet:
+    """Link shards and class table into ``directory``, where their index can be written once, for all loaders."""
+    store = LocalStore(directory)
+    for name in (*shards.names, classes_name(shards.prefix)):
+        if (source := Path(shards.store.locate(name))).exists():
+            target = Path(store.locate(name))
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.symlink_to(source.resolve())
+    return ShardSet(store=store, names=shards.names)

@@ -20,13 +20,14 @@ from bench.compare.turn import TIMEOUT_S, Turn, TurnJob, run_turn
 from bench.engine.scenario import Rounds, Scenario
 from bench.engine.turn_process import fork_server
 from bench.loaders.protocol import LoaderOptions
-from bench.loaders.registry import LOADERS
+from bench.loaders.registry import LOADERS, is_peer
 from bench.loaders.selection import LoaderSpec
 from bench.reports.figures import FIGURES, Figure
 from bench.reports.notes import notes_of
 from bench.reports.summary import summarise
 from bench.reports.tables import format_table
 from bench.tools.folders import RunFolder
+from dali_pipes.errors import PipesError
 
 if TYPE_CHECKING:
     from dali_pipes.store.shard_set import ShardSet
@@ -51,6 +52,8 @@ class Inputs(NamedTuple):
     data: DataSets
     comparisons: Mapping[Contender, Comparison]
     jobs: Mapping[Contender, TurnJob]
+    failed: Mapping[LoaderSpec, str]
+    """The error of each peer that is left out, because its outputs could not be compared."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,9 +101,11 @@ class LoaderScenario(Scenario[Inputs, Contender, Turn]):
     def prepare(self, folder: RunFolder, stack: ExitStack) -> Inputs:
         """Make the data sets, compare the outputs, and convert the shards for loaders with a format of their own.
 
+        A peer that fails is left out; its error is in the record.
+
         Raises:
-            OutputError: If a loader does not yield what the shards hold.
-            PipesError: If a loader cannot be opened, or takes too long.
+            OutputError: If one of our own loaders does not yield what the shards hold.
+            PipesError: If one of our own loaders cannot be opened, or takes too long.
             ValueError: If the shards do not allow a setting, or there is too little space for what is to be written.
         """
         data = DataSets(
@@ -113,11 +118,14 @@ class LoaderScenario(Scenario[Inputs, Contender, Turn]):
         )
         data.check(self.settings, loaders={spec.name for spec in self.loaders})
         fork_server()  # loads libraries while nothing is timed
-        found = compare_outputs(data, self.loaders, self.settings, options=self.options, timeout_s=self.timeout_s)
-        contenders = [Contender(spec, setting) for setting in self.settings for spec in self.loaders]
+        failed: dict[LoaderSpec, str] = {}
+        found = compare_outputs(
+            data, self.loaders, self.settings, options=self.options, timeout_s=self.timeout_s, failed=failed
+        )
+        comparisons = {Contender(*one): comparison for one, comparison in found.items()}
         # All jobs now: the conversions take the cores, and must not run while a clock does.
-        jobs = {one: data.turn_job(*one, options=self.options, epochs=self.epochs) for one in contenders}
-        return Inputs(data, {one: found[one] for one in contenders}, jobs)
+        jobs = {one: data.turn_job(*one, options=self.options, epochs=self.epochs) for one in comparisons}
+        return Inputs(data, comparisons, jobs, failed)
 
     def subjects(self, made: Inputs) -> Sequence[Contender]:
         return list(made.jobs)
@@ -125,6 +133,10 @@ class LoaderScenario(Scenario[Inputs, Contender, Turn]):
     def name_of(self, subject: Contender) -> str:
         """``loader 'dali' (threads 2, batch 64)``."""
         return f"loader '{subject.spec}' ({subject.setting})"
+
+    def goes_on_without(self, subject: Contender) -> bool:
+        """Return whether the loader is a peer, and not the only loader."""
+        return is_peer(subject.spec.name) and len(self.loaders) > 1
 
     def measure(self, made: Inputs, subject: Contender, number: int) -> Turn:
         """Take one turn, with all ranks.
@@ -142,8 +154,22 @@ class LoaderScenario(Scenario[Inputs, Contender, Turn]):
     def report(self, made: Inputs, rounds: Rounds[Contender, Turn]) -> dict[str, Any]:
         """Return ``{"options", "baseline", "data", "records"}``, with one record for each loader and setting.
 
-        Each record has ``repeats``, every turn as it was measured, and ``summary``, medians and intervals.
+        Each record has ``repeats``, every turn as it was measured, and ``summary``, medians and intervals. If peers
+        failed, ``failed`` has their errors.
+
+        Raises:
+            PipesError: If all loaders failed.
         """
+        failed: list[dict[str, Any]] = [
+            {"loader": str(spec), "setting": None, "error": error} for spec, error in made.failed.items()
+        ]
+        failed += [
+            {"loader": str(one.spec), "setting": one.setting.to_json(), "error": error}
+            for one, error in rounds.errors.items()
+        ]
+        subjects = [one for one in rounds.subjects if one not in rounds.errors]
+        if not subjects:
+            raise PipesError("; ".join(row["error"] for row in failed))
         facts = {setting: made.data.open(setting)[1] for setting in self.settings}
         data = list(dict.fromkeys(facts.values()))
         report: dict[str, Any] = {
@@ -156,8 +182,9 @@ class LoaderScenario(Scenario[Inputs, Contender, Turn]):
                     "data": data.index(facts[one.setting]),
                     "outputs": asdict(made.comparisons[one]),
                 }
-                for one in rounds.subjects
+                for one in subjects
             ],
+            **({"failed": failed} if failed else {}),
         }
         for row, summary in zip(report["records"], summarise(report), strict=True):
             row["summary"] = summary

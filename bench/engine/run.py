@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import click
 
-from bench.engine.scenario import MAX_ERROR_CHARS, Rounds, Scenario
+from bench.engine.scenario import Rounds, Scenario, failure_text
 from bench.engine.turn_process import call_apart, fork_server
 from bench.reports.record import stamped
 from bench.tools.environment import describe_environment
@@ -84,9 +84,9 @@ def _take_turns(scenario: Scenario[Made, Subject, Row], made: Made, rounds: Roun
                     try:
                         rounds.rows[subject].append(_measure(scenario, made, subject, number))
                     except Exception as exc:
-                        if not scenario.keeps_failures:
+                        if not scenario.goes_on_without(subject):
                             raise
-                        rounds.errors[subject] = f"{type(exc).__name__}: {exc}"[:MAX_ERROR_CHARS]
+                        rounds.errors[subject] = failure_text(exc)
                 drawn.update(1)
 
 

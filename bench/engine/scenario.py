@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from bench.reports.figures import Figure
 from bench.tools.folders import RunFolder, check_writable
+from dali_pipes.errors import PipesError, printable
 
 MEMORY = Path("/dev/shm")  # noqa: S108 (a directory of our own is made there)
 TURN_S = 7200.0
@@ -18,6 +19,12 @@ MAX_ERROR_CHARS = 600
 Made = TypeVar("Made")
 Subject = TypeVar("Subject", bound=Hashable)
 Row = TypeVar("Row")
+
+
+def failure_text(exc: Exception) -> str:
+    """Return an exception as a record keeps it: kind and message, in one line."""
+    text = str(exc) if isinstance(exc, PipesError) else f"{type(exc).__name__}: {exc}"
+    return printable(text, max_chars=MAX_ERROR_CHARS)
 
 
 @dataclass
@@ -30,7 +37,7 @@ class Rounds(Generic[Subject, Row]):
     rows: dict[Subject, list[Row]] = field(init=False)
     """The measurements of each subject, in the order of the rounds."""
     errors: dict[Subject, str] = field(default_factory=dict)
-    """If the scenario `keeps_failures`: the error that ended a subject's turns, by subject."""
+    """The error that ended a subject's turns, by subject, if the scenario `goes_on_without` it."""
     at: str = ""
     """The turn that is being taken, in words."""
 
@@ -112,8 +119,6 @@ class Scenario(ABC, Generic[Made, Subject, Row]):
     """The figures, by their names in records: title, unit, and which direction is better."""
     work_option: ClassVar[str] = "--cache"
     """The option that names ``work``, for errors."""
-    keeps_failures: ClassVar[bool] = False
-    """Whether an exception in a turn is kept in `Rounds.errors` and ends the turns of that subject only."""
 
     repeats: int = 5
     """Rounds: turns of each subject."""
@@ -168,6 +173,10 @@ class Scenario(ABC, Generic[Made, Subject, Row]):
     def name_of(self, subject: Subject) -> str:
         """Return the subject's name for errors."""
         return f"'{subject}'"
+
+    def goes_on_without(self, subject: Subject) -> bool:
+        """Return whether an exception in a turn ends the turns of this subject only, and is kept in `Rounds.errors`."""
+        return False
 
     def order(self, subjects: Sequence[Subject], number: int) -> Sequence[Subject]:
         """Return the order of round ``number``; it changes, so that no subject always follows the same other one."""

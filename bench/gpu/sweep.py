@@ -108,7 +108,6 @@ class GpuScenario(Scenario[Session, Any, dict[str, Any]]):
     title = "time points"
     runs_in: ClassVar[Literal["fork", "interpreter", "caller"]] = "caller"
     figures: ClassVar[Mapping[str, Figure]] = FIGURES
-    keeps_failures = True
 
     name: str
     """One of `SCENARIOS`."""
@@ -142,6 +141,9 @@ class GpuScenario(Scenario[Session, Any, dict[str, Any]]):
             batch_size=self.batch_size,
             hw_decoder_load=self.hw_decoder_load,
         )
+
+    def goes_on_without(self, subject: Any) -> bool:
+        return True
 
     def prepare(self, folder: RunFolder, stack: ExitStack) -> Session:
         """Open NVML, if there is a GPU."""

@@ -5,7 +5,6 @@ batches, the arrays of the inputs and the index are the same as in `dali`, sampl
 """
 
 import contextlib
-import functools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -31,15 +30,12 @@ def open_loader(shards: ShardSet, *, options: LoaderOptions) -> Iterator[BenchLo
     import torch
 
     import dali_pipes as dp
-    from dali_pipes.data_set.indexing import read_index
-    from dali_pipes.formats.manifest import Manifest
-    from dali_pipes.formats.names import manifest_name
+    from dali_pipes.data_set.data_set import DataSet
     from dali_pipes.graph.decode import DecodePipeline
     from dali_pipes.reader.samples import Samples, StoredSamples
 
-    name = manifest_name(shards.prefix)
-    manifest = Manifest.from_bytes(shards.store.read(name), where=name).select(shards.names, where=name)
-    read = functools.partial(read_index, shards.store, manifest)
+    data_set = DataSet(shards)  # makes the index if the store has none, as `dali` does
+    manifest, read = data_set.manifest, data_set.read_index
     samples = Samples(manifest, read)
     device = options.delivery_device
     decode = DecodePipeline(
@@ -123,7 +119,7 @@ def _read_components(
     data = [np.frombuffer(shards.store.read(name), np.uint8) for name in samples.manifest.names]
     rows = samples.rows(np.arange(len(samples)))
     components = []
-    for component in decode.decoded_components:
+    for component in decode.read_components:
         places = rows.places(component)
         located = zip(rows.shard.tolist(), places.offset.tolist(), places.size.tolist(), strict=True)
         components.append([data[shard][offset : offset + size] for shard, offset, size in located])

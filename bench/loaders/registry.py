@@ -112,9 +112,15 @@ LOADERS: dict[str, LoaderEntry] = {
 }
 """Name to entry, in the order of a table that shows all of them."""
 
+
+def is_peer(name: str) -> bool:
+    """Return whether a loader is another project's."""
+    return LOADERS[name].module.startswith("bench.loaders.peers.")
+
+
 GROUPS: dict[str, Callable[[str], bool]] = {
     "all": lambda name: True,
-    "peers": lambda name: LOADERS[name].module.startswith("bench.loaders.peers."),
+    "peers": is_peer,
     "dali-decode": lambda name: not LOADERS[name].decodes and bool(LOADERS[name].gives),
     "python-decode": lambda name: bool(LOADERS[name].decodes),
 }

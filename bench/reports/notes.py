@@ -37,6 +37,9 @@ def notes_of(report: Report, *, figures: Sequence[str] | None = None) -> list[st
     """
     records = report["records"]
     notes = [] if (rounds := rounds_of(report)) is None else [f"Stopped after {rounds}, in {report.get('stopped')}."]
+    for row in report.get("failed", ()):
+        setting = f" ({setting_text(row['setting'])})" if row["setting"] else ""
+        notes.append(f"{row['loader']}{setting} failed, and is left out: {row['error']}")
     if (repeats := min(len(record["repeats"]) for record in records)) < MIN_REPEATS:
         notes.append(
             f"Medians of {repeats} interleaved repeats (smallest to largest); too few for a 95 % interval, which needs "

@@ -26,11 +26,11 @@ from bench.tools.memory import touch_memory
 from dali_pipes.cache.extents import Extent, extent_starts
 from dali_pipes.errors import DataError, PipesError
 from dali_pipes.fetch.answers import StoredObjects
-from dali_pipes.fetch.connection_pool import ClusterAccess
 from dali_pipes.fetch.fetcher import Wanted
 from dali_pipes.fetch.objects import ObjectFetcher
-from dali_pipes.store.cluster.ais import ais_client
-from dali_pipes.store.cluster.http_rules import object_url
+from dali_pipes.fetch.transport.connection_pool import ClusterAccess
+from dali_pipes.store.cluster.client import ais_client
+from dali_pipes.store.cluster.transport.http_rules import object_url
 
 READ_BYTES = 1 << 20
 # Runs of `curl --version`. Their median is subtracted, because loading curl's libraries is not a part of the transfer.
@@ -225,9 +225,9 @@ def _curl_access(connection: ClusterAccess) -> Iterator[str]:
     """Lines of curl's configuration: proxy, token and TLS, from the environment variables of the SDK."""
     if connection.proxy_for(connection.endpoint) is None:
         yield 'noproxy = "*"'
-    if connection.token:
+    if connection.bearer:
         # As with the SDK, a redirect to another host or port does not take it along.
-        yield f"header = {_quoted(f'Authorization: Bearer {connection.token}')}"
+        yield f"header = {_quoted(f'Authorization: Bearer {connection.bearer}')}"
     if connection.ca:
         yield f"{'capath' if connection.ca.is_dir() else 'cacert'} = {_quoted(str(connection.ca))}"
     if connection.client_cert:

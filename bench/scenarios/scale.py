@@ -215,10 +215,10 @@ def _measure_plan(
 
 
 def _take(share: "CacheShare", shards: npt.NDArray[np.int64]) -> None:
-    """Ask the state table for a window, and give back the shard that this process would fill."""
+    """Ask the state table for a window, and give back the shards that this process would fill."""
     taken = share.take(shards.tolist())
-    assert taken.fill is not None, "the cache file is empty"
-    share.fail(taken.fill)
+    assert len(taken.fill), "the cache file is empty"
+    share.fail(taken.fill.tolist())
 
 
 def _stage_cell(record: dict[str, Any], *, stage: str) -> str:

@@ -4,7 +4,8 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from dali_pipes.store.cluster.ais import AisStore, check_endpoint
+from dali_pipes.store.cluster.ais import AisStore
+from dali_pipes.store.cluster.health import check_endpoint
 from dali_pipes.store.shard_set import ShardSet
 
 

@@ -25,7 +25,8 @@ from nvidia.dali.pipeline import Pipeline
 from torch.utils.dlpack import from_dlpack
 
 from dali_pipes.bad_samples.policy import BadSamplesSeen
-from dali_pipes.errors import DecodeError
+from dali_pipes.errors import DecodeError, printable
+from dali_pipes.formats.photo_header import DALI_FORMATS
 from dali_pipes.graph.batch_inputs import BatchInputs
 from dali_pipes.graph.decode import DecodePipeline
 from dali_pipes.reader.batch import Batch
@@ -33,6 +34,9 @@ from dali_pipes.reader.samples import StoredSamples
 
 # If this many samples fail besides those of the first batch, and none succeeds, the graph is at fault.
 NUM_PROOFS = 8
+# Bad samples that are tried in the place of others, in all batches. Each costs a read and a decoding; this many are no
+# accident, even if each rank's own bad samples are within `max_bad`.
+MAX_UNFIT = 1000
 
 Int64s = npt.NDArray[np.int64]
 
@@ -61,7 +65,7 @@ class Repair:
         Raises:
             DecodeError: If a sample is bad and must not be substituted, or too many are.
         """
-        refused = batch.refused(self._decode.decoded_components)
+        refused = batch.refused(self._decode.decoded_photos)
         if refused:
             self._seen.add(batch, refused)
         return self._completed(batch, encoded, {*self._seen.positions(batch), *refused})
@@ -134,7 +138,7 @@ class Repair:
         for other in self._others(batch, num=1):
             if num_failed == NUM_PROOFS:
                 break
-            if other.refused(self._decode.decoded_components):
+            if other.refused(self._decode.decoded_photos):
                 continue
             inputs, unparsed = self._decode.complete(other, self._encoded(other))
             if unparsed:
@@ -152,7 +156,7 @@ class Repair:
     def _cause(self, inputs: BatchInputs, ordinal: int, error: RuntimeError) -> tuple[str, str]:
         """Find the component at fault, empty if it is not known, and what DALI and Pillow report."""
         position = int(np.argmax(inputs.batch.ordinals == ordinal))
-        components = self._decode.decoded_components
+        components = self._decode.decoded_photos.components
         operator = re.search(r"operator `(?:nvidia\.dali\.)?([^`]*)`", str(error))
         is_decoder = operator is not None and "decoders" in operator[1]
         for component in components:
@@ -180,17 +184,23 @@ class Repair:
         if sources is not None:
             replaced = batch.replaced(batch.ordinals[sources], batch.occurrences[sources], substituted=substituted)
             return replaced, [[samples[position] for position in sources.tolist()] for samples in encoded]
+        shard, key = batch.name(0)
         for made in self._others(batch, num=len(batch), substituted=substituted):
-            if not (refused := made.refused(self._decode.decoded_components)):
+            if len(self._seen.unfit) > MAX_UNFIT:
+                raise DecodeError(
+                    f"shard '{printable(shard)}', key '{printable(key)}': more than {MAX_UNFIT} samples that could "
+                    "replace the bad ones of a batch are bad as well; look at the data: dali-pipes prep verify URL"
+                )
+            if not (refused := made.refused(self._decode.decoded_photos)):
                 return made, self._encoded(made)
             self._seen.add(made, refused)
-        shard, key = batch.name(0)
         raise DecodeError(f"shard '{shard}', key '{key}': the data set has no good sample left to replace it")
 
     def _others(self, batch: Batch, *, num: int, substituted: tuple[int, ...] = ()) -> Iterator[Batch]:
         """Yield batches that repeat one sample, for each neighbour of the first sample that is not known to be bad."""
         for neighbours in self._stored.neighbours(int(batch.ordinals[0])):
-            candidates = [ordinal for ordinal in neighbours.tolist() if ordinal not in self._seen.seen]
+            known = self._seen.seen.keys() | self._seen.unfit
+            candidates = [ordinal for ordinal in neighbours.tolist() if ordinal not in known]
             if not candidates:
                 continue
             rows = self._stored.rows(np.array(candidates, np.int64))
@@ -231,7 +241,7 @@ def _refusal(retry: DecodePipeline, inputs: BatchInputs) -> RuntimeError | None:
 
 
 def _decodes(data: npt.NDArray[np.uint8]) -> bool:
-    """Whether DALI's decoders can decode the data, whatever the graph does with it then."""
+    """Whether DALI's decoders can decode a photo of an allowed format, whatever the graph does with it then."""
     pipeline = Pipeline(batch_size=1, num_threads=1, device_id=None, exec_dynamic=True)
     with pipeline:
         encoded = fn.external_source(source=lambda: [data], batch=True, dtype=types.UINT8, ndim=1)
@@ -250,7 +260,7 @@ def _pillow_says(data: npt.NDArray[np.uint8]) -> str:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with Image.open(io.BytesIO(data.tobytes())) as photo:
+            with Image.open(io.BytesIO(data.tobytes()), formats=DALI_FORMATS) as photo:
                 photo.load()
     except Exception as exc:  # noqa: BLE001 (Pillow raises many types)
         # Its text for an unknown format names an object in memory.

@@ -8,11 +8,9 @@ process undoes what it was filling or dropping, and ends its holds.
 Any change that might give it space clears the marks of all loaders, so that each must ask again. When all loaders are
 marked ``_WAITS``, no space will ever be free.
 
-# Note [reservations]: each loader reserves what it must be able to hold at a time, two windows, or fails to start.
-Loaders of the same order of the same shards (the ranks of a job) share one reservation, since they hold the same
-shards; they are a *group*. No group holds more than its reservation, unless the reservations of all others would still
-fit. So every loader can always get what it reserved, by evicting shards that nobody holds. If the loaders at work name
-different ``cache_bytes``, the smallest one counts for all.
+# Note [verify]: shards of a cache file that is kept may have been changed while nobody used it. The first loader that
+joins it forgets which of its shards were checked. From then on, a shard is checked when it is first taken, once for all
+loaders; those that want it meanwhile wait, as for one that is being filled. ``Verify`` has the other rules.
 """
 
 import os
@@ -25,25 +23,35 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from dali_pipes.cache.blocks import OTHER_DIRECTORY
-from dali_pipes.cache.eviction import GOES_ON, EvictingCache, Victims, is_unfinished
+from dali_pipes.cache.eviction import GOES_ON, Victims, is_unfinished
 from dali_pipes.cache.files import FIRST_SLOT_BYTE, OpenCacheFile
 from dali_pipes.cache.locks import uninterrupted
-from dali_pipes.cache.table import NUM_SLOTS, Bools, Int64s, State
+from dali_pipes.cache.reservations import ReservingCache
+from dali_pipes.cache.table import NUM_SLOTS, Bools, Int64s, State, StateTable
 from dali_pipes.errors import CacheError
+
+# The most that is read of the text about a cache file's origin.
+_SOURCE_BYTES = 4096
 
 # Values of ``waiting`` besides `GOES_ON`. Note [waiting].
 _NO_SPACE, _WAITS = 1, 2
+
+
+Verify = Literal["first", "always", "never"]
+"""Which ready shards a loader checks. ``"first"``: those that nobody has filled or checked since the first of the
+loaders at work joined. ``"always"``: those that it has neither filled nor checked itself. ``"never"``: none. Shards
+from before the machine's last start are always checked. Note [verify]."""
 
 
 class Take(NamedTuple):
     """The wanted shards that a loader got."""
 
     ready: Int64s
-    """Held from now on, whole and checked."""
-    fill: int | None
-    """A shard that the caller must fill, and end with `NodeCache.finish` or `NodeCache.fail`; held as well."""
+    """Held from now on, whole, and checked as the loader's ``Verify`` says."""
+    fill: Int64s
+    """Shards that the caller must fill, and end with `NodeCache.finish` or `NodeCache.fail`; held as well."""
     is_there: bool
-    """Whether the bytes of ``fill`` are there, from before the machine's last start, and only need checking."""
+    """Whether the bytes of ``fill`` are there: then they are checked, and fetched only if they are wrong."""
     blocked: Literal["", "busy", "space"]
     """The reason why the loader did not get the most urgent of the other shards: another loader fills or drops it, or
     it does not fit."""
@@ -67,7 +75,11 @@ class CacheFileStatus:
     keep: bool
 
 
-class NodeCache(EvictingCache):
+_NOTHING = np.empty(0, np.int64)
+_NOTHING.flags.writeable = False
+
+
+class NodeCache(ReservingCache):
     """A cache directory, as one process uses it: the loaders of the process hold, fill and release shards.
 
     Args:
@@ -76,6 +88,12 @@ class NodeCache(EvictingCache):
     Raises:
         CacheError: If the cache's own directory belongs to somebody else, or no file can be made there.
     """
+
+    def __init__(self, directory: Path) -> None:
+        self._verify: dict[int, Verify] = {}
+        # For ``"always"``: the shards that the slot's loader has filled or checked: bool [shards].
+        self._checked_by: dict[int, Bools] = {}
+        super().__init__(directory)
 
     @uninterrupted
     def budget(self) -> tuple[int, int | None]:
@@ -96,11 +114,10 @@ class NodeCache(EvictingCache):
             for key, opened in self._cache_files.items():
                 slots = self._slots_of(key)
                 resident = opened.table.resident
-                source = self.root / f"{key}.source"
                 found.append(
                     CacheFileStatus(
                         key=key,
-                        source=source.read_text() if source.is_file() else "",
+                        source=self._files.read_text(f"{key}.source", max_bytes=_SOURCE_BYTES),
                         num_shards=opened.table.num_shards,
                         num_resident=len(resident),
                         num_held=int(opened.table.held(resident, slots).sum()),
@@ -114,13 +131,14 @@ class NodeCache(EvictingCache):
 
     @uninterrupted
     def clear(self) -> tuple[int, int]:
-        """Drop all shards that nobody holds, and remove unused cache files: bytes freed, bytes still held."""
+        """Drop all shards that nobody holds, and remove unused cache files, and files that were moved aside.
+
+        Returns:
+            Bytes freed, and bytes still held.
+        """
         freed = 0
         with self._changing():
             self._sweep()
-            for key in self._unreadable:
-                if not self._slots_of(key):
-                    self._remove_names(key)
             for key, opened in list(self._cache_files.items()):
                 slots = self._slots_of(key)
                 if not slots:
@@ -132,22 +150,40 @@ class NodeCache(EvictingCache):
                 with opened.table.changing():
                     self._drop_now(opened, victims)
             held = self._used_bytes()
+            freed += self._files.remove_damaged()
         return freed, held
 
     @uninterrupted
+    def damaged(self) -> dict[str, int]:
+        """List the files that were moved aside, because they could not be read, and the bytes that each takes."""
+        with self._changing():
+            return self._files.damaged()
+
+    @uninterrupted
     def join(
-        self, key: str, *, starts: Int64s, source: str, group: int, reserved: int, cache_bytes: int, keep: bool
+        self,
+        key: str,
+        *,
+        starts: Int64s,
+        source: str,
+        group: int,
+        reserved: int,
+        cache_bytes: int,
+        keep: bool,
+        verify: Verify = "first",
     ) -> int:
-        """Take a slot for a loader of one cache file, and reserve bytes. Note [reservations].
+        """Take a slot for a loader of one cache file, and reserve bytes.
 
         Args:
             key: Of the cache file, which is made if it is not there.
             starts: Its extents.
             source: The URL of its shards.
             group: Loaders of one cache file and one ``group`` share a reservation.
-            reserved: Bytes that the group must be able to hold at a time.
+            reserved: Bytes that the group must be able to hold at a time. Note [reservations] in
+                `dali_pipes.cache.reservations`.
             cache_bytes: The most that all cache files together may take.
             keep: Whether the cache file stays when nobody uses it.
+            verify: Which ready shards the loader checks. Note [verify].
 
         Raises:
             CacheError: If so many bytes cannot be reserved.
@@ -167,6 +203,8 @@ class NodeCache(EvictingCache):
                 if opened is None or not np.array_equal(opened.table.starts, starts):
                     opened = self._make_cache_file(key, starts, source)
                 with opened.table.changing():
+                    if not self._slots_of(key):
+                        opened.table.checked[:] = 0
                     opened.table.open_row(slot)
             except BaseException:
                 self._lock.unlock(FIRST_SLOT_BYTE + slot)
@@ -174,10 +212,9 @@ class NodeCache(EvictingCache):
             if keep:
                 opened.table.set_keep()
             opened.num_users += 1
-            self._joined[slot] = opened
-            # ``used`` last: until then the row belongs to no loader.
-            self._slots[slot] = (0, GOES_ON, os.getpid(), reserved, cache_bytes, group, key.encode())
-            self._slots["used"][slot] = 1
+            self._joined[slot], self._verify[slot] = opened, verify
+            self._checked_by[slot] = np.zeros(opened.table.num_shards if verify == "always" else 0, np.bool_)
+            self._write_row(slot, pid=os.getpid(), reserved=reserved, cache_bytes=cache_bytes, group=group, key=key)
             # Cache files of loaders that ended without closing them are kept until another loader joins.
             for other, left in list(self._cache_files.items()):
                 if not left.table.keep and not self._slots_of(other):
@@ -192,7 +229,11 @@ class NodeCache(EvictingCache):
             self._check_joined(slot)
             self._sweep()
             self._check_reservation(*self._group_of(slot), reserved, self._allowed_bytes())
-            self._slots["reserved"][slot] = reserved
+            row = self._slots[slot]
+            group, cache_bytes = int(row["group"]), int(row["cache_bytes"])
+            self._write_row(
+                slot, pid=os.getpid(), reserved=reserved, cache_bytes=cache_bytes, group=group, key=self._key(slot)
+            )
 
     @uninterrupted
     def leave(self, slot: int) -> None:
@@ -201,34 +242,38 @@ class NodeCache(EvictingCache):
             self._sweep()  # a loader that is gone must not keep a cache file
             opened = self._joined.pop(slot)
             opened.num_users -= 1
-            # Also if the cache file was removed: others may have joined it before.
-            with opened.table.changing():
-                self._forget(opened, slot)
             key = self._key(slot)
-            self._slots["used"][slot] = 0
+            # A removed cache file lasts no longer than those that have it open. Its table may be a damaged one.
+            is_there = self._cache_files.get(key) is opened
+            if is_there:
+                with opened.table.changing():
+                    self._forget(opened, slot)
+            self._empty_row(slot)
             self._wake()
-            if self._cache_files.get(key) is opened and not opened.table.keep and not self._slots_of(key):
+            if is_there and not opened.table.keep and not self._slots_of(key):
                 self._remove_files(key)
             # Under the mutex: otherwise another thread could join, get this slot, and lose its lock here.
             self._lock.unlock(FIRST_SLOT_BYTE + slot)
 
     @uninterrupted
-    def take(self, slot: int, wanted: Int64s) -> Take:
-        """Hold the ready shards of ``wanted``, and begin to fill the first one that is not there.
+    def take(self, slot: int, wanted: Int64s, *, most: int = 1, most_bytes: int = 0) -> Take:
+        """Hold the ready shards of ``wanted``, and begin to fill or check the first of those that are not ready.
 
         Args:
             slot: The caller's.
             wanted: Shards that the slot does not hold yet, the most urgent first. If one does not fit, those after it
                 take no space.
+            most: The most shards to fill or check together.
+            most_bytes: The most that their extents take, if they are several.
 
         Raises:
             CacheError: If the cache file was removed.
         """
         while True:
             with self._changing():
-                taken, victims = self._take(slot, wanted)
+                taken, victims = self._take(slot, wanted, most, most_bytes)
                 if not victims:
-                    if len(taken.ready) or taken.fill is not None:
+                    if len(taken.ready) or len(taken.fill):
                         self._slots["waiting"][slot] = GOES_ON
                     elif taken.blocked == "space":
                         self._slots["waiting"][slot] = max(_NO_SPACE, int(self._slots["waiting"][slot]))
@@ -238,28 +283,37 @@ class NodeCache(EvictingCache):
                 return taken
 
     @uninterrupted
-    def finish(self, slot: int, shard: int) -> None:
-        """Mark a shard ready, which the slot's loader has filled and checked."""
+    def finish(self, slot: int, shards: Int64s | Sequence[int]) -> None:
+        """Mark shards ready, which the slot's loader has filled and checked.
+
+        Raises:
+            CacheError: If another loader has one of them by now, or the cache file was removed.
+        """
+        rows = np.asarray(shards, np.int64)
         with self._changing():
             table = self._check_joined(slot).table
-            if table.state[shard] != State.FILLING or table.owner[shard] != slot:
+            if not self._has_begun(table, rows, slot).all():
                 raise CacheError(_lost(self.root, self._key(slot)))
             with table.changing():
-                table.finish(shard)
+                table.finish(rows)
+            if self._verify[slot] == "always":
+                self._checked_by[slot][rows] = True
             self._wake()
 
     @uninterrupted
-    def fail(self, slot: int, shard: int) -> None:
-        """Give up filling ``shard`` and free its blocks."""
+    def fail(self, slot: int, shards: Int64s | Sequence[int]) -> None:
+        """Give up filling ``shards`` and free their blocks; those that were there stay, unchecked."""
+        rows = np.asarray(shards, np.int64)
         with self._changing():
             opened = self._joined[slot]
-            if opened.table.state[shard] != State.FILLING or opened.table.owner[shard] != slot:
-                return  # another loader's by now
+            rows = rows[self._has_begun(opened.table, rows, slot)]  # the others are another loader's by now
             with opened.table.changing():
-                opened.table.drop([shard], slot)
-                opened.table.holds[slot, shard] = 0
+                opened.table.holds[slot, rows] = 0
+                rows = opened.table.end_check(rows)
+                opened.table.drop(rows, slot)
+            self._wake()
             opened.num_users += 1
-        self._drop([(opened, np.array([shard]))])
+        self._drop([(opened, rows)])
 
     @uninterrupted
     def release(self, slot: int, shards: Int64s | Sequence[int]) -> None:
@@ -280,22 +334,21 @@ class NodeCache(EvictingCache):
             if self._sweep() or self._slots["waiting"][slot] == GOES_ON:
                 return False
             self._slots["waiting"][slot] = _WAITS
-            if not (self._slots["waiting"][self._slots["used"] == 1] == _WAITS).all():
+            if not (self._slots["waiting"][self._slots["used"] != 0] == _WAITS).all():
                 return False
             tables = [opened.table for opened in self._cache_files.values()]
             return not any(is_unfinished(table.state[table.resident]).any() for table in tables)
 
-    def _take(self, slot: int, wanted: Int64s) -> tuple[Take, Victims]:
+    def _take(self, slot: int, wanted: Int64s, most: int, most_bytes: int) -> tuple[Take, Victims]:
         table = self._check_joined(slot).table
-        nothing = np.empty(0, np.int64)
         states = table.state[wanted]
         if is_unfinished(states).any() and self._sweep():
             states = table.state[wanted]
         unfinished = is_unfinished(states)
         if unfinished.all():
             # A waiting loader comes here again and again, so this must stay cheap.
-            return Take(nothing, None, False, "busy" if len(wanted) else ""), []
-        is_ready = states == State.READY
+            return Take(_NOTHING, _NOTHING, False, "busy" if len(wanted) else ""), []
+        is_ready = (states == State.READY) & self._believed(slot, wanted)
         missing = np.flatnonzero(~is_ready & ~unfinished)
         first = int(missing[0]) if len(missing) else None
         limit, group_slots = self._limit(slot)
@@ -307,80 +360,55 @@ class NodeCache(EvictingCache):
         fits = (added == 0) | (np.cumsum(np.where(counted, added, 0)) <= limit)
         if not fits[counted].all() and self._sweep():
             # The holds and the reservation of a loader that is gone were counted.
-            return self._take(slot, wanted)
+            return self._take(slot, wanted, most, most_bytes)
         ready = wanted[is_ready & fits]
         if len(ready):
             with table.changing():
                 table.holds[slot, ready] = 1
         blocked = _why(unfinished, counted & ~fits)
         if first is None or not fits[first]:
-            return Take(ready, None, False, blocked), []
-        shard, is_there = int(wanted[first]), bool(states[first] == State.UNCHECKED)
-        extent = 0 if is_there else int(table.extent_bytes([shard])[0])
-        short = self._used_bytes() + extent - self._allowed_bytes()
-        if short > 0:
+            return Take(ready, _NOTHING, False, blocked), []
+        is_there = bool(states[first] != State.EMPTY)
+        # Small shards are filled together, if they are next in order, and if there is space for all of them.
+        fill = missing[:most]
+        sizes = table.extent_bytes(wanted[fill])
+        alike = (states[fill] != State.EMPTY) == is_there
+        spare = limit - int(added[counted].sum()) + int(added[first])
+        together = alike & (np.cumsum(sizes) <= most_bytes) & (np.cumsum(added[fill]) <= spare)
+        together[0] = True
+        num = int(np.argmin(np.append(together, False)))
+        while not is_there:
+            short = self._used_bytes() + int(sizes[:num].sum()) - self._allowed_bytes()
+            if short <= 0:
+                break
             victims = self._choose_victims(slot, short)
+            if not victims and num > 1:
+                num = 1
+                continue
             if not victims and self._sweep():
-                return self._take(slot, wanted)
+                return self._take(slot, wanted, most, most_bytes)
             # Without victims: others are dropping shards, or hold more than they reserved.
             counted[:first] = False
-            return Take(ready, None, False, "" if victims else _why(unfinished, counted)), victims
+            return Take(ready, _NOTHING, False, "" if victims else _why(unfinished, counted)), victims
+        shards = wanted[fill[:num]]
         with table.changing():
-            table.fill(shard, slot)
-        return Take(ready, shard, is_there, blocked), []
+            table.fill(shards, slot)
+        return Take(ready, shards, is_there, blocked), []
 
-    def _limit(self, slot: int) -> tuple[int, list[int]]:
-        """Compute the bytes that the slot's group may hold in addition now, and its slots. Note [reservations]."""
-        mine = self._group_of(slot)
-        reservations, spare = self._reservations(), self._allowed_bytes()
-        my_bytes, my_slots = 0, [slot]
-        for which, reserved in reservations.items():
-            slots = [s for s in self._slots_of(which[0]) if self._group_of(s) == which]
-            table = self._cache_files[which[0]].table
-            resident = table.resident
-            held = int(table.extent_bytes(resident[table.held(resident, slots)]).sum())
-            if which == mine:
-                my_bytes, my_slots = held, slots
-            else:
-                spare -= max(reserved, held)
-        return max(reservations.get(mine, 0), spare) - my_bytes, my_slots
+    def _believed(self, slot: int, shards: Int64s) -> Bools:
+        """Mark the shards that the slot's loader reads without a check if they are ready. Note [verify]."""
+        if self._verify[slot] == "always":
+            return self._checked_by[slot][shards]
+        if self._verify[slot] == "never":
+            return np.ones(len(shards), np.bool_)
+        checked: Bools = self._joined[slot].table.checked[shards] != 0
+        return checked
 
-    def _trim(self, slot: int) -> None:
-        """Drop unheld shards that exceed the bytes allowed now: an earlier job may have been allowed more."""
-        with self._changing():
-            short = self._used_bytes() - self._allowed_bytes()
-            if short <= 0:
-                return
-            victims = self._choose_victims(slot, short, enough=False)
-        self._drop(victims)
-
-    def _group_of(self, slot: int) -> tuple[str, int]:
-        return self._key(slot), int(self._slots["group"][slot])
-
-    def _reservations(self) -> dict[tuple[str, int], int]:
-        reservations: dict[tuple[str, int], int] = {}
-        for slot in np.flatnonzero(self._slots["used"]).tolist():
-            which = self._group_of(slot)
-            if which[0] in self._cache_files:
-                reservations[which] = max(reservations.get(which, 0), int(self._slots["reserved"][slot]))
-        return reservations
-
-    def _check_reservation(self, key: str, group: int, reserved: int, allowed: int, *, already: int = 0) -> None:
-        """Refuse a reservation, or the one that the group has ``already``, if it does not fit beside all others."""
-        others = sum(num for which, num in self._reservations().items() if which != (key, group))
-        if max(reserved, already) + others <= allowed:
-            return
-        used = ""
-        if others:
-            used_slots = np.flatnonzero(self._slots["used"]).tolist()
-            slots = [slot for slot in used_slots if self._group_of(slot) != (key, group)]
-            pids = ", ".join(map(str, sorted({int(self._slots["pid"][slot]) for slot in slots})))
-            used = f", and {others} are reserved for other loaders (process {pids})"
-        raise CacheError(
-            f"the cache in '{self.root.parent}' may take {allowed} bytes; this loader must be able to hold {reserved} "
-            f"at a time{used}; pass cache=dali_pipes.Cache(max_bytes={reserved + others}) or more (--cache-bytes), or "
-            "a smaller shuffle=dali_pipes.Shuffle(window_bytes=...)"
-        )
+    @staticmethod
+    def _has_begun(table: StateTable, shards: Int64s, slot: int) -> Bools:
+        """Mark the shards that the slot's loader fills or checks."""
+        begun: Bools = np.isin(table.state[shards], [State.FILLING, State.CHECKING]) & (table.owner[shards] == slot)
+        return begun
 
     def _check_joined(self, slot: int) -> OpenCacheFile:
         """Return the slot's cache file if it is still there. Note [removed] in `dali_pipes.cache.files`."""
@@ -390,15 +418,6 @@ class NodeCache(EvictingCache):
         if not is_mine or self._cache_files.get(self._key(slot)) is not opened:
             raise CacheError(_lost(self.root, self._key(slot)))
         return opened
-
-    def _least_bytes(self) -> int | None:
-        limits = self._slots["cache_bytes"][self._slots["used"] == 1]
-        return int(limits.min()) if len(limits) else None
-
-    def _allowed_bytes(self) -> int:
-        least = self._least_bytes()
-        assert least is not None, "the caller has a slot"
-        return least
 
 
 def _why(unfinished: Bools, unfit: Bools) -> Literal["", "busy", "space"]:

@@ -19,8 +19,8 @@ Victims = Sequence[tuple[OpenCacheFile, Int64s]]
 
 
 def is_unfinished(states: npt.NDArray[np.uint8]) -> Bools:
-    """Mark the shards that are being filled or dropped."""
-    unfinished: Bools = (states == State.FILLING) | (states == State.DROPPING)
+    """Mark the shards that are being filled, checked or dropped."""
+    unfinished: Bools = (states == State.FILLING) | (states == State.DROPPING) | (states == State.CHECKING)
     return unfinished
 
 
@@ -95,7 +95,7 @@ class EvictingCache(CacheFiles):
             if opened is not None:
                 with opened.table.changing():
                     self._forget(opened, slot)
-            self._slots["used"][slot] = 0
+            self._empty_row(slot)
             self._wake()
         used = self._slots["used"]
         abandoned = False
@@ -124,6 +124,8 @@ class EvictingCache(CacheFiles):
         self._drop_now(opened, resident[is_left])
 
     def _drop_now(self, opened: OpenCacheFile, shards: Int64s) -> None:
+        """Free the blocks of these shards, except those that were being checked: other loaders may hold them."""
+        shards = opened.table.end_check(shards)
         opened.table.state[shards] = State.DROPPING
         self._punch(opened, shards)
         opened.table.remove(shards)

@@ -70,6 +70,13 @@ class FreeSpace:
             return cache_bytes
         return cache_bytes - max(2 * 4096, cache_bytes // 4096)
 
+    def cache_bytes_for(self, num_bytes: int) -> int:
+        """Compute the least ``cache_bytes`` of which shards may take ``num_bytes``: the inverse of `for_extents`."""
+        if self.for_extents(num_bytes) >= num_bytes:
+            return num_bytes
+        least = max(num_bytes + 2 * 4096, num_bytes * 4096 // 4095)
+        return next(num for num in (least, least + 1) if self.for_extents(num) >= num_bytes)
+
     def default_bytes(self, *, taken: int) -> int:
         """Compute the size of a cache if the user gives none; the cache may reuse the bytes ``taken`` already."""
         return int((self.free + taken) * (MEMORY_SHARE if self.is_memory else DISK_SHARE))

@@ -24,6 +24,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
+from dali_pipes.cache.own_files import open_own
+
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
@@ -35,10 +37,16 @@ _open: "weakref.WeakSet[LockFile]" = weakref.WeakSet()
 
 
 class LockFile:
-    """A file whose bytes are locks, readable by its owner only; each opening has its own locks."""
+    """A file whose bytes are locks, readable by its owner only; each opening has its own locks.
 
-    def __init__(self, path: Path) -> None:
-        self.file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    ``directory`` is the descriptor of the directory that ``path`` is relative to; ``None``: the working directory.
+
+    Raises:
+        DamagedFileError: If something else has the file's name.
+    """
+
+    def __init__(self, path: Path | str, *, directory: int | None = None) -> None:
+        self.file = open_own(path, directory=directory, flags=os.O_CREAT)
         """The descriptor, -1 when closed."""
         self.held: set[int] = set()
         """Bytes that this opening has locked: `is_locked` shows only those of others."""

@@ -7,6 +7,7 @@ can hold the windows that must be resident at a time.
 import contextlib
 import logging
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -20,8 +21,6 @@ _log = logging.getLogger(__name__)
 
 # Size of /dev/shm by default in container runtimes.
 CONTAINER_SHM_BYTES = 64 << 20
-
-_LARGER = "a larger cache=dali_pipes.Cache(directory=..., max_bytes=...)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +80,7 @@ def place(
         check_directory(cache_dir)
         offer = _offer(cache_dir, cache_bytes)
         if reserved > offer.limit:
-            raise CacheError(f"{_needed(reserved, total, is_windowed)}; {offer.found}")
+            raise CacheError(f"{_needed(reserved, total, is_windowed, [offer])}; {offer.found}")
         return Placement(space=offer.space, cache_bytes=offer.limit, keep=True)
     offers, refused = [], []
     for directory in default_directories():
@@ -96,7 +95,7 @@ def place(
     chosen = next((offer for offer in (*known, *fits_whole, *offers) if reserved <= offer.limit), None)
     if chosen is None:
         found = [offer.found for offer in offers]
-        raise CacheError("; ".join([_needed(reserved, total, is_windowed), *found, *refused]))
+        raise CacheError("; ".join([_needed(reserved, total, is_windowed, offers), *found, *refused]))
     for reason in refused:
         _log.info("%s", reason)
     return Placement(space=chosen.space, cache_bytes=chosen.limit, keep=False)
@@ -133,14 +132,18 @@ def _free(space: FreeSpace, share: str = "") -> str:
     return text
 
 
-def _needed(reserved: int, total: int, is_windowed: bool) -> str:
+def _needed(reserved: int, total: int, is_windowed: bool, offers: Sequence[_Offer]) -> str:
+    needed = reserved if is_windowed else total
+    # A disk's file system takes blocks of its own.
+    least = max((offer.space.cache_bytes_for(needed) for offer in offers), default=needed)
+    larger = f"a larger cache=dali_pipes.Cache(directory=..., max_bytes={least})"
     if is_windowed:
         return (
             f"two windows, and all shards that a step may span, must be resident at a time; they take {reserved} "
-            f"bytes; pass a smaller shuffle=dali_pipes.Shuffle(window_bytes=...), or {_LARGER}; a window has at least "
+            f"bytes; pass a smaller shuffle=dali_pipes.Shuffle(window_bytes=...), or {larger}; a window has at least "
             "one shard, and small shards with few samples need a smaller batch_size"
         )
     return (
         f"the shards take {total} bytes, and window_bytes='all' needs all of them resident; pass "
-        f"shuffle=dali_pipes.Shuffle(window_bytes=...), two of which fit the cache, or {_LARGER}"
+        f"shuffle=dali_pipes.Shuffle(window_bytes=...), two of which fit the cache, or {larger}"
     )

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from dali_pipes.cache.blocks import reserve
-from dali_pipes.cache.cache import NodeCache, Take
+from dali_pipes.cache.cache import NodeCache, Take, Verify
 from dali_pipes.cache.extents import EXTENT_ALIGNMENT, Extent, extent_starts
 from dali_pipes.cache.free_space import FreeSpace
 from dali_pipes.cache.table import Int64s
@@ -39,7 +39,7 @@ class CacheShare:
         manifest: Of all shards that were indexed together.
         rows: The row in ``manifest`` of each of the loader's shards: int64 [shards].
         space: The free space of the cache file's directory, and its path.
-        source, group, reserved, cache_bytes, keep: See `NodeCache.join`.
+        source, group, reserved, cache_bytes, keep, verify: See `NodeCache.join`.
         alignment: The alignment of extents, in bytes. It must not be smaller than the file system's: extents would then
             share blocks, and take more of them than are counted.
 
@@ -58,6 +58,7 @@ class CacheShare:
         reserved: int,
         cache_bytes: int,
         keep: bool,
+        verify: Verify = "first",
         alignment: int = EXTENT_ALIGNMENT,
     ) -> None:
         self.space, self.cache_bytes, self.reserved = space, cache_bytes, reserved
@@ -75,7 +76,14 @@ class CacheShare:
         self._cache = NodeCache(space.directory)
         try:
             self._slot = self._cache.join(
-                key, starts=starts, source=source, group=group, reserved=reserved, cache_bytes=cache_bytes, keep=keep
+                key,
+                starts=starts,
+                source=source,
+                group=group,
+                reserved=reserved,
+                cache_bytes=cache_bytes,
+                keep=keep,
+                verify=verify,
             )
             try:
                 self._file = self._cache.open_cache_file(self._slot)
@@ -91,6 +99,11 @@ class CacheShare:
         """A path that opens the cache file, in this process only."""
         return f"/proc/self/fd/{self._file}"
 
+    @property
+    def taken_bytes(self) -> int:
+        """Bytes that the blocks of the whole cache file occupy now, on disk or in memory."""
+        return os.fstat(self._file).st_blocks * 512
+
     def shard_extent(self, shard: int) -> Extent:
         return Extent(self._file, int(self.starts[shard]), int(self._shard_bytes[shard]))
 
@@ -98,14 +111,14 @@ class CacheShare:
         aligned = -(-int(self._shard_bytes[shard]) // EXTENT_ALIGNMENT) * EXTENT_ALIGNMENT
         return Extent(self._file, int(self.starts[shard]) + aligned, int(self._index_bytes[shard]))
 
-    def take(self, wanted: Sequence[int]) -> Take:
-        """Hold the ready shards of ``wanted``, which begins with the most urgent, and take one other to fill it.
+    def take(self, wanted: Sequence[int], *, most: int = 1, most_bytes: int = 0) -> Take:
+        """Hold the ready shards of ``wanted``, which begins with the most urgent, and take others to fill them.
 
         See `NodeCache.take`.
         """
-        taken = self._cache.take(self._slot, self._rows[np.asarray(wanted, np.int64)])
-        fill = None if taken.fill is None else int(self._shard_of_row[taken.fill])
-        return taken._replace(ready=self._shard_of_row[taken.ready], fill=fill)
+        rows = self._rows[np.asarray(wanted, np.int64)]
+        taken = self._cache.take(self._slot, rows, most=most, most_bytes=most_bytes)
+        return taken._replace(ready=self._shard_of_row[taken.ready], fill=self._shard_of_row[taken.fill])
 
     def reserve_blocks(self, shard: int, *, name: str) -> None:
         """Allocate the extent's blocks before anything is written there.
@@ -122,18 +135,21 @@ class CacheShare:
                 "cache=dali_pipes.Cache(max_bytes=...) (--cache-bytes), or free some space there"
             ) from exc
 
-    def finish(self, shard: int) -> None:
-        """Let all loaders read the shard and its index, which are whole and checked."""
-        if not self.space.is_memory:
+    def finish(self, shards: Sequence[int], *, are_new: bool = True) -> None:
+        """Let all loaders read these shards and their indexes, which are whole and checked.
+
+        ``are_new`` is ``False`` if nothing was written, so that nothing has to reach the disk before.
+        """
+        if are_new and not self.space.is_memory:
             try:
                 os.fdatasync(self._file)
             except OSError as exc:
                 raise CacheError(f"the disk of '{self.space.directory}' failed: {exc.strerror}") from exc
-        self._cache.finish(self._slot, int(self._rows[shard]))
+        self._cache.finish(self._slot, self._rows[np.asarray(shards, np.int64)])
 
-    def fail(self, shard: int) -> None:
-        """Free the blocks of a shard that could not be filled."""
-        self._cache.fail(self._slot, int(self._rows[shard]))
+    def fail(self, shards: Sequence[int]) -> None:
+        """Free the blocks of shards that could not be filled."""
+        self._cache.fail(self._slot, self._rows[np.asarray(shards, np.int64)])
 
     def release(self, shards: Sequence[int]) -> None:
         """End the holds of these shards. Call it when the last reader that names them is closed: readers prefetch."""

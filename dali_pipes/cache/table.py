@@ -6,7 +6,12 @@ the states.
 
 A shard's life: ``EMPTY`` -> ``FILLING`` (its owner writes) -> ``READY`` (whole and checked) -> ``DROPPING`` (its owner
 frees its blocks) -> ``EMPTY``. ``UNCHECKED``: it was ready before the machine was restarted. It must be checked again,
-because bytes that the disk had not yet written are lost with the power.
+because bytes that the disk had not yet written are lost with the power. ``CHECKING``: its owner takes its checksum, and
+fetches it again if that is wrong; if the owner ends before, the shard is ``UNCHECKED``.
+
+# Note [checked]: a cache file that is kept may be changed while nobody uses it. So ``checked`` marks the ready shards
+whose bytes were written or checked since the cache file was last unused. `dali_pipes.cache.cache` decides by it which
+ready shards a loader may read at once.
 """
 
 import mmap
@@ -19,8 +24,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from dali_pipes.cache.blocks import punch
+from dali_pipes.cache.own_files import DamagedFileError, open_own
 from dali_pipes.errors import CacheError
 
 NUM_SLOTS = 256
@@ -28,7 +35,7 @@ NUM_SLOTS = 256
 
 PAGE = mmap.PAGESIZE
 NOBODY = -1
-_MAGIC = 0x3154_4950_494C_4144  # "DALIPIT1" in the file
+_MAGIC = 0x3254_4950_494C_4144  # "DALIPIT2" in the file
 _HEADER = np.dtype(
     [
         ("magic", "<u8"),
@@ -36,6 +43,7 @@ _HEADER = np.dtype(
         ("num_resident", "<i8"),
         ("resident_bytes", "<i8"),
         ("boot", "<u8"),
+        ("starts_checksum", "<u8"),
         ("dirty", "u1"),
         ("keep", "u1"),
     ]
@@ -53,6 +61,7 @@ class State(IntEnum):
     READY = 2
     DROPPING = 3
     UNCHECKED = 4
+    CHECKING = 5
 
 
 class StateTable:
@@ -61,24 +70,26 @@ class StateTable:
     Args:
         path: The table's file.
         starts: Extents, from `extent_starts`, for a new file; ``None`` opens an existing one.
+        directory: Descriptor of the directory that ``path`` is relative to; ``None``: the working directory.
 
     Raises:
-        CacheError: If the file is not a table of this version, or there is no space for it.
+        CacheError: If there is no space for the file.
+        DamagedFileError: If it is not a table of this version, or not a file of this user.
     """
 
-    def __init__(self, path: Path, *, starts: Int64s | None = None) -> None:
-        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT | os.O_EXCL if starts is not None else 0)
-        self._file = os.open(path, flags, 0o600)
+    def __init__(self, path: Path | str, *, starts: Int64s | None = None, directory: int | None = None) -> None:
+        self._file = open_own(path, directory=directory, flags=0 if starts is None else os.O_CREAT | os.O_EXCL)
         try:
             if starts is not None:
                 self._create(starts)
             head = os.pread(self._file, _HEADER.itemsize, 0)
             if len(head) < _HEADER.itemsize or (header := np.frombuffer(head, _HEADER)[0])["magic"] != _MAGIC:
-                raise CacheError(f"'{path}' is not a state table of this version; remove it: dali-pipes cache clear")
-            self.num_shards = int(header["num_shards"])
-            places, size = _layout(self.num_shards)
-            if os.fstat(self._file).st_size != size:
-                raise CacheError(f"'{path}' is cut off; remove it: dali-pipes cache clear")
+                raise DamagedFileError(f"'{path}' is not a state table of this version")
+            self.num_shards, found = int(header["num_shards"]), os.fstat(self._file).st_size
+            # The layout of far too many shards would overflow.
+            places, size = _layout(self.num_shards if 0 <= self.num_shards <= found else 0)
+            if (self.num_shards,) != places["state"][2] or size != found:
+                raise DamagedFileError(f"'{path}' has {found} bytes, which do not fit its {self.num_shards} shards")
             self._map = mmap.mmap(self._file, size)
         except BaseException:
             os.close(self._file)
@@ -95,6 +106,8 @@ class StateTable:
         """When a loader last ended its hold of the shard, in ns of the wall clock."""
         self._resident: Int64s = view["resident"]  # the shards that are not EMPTY, in no order
         self._place: Int64s = view["place"]  # the position of each shard in it
+        self.checked: npt.NDArray[np.uint8] = view["checked"]
+        """uint8 [shards]: Note [checked]."""
         self.holds: npt.NDArray[np.uint8] = view["holds"]
         """uint8 [slots, shards]: 1 if the slot's loader holds the shard."""
 
@@ -139,21 +152,50 @@ class StateTable:
             raise
         self._header["dirty"] = 0
 
-    def fill(self, shard: int, slot: int) -> None:
-        """``EMPTY`` or ``UNCHECKED`` -> ``FILLING``, held by the slot."""
-        self.owner[shard] = slot
-        self.holds[slot, shard] = 1
-        if self.state[shard] == State.EMPTY:
+    def check(self, *, file_bytes: int) -> None:
+        """Check what the file says before it is used; ``file_bytes`` is the size of the cache file.
+
+        The derived columns are computed again. Any value of the others is harmless.
+
+        Raises:
+            DamagedFileError: If it was changed, or the cache file was cut.
+        """
+        if xxhash.xxh64_intdigest(self.starts) != int(self._header["starts_checksum"]):
+            raise DamagedFileError("its extents were changed")
+        if file_bytes != int(self.starts[-1]):
+            raise DamagedFileError(f"its cache file has {file_bytes} bytes, and its extents {int(self.starts[-1])}")
+        if (self.state > max(State)).any() or ((self.owner < NOBODY) | (self.owner >= NUM_SLOTS)).any():
+            raise DamagedFileError("it has states or owners that do not exist")
+        self.repair()
+
+    def fill(self, shards: Int64s | Sequence[int], slot: int) -> None:
+        """``EMPTY`` -> ``FILLING``, ``READY`` or ``UNCHECKED`` -> ``CHECKING``; held by the slot."""
+        for shard in np.asarray(shards, np.int64).tolist():
+            self.owner[shard] = slot
+            self.holds[slot, shard] = 1
+            if self.state[shard] != State.EMPTY:
+                self.state[shard] = State.CHECKING
+                continue
             last = int(self._header["num_resident"])
             self._resident[last], self._place[shard] = shard, last
             self._header["num_resident"] = last + 1
             self._header["resident_bytes"] += int(self.starts[shard + 1] - self.starts[shard])
-        self.state[shard] = State.FILLING
+            self.state[shard] = State.FILLING
 
-    def finish(self, shard: int) -> None:
-        """``FILLING`` -> ``READY``."""
-        self.owner[shard] = NOBODY
-        self.state[shard] = State.READY
+    def finish(self, shards: Int64s | Sequence[int]) -> None:
+        """``FILLING`` or ``CHECKING`` -> ``READY``."""
+        rows = np.asarray(shards, np.int64)
+        self.owner[rows] = NOBODY
+        self.checked[rows] = 1
+        self.state[rows] = State.READY
+
+    def end_check(self, shards: Int64s) -> Int64s:
+        """``CHECKING`` -> ``UNCHECKED``: the bytes stay, and the next loader checks them. Returns the other shards."""
+        is_check = self.state[shards] == State.CHECKING
+        self.owner[shards[is_check]] = NOBODY
+        self.state[shards[is_check]] = State.UNCHECKED
+        others: Int64s = shards[~is_check]
+        return others
 
     def drop(self, shards: Int64s | Sequence[int], slot: int) -> None:
         """-> ``DROPPING``: the slot's loader is about to free the blocks of these shards."""
@@ -179,7 +221,8 @@ class StateTable:
         found: npt.NDArray[np.uint8] = np.zeros(len(shards), np.uint8)
         for slot in slots:  # row by row: half the time of one lookup in two dimensions
             found |= self.holds[slot][shards]
-        return found.view(np.bool_)
+        is_held: Bools = found != 0
+        return is_held
 
     def open_row(self, slot: int) -> None:
         """Make an empty row of holds for a slot; its pages are reserved, so that writing there cannot fail later."""
@@ -206,7 +249,7 @@ class StateTable:
             first, size = self._row(0)[0], os.fstat(self._file).st_size
             punch(self._file, first, size - first)
             self.owner[:] = NOBODY
-            kept = (self.state == State.READY) | (self.state == State.UNCHECKED)
+            kept = np.isin(self.state, [State.READY, State.UNCHECKED, State.CHECKING])
             # One call for each run of neighbours that are not kept.
             edges = np.flatnonzero(np.diff(np.concatenate([[True], kept, [True]])))
             for start, stop in self.starts[edges].reshape(-1, 2).tolist():
@@ -241,7 +284,9 @@ class StateTable:
         self._reserve(0, places["holds"][0])  # the rows of holds are reserved one by one
         header = np.zeros((), _HEADER)
         header["num_shards"], header["boot"] = len(starts) - 1, boot_id()
-        os.pwrite(self._file, np.ascontiguousarray(starts, np.int64).tobytes(), places["starts"][0])
+        extents = np.ascontiguousarray(starts, np.int64).tobytes()
+        header["starts_checksum"] = xxhash.xxh64_intdigest(extents)
+        os.pwrite(self._file, extents, places["starts"][0])
         os.pwrite(self._file, np.full(len(starts) - 1, NOBODY, np.int16).tobytes(), places["owner"][0])
         header["magic"] = _MAGIC
         os.pwrite(self._file, header.tobytes(), 0)
@@ -268,6 +313,7 @@ def _layout(num_shards: int) -> tuple[dict[str, tuple[int, Any, tuple[int, ...]]
         ("place", np.int64, (num_shards,)),
         ("owner", np.int16, (num_shards,)),
         ("state", np.uint8, (num_shards,)),
+        ("checked", np.uint8, (num_shards,)),
         ("holds", np.uint8, (NUM_SLOTS, num_shards)),
     ]
     places, position = {}, 0

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from dali_pipes.commands.options import cluster_options, format_bytes, json_option, size
+from dali_pipes.commands.output import print_line
 
 _directory = click.Path(file_okay=False, path_type=Path)
 cache_option = click.option(
@@ -29,13 +30,14 @@ def cache() -> None:
 @json_option
 def list_cache_files(*, cache_dir: Path | None, as_json: bool) -> None:
     """List the cache files, with the number of their shards, how many of these are resident and held, and the processes
-    that use them.
+    that use them; then the damaged files that were moved aside.
 
     The command reads only the cache's tables.
     """
     from dali_pipes.cache.cache import NodeCache
 
     rows: list[dict[str, Any]] = []
+    damaged: list[dict[str, Any]] = []
     for directory in _caches(cache_dir):
         with contextlib.closing(NodeCache(directory)) as opened:
             rows += [
@@ -53,17 +55,26 @@ def list_cache_files(*, cache_dir: Path | None, as_json: bool) -> None:
                 }
                 for status in opened.status()
             ]
+            damaged += [
+                {"cache": str(directory), "damaged": name, "bytes": num_bytes}
+                for name, num_bytes in opened.damaged().items()
+            ]
     if as_json:
-        click.echo(json.dumps(rows))
+        click.echo(json.dumps(rows + damaged))
         return
     for row in rows:
         users = f"used by {', '.join(map(str, row['pids']))}" if row["pids"] else "unused"
-        click.echo(
+        print_line(
             f"{row['cache']}: {row['source']}  {row['num_resident']} of {row['num_shards']} shards resident, "
             f"{format_bytes(row['resident_bytes'])} of {format_bytes(row['image_bytes'])}, {row['num_held']} held, "
             f"{users}"
         )
-    if not rows:
+    for row in damaged:
+        click.echo(
+            f"{row['cache']}: damaged file '{row['damaged']}', {format_bytes(row['bytes'])}; no loader reads it, and "
+            "dali-pipes cache clear removes it"
+        )
+    if not rows and not damaged:
         click.echo("no cache files")
 
 
@@ -79,7 +90,7 @@ def list_cache_files(*, cache_dir: Path | None, as_json: bool) -> None:
     "space]",
 )
 @click.option(
-    "--connections", default=8, show_default=True, type=click.IntRange(min=1), help="Shards fetched at a time."
+    "--connections", default=8, show_default=True, type=click.IntRange(min=1), help="Threads that fetch shards."
 )
 @click.option("--etl", metavar="NAME", help="Read the shards through this running ETL.  [default: as they are stored]")
 @cluster_options
@@ -144,7 +155,9 @@ def warm(
 @cache_option
 @json_option
 def clear(*, cache_dir: Path | None, as_json: bool) -> None:
-    """Evict all shards that no loader holds, and remove cache files that no loader uses."""
+    """Evict all shards that no loader holds, and remove cache files that no loader uses, and damaged files that were
+    moved aside.
+    """
     from dali_pipes.cache.cache import NodeCache
 
     freed = held = 0

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from dali_pipes.commands.options import json_option
+from dali_pipes.commands.output import LINE_CHARS
+from dali_pipes.errors import printable
 
 if TYPE_CHECKING:
     from dali_pipes.commands.checks.findings import Finding, Findings
@@ -51,9 +53,9 @@ def doctor(context: click.Context, *, endpoint: str | None, cache_dir: Path | No
     width = max(len(finding.name) for finding in findings)
     for finding in findings:
         word = click.style(f"{finding.status:4}", fg=_COLOURS[finding.status])
-        click.echo(f"{word}  {finding.name:<{width}}  {finding.found}", color=colour)
+        click.echo(f"{word}  {finding.name:<{width}}  {printable(finding.found, max_chars=LINE_CHARS)}", color=colour)
         if finding.advice:
-            click.echo(f"{'':4}  {'':<{width}}  -> {finding.advice}")
+            click.echo(f"{'':4}  {'':<{width}}  -> {printable(finding.advice, max_chars=LINE_CHARS)}")
     context.exit(int(status == "fail"))
 
 
@@ -69,7 +71,7 @@ def examine(
         software.check_packages,
         software.check_dali,
         software.check_gpu,
-        lambda: cluster.check_cluster(endpoint, environment),
+        lambda: cluster.check_cluster(endpoint),
         lambda: cluster.check_proxies(endpoint, environment),
         lambda: node.check_caches(cache_dir),
         node.check_memory,

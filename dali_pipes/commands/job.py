@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dali_pipes.commands.options import cluster_options, endpoint_for, join_options, size
+from dali_pipes.store.patience import current_patience
 
 if TYPE_CHECKING:
     from dali_pipes.graph.decode import Graph
@@ -76,7 +77,13 @@ class Job:
     def cache(self) -> "Cache":
         from dali_pipes.options import Cache
 
-        return Cache(directory=self.cache_dir, max_bytes=self.cache_bytes)
+        patience = current_patience()
+        return Cache(
+            directory=self.cache_dir,
+            max_bytes=self.cache_bytes,
+            patience_s=patience.patience_s,
+            start_patience_s=patience.start_s,
+        )
 
     @contextlib.contextmanager
     def open(self, **options: Any) -> "Iterator[Loader]":

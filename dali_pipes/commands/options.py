@@ -1,12 +1,18 @@
-"""Options and sizes that commands of several packages share. Only click is imported before a command runs."""
+"""Options and sizes that commands of several packages share.
+
+Only click, and modules that need nothing else, are imported before a command runs.
+"""
 
 import contextlib
+import dataclasses
 import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+
+from dali_pipes.store.patience import PATIENCE_S, current_patience, use_patience
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 _BINARY_UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
@@ -59,12 +65,45 @@ def join_options(*options: Callable[[Command], Command]) -> Callable[[Command], 
     return add
 
 
+def _use_patience(context: click.Context, option: click.Parameter, seconds: float) -> None:
+    """Give all stores that the command opens this patience."""
+    changes: dict[str, Any] = {"patience_s" if option.name == "patience" else "start_s": seconds}
+    try:
+        patience = dataclasses.replace(current_patience(), **changes)
+    except ValueError as exc:
+        raise click.BadParameter(str(exc)) from exc
+    context.with_resource(use_patience(patience))
+
+
 cluster_options = join_options(
     click.option(
         "--endpoint",
         envvar="AIS_ENDPOINT",
         show_envvar=True,
-        help="AIStore's proxy, for buckets. Without one, an embedded node runs on this machine during the command.",
+        help="AIStore's proxy, for buckets; several of one cluster with commas between them. Without one, an embedded "
+        "node runs on this machine during the command.",
+    ),
+    click.option(
+        "--patience",
+        type=float,
+        default=PATIENCE_S,
+        show_default=True,
+        metavar="SECONDS",
+        expose_value=False,
+        callback=_use_patience,
+        help="How long to wait, without progress, for a cluster that is away: restarts, rebalances, limits its rate. "
+        "An endpoint that does not answer when the command starts is an error at once, unless --patience-at-start "
+        "is given.",
+    ),
+    click.option(
+        "--patience-at-start",
+        type=float,
+        default=0.0,
+        show_default=True,
+        metavar="SECONDS",
+        expose_value=False,
+        callback=_use_patience,
+        help="The same for a cluster that is away when the command starts.",
     ),
     click.option(
         "--embedded-dir",
@@ -81,11 +120,18 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print the re
 
 @contextlib.contextmanager
 def endpoint_for(
-    reads: str | Iterable[str], endpoint: str | None, embedded_dir: Path | None, *, writes: Iterable[str] = ()
+    reads: str | Iterable[str],
+    endpoint: str | None,
+    embedded_dir: Path | None,
+    *,
+    writes: Iterable[str] = (),
+    etl_function: str | None = None,
 ) -> Iterator[str | None]:
     """See `dali_pipes.store.cluster.endpoint.endpoint_for`, which is imported only when a command runs."""
     from dali_pipes.store.cluster import endpoint as endpoints
 
     urls = [reads] if isinstance(reads, str) else reads
-    with endpoints.endpoint_for(urls, writes=writes, endpoint=endpoint, embedded_dir=embedded_dir) as answering:
+    with endpoints.endpoint_for(
+        urls, writes=writes, endpoint=endpoint, embedded_dir=embedded_dir, etl_function=etl_function
+    ) as answering:
         yield answering

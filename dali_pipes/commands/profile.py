@@ -8,7 +8,7 @@ import click
 
 from dali_pipes.commands.epoch_profile import EpochProfile, profile_loader
 from dali_pipes.commands.job import Job, job_options
-from dali_pipes.commands.options import json_option
+from dali_pipes.commands.options import format_bytes, json_option
 
 # A loader is fast enough if the step waits for less than this share of the time.
 KEEPS_UP = 0.05
@@ -42,7 +42,7 @@ class Diagnosis:
     help="Decoding threads.  [default: the cores that this process may use]",
 )
 @click.option("--prefetch-queue-depth", type=click.IntRange(min=1), help="Batches decoded ahead.  [default: 2]")
-@click.option("--num-fetchers", type=click.IntRange(min=1), help="Shards fetched at a time.  [default: 8]")
+@click.option("--num-fetchers", type=click.IntRange(min=1), help="Threads that fetch shards.  [default: 8]")
 @click.option(
     "--compute-ms",
     default=0.0,
@@ -64,13 +64,15 @@ def profile(
     """Run a loader on the shards at URL (ais://bucket/prefix, a glob of local tars, or a directory). Print how long
     each stage was busy and how long it waited: fetch, stage, read, inputs, decode, transform, hand-over, step.
 
-    Then name the bottleneck, which is the stage for which the training step waits most, and the settings to change. The
-    command reads the shards into the cache, as a training does, and writes no other file.
+    Then name the bottleneck, which is the stage for which the training step waits most, and the settings to change; and
+    the memory of the process, and of the cache file, which is not a part of it. The command reads the shards into the
+    cache, as a training does, and writes no other file.
 
     For a time line, run your training under nsys or torch.profiler. They show the same stages as ranges; nsys also
     shows DALI's own ranges, one for each operator. DALI_PIPES_ANNOTATE=1 always adds our ranges, 0 never.
     """
     from dali_pipes.options import Decode
+    from dali_pipes.processes.memory import ResidentMemory
     from dali_pipes.processes.ranks import cores_of_rank
     from dali_pipes.profiling import recording
     from dali_pipes.tuning import Machine
@@ -80,7 +82,13 @@ def profile(
     asked = Decode(threads=num_threads, queue_depth=prefetch_queue_depth)
     with recording() as recorder, job.open(cache=cache, decode=asked) as loader:
         profiles = profile_loader(loader, epochs=epochs, recorder=recorder, compute_s=compute_ms / 1000)
-        decode, is_in_memory = loader.parts.decode, loader.parts.share.space.is_memory
+        decode, share = loader.parts.decode, loader.parts.share
+        is_in_memory = share.space.is_memory
+        memory = {
+            **asdict(ResidentMemory.now()),
+            "cache_bytes": share.taken_bytes,
+            "cache_directory": str(share.space.directory),
+        }
         settings = {
             "num_threads": decode.num_threads,
             "prefetch_queue_depth": decode.prefetch_queue_depth,
@@ -96,11 +104,23 @@ def profile(
         report = {
             "machine": asdict(Machine.here(decode.device_id)),
             "options": {**job.to_json(), **used},
+            "memory": memory,
             "epochs": [asdict(epoch) | asdict(found) for epoch, found in zip(profiles, diagnoses, strict=True)],
         }
         click.echo(json.dumps(report))
     else:
         click.echo("\n\n".join(_text(epoch, found) for epoch, found in zip(profiles, diagnoses, strict=True)))
+        click.echo("\n" + _memory_text(memory))
+
+
+def _memory_text(memory: dict[str, Any]) -> str:
+    own, files, shared, cached = (
+        format_bytes(memory[name]) for name in ("own_bytes", "file_bytes", "shared_bytes", "cache_bytes")
+    )
+    return (
+        f"memory of this process: {own} of its own, {files} of mapped files, {shared} of mapped shared memory; not "
+        f"among these: {cached} of the cache file in {memory['cache_directory']}"
+    )
 
 
 def _text(epoch: EpochProfile, found: Diagnosis) -> str:

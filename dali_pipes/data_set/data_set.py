@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from dali_pipes.cache.cache import Verify
 from dali_pipes.cache.extents import EXTENT_ALIGNMENT, extent_starts
 from dali_pipes.cache.placement import place
 from dali_pipes.cache.share import CacheShare, cache_file_key
@@ -178,7 +179,14 @@ class DataSet:
         )
 
     def open_share(
-        self, *, reserved: int | None, is_windowed: bool, group: int, cache_dir: Path | None, cache_bytes: int | None
+        self,
+        *,
+        reserved: int | None,
+        is_windowed: bool,
+        group: int,
+        cache_dir: Path | None,
+        cache_bytes: int | None,
+        verify: Verify = "first",
     ) -> CacheShare:
         """A share of the cache file of these shards: see `dali_pipes.cache.share.CacheShare`.
 
@@ -188,6 +196,7 @@ class DataSet:
             group: The number of the loaders' group; loaders of one group share the reservation.
             cache_dir: The directory of cache files; ``None``: see `dali_pipes.cache.placement`.
             cache_bytes: The limit for all cache files there.
+            verify: Which shards that are there already are checked again.
 
         Raises:
             CacheError: If there is not enough space.
@@ -210,6 +219,7 @@ class DataSet:
             reserved=min(total, placement.cache_bytes) if reserved is None else reserved,
             cache_bytes=placement.cache_bytes,
             keep=placement.keep,
+            verify=verify,
             alignment=self.alignment,
         )
 

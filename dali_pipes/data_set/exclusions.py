@@ -7,7 +7,6 @@ file is read if the manifest's sums show that no sample lacks a component.
 import logging
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,11 +16,12 @@ import numpy.typing as npt
 
 from dali_pipes.data_set.data_set import DataSet
 from dali_pipes.data_set.joined import split_set
-from dali_pipes.errors import DataError
+from dali_pipes.errors import DataError, printable
 from dali_pipes.formats.names import index_name
 from dali_pipes.formats.quarantine import Exclusion, read_exclusions
 from dali_pipes.formats.sample_columns import Columns, Where
 from dali_pipes.formats.shard_index import ShardIndex
+from dali_pipes.store.patience import PatientThreads
 
 _log = logging.getLogger(__name__)
 
@@ -55,8 +55,9 @@ def excluded_ordinals(
     Args:
         indexed: The data set.
         exclude: Files that list samples, see `dali_pipes.formats.quarantine.read_exclusions`. In a mixture a shard
-            is called ``SET/SHARD``; its own name is enough if only one set has it. Listed samples of shards that the
-            loader does not read are counted and logged.
+            is called ``SET/SHARD``, and a key ``SET/KEY``; a shard's own name is enough if only one set has it. A key
+            without a set's name means every sample that has it. Listed samples of shards that the loader does not read
+            are counted and logged.
         where: Called once with a `dali_pipes.formats.sample_columns.Columns`; returns bool [N], ``True`` for each
             sample to keep.
         lacking: Components; samples without one of them are left out. A sample lacks ``"jpg;jpeg"`` if it has neither.
@@ -136,22 +137,38 @@ class _Choice:
                 "exclude: %d of %d listed samples are in shards that the loader does not read, such as '%s'",
                 len(elsewhere),
                 sum(map(len, by_shard.values())),
-                elsewhere[0].shard,
+                printable(elsewhere[0].shard or ""),
             )
         by_number: dict[int, list[Exclusion]] = defaultdict(list)
         for name, number in numbers.items():
             by_number[number] += by_shard[name]
         ordinals: list[int] = []
         for number, index in self._indexes(sorted(by_number)):
-            rows = _rows_of(index.keys, {entry.key for entry in by_number[number]})
+            name = self._manifest.names[number]
+            own_keys = {entry.key: self._own_key(entry.key, of=split_set(name)[0]) for entry in by_number[number]}
+            rows = _rows_of(index.keys, own_keys.keys() | own_keys.values())
             for entry in by_number[number]:
-                if entry.key not in rows:
+                found = {key: rows[key] for key in (entry.key, own_keys[entry.key]) if key in rows}
+                if not found:
                     raise DataError(
-                        f"{entry.where}: shard '{self._manifest.names[number]}' has no key '{entry.key}'; was the list "
+                        f"{entry.where}: shard '{name}' has no key '{entry.key}'; was the list "
                         "made from these shards, as they are now? mend the line, or delete it"
                     )
-            ordinals += [self._first(number) + row for found in rows.values() for row in found]
+                _check_single(entry, found)
+                ordinals += [self._first(number) + row for rows_of_key in found.values() for row in rows_of_key]
         return np.array(ordinals, np.int64)
+
+    def _own_key(self, key: str, *, of: str | None = None) -> str:
+        """Take the set's name from a key of a mixture, if it has one: that of any set, or of one."""
+        set_, own = split_set(key)
+        sets = self._indexed.set_names
+        return own if sets != ("",) and set_ in (sets if of is None else (of,)) and own else key
+
+    def _rows_of_set(self, rows: Sequence[int], set_: str) -> list[int]:
+        """Take the rows that are samples of one data set."""
+        stops = np.append(0, self._stops)[np.append(0, np.cumsum(self._indexed.set_shards))]
+        number = self._indexed.set_names.index(set_)
+        return [row for row in rows if stops[number] <= row < stops[number + 1]]
 
     def _shard_numbers(self, by_shard: Mapping[str, Sequence[Exclusion]]) -> dict[str, int]:
         """Name as listed -> the loader's shard. In a mixture, a shard is also found by its name without the set's."""
@@ -181,13 +198,23 @@ class _Choice:
     def _listed_by_key(self, by_key: Mapping[str, Exclusion]) -> Int64s:
         if not by_key:
             return np.empty(0, np.int64)
-        rows = _rows_of(self._columns.samples.keys, by_key.keys())
-        if missing := by_key.keys() - rows.keys():
+        own_keys = {key: self._own_key(key) for key in by_key}
+        rows = _rows_of(self._columns.samples.keys, own_keys.keys() | own_keys.values())
+        listed: dict[str, list[int]] = {}
+        for key, own in own_keys.items():
+            found = {key: rows.get(key, [])}
+            if own != key:
+                found[own] = self._rows_of_set(rows.get(own, []), split_set(key)[0])
+            _check_single(by_key[key], found)
+            if any(found.values()):
+                listed[key] = [row for rows_of_key in found.values() for row in rows_of_key]
+        if missing := by_key.keys() - listed.keys():
             unknown = [by_key[key] for key in by_key if key in missing]
             if self._manifest.num_shards != self._indexed.whole.num_shards:
                 # Keys of shards that were indexed together with the loader's, but that it does not read.
-                elsewhere = _rows_of(self._indexed.whole_columns().keys, missing)
-                unknown = [entry for entry in unknown if entry.key not in elsewhere]
+                asked = {*missing, *(own_keys[key] for key in missing)}
+                elsewhere = _rows_of(self._indexed.whole_columns().keys, asked)
+                unknown = [entry for entry in unknown if not {entry.key, own_keys[entry.key]} & elsewhere.keys()]
             if unknown:
                 more = f"; nor are {len(unknown) - 1} more" if len(unknown) > 1 else ""
                 raise DataError(
@@ -198,9 +225,9 @@ class _Choice:
                 "exclude: %d of %d listed keys are in shards that the loader does not read, such as '%s'",
                 len(missing),
                 len(by_key),
-                min(missing),
+                printable(min(missing)),
             )
-        return np.array([row for found in rows.values() for row in found], np.int64)
+        return np.array([row for rows_of_key in listed.values() for row in rows_of_key], np.int64)
 
     def lacking(self, component: str) -> Int64s:
         names = component.split(";")
@@ -232,20 +259,14 @@ class _Choice:
 
     def _indexes(self, shards: Sequence[int]) -> Iterator[tuple[int, ShardIndex]]:
         """Yield these shards' indexes, in order, without keeping them."""
-        with ThreadPoolExecutor(NUM_READERS) as readers:
+        with PatientThreads(NUM_READERS) as readers:
             for first in range(0, len(shards), _AHEAD):
                 numbers = shards[first : first + _AHEAD]
                 yield from zip(numbers, readers.map(self._read_index, numbers), strict=True)
 
     def _read_index(self, shard: int) -> ShardIndex:
-        where, expected = self._indexed.locate(index_name(self._manifest.names[shard])), self._manifest.samples[shard]
-        index = ShardIndex.from_bytes(self._indexed.read_index(shard), where=where)
-        if index.num_samples != expected:
-            raise DataError(
-                f"index '{where}' lists {index.num_samples} samples, the manifest says {expected}; rebuild it: "
-                "dali-pipes prep index URL"
-            )
-        return index
+        where = self._indexed.locate(index_name(self._manifest.names[shard]))
+        return self._manifest.shard_index(shard, self._indexed.read_index(shard), where=where)
 
 
 def _rows_of(keys: Sequence[str], wanted: Iterable[str]) -> dict[str, list[int]]:
@@ -256,3 +277,12 @@ def _rows_of(keys: Sequence[str], wanted: Iterable[str]) -> dict[str, list[int]]
         if key in asked:
             rows.setdefault(key, []).append(row)
     return rows
+
+
+def _check_single(entry: Exclusion, found: Mapping[str, Sequence[int]]) -> None:
+    """Refuse a key of a mixture that is one sample's with its set's name, and another's without."""
+    if len([key for key, rows in found.items() if rows]) > 1:
+        raise DataError(
+            f"{entry.where}: '{entry.key}' is a key, and also the key '{split_set(entry.key)[1]}' with the name of its "
+            "data set; write it with its shard's name and its set's, 'SET/SHARD<tab>SET/KEY'"
+        )

@@ -6,13 +6,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dali_pipes.arguments import as_number
+from dali_pipes.data_set.named import name_shards
 from dali_pipes.errors import DataError, StoreError
 from dali_pipes.options import Shards
 from dali_pipes.store.cluster.endpoint import endpoint_for
 from dali_pipes.store.cluster.etl import NoEtlError
-from dali_pipes.store.cluster.transformed import through_etl
 from dali_pipes.store.shard_set import ShardSet
-from dali_pipes.store.urls import ShardUrls, is_remote, resolve_shards
+from dali_pipes.store.urls import ShardUrls, is_remote
 
 
 @dataclass(frozen=True)
@@ -21,8 +22,9 @@ class Mixture:
 
     Args:
         sets: Name -> shards, as `dali_pipes.loader` takes them: URLs, braces, globs, lists. The names become parts of
-            the shards' names in messages and in lists of samples. The order of the sets matters: the same sets in
-            another order are another data set, with another order of samples.
+            shards' names and of keys, ``SET/SHARD`` and ``SET/KEY``: in batches, messages and lists of samples. (For
+            `dali_pipes.Select.where` keys are as they are stored, and shards are called ``SET/SHARD``.) The order of
+            the sets matters: the same sets in another order are another data set, with another order of samples.
         weights: Name -> this set's part of the samples that are read, relative to the others. With ``None`` an epoch
             reads every sample of all sets once.
         etl: Name -> the ETL through which this set's shards are read, for some or all of the sets; see
@@ -76,18 +78,20 @@ def find_shards(
     endpoint: str | None,
     embedded_dir: Path | None,
     resources: contextlib.ExitStack,
+    allow_missing: bool = False,
 ) -> ShardSet | NamedSets:
     """Find the named shards; those of a mixture are grouped by its data sets.
 
     Args:
-        shards: See `dali_pipes.store.urls.resolve_shards`; `Shards` and `Mixture` name ETLs, too.
+        shards: See `dali_pipes.data_set.named.name_shards`; `Shards` and `Mixture` name ETLs, too.
         endpoint: AIStore's proxy. ``None``: if shards are in a bucket, an embedded node is started, which must have it.
         embedded_dir: The embedded node's folder; ``None``: the default one.
         resources: Closes the node.
+        allow_missing: Leave out shards that are missing.
 
     Raises:
-        DataError, StoreError, ValueError: See `dali_pipes.store.urls.resolve_shards`,
-            `dali_pipes.store.cluster.endpoint.endpoint_for` and `dali_pipes.store.cluster.transformed.through_etl`.
+        DataError, StoreError, ValueError: See `dali_pipes.data_set.named.name_shards` and
+            `dali_pipes.store.cluster.endpoint.endpoint_for`.
     """
     if isinstance(shards, Mixture):
         named, etls = shards.sets, shards.etl
@@ -110,8 +114,7 @@ def find_shards(
     endpoint = answering or endpoint  # a list that begins with a file may name a bucket: `resolve_shards` refuses that
 
     def find_set(name: str) -> ShardSet:
-        found = resolve_shards(named[name], endpoint=endpoint)
-        return through_etl(found, etls[name]) if name in etls else found
+        return name_shards(named[name], endpoint=endpoint, etl=etls.get(name), allow_missing=allow_missing)
 
     if not isinstance(shards, Mixture):
         return find_set("")
@@ -155,8 +158,7 @@ def _checked_weights(weights: object, sets: Mapping[str, ShardUrls]) -> dict[str
         found += [f"one for {_quoted(unknown)}"] if unknown else []
         raise ValueError(f"weights must be given for exactly the sets {_quoted(sets)}, got {'; '.join(found)}")
     for name, weight in weights.items():
-        if isinstance(weight, bool) or not isinstance(weight, int | float):
-            raise TypeError(f"a weight must be a number, got {weight!r} for '{name}'")
+        as_number(f"the weight of '{name}'", weight)
         if not (math.isfinite(weight) and weight > 0):
             raise ValueError(f"a weight must be positive and finite, got {weight!r} for '{name}'")
     return {name: float(weights[name]) for name in sets}

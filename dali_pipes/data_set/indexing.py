@@ -3,30 +3,40 @@
 `prep.index` writes the results to the store. A loader of shards without a manifest keeps them in memory.
 """
 
-import json
 import re
 from collections import deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes.errors import DataError
-from dali_pipes.formats.manifest import UNSIZED, Manifest, checksum
+from dali_pipes.errors import DataError, printable
+from dali_pipes.formats.json_texts import read_json
+from dali_pipes.formats.manifest import UNSIZED, Manifest, checksum, class_id, is_class_name
 from dali_pipes.formats.names import LABEL_COMPONENT, classes_name, columns_name, index_name, manifest_name
-from dali_pipes.formats.photo_header import PHOTO_FORMATS, is_photo, read_photo_header
+from dali_pipes.formats.photo_header import (
+    MAX_PHOTO_BYTES,
+    PHOTO_FORMATS,
+    PhotoHeader,
+    is_photo,
+    read_photo_header,
+)
 from dali_pipes.formats.sample_columns import ColumnsBuilder, SampleColumns
 from dali_pipes.formats.shard_index import PhotoColumns, ShardIndex
 from dali_pipes.formats.tar_reader import ArchiveReader, Member
 from dali_pipes.progress import bar
 from dali_pipes.store.base import Store
-from dali_pipes.store.shard_set import ShardSet
+from dali_pipes.store.patience import PatientThreads
+from dali_pipes.store.shard_set import ShardSet, index_command
 
 # Shards read at a time. Parsing holds the GIL, so more gain nothing.
 NUM_READERS = 4
+MAX_LABEL_BYTES = 1000
+"""Bytes of a ``cls`` component. Python refuses to convert more than 4,300 digits."""
+# Enough of most photos to find their sizes; colour profiles and thumbnails come before it.
+_HEAD_BYTES = 64 << 10
 _INTEGER = re.compile(rb"[+-]?[0-9]+")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _CONTROL = re.compile("[\x00-\x1f\x7f\x80-\x9f\ud800-\udfff]")
@@ -55,24 +65,29 @@ def index_in_memory(
 
 
 def find_manifest(shards: ShardSet) -> Manifest | None:
-    """The manifest beside the shards, with all shards that it lists; ``None`` if there is none.
+    """The manifest beside the shards, with all shards that it lists; ``None`` if there is none: see `read_manifest`."""
+    return read_manifest(shards.store, shards.prefix) if shards.manifest is None else shards.manifest
+
+
+def read_manifest(store: Store, prefix: str) -> Manifest | None:
+    """The manifest of the shards whose names start with ``prefix``; ``None`` if there is none.
 
     Raises:
         DataError: If it is not a manifest of this version, or was made for shards read through another ETL.
     """
-    name = manifest_name(shards.prefix)
-    data = shards.store.find(name)
+    name = manifest_name(prefix)
+    data = store.find(name)
     if data is None:
         return None
-    where = shards.store.locate(name)
+    where = store.locate(name)
     manifest = Manifest.from_bytes(data, where=where)
-    if manifest.etl != shards.store.etl:
+    if manifest.etl != store.etl:
         found, expected = (
-            f"as ETL '{etl}' gives them" if etl else "as they are stored" for etl in (manifest.etl, shards.store.etl)
+            f"as ETL '{etl}' gives them" if etl else "as they are stored" for etl in (manifest.etl, store.etl)
         )
         raise DataError(
             f"manifest '{where}' describes shards {found}, expected one of shards {expected}; was it renamed? "
-            f"{shards.index_command}"
+            f"{index_command(store, prefix)}"
         )
     return manifest
 
@@ -120,24 +135,20 @@ def index_each(
         unit="shards" if etl else "B",
         shown=show_progress,
     )
-    with drawn, ThreadPoolExecutor(NUM_READERS) as readers:
-        try:
-            # Only a few ahead, because finished indexes wait in memory.
-            ahead = deque(readers.submit(index_one, row) for row in range(min(2 * NUM_READERS, len(names))))
-            for row, name in enumerate(names):
-                index, data = ahead.popleft().result()
-                if row + 2 * NUM_READERS < len(names):
-                    ahead.append(readers.submit(index_one, row + 2 * NUM_READERS))
-                keep(index_name(name), data)
-                shard_bytes[row], checksums[row] = index.shard_bytes, index.shard_checksum
-                index_bytes[row], index_checksums[row] = len(data), checksum(data)
-                samples[row] = index.num_samples
-                totals.add(index)
-                columns.add(index)
-                drawn.update(1 if etl else index.shard_bytes)
-        except BaseException:
-            readers.shutdown(cancel_futures=True)
-            raise
+    with drawn, PatientThreads(NUM_READERS) as readers:
+        # Only a few ahead, because finished indexes wait in memory.
+        ahead = deque(readers.submit(index_one, row) for row in range(min(2 * NUM_READERS, len(names))))
+        for row, name in enumerate(names):
+            index, data = ahead.popleft().result()
+            if row + 2 * NUM_READERS < len(names):
+                ahead.append(readers.submit(index_one, row + 2 * NUM_READERS))
+            keep(index_name(name), data)
+            shard_bytes[row], checksums[row] = index.shard_bytes, index.shard_checksum
+            index_bytes[row], index_checksums[row] = len(data), checksum(data)
+            samples[row] = index.num_samples
+            totals.add(index)
+            columns.add(index)
+            drawn.update(1 if etl else index.shard_bytes)
     manifest = Manifest(
         names=names,
         shard_bytes=shard_bytes,
@@ -188,23 +199,40 @@ def read_class_table(store: Store, prefix: str) -> dict[int, str] | None:
     data = store.find(name)
     if data is None:
         return None
+    expected = f'class table \'{store.locate(name)}\': expected {{"1": "name", ...}}'
     try:
-        return {int(label): str(text) for label, text in json.loads(data).items()}
-    except (ValueError, AttributeError) as exc:
-        raise DataError(f'class table \'{store.locate(name)}\': expected {{"1": "name", ...}} ({exc})') from exc
+        table = read_json(data)
+    except ValueError as exc:
+        raise DataError(f"{expected} ({exc})") from exc
+    if not isinstance(table, dict):
+        raise DataError(f"{expected}, found a {type(table).__name__}")
+    classes: dict[int, str] = {}
+    for text, found in table.items():
+        label, shown_label = class_id(text), printable(text, max_chars=60)
+        if label is None:
+            raise DataError(f"{expected}, found '{shown_label}', which is not an integer of 64 bits")
+        if label in classes:
+            raise DataError(f"{expected}, found class {label} twice, again as '{shown_label}'")
+        if not is_class_name(str(found)):
+            raise DataError(f"{expected}, found '{printable(str(found))}' for class {label}, which UTF-8 cannot hold")
+        classes[label] = str(found)
+    return classes
 
 
 def parse_label(data: bytes, *, shard: str, key: str) -> int:
     """The class id in the bytes of a ``cls`` component: an integer in ASCII digits, with white space allowed around it.
 
     Raises:
-        DataError: If it is anything else, or does not fit int64.
+        DataError: If it is anything else, does not fit int64, or is longer than `MAX_LABEL_BYTES`.
     """
-    text = data.strip()
-    if not _INTEGER.fullmatch(text) or not -(2**63) <= (label := int(text)) < 2**63:
-        shown = data[:40].decode("ascii", "backslashreplace")
+    text = data[: MAX_LABEL_BYTES + 1].strip()
+    is_integer = len(data) <= MAX_LABEL_BYTES and _INTEGER.fullmatch(text)
+    if not is_integer or not -(2**63) <= (label := int(text)) < 2**63:
+        # Bytes that are not UTF-8 become surrogates, which `printable` shows as bytes.
+        found = printable(text.decode("utf-8", "surrogateescape"), max_chars=60)
+        expected = "an integer that fits 64 bits" if is_integer else "an integer"
         raise DataError(
-            f"shard '{shard}', key '{key}': component '{LABEL_COMPONENT}' holds '{shown}', expected an integer"
+            f"shard '{shard}', key '{key}': component '{LABEL_COMPONENT}' holds '{found}', expected {expected}"
         )
     return label
 
@@ -236,25 +264,33 @@ def _add_member(
         raise DataError(f"{where}: component '{component}' occurs twice (member '{member.name}')")
     row.places[component] = (member.offset, member.size)
     if component == LABEL_COMPONENT:
-        row.label = parse_label(member.read(), shard=shard, key=key)
+        data = member.take(MAX_LABEL_BYTES + 1)
+        for _ in member.pieces():
+            pass  # so that an archive that was cut off here is named first
+        row.label = parse_label(data, shard=shard, key=key)
         if classes and row.label not in classes:
             table = f"{len(classes)} classes, {min(classes)} to {max(classes)}"
             raise DataError(f"{where}: class id {row.label} is not in the class table ({table})")
     elif is_photo(component):
-        header = read_photo_header(member.read())
-        has_size = all(isinstance(side, int) and 0 < side < 2**31 for side in (header.height, header.width))
-        height, width = (header.height, header.width) if has_size else (0, 0)
-        row.photos[component] = (height, width, PHOTO_FORMATS.index(header.format))
+        header = _photo_header(member)
+        row.photos[component] = (header.height, header.width, PHOTO_FORMATS.index(header.format))
+
+
+def _photo_header(member: Member) -> PhotoHeader:
+    """Format and size of a photo; most photos are read no further than their head."""
+    data = member.take(_HEAD_BYTES)
+    header = read_photo_header(data)
+    if header.format != "unknown" and not header.height and len(data) < member.size <= MAX_PHOTO_BYTES:
+        header = read_photo_header(data + member.read())
+    return header
 
 
 def check_member_name(name: str, *, shard: str) -> None:
     """Refuse a member's name that is not UTF-8 or holds a control character: messages and lists have a key per line."""
     if name.isprintable() or not _CONTROL.search(name):
         return
-    shown = name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
     found = "is not UTF-8" if _SURROGATE.search(name) else "holds a control character"
-    shown = _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", shown)
-    raise DataError(f"shard '{shard}', member '{shown}': its name {found}; rename it and pack again")
+    raise DataError(f"shard '{shard}', member '{printable(name)}': its name {found}; rename it and pack again")
 
 
 @dataclass(kw_only=True)

@@ -30,14 +30,19 @@ class MixtureFetcher:
         """(URL of the store, ETL) -> fetcher."""
 
     def fetch(self, wanted: Sequence[Wanted], *, stopped: Callable[[], bool], num_connections: int = 1) -> bool:
-        """See `dali_pipes.fetch.fetcher.Fetcher`; all objects must be of one set."""
-        (set_,) = {split_set(one.name)[0] for one in wanted}
-        store = self._stores[set_]
-        which = (store.url, store.etl)
-        if which not in self._fetchers:
-            self._fetchers[which] = store.open_fetcher()
-        own = [one._replace(name=split_set(one.name)[1]) for one in wanted]
-        return self._fetchers[which].fetch(own, stopped=stopped, num_connections=num_connections)
+        """See `dali_pipes.fetch.fetcher.Fetcher`. Objects of one store are fetched together, the stores in turn."""
+        by_store: dict[tuple[str, str], list[Wanted]] = {}
+        for one in wanted:
+            set_, name = split_set(one.name)
+            store = self._stores[set_]
+            which = (store.url, store.etl)
+            if which not in self._fetchers:
+                self._fetchers[which] = store.open_fetcher()
+            by_store.setdefault(which, []).append(one._replace(name=name))
+        return all(
+            self._fetchers[which].fetch(own, stopped=stopped, num_connections=num_connections)
+            for which, own in by_store.items()
+        )
 
     def close(self) -> None:
         """Close the open fetchers. Can be called twice."""

@@ -1,25 +1,32 @@
 """Judge a cluster's answers about an object: whether they are its bytes, and which error or new attempt follows."""
 
-import contextlib
 import logging
-import ssl
 
-from urllib3.exceptions import InvalidHeader
-from urllib3.util.retry import Retry
-
-from dali_pipes.errors import DataError, StoreError
-from dali_pipes.fetch.connection_pool import ClusterAccess, host_of
-from dali_pipes.fetch.http1 import Answer, ProtocolError
-from dali_pipes.fetch.parts import XXH64_TYPES, FaultError, FetchedObject, NoRangesError, ObjectPart
+from dali_pipes.errors import DataError, StoreError, printable
+from dali_pipes.fetch.parts import XXH64_TYPES, FaultError, FetchedObject, MissingObjectError, NoRangesError, ObjectPart
+from dali_pipes.fetch.transport.connection_pool import ClusterAccess, host_of
+from dali_pipes.fetch.transport.http_head import Answer
 from dali_pipes.store.checksums import CHECKSUM_TYPES, Checksum
-from dali_pipes.store.cluster.http_rules import is_passing, object_url, redirect_target, without_token
+from dali_pipes.store.cluster.rights import refusal_advice
+from dali_pipes.store.cluster.transport.http_limits import ProtocolError, TooSlowError, decimal
+from dali_pipes.store.cluster.transport.http_rules import (
+    RedirectError,
+    is_away,
+    is_missing,
+    is_passing,
+    object_url,
+    redirect_target,
+    retry_after_s,
+)
+from dali_pipes.store.cluster.transport.tls_errors import cut_hint, tls_text
 from dali_pipes.store.entries import PROVIDERS
 from dali_pipes.store.messages import answer_text
+from dali_pipes.store.shard_set import missing_advice
 
 _log = logging.getLogger(__name__)
 
-_WANTS_CERTIFICATE = "if it wants a client's certificate, set AIS_CRT and AIS_CRT_KEY"
-_REPLACED = "it was replaced since: put it back, or index the shards anew: dali-pipes prep index URL"
+_INDEX_ANEW = "put it back, or index the shards anew: dali-pipes prep index URL"
+_REPLACED = f"it was replaced since: {_INDEX_ANEW}"
 
 
 class StoredObjects:
@@ -48,13 +55,13 @@ class StoredObjects:
 
     def url(self, name: str) -> str:
         """The URL to ask the proxy for."""
-        return object_url(self.access.endpoint, self._bucket, name, provider=self._provider, **self._query)
+        return object_url(self.access.proxies.current, self._bucket, name, provider=self._provider, **self._query)
 
     def check_head(self, item: FetchedObject, part: ObjectPart, answer: Answer) -> None:
         """Raise an error for an answer that does not bring the part, before a byte of it is written."""
         is_whole = answer.status == 200
-        kind, value = (answer.headers.get(f"Ais-Checksum-{what}", "").lower() for what in ("Type", "Value"))
-        version = (answer.headers.get("Ais-Version", ""), kind, value)
+        kind, value = (answer.headers.get(f"Ais-Checksum-{what}").lower() for what in ("Type", "Value"))
+        version = (answer.headers.get("Ais-Version"), kind, value)
         # A bucket can be set to report the checksum of a range with the range: only that of a whole object is proof.
         is_other = kind in XXH64_TYPES and value != f"{item.checksum:016x}"
         self._check_size(item, part, answer)
@@ -69,13 +76,15 @@ class StoredObjects:
             part.restart()  # also if a range was asked for: all of it comes again
         elif version != item.version:
             part.restart()
-            raise FaultError("its version or checksum changed while it was read")
+            raise FaultError("its version or checksum changed while it was read", is_fruitless=True)
         item.version = version
         if not part.is_range and not part.hashes:
             part.hashes = item.hashes()
         if kind and kind not in CHECKSUM_TYPES and kind not in self._noted_types:
             self._noted_types.add(kind)
-            _log.debug("'%s': AIStore reports a checksum of the unknown type '%s'; not compared", item.where, kind)
+            _log.debug(
+                "'%s': AIStore reports a checksum of the unknown type '%s'; not compared", item.where, printable(kind)
+            )
 
     def check_bytes(self, item: FetchedObject, part: ObjectPart) -> None:
         """Raise an error if an object that was read in one part has another checksum."""
@@ -93,19 +102,24 @@ class StoredObjects:
 
     def refusal(self, item: FetchedObject, answer: Answer, body: bytes, *, is_known: bool) -> Exception:
         """The error for an answer that is not the object; ``is_known``: its target sent other parts before."""
-        text = refusal_text(self.access, answer, body)
+        text = refusal_text(answer, body)
         # The target may have given the object away since it sent another part.
-        if is_passing(answer.status) or is_known:
-            return FaultError(text, retry_after_s=_retry_after_s(answer))
+        token = self.access.token
+        has_expired = token is not None and token.is_replaced_soon(answer.status, text)
+        if is_passing(answer.status) or is_known or is_away(answer.status, text) or has_expired:
+            return FaultError(text, retry_after_s=retry_after_s(answer.headers), is_away=True)
         if answer.status == 416 and (size := _size_of(answer)) not in (None, item.extent.size):
             return self._wrong_size(item, size)
         match answer.status:
-            case 401 | 403 if self.access.token:
-                advice = "; the token in AIS_AUTHN_TOKEN may have expired, or may not read this bucket"
             case 401 | 403:
-                advice = "; set AIS_AUTHN_TOKEN to a token that may read this bucket"
-            case 404:
-                advice = "; was it deleted? index the shards anew: dali-pipes prep index URL"
+                url = self.url(item.name)
+                advice = refusal_advice(answer.status, text, method="GET", url=url, token=token)
+            case _ if is_missing(answer.status, text):
+                told = f"{item.address}: {text}; was it deleted? "
+                if b"BckNotFound" in body:
+                    return StoreError(f"{told}put the bucket back")
+                advice = _INDEX_ANEW if item.name.endswith(".safetensors") else missing_advice()
+                return MissingObjectError(f"{told}{advice}", said=text)
             case _:
                 advice = ""
         return StoreError(f"{item.address}: {text}{advice}")
@@ -118,9 +132,14 @@ class StoredObjects:
         """The error for a body that continues after the object's last byte."""
         return DataError(f"'{item.where}' has more than {item.extent.size} bytes, the manifest's; {self._changed}")
 
-    def given_up(self, item: FetchedObject, what: str, fault: FaultError, *, num_attempts: int) -> Exception:
-        """The error after the last attempt; ``what`` says how many there were and how the last one failed."""
-        return StoreError(f"{what}; is the cluster well? AIS_ENDPOINT or --endpoint names it")
+    def given_up(
+        self, item: FetchedObject, what: str, fault: FaultError, *, num_attempts: int, advice: str
+    ) -> Exception:
+        """The error after the last attempt.
+
+        ``what`` says how many there were and how the last one failed; ``advice`` how to go on later.
+        """
+        return StoreError(f"{what}; is the cluster well? AIS_ENDPOINT or --endpoint names it{advice}")
 
     def _check_length(self, item: FetchedObject, found: int | None) -> None:
         """Raise a `DataError` if an answer reports another size than the manifest's."""
@@ -149,34 +168,26 @@ class StoredObjects:
 def broken(access: ClusterAccess, item: FetchedObject, url: str, exc: Exception) -> Exception:
     """The error for a connection that could not be made, or brought no answer."""
     where = f"{item.address}: {host_of(url)}"
-    reason = (getattr(exc, "reason", None) or "") if isinstance(exc, ssl.SSLError) else ""
-    words = reason.replace("_", " ").lower()
-    if isinstance(exc, ssl.SSLCertVerificationError):
-        return StoreError(
-            f"{where} shows a certificate that cannot be trusted ({exc.verify_message}); "
-            "set AIS_CLIENT_CA to the file of the CA that signed it"
-        )
-    if "ALERT" in reason or "CERTIFICATE" in reason:
-        return StoreError(f"{where} refuses the TLS connection ({words}); {_WANTS_CERTIFICATE}")
-    if reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE"):
-        return StoreError(f"{where} does not speak TLS ({words}); should the endpoint begin with http://?")
-    # A server that wants a certificate sends an alert, which may be lost with the connection.
-    is_cut = isinstance(exc, (ssl.SSLEOFError, ConnectionResetError, BrokenPipeError)) and url.startswith("https:")
-    hint = f" ({_WANTS_CERTIFICATE})" if is_cut and not access.client_cert else ""
-    return FaultError(f"no answer from {host_of(url)}: {cause_of(exc)}{hint}")
+    if text := tls_text(exc):
+        return StoreError(f"{where} {text}")
+    hint = cut_hint(exc, url, has_certificate=access.client_cert is not None)
+    return FaultError(f"no answer from {host_of(url)}: {cause_of(exc)}{hint}", is_away=is_silence(exc))
 
 
-def redirected_url(access: ClusterAccess, item: FetchedObject, url: str, answer: Answer) -> str:
-    """Find where a redirect leads; a `StoreError` if that is not the URL of a host."""
-    location = answer.headers.get("Location", "")
-    target = redirect_target(url, location)
-    if target is None:
-        shown = without_token(location[:40], access.token)
-        raise StoreError(
-            f"{item.address}: {host_of(url)} redirects to '{shown}', which is not the URL of a host; "
-            "does --endpoint name an AIStore?"
-        )
-    return target
+def is_silence(exc: Exception) -> bool:
+    """Whether an exception of a connection means that a server is away. One that answers, too slowly, is not.
+
+    `dali_pipes.store.cluster.transport.silence.is_silence` is the same for exceptions of `requests`.
+    """
+    return isinstance(exc, OSError) and not isinstance(exc, TooSlowError)
+
+
+def redirected_url(item: FetchedObject, url: str, answer: Answer) -> str:
+    """Find where a redirect leads; a `StoreError` if it must not be followed."""
+    try:
+        return redirect_target(url, answer.headers.get("Location"))
+    except RedirectError as exc:
+        raise StoreError(f"{item.address}: {host_of(url)}: {exc}") from None
 
 
 def other_checksum(item: FetchedObject, hashes: list[Checksum]) -> str | None:
@@ -186,10 +197,10 @@ def other_checksum(item: FetchedObject, hashes: list[Checksum]) -> str | None:
     return f"its bytes have the {item.version[1]} {hashes[1].hexdigest()}, AIStore reports {item.version[2]}"
 
 
-def refusal_text(access: ClusterAccess, answer: Answer, body: bytes) -> str:
+def refusal_text(answer: Answer, body: bytes) -> str:
     """Status and reason: the message in AIStore's JSON, which HEAD has in a header, else HTTP's own words."""
-    text = body.decode(errors="replace") or answer.headers.get("Hdr-Error", "")
-    return without_token(answer_text(answer.status, text, reason=answer.reason), access.token)
+    text = body.decode(errors="replace") or answer.headers.get("Hdr-Error")
+    return answer_text(answer.status, text, reason=answer.reason)
 
 
 def cause_of(exc: Exception) -> str:
@@ -199,23 +210,14 @@ def cause_of(exc: Exception) -> str:
 
 def _content_range(answer: Answer) -> tuple[int, int, int | None]:
     """Read ``[start, stop)`` and the size of the whole object from ``Content-Range: bytes 0-511/20480``."""
-    unit, _, numbers = answer.headers.get("Content-Range", "").partition(" ")
+    unit, _, numbers = answer.headers.get("Content-Range").partition(" ")
     span, _, size = numbers.partition("/")
-    first, _, last = span.partition("-")
-    with contextlib.suppress(ValueError):
-        if unit.lower() == "bytes":
-            return int(first), int(last) + 1, None if size == "*" else int(size)
-    raise ProtocolError("it sends a range and does not say which")
+    first, last = (decimal(number) for number in (*span.split("-"), "")[:2])
+    if unit.lower() != "bytes" or first is None or last is None or (size != "*" and decimal(size) is None):
+        raise ProtocolError("it sends a range and does not say which")
+    return first, last + 1, decimal(size)
 
 
 def _size_of(answer: Answer) -> int | None:
     """Read the size of the whole object from the ``Content-Range: bytes */20480`` of a refused range."""
-    size = answer.headers.get("Content-Range", "").partition("bytes */")[2]
-    return int(size) if size.isascii() and size.isdigit() else None
-
-
-def _retry_after_s(answer: Answer) -> float:
-    """Read the seconds that ``Retry-After`` asks for, as a number or a date; 0 without the header."""
-    with contextlib.suppress(InvalidHeader, ValueError, OverflowError):
-        return Retry().parse_retry_after(answer.headers.get("Retry-After", ""))
-    return 0.0
+    return decimal(answer.headers.get("Content-Range").partition("bytes */")[2])

@@ -18,23 +18,40 @@ class Wanted(NamedTuple):
     """The extent for the bytes; its size is the object's."""
     checksum: int
     """XXH64, from the manifest."""
+    report: Callable[[Exception | None], None] | None = None
+    """Called in the fetcher's thread: with ``None`` when the object is whole and checked, or with the error that ended
+    its fetch; the other objects' fetches go on. It may be called again if an object is fetched again. ``None``: an
+    error ends all fetches, and is raised."""
+
+    def reported(self, fetch: Callable[[], bool]) -> bool:
+        """Call ``fetch``, which brings this object, and report the end; returns whether to go on."""
+        try:
+            goes_on = fetch()
+        except Exception as exc:
+            if self.report is None:
+                raise
+            self.report(exc)
+            return True
+        if goes_on and self.report is not None:
+            self.report(None)
+        return goes_on
 
 
 class Fetcher(Protocol):
     """Brings objects of one store into extents; belongs to one thread."""
 
     def fetch(self, wanted: Sequence[Wanted], *, stopped: Callable[[], bool], num_connections: int = 1) -> bool:
-        """Fetch objects, a shard and its index, into their extents, and check them.
+        """Fetch objects, shards and their indexes, into their extents, and check them.
 
         Args:
             wanted: In the order in which to begin; a fetcher that waits for answers waits for all of them together.
-            stopped: Called at least every 100 ms; ``True`` ends the fetch.
+            stopped: Called at least every 100 ms, or between blocks and objects; ``True`` ends the fetch.
             num_connections: The most to use for each object.
 
         Returns:
-            Whether all objects are whole and checked; ``False`` only if ``stopped``.
+            Whether all objects are whole and checked, or reported an error; ``False`` only if ``stopped``.
 
-        Raises:
+        Raises (for objects without ``report``):
             CacheError: If bytes cannot be stored.
             DataError: If an object differs from the manifest.
             NoEtlError, StoreError: If an object cannot be read.

@@ -3,6 +3,7 @@
 import errno
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from dali_pipes.cache.extents import READ_BYTES, Extent
@@ -25,13 +26,14 @@ class LocalFetcher:
 
     def fetch(self, wanted: Sequence[Wanted], *, stopped: Callable[[], bool], num_connections: int = 1) -> bool:
         """Copy files into their extents, one after the other, and check them."""
-        return all(self._copy(*one, stopped) for one in wanted)
+        return all(one.reported(partial(self._copy, one, stopped)) for one in wanted)
 
     def close(self) -> None:
         """Do nothing: no file stays open."""
 
-    def _copy(self, name: str, extent: Extent, checksum: int, stopped: Callable[[], bool]) -> bool:
-        where = str(self._directory / name)
+    def _copy(self, one: Wanted, stopped: Callable[[], bool]) -> bool:
+        extent, checksum = one.extent, one.checksum
+        where = str(self._directory / one.name)
         try:
             source = os.open(where, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as exc:
@@ -95,6 +97,8 @@ class WithIndexes:
             assert len(data) == one.extent.size
             assert checksum_of(data) == one.checksum
             one.extent.write(data, 0)
+            if one.report is not None:
+                one.report(None)
         return self._shards.fetch(stored, stopped=stopped, num_connections=num_connections)
 
     def close(self) -> None:

@@ -4,65 +4,75 @@ A cluster's proxy redirects to the target that has the object. The redirect is f
 the object. When a transfer breaks, the object is asked for again, from the byte where it broke if it is still the same
 object. An error that another attempt cannot mend is raised at once. An object is whole only if its XXH64 is the
 manifest's, whatever AIStore reported on the way.
+
+A cluster that is away costs time, not the fetch: `dali_pipes.store.patience.Patience` says how long. A cluster that
+answers wrongly gets the few attempts of `RetryPolicy`.
 """
 
 import logging
-import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
 from dali_pipes.errors import StoreError
-from dali_pipes.fetch.answers import StoredObjects, broken, cause_of, other_checksum, redirected_url
-from dali_pipes.fetch.connection_pool import ConnectionPool
-from dali_pipes.fetch.event_loop import NOW, EventLoop, Task, Wait
+from dali_pipes.fetch.answers import StoredObjects, broken, cause_of, is_silence, other_checksum, redirected_url
 from dali_pipes.fetch.fetcher import Wanted
-from dali_pipes.fetch.http1 import Answer, AnswerBody, HttpConnection, ProtocolError
-from dali_pipes.fetch.parts import BodyWriter, FaultError, FetchedObject, NoRangesError, ObjectPart, hash_extent
-from dali_pipes.store.cluster.http_rules import REDIRECTS
+from dali_pipes.fetch.missing import ClusterLooks
+from dali_pipes.fetch.parts import (
+    BodyWriter,
+    FaultError,
+    FetchedObject,
+    MissingObjectError,
+    NoRangesError,
+    ObjectPart,
+    hash_extent,
+)
+from dali_pipes.fetch.transport.connection_pool import ConnectionPool
+from dali_pipes.fetch.transport.event_loop import NOW, EventLoop, Task, Wait
+from dali_pipes.fetch.transport.http1 import AnswerBody, HttpConnection
+from dali_pipes.fetch.transport.http_head import Answer
+from dali_pipes.store.cluster.transport.http_limits import ProtocolError, TooSlowError
+from dali_pipes.store.cluster.transport.http_rules import MAX_REDIRECTS, REDIRECTS
+from dali_pipes.store.patience import Patience, Waiting, current_patience
 
 _log = logging.getLogger(__name__)
 
 RANGE_BYTES = 16 << 20
 """The least size of a range, if an object is read in several: a smaller one ends before its connection is fast."""
-MAX_REDIRECTS = 4
-MAX_RETRY_AFTER_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class RetryPolicy:
-    """Rules for how long a fetch continues when transfers break."""
+    """Rules for a cluster that is there, and sends wrong answers."""
 
     attempts: int = 6
-    """The fetch fails after this number of consecutive attempts without a byte that can be used."""
-    max_attempts: int = 40
-    """The fetch of one object, or of one range of it, fails after this number of attempts."""
-    base_s: float = 0.1
-    cap_s: float = 5.0
-    """Pause after n such attempts: a random time up to ``base_s * 2 ** n``, at most ``cap_s``."""
+    """The fetch fails after this number of consecutive wrong answers without a byte that can be used."""
+    max_broken: int = 40
+    """The fetch of one object, or of one range of it, fails after this number of answers that broke off."""
     connect_timeout_s: float = 3.0
     silence_s: float = 60.0
     """The longest pause without a byte: a target under load, or one that asks a cloud first, may take long."""
 
     def __post_init__(self) -> None:
-        for name in ("attempts", "max_attempts", "connect_timeout_s", "silence_s"):
+        for name in ("attempts", "max_broken", "connect_timeout_s", "silence_s"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
-        if not 0 <= self.base_s <= self.cap_s:
-            raise ValueError(f"base_s must be in [0, cap_s], got base_s={self.base_s} with cap_s={self.cap_s}")
 
 
 class ObjectFetcher:
     """Fetches objects of one source; belongs to one thread. Owns connections, which stay open between objects."""
 
-    def __init__(self, source: StoredObjects, *, retry: RetryPolicy | None = None) -> None:
+    def __init__(
+        self, source: StoredObjects, *, retry: RetryPolicy | None = None, patience: Patience | None = None
+    ) -> None:
         self._source, self._access, self._retry = source, source.access, retry or RetryPolicy()
+        self._patience = patience or current_patience()
         self._pool = ConnectionPool(
             source.access, connect_timeout_s=self._retry.connect_timeout_s, silence_s=self._retry.silence_s
         )
         self._writer = BodyWriter()
-        self._jitter = random.Random()
+        self._looks = ClusterLooks(self._access, self._pool)
         self._reads_ranges = source.sends_ranges
 
     def __enter__(self) -> Self:
@@ -100,16 +110,31 @@ class ObjectFetcher:
 
     def _fetch(self, wanted: Sequence[Wanted], stopped: Callable[[], bool], num_connections: int) -> bool:
         loop = EventLoop()
-        for name, extent, checksum in wanted:
-            item = FetchedObject(name, self._source.where(name), self._access.endpoint, extent, checksum)
-            num_parts = min(num_connections, extent.size // RANGE_BYTES)
+        for one in wanted:
+            where, size = self._source.where(one.name), one.extent.size
+            item = FetchedObject(one.name, where, self._access.endpoint, one.extent, one.checksum)
+            num_parts = min(num_connections, size // RANGE_BYTES)
             if num_parts > 1:
-                loop.start(self._fetch_parts(item, num_parts, loop))
+                loop.start(self._fetch_parts(item, one, num_parts, loop))
             else:
-                loop.start(self._fetch_part(item, ObjectPart(0, extent.size, is_range=False)))
+                loop.start(self._fetch_whole(item, one))
         return loop.run(stopped)
 
-    def _fetch_parts(self, item: FetchedObject, num_parts: int, loop: EventLoop) -> Task[None]:
+    def _fetch_whole(self, item: FetchedObject, one: Wanted) -> Task[None]:
+        """Read an object in one piece, and report its end."""
+        try:
+            yield from self._fetch_part(item, ObjectPart(0, one.extent.size, is_range=False))
+        except NoRangesError:
+            raise
+        except Exception as exc:
+            if one.report is None:
+                raise
+            one.report(exc)
+        else:
+            if one.report is not None:
+                one.report(None)
+
+    def _fetch_parts(self, item: FetchedObject, one: Wanted, num_parts: int, loop: EventLoop) -> Task[None]:
         """Read several ranges at a time. The first one's answer tells the object's version; then the others start."""
         size, step = item.extent.size, -(-item.extent.size // num_parts)
         first, *others = (ObjectPart(start, min(start + step, size), True, start) for start in range(0, size, step))
@@ -125,37 +150,56 @@ class ObjectFetcher:
             num_left -= 1
             if not num_left:
                 yield from self._check_whole(item)
+                if one.report is not None:
+                    one.report(None)
 
         yield from read(first)
 
     def _fetch_part(
         self, item: FetchedObject, part: ObjectPart, *, on_head: Callable[[], None] = lambda: None
     ) -> Task[None]:
-        """Make attempts until one succeeds or the policy ends them."""
-        num_attempts = num_fruitless = 0
+        """Make attempts until one succeeds, or patience or policy end them."""
+        waiting = Waiting(self._patience, self._access.endpoint)
+        num_attempts = num_broken = num_wrong = 0
         while True:
             num_received = part.num_received
             try:
                 yield from self._attempt(item, part, on_head)
+                waiting.progress()
                 return
+            except MissingObjectError as exc:
+                if not (yield from self._looks.may_come_back(item)):
+                    raise
+                fault = FaultError(f"{exc.said}, while the cluster lacks a target or moves objects", is_away=True)
             except FaultError as exc:
                 fault = exc
             num_attempts += 1
             has_moved = self._source.sends_ranges and part.num_received > num_received and not fault.is_fruitless
-            num_fruitless = 0 if has_moved else num_fruitless + 1
-            if num_fruitless >= self._retry.attempts or num_attempts >= self._retry.max_attempts:
-                elapsed_s = time.monotonic() - item.started
-                tried = f"given up after {num_attempts} attempts in {elapsed_s:.1f} s, the last one: {fault}"
+            pause_s: float | None
+            if has_moved:
+                waiting.progress()
+                num_broken, num_wrong = num_broken + 1, 0
+            elif not fault.is_away:
+                num_wrong += 1
+            if fault.is_away and not has_moved:
+                pause_s = waiting.next_pause_s(f"'{item.where}': {fault}", retry_after_s=fault.retry_after_s)
+            else:
+                pause_s = max(waiting.brief_pause_s(), fault.retry_after_s)
+            if pause_s is None or num_wrong >= self._retry.attempts or num_broken >= self._retry.max_broken:
+                tried = f"{num_attempts} attempts in {time.monotonic() - item.started:.1f} s"
+                if pause_s is None:
+                    tried += f" (patience: {self._patience.patience_s:g} s without progress)"
                 raise self._source.given_up(
-                    item, f"{item.address}: {tried}", fault, num_attempts=num_attempts
+                    item,
+                    f"{item.address}: given up after {tried}, the last one: {fault}",
+                    fault,
+                    num_attempts=num_attempts,
+                    advice=f"; {self._patience.advice}" if pause_s is None else "",
                 ) from fault
-            # Full jitter: clients that failed at the same time do not come back at the same time.
-            longest_s = min(self._retry.cap_s, self._retry.base_s * 2.0**num_fruitless)
-            wait_s = max(self._jitter.uniform(0, longest_s), min(fault.retry_after_s, MAX_RETRY_AFTER_S))
             # The target may be gone, or may have lost the object; the proxy knows.
             item.target = None
-            _log.info("'%s': attempt %d: %s; the next in %.2f s", item.where, num_attempts, fault, wait_s)
-            yield Wait(None, 0, time.monotonic() + wait_s)
+            _log.info("'%s': attempt %d: %s; the next in %.2f s", item.where, num_attempts, fault, pause_s)
+            yield Wait(None, 0, time.monotonic() + pause_s)
 
     def _attempt(self, item: FetchedObject, part: ObjectPart, on_head: Callable[[], None]) -> Task[None]:
         if not self._source.sends_ranges:
@@ -168,7 +212,8 @@ class ObjectFetcher:
         except (OSError, ProtocolError) as exc:
             if part.position == part.stop:
                 part.restart()  # all bytes came, but not the announced end: no byte is left to resume from
-            raise FaultError(cause_of(exc)) from exc
+            is_slow = isinstance(exc, TooSlowError)
+            raise FaultError(cause_of(exc), is_away=is_silence(exc), is_fruitless=is_slow) from exc
         finally:
             self._pool.give_back(connection)
         if not part.is_range:
@@ -177,29 +222,34 @@ class ObjectFetcher:
     def _ask(self, item: FetchedObject, part: ObjectPart) -> Task[tuple[HttpConnection, Answer, AnswerBody]]:
         """Follow redirects to the answer that brings the object; the caller gives its connection back."""
         is_known = item.target is not None
+        asked = self._access.proxies.current
         url = item.target or self._source.url(item.name)
         byte_range = (part.position, part.stop) if part.is_range or part.position else None
         for _ in range(MAX_REDIRECTS):
             try:
                 connection, answer = yield from self._pool.get(url, byte_range=byte_range)
             except (OSError, ProtocolError) as exc:
+                if self._access.proxies.is_proxy(url):
+                    self._access.proxies.turn_from(asked)
                 raise broken(self._access, item, url, exc) from exc
             try:
                 body = AnswerBody(connection, answer)
                 if answer.status in (200, 206):
                     item.target = url
                     return connection, answer, body
-                text = yield from body.read_error()
+                said = yield from body.read_short()
             except (OSError, ProtocolError) as exc:
                 connection.close()
-                raise FaultError(f"{answer.status} {answer.reason}, and {cause_of(exc)}") from exc
+                text = f"{answer.status} {answer.reason}, and {cause_of(exc)}"
+                raise FaultError(text, is_away=is_silence(exc)) from exc
             except BaseException:
                 connection.close()
                 raise
             self._pool.give_back(connection)
             if answer.status not in REDIRECTS:
-                raise self._source.refusal(item, answer, text, is_known=is_known)
-            url = redirected_url(self._access, item, url, answer)
+                self._access.proxies.turn_if_starting(answer.status, url)
+                raise self._source.refusal(item, answer, said, is_known=is_known)
+            url = redirected_url(item, url, answer)
         raise StoreError(f"{item.address}: redirected {MAX_REDIRECTS} times")
 
     def _receive(self, item: FetchedObject, part: ObjectPart, body: AnswerBody) -> Task[None]:

@@ -5,24 +5,37 @@ import time
 from dataclasses import dataclass, field
 
 from dali_pipes.cache.extents import Extent
-from dali_pipes.errors import CacheError
-from dali_pipes.fetch.event_loop import NOW, Task
-from dali_pipes.fetch.http1 import AnswerBody, Pipe
+from dali_pipes.errors import CacheError, StoreError, printable
+from dali_pipes.fetch.transport.event_loop import NOW, Task
+from dali_pipes.fetch.transport.http1 import AnswerBody, Pipe
 from dali_pipes.store.checksums import CHECKSUM_TYPES, DEFAULT_CHECKSUM_TYPE, NO_CHECKSUM_TYPE, Checksum, new_checksum
 
 XXH64_TYPES = (DEFAULT_CHECKSUM_TYPE, "xxhash")  # AIStore has two implementations of it, and a name for each
+CAUSE_CHARS = 1000
 BLOCK_BYTES = 256 << 10  # hashed while it is still in the processor's cache
 
 
 class FaultError(Exception):
     """An attempt failed; another one may succeed.
 
-    ``retry_after_s`` is the pause that the server asked for; ``is_fruitless``: the bytes that came are of no use.
+    ``retry_after_s`` is the pause that the server asked for. ``is_away``: the cluster, or a part of it, does not serve
+    the object now; else it answers, and wrongly. ``is_fruitless``: the bytes that came are of no use,
+    or too few to go on like this.
     """
 
-    def __init__(self, cause: str, *, retry_after_s: float = 0.0, is_fruitless: bool = False) -> None:
-        super().__init__(cause)
-        self.retry_after_s, self.is_fruitless = retry_after_s, is_fruitless
+    def __init__(
+        self, cause: str, *, retry_after_s: float = 0.0, is_away: bool = False, is_fruitless: bool = False
+    ) -> None:
+        super().__init__(printable(cause, max_chars=CAUSE_CHARS))
+        self.retry_after_s, self.is_away, self.is_fruitless = retry_after_s, is_away, is_fruitless
+
+
+class MissingObjectError(StoreError):
+    """The cluster does not find an object that the manifest lists; ``said`` is its answer."""
+
+    def __init__(self, text: str, *, said: str = "") -> None:  # the default lets it be pickled
+        super().__init__(text)
+        self.said = said
 
 
 @dataclass
@@ -39,6 +52,10 @@ class FetchedObject:
     """The URL to which the proxy redirected; other ranges of the object are read there without asking the proxy."""
     version: tuple[str, ...] | None = None
     """Version, type and value of AIStore's own checksum, as the first answer reported them."""
+    map_version: int | None = None
+    """The version of the cluster's map when it was last looked at for this object."""
+    settles_at: float = 0.0
+    """`time.monotonic()` until which a change of the map may explain that the object is missing."""
     wrong: list[tuple[int, str]] = field(default_factory=list)
     """Bodies that ended properly but differ from the manifest: number of bytes and XXH64 of each."""
 

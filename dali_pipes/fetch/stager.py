@@ -10,13 +10,14 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from dali_pipes import profiling
 from dali_pipes.cache.cache import Take
 from dali_pipes.cache.locks import shielded
 from dali_pipes.cache.share import CacheShare
 from dali_pipes.errors import CacheError
+from dali_pipes.fetch.coming import ComingShards
 from dali_pipes.fetch.fetcher import NUM_FETCHERS, Fetcher, Wanted
 from dali_pipes.fetch.staging_requests import StagingRequests
 from dali_pipes.formats.manifest import Manifest
@@ -28,6 +29,14 @@ _log = logging.getLogger(__name__)
 POLL_S = 0.005
 # Shards to ask the cache for at a time, once it was asked for all: the cost of one shard must not grow with the window.
 NUM_ASKED = 256
+# A thread takes several small shards at a time, if there are more shards than threads: not bytes but the store's
+# latency bounds their number, so the requests must not wait for each other.
+NUM_TOGETHER = 8
+TOGETHER_BYTES = 4 << 20
+# A check that can wait pauses this long for each mebibyte while a shard is urgent: ten times what the mebibyte takes.
+GIVE_WAY_S = 0.002
+# Shards that are whole wait this long for others that were fetched with them, to be marked ready together.
+FINISH_S = 0.01
 # A caller that takes only what fits waits this long for space: blocks may be about to be freed.
 FULL_AFTER_S = 0.5
 # Log a wait for space that takes this long: the process that holds it may be stopped, in a debugger for instance.
@@ -64,12 +73,14 @@ class Stager(StagingRequests):
         # The condition's lock guards everything below.
         self._threads: list[threading.Thread] = []
         self._filling: set[int] = set()
-        self._abandoned: set[int] = set()  # being filled, but to be left for an urgent one. Note [urgent]
+        # The first of the shards that a thread fills, if it is to leave them for an urgent one. Note [urgent]
+        self._abandoned: set[int] = set()
         self._elsewhere: set[int] = set()  # urgent shards that another process fills or drops
         self._asking = False
         self._num_asked = NUM_ASKED
         self._no_space_since: float | None = None
         self._logged_at = 0.0
+        self._has_warned = False
         self.fetched_bytes = 0
         """Bytes of shards that this loader brought into the cache file so far, indexes included."""
 
@@ -130,8 +141,8 @@ class Stager(StagingRequests):
                 self._changed.notify_all()
             _log.debug("a thread that fetches ended", exc_info=True)
 
-    def _next(self) -> tuple[int, bool] | None:
-        """Wait for the next shard to fill, and learn whether it only needs checking; ``None`` at the end.
+    def _next(self) -> tuple[list[int], bool] | None:
+        """Wait for the next shards to fill, and learn whether they only need checking; ``None`` at the end.
 
         One thread at a time asks the cache. It also holds the shards that are resident by now.
         """
@@ -146,11 +157,12 @@ class Stager(StagingRequests):
                     # that another process has staged the urgent one.
                     urgent = [shard for shard in wanted if shard in self._urgent]
                     taken = self._ask(urgent or wanted)
-                    is_elsewhere = taken.fill is None and taken.blocked == "busy"
+                    fill = taken.fill.tolist()
+                    is_elsewhere = not fill and taken.blocked == "busy"
                     self._elsewhere = set(urgent).difference(taken.ready.tolist()) if is_elsewhere else set()
                     self._take_over(taken)
-                    if taken.fill is not None:
-                        return taken.fill, taken.is_there
+                    if fill:
+                        return fill, taken.is_there
                     if not len(taken.ready) and taken.blocked == "busy":
                         self._num_asked = max(self._num_asked, 2 * len(wanted))  # others fill all of these
                     if taken.blocked:
@@ -172,9 +184,11 @@ class Stager(StagingRequests):
 
     def _ask(self, wanted: Sequence[int]) -> Take:
         self._num_asked = NUM_ASKED
+        # Idle threads take their part.
+        most = min(NUM_TOGETHER, -(-self._num_wanted() // self._num_fetchers))
         self._changed.release()
         try:
-            return self._share.take(wanted)
+            return self._share.take(wanted, most=max(1, most), most_bytes=TOGETHER_BYTES)
         finally:
             self._changed.acquire()
 
@@ -182,8 +196,7 @@ class Stager(StagingRequests):
         ready = taken.ready.tolist()
         for shard in ready:
             self._hold(shard)
-        if taken.fill is not None:
-            self._filling.add(taken.fill)
+        self._filling.update(taken.fill.tolist())
         self._release_unwanted(ready)  # asking took a moment: they may not be wanted any more
         if taken.blocked == "space":
             self._make_space()
@@ -220,64 +233,120 @@ class Stager(StagingRequests):
             self._logged_at = now
             _log.warning("waiting for space in '%s' for %d shards: other loaders hold it", directory, len(missing))
 
-    def _fill(self, shard: int, fetcher: Fetcher, *, is_there: bool) -> None:
-        error: Exception | None = None
+    def _fill(self, shards: Sequence[int], fetcher: Fetcher, *, is_there: bool) -> None:
+        left = dict.fromkeys(shards)  # the shards that are not finished
+        errors: dict[int, Exception] = {}
         try:
             with profiling.busy("stage"):
-                is_whole = (is_there and self._is_whole(shard)) or self._fetch(shard, fetcher)
-                if is_whole:
-                    self._share.finish(shard)
-        except Exception as exc:  # noqa: BLE001 (raised in the callers that need the shard)
-            is_whole, error = False, exc
+                if is_there:
+                    self._finish(left, self._whole(shards[0], left), are_new=False)
+                if left and not self._is_abandoned(shards[0], left):
+                    errors = self._fetch(shards[0], left, fetcher)
+        except Exception as exc:  # noqa: BLE001 (raised in the callers that need the shards)
+            errors = dict.fromkeys(left, exc)
         try:
-            if not is_whole:
-                self._share.fail(shard)
+            if left:
+                self._share.fail(list(left))
         finally:
             with self._changed:
-                self._filling.discard(shard)
-                self._abandoned.discard(shard)
-                if is_whole:
-                    self._hold(shard)
-                elif error is not None:
-                    self._fail([shard], error)
-                self._release_unwanted([shard])
+                self._filling.difference_update(left)
+                self._abandoned.discard(shards[0])
+                for shard in left:
+                    if shard in errors:
+                        self._fail([shard], errors[shard])
+                self._release_unwanted(left)
 
-    def _fetch(self, shard: int, fetcher: Fetcher) -> bool:
-        name = self._manifest.names[shard]
-        self._share.reserve_blocks(shard, name=self._locate(name))
-        wanted = [
-            Wanted(name, self._share.shard_extent(shard), int(self._manifest.checksums[shard])),
-            Wanted(index_name(name), self._share.index_extent(shard), int(self._manifest.index_checksums[shard])),
-        ]
+    def _finish(self, left: dict[int, None], shards: Sequence[int], *, are_new: bool = True) -> None:
+        """Mark shards ready that are whole, and take them from ``left``."""
+        if not shards:
+            return
+        self._share.finish(shards, are_new=are_new)
+        with self._changed:
+            for shard in shards:
+                del left[shard]
+                self._filling.discard(shard)
+                self._hold(shard)
+                if are_new:
+                    self.fetched_bytes += self._share.shard_extent(shard).size + self._share.index_extent(shard).size
+            self._release_unwanted(shards)
+
+    def _fetch(self, lead: int, left: dict[int, None], fetcher: Fetcher) -> dict[int, Exception]:
+        """Fetch the shards ``left``, finish those that become whole, and return the errors of others."""
+        coming = ComingShards()
+        wanted: list[Wanted] = []
+        for shard in left:
+            name = self._manifest.names[shard]
+            objects = [
+                Wanted(name, self._share.shard_extent(shard), int(self._manifest.checksums[shard])),
+                Wanted(index_name(name), self._share.index_extent(shard), int(self._manifest.index_checksums[shard])),
+            ]
+            wanted += coming.add(shard, objects)
+            try:
+                self._share.reserve_blocks(shard, name=self._locate(name))
+            except CacheError as exc:
+                coming.fail(shard, exc)
+                del wanted[-len(objects) :]
+        finished_at = time.monotonic()
+
+        def stopped() -> bool:
+            nonlocal finished_at
+            if coming.whole and time.monotonic() - finished_at > FINISH_S:
+                self._finish(left, coming.take_whole())
+                finished_at = time.monotonic()
+            return coming.is_over or self._is_abandoned(lead, left)
+
         with self._changed:
             # Idle threads lend their connections where fewer shards are wanted than there are threads.
             connections = max(1, self._num_fetchers // max(1, self._num_wanted()))
         with profiling.busy("fetch"):
-            is_whole = fetcher.fetch(wanted, stopped=lambda: self._is_abandoned(shard), num_connections=connections)
-        if is_whole:
-            with self._changed:
-                self.fetched_bytes += sum(one.extent.size for one in wanted)
-        return is_whole
+            fetcher.fetch(wanted, stopped=stopped, num_connections=connections)
+        self._finish(left, coming.take_whole())
+        return coming.errors
 
-    def _is_abandoned(self, shard: int) -> bool:
-        """Whether to stop fetching a shard: the stager is closed, or an urgent shard has no thread.
+    def _is_abandoned(self, lead: int, left: Collection[int]) -> bool:
+        """Whether to stop filling shards: the stager is closed, or an urgent shard has no thread.
 
         Note [urgent]: in a resumed job all threads may be fetching the epoch's first shards, which were wanted when the
         loader was made. The first batch must not wait for them. An abandoned shard is fetched again when its turn
         comes. So this is for the first batch of a feed only: at every window's edge it would cost a second fetch.
         """
-        if self._stopped.is_set() or shard in self._abandoned:
+        if self._stopped.is_set() or lead in self._abandoned:
             return True
-        if not self._urgent or shard in self._demand.needs:  # no lock: this is called again
+        if not self._urgent or not self._demand.needs.keys().isdisjoint(left):  # no lock: this is called again
             return False
         with self._changed:
             without_thread = self._urgent - self._filling - self._elsewhere - self._failed.keys()
-            if shard in self._demand.needs or len(without_thread) <= len(self._abandoned):
+            if not self._demand.needs.keys().isdisjoint(left) or len(without_thread) <= len(self._abandoned):
                 return False
-            self._abandoned.add(shard)
+            self._abandoned.add(lead)
             return True
 
-    def _is_whole(self, shard: int) -> bool:
-        """Whether the bytes from before the machine's last start are still correct."""
-        found = self._share.shard_extent(shard).checksum(), self._share.index_extent(shard).checksum()
-        return found == (int(self._manifest.checksums[shard]), int(self._manifest.index_checksums[shard]))
+    def _whole(self, lead: int, shards: Collection[int]) -> list[int]:
+        """Check shards whose bytes are there; returns those that are whole, as far as they were not abandoned."""
+
+        def stopped() -> bool:
+            if self._urgent and self._demand.needs.keys().isdisjoint(shards):
+                time.sleep(GIVE_WAY_S)  # for each mebibyte: an urgent shard's check wants the processor
+            return self._is_abandoned(lead, shards)
+
+        whole: list[int] = []
+        for shard in shards:
+            manifest, share = self._manifest, self._share
+            for extent, expected in (
+                (share.shard_extent(shard), manifest.checksums[shard]),
+                (share.index_extent(shard), manifest.index_checksums[shard]),
+            ):
+                found = extent.checksum_unless(stopped)
+                if found is None:
+                    return whole
+                if found != int(expected):
+                    self._warn_of_change(shard)
+                    break
+            else:
+                whole.append(shard)
+        return whole
+
+    def _warn_of_change(self, shard: int) -> None:
+        name, directory = self._locate(self._manifest.names[shard]), self._share.space.directory
+        level, self._has_warned = logging.INFO if self._has_warned else logging.WARNING, True
+        _log.log(level, "the cache in '%s' held other bytes than those of shard '%s': fetched again", directory, name)

@@ -13,13 +13,14 @@ from typing import BinaryIO, Protocol, cast
 from dali_pipes.cache.extents import Extent
 from dali_pipes.errors import DataError, StoreError
 from dali_pipes.fetch.answers import StoredObjects, refusal_text
-from dali_pipes.fetch.connection_pool import ClusterAccess
 from dali_pipes.fetch.fetcher import Fetcher, Wanted
-from dali_pipes.fetch.http1 import Answer
 from dali_pipes.fetch.objects import ObjectFetcher, RetryPolicy
 from dali_pipes.fetch.parts import FaultError, FetchedObject, ObjectPart
+from dali_pipes.fetch.transport.connection_pool import ClusterAccess
+from dali_pipes.fetch.transport.http_head import Answer
 from dali_pipes.store.base import Bucket
 from dali_pipes.store.cluster.etl import how_to_start, is_unknown_etl, no_etl
+from dali_pipes.store.patience import Patience
 
 SILENCE_S = 300.0
 """No byte comes before the transform is done. AIStore ends a transform after the ETL's ``obj_timeout``."""
@@ -42,13 +43,21 @@ class ShardsThroughEtl(Protocol):
 class TransformedFetcher:
     """A `dali_pipes.fetch.fetcher.Fetcher` of shards through an ETL, and of their indexes, which are stored."""
 
-    def __init__(self, access: ClusterAccess, store: ShardsThroughEtl, *, retry: RetryPolicy | None = None) -> None:
+    def __init__(
+        self,
+        access: ClusterAccess,
+        store: ShardsThroughEtl,
+        *,
+        retry: RetryPolicy | None = None,
+        patience: Patience | None = None,
+    ) -> None:
         bucket, provider = store.stored.bucket, store.stored.provider
         self._store = store
-        self._stored = ObjectFetcher(StoredObjects(access, bucket, provider=provider), retry=retry)
+        self._stored = ObjectFetcher(StoredObjects(access, bucket, provider=provider), retry=retry, patience=patience)
         self._shards = ObjectFetcher(
             TransformedShards(access, bucket, provider=provider, etl=store.etl),
             retry=retry or RetryPolicy(silence_s=SILENCE_S),
+            patience=patience,
         )
 
     def fetch(self, wanted: Sequence[Wanted], *, stopped: Callable[[], bool], num_connections: int = 1) -> bool:
@@ -59,7 +68,7 @@ class TransformedFetcher:
             DataError: If a shard differs from the indexed one: it was replaced, the transform changed, or the transform
                 gives other bytes each time.
             NoEtlError: If the cluster has no ETL.
-            StoreError: If a shard cannot be read: the ETL fails on it, or still does not run after some seconds.
+            StoreError: If a shard cannot be read: the ETL fails on it, or does not run until the patience is over.
         """
         for fetcher, are_shards in ((self._shards, True), (self._stored, False)):
             objects = [
@@ -106,12 +115,12 @@ class TransformedShards(StoredObjects):
             raise self._wrong(item, part, item.differs(digest))
 
     def refusal(self, item: FetchedObject, answer: Answer, body: bytes, *, is_known: bool) -> Exception:
-        text = refusal_text(self.access, answer, body)
+        text = refusal_text(answer, body)
         if (none := no_etl(self.access.endpoint, answer.status, text)) is not None:
             return none
         if is_unknown_etl(answer.status, text, name=self._etl):
             # The ETL may come back: a lost pod is started again, and targets learn of an ETL one after the other.
-            return FaultError(f"no ETL '{self._etl}' runs there ({text})")
+            return FaultError(f"no ETL '{self._etl}' runs there ({text})", is_away=True)
         if answer.status == 422:  # `prep.etl` could not transform the shard
             return StoreError(f"{item.address}: the ETL failed: {text}")
         return super().refusal(item, answer, body, is_known=is_known)
@@ -122,11 +131,13 @@ class TransformedShards(StoredObjects):
     def long_body(self, item: FetchedObject, part: ObjectPart) -> Exception:
         return self._wrong(item, part, f"its body has more than {item.extent.size} bytes, the manifest's")
 
-    def given_up(self, item: FetchedObject, what: str, fault: FaultError, *, num_attempts: int) -> Exception:
+    def given_up(
+        self, item: FetchedObject, what: str, fault: FaultError, *, num_attempts: int, advice: str
+    ) -> Exception:
         if len(item.wrong) == num_attempts:
             return DataError(f"'{item.where}': {fault}; {self._how_often(item.wrong)}")
         return StoreError(
-            f"{what}; is it well? ais etl view-logs {self._etl}; if it does not run, {how_to_start(self._etl)}"
+            f"{what}; is it well? ais etl view-logs {self._etl}; if it does not run, {how_to_start(self._etl)}{advice}"
         )
 
     def _wrong(self, item: FetchedObject, part: ObjectPart, what: str) -> Exception:

@@ -17,6 +17,7 @@ from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
 from dali_pipes.errors import DataError
+from dali_pipes.formats.json_texts import read_json
 from dali_pipes.formats.texts import Texts
 
 
@@ -49,8 +50,8 @@ class ColumnFile:
         try:
             columns = load_tensors(data)
             header_stop = 8 + int.from_bytes(data[:8], "little")
-            header = json.loads(json.loads(data[8:header_stop])["__metadata__"]["header"])
-        except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as exc:
+            header = read_json(read_json(data[8:header_stop])["__metadata__"]["header"])
+        except (SafetensorError, ValueError, KeyError, TypeError) as exc:
             found = f"{len(data)} bytes of something else ({exc})"
             raise DataError(f"'{where}': {expected}, found {found}; rebuild it: dali-pipes prep index URL") from exc
         if not isinstance(header, dict):

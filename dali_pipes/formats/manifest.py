@@ -43,6 +43,7 @@ import xxhash
 from dali_pipes.errors import DataError
 from dali_pipes.formats.column_file import ColumnFile, are_counts, is_int64, save_columns
 from dali_pipes.formats.photo_header import PHOTO_FORMATS
+from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.formats.texts import Texts, object_name_problem, pack_texts
 
 MANIFEST_VERSION = 2
@@ -52,6 +53,7 @@ UNSIZED = "unsized"
 # AIStore's rule. It matters here that a name has no dot.
 _ETL_NAME = re.compile("[a-z0-9-]{1,64}")
 _CLASS_ID = re.compile("-?[0-9]{1,19}")
+_HALVES = re.compile("[\ud800-\udfff]")
 Int64s = npt.NDArray[np.int64]
 UInt64s = npt.NDArray[np.uint64]
 
@@ -156,6 +158,25 @@ class Manifest:
         columns: dict[str, Any] = {name: getattr(self, name)[chosen] for name in SHARD_COLUMNS}
         return replace(self, names=cast("Texts", self.names).take(chosen), **columns)
 
+    def shard_index(self, row: int, data: bytes, *, where: str) -> ShardIndex:
+        """The index of the shard in a row, read from the bytes of its file.
+
+        Raises:
+            DataError: If ``data`` is not a shard index, or is the index of another shard, or of other bytes than this
+                manifest lists; ``where`` names the file.
+        """
+        index, name = ShardIndex.from_bytes(data, where=where), self.names[row]
+        found = (index.num_samples, index.shard_bytes, index.shard_checksum)
+        expected = (int(self.samples[row]), int(self.shard_bytes[row]), int(self.checksums[row]))
+        # In the manifest of a mixture, the data set's name stands before the shard's own name.
+        if found == expected and index.shard in (name, name.partition("/")[2]):
+            return index
+        described = "shard '{}': {} samples, {} bytes, xxhash2 {:016x}"
+        raise DataError(
+            f"index '{where}' is of {described.format(index.shard, *found)}; the manifest lists "
+            f"{described.format(name, *expected)}; rebuild it: dali-pipes prep index URL"
+        )
+
     def to_bytes(self) -> bytes:
         """The manifest's file; the same manifest always gives the same bytes."""
         name_bytes, name_ends = pack_texts(self.names)
@@ -209,8 +230,19 @@ class Manifest:
 
 def _are_classes(value: object) -> bool:
     return isinstance(value, dict) and all(
-        _CLASS_ID.fullmatch(label) and isinstance(name, str) for label, name in value.items()
+        str(class_id(label)) == label and is_class_name(name) for label, name in value.items()
     )
+
+
+def class_id(text: str) -> int | None:
+    """The class id that a text stands for; ``None`` if it is not an integer of 64 bits."""
+    label = int(text) if _CLASS_ID.fullmatch(text) else None
+    return label if is_int64(label) else None
+
+
+def is_class_name(value: object) -> bool:
+    """Whether a value of JSON is a text that UTF-8 can hold: JSON's escapes can also name halves of characters."""
+    return isinstance(value, str) and not _HALVES.search(value)
 
 
 def _are_photos(value: object) -> bool:

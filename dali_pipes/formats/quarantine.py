@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from dali_pipes.errors import DataError, StoreError
+from dali_pipes.errors import DataError, StoreError, printable
 
 _KIND = "dali-pipes quarantine"
 _VERSION = 1
@@ -25,6 +25,8 @@ _HEADER = re.compile(rf"# {_KIND}, version ([0-9]+), manifest ([0-9a-f]*)")
 
 # Digits of the digest, enough to tell data sets apart.
 _NUM_DIGITS = 12
+CAUSE_CHARS = 1000
+"""Characters of a cause that are kept."""
 _BREAKS = re.compile(r"[\t\r\n]")
 _SHOWN = 60
 
@@ -91,7 +93,7 @@ class Quarantine:
             shard: The shard's name.
             key: The sample's key.
             component: The bad component; empty if it is not known, or the whole sample is bad.
-            cause: Why the sample is bad. Line breaks are replaced by spaces.
+            cause: Why the sample is bad. Line breaks are replaced by spaces, other control characters shown as escapes.
 
         Returns:
             Whether a line was written.
@@ -104,7 +106,8 @@ class Quarantine:
             return False
         if bad := next((name for name in (shard, key, component) if _BREAKS.search(name)), None):
             raise DataError(f"cannot write {bad!r} to the quarantine '{self.path}': it holds a tab or a line break")
-        self._append(f"{shard}\t{key}\t{component}\t{' '.join(cause.split())}\n")
+        cause = printable(" ".join(cause.split()), max_chars=CAUSE_CHARS)
+        self._append(f"{shard}\t{key}\t{component}\t{cause}\n")
         self._known.add((shard, key))
         return True
 

@@ -11,7 +11,7 @@ from typing import BinaryIO, NamedTuple, cast
 
 import xxhash
 
-from dali_pipes.errors import DataError
+from dali_pipes.errors import DataError, printable
 from dali_pipes.formats.keys import split_key
 
 BLOCK = 512
@@ -47,8 +47,17 @@ class Member:
     offset: int
     """The position of its first byte in the archive, a multiple of 512."""
     size: int
-    read: Callable[[], bytes]
-    """Returns the file's bytes. Call it at most once, and before the next member is read."""
+    take: Callable[[int], bytes]
+    """Returns the file's next bytes, at most so many; nothing at its end. Call it before the next member is read."""
+
+    def read(self) -> bytes:
+        """The file's bytes. Use it where the size was checked: a small compressed tar can hold a file of any size."""
+        return self.take(self.size)
+
+    def pieces(self) -> Iterator[bytes]:
+        """The file's bytes, in pieces of at most `READ_BYTES`."""
+        while piece := self.take(READ_BYTES):
+            yield piece
 
 
 class Header(NamedTuple):
@@ -62,7 +71,7 @@ class ArchiveReader:
 
     Directories, links, devices and names that belong to no sample are skipped. The stream is read once, front to back
     and to its end, so it may come from the network. Afterwards `num_bytes` and `checksum` describe the whole archive.
-    The reader holds at most one member in memory, and never as many bytes as a wrong header claims.
+    The reader holds the bytes of a member that `Member.take` is asked for, and never as many as a wrong header claims.
 
     It has no len(), because a tar has no table of contents. For indexed shards, the manifest and the shard index know
     the number of samples.
@@ -97,8 +106,10 @@ class ArchiveReader:
         everywhere: dict[bytes, bytes] = {}
         records: dict[bytes, bytes] = {}
         long_name: bytes | None = None
+        is_described = False  # whether an extended header waits for its member
         while (header := self._next_header()) is not None:
             name, size, kind = header
+            is_described = kind in _PAX or kind in (_GNU_NAME, _GNU_LINK)
             if kind == _PAX_GLOBAL:
                 everywhere |= self._pax_records(header)
             elif kind in _PAX:
@@ -116,6 +127,8 @@ class ArchiveReader:
                     size = self._pax_size(said, name, size)
                     yield from self._member(name.decode("utf-8", "surrogateescape"), size, kind, said)
                 records, long_name = {}, None
+        if is_described:
+            raise self._unreadable("the last extended header describes a member that does not follow")
         while self._read_piece():
             pass
 
@@ -131,20 +144,22 @@ class ArchiveReader:
         stop = offset + size
         if self._size is not None and stop > self._size:
             raise DataError(
-                f"shard '{self._shard}' is cut off: member '{_shown(name)}' claims bytes {offset} to {stop}, the shard "
-                f"has {self._size}"
+                f"shard '{self._shard}' is cut off: member '{printable(name)}' claims bytes {offset} to {stop}, the "
+                f"shard has {self._size}"
             )
         if kind == _GNU_SPARSE or _PAX_SPARSE in said:
             raise DataError(
-                f"shard '{self._shard}': member '{_shown(name)}' is a sparse file, expected a file without gaps; "
+                f"shard '{self._shard}': member '{printable(name)}' is a sparse file, expected a file without gaps; "
                 "pack it anew"
             )
         names = self._names(name)
         if names is not None and kind in REGULAR:
-            yield Member(name, names[0], names[1].lower(), offset, size, lambda: self._take_data(offset, size, name))
+            yield Member(
+                name, names[0], names[1].lower(), offset, size, lambda num: self._take_data(offset, stop, name, num)
+            )
         self._skip(offset + -(-size // BLOCK) * BLOCK - self._position)
         if self._position < stop:
-            raise self._cut_off(f"member '{_shown(name)}' claims bytes {offset} to {stop}")
+            raise self._cut_off(f"member '{printable(name)}' claims bytes {offset} to {stop}")
 
     def _next_header(self) -> Header | None:
         """The next member's header, or ``None`` at the block of zeros that ends an archive."""
@@ -206,17 +221,18 @@ class ArchiveReader:
         if not text:
             return size
         if not _DIGITS.fullmatch(text):
-            claimed = text[:40].decode("ascii", "backslashreplace")
+            member, claimed = (part.decode("utf-8", "surrogateescape") for part in (name, text))
             raise self._unreadable(
-                f"member '{name.decode(errors='backslashreplace')}' claims a size that is '{claimed}'"
+                f"member '{printable(member)}' claims a size that is '{printable(claimed, max_chars=40)}'"
             )
         return int(text)
 
-    def _take_data(self, offset: int, size: int, name: str) -> bytes:
-        assert self._position == offset, "read once, before the next member is asked for"
-        data = self._take(size)
-        if len(data) < size:
-            raise self._cut_off(f"member '{_shown(name)}' claims bytes {offset} to {offset + size}")
+    def _take_data(self, offset: int, stop: int, name: str, num: int) -> bytes:
+        assert offset <= self._position <= stop, "read before the next member is asked for"
+        num = min(num, stop - self._position)
+        data = self._take(num)
+        if len(data) < num:
+            raise self._cut_off(f"member '{printable(name)}' claims bytes {offset} to {stop}")
         return data
 
     def _take(self, size: int) -> bytes:
@@ -268,7 +284,3 @@ def parse_number(field: bytes) -> int | None:
         return value - (0x80 << 8 * (len(field) - 1)) if is_negative else value
     text = field.partition(b"\0")[0].strip()
     return int(text or b"0", 8) if re.fullmatch(rb"[0-7]*", text) else None
-
-
-def _shown(name: str) -> str:
-    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")

@@ -11,7 +11,7 @@ from typing import overload
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes.errors import DataError
+from dali_pipes.errors import DataError, printable
 
 Int64s = npt.NDArray[np.int64]
 UInt8s = npt.NDArray[np.uint8]
@@ -133,8 +133,7 @@ def pack_texts(texts: Sequence[str]) -> tuple[UInt8s, Int64s]:
         ends = np.cumsum(np.fromiter(lengths, np.int64, len(texts)), dtype=np.int64)
     except UnicodeEncodeError as exc:
         bad = next(text for text in texts if any("\ud800" <= character <= "\udfff" for character in text))
-        shown = bad.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-        raise DataError(f"name '{shown}' is not UTF-8; rename it") from exc
+        raise DataError(f"name '{printable(bad)}' is not UTF-8; rename it") from exc
     return np.frombuffer(run, np.uint8), ends
 
 

@@ -9,11 +9,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes.formats.photo_header import is_photo, read_photo_header
+from dali_pipes.errors import DecodeError
+from dali_pipes.formats.photo_header import is_photo
 from dali_pipes.graph.inputs import ArrayKind, GraphInputs
 from dali_pipes.graph.parse import Problems, parse_batch, stack
+from dali_pipes.graph.photos import OtherPhoto, judge_photos
+from dali_pipes.processes.pillow import PillowProcesses
 from dali_pipes.reader.batch import Batch
-from dali_pipes.reader.shard_table import NO_PHOTO, photo_problem
+from dali_pipes.reader.shard_table import SampleRules
+
+_NO_PIXELS = np.zeros(0, np.int64)
 
 
 class BatchInputs(NamedTuple):
@@ -29,6 +34,8 @@ class BatchInputs(NamedTuple):
     """One entry for each of `GraphInputs.parsed`: an array [B, ...], or a list of arrays of different shapes."""
     lists: Mapping[str, list[Any]] = MappingProxyType({})
     """The outputs that are not tensors, by name: one Python object for each sample."""
+    pixels: npt.NDArray[np.int64] = _NO_PIXELS
+    """int64 [B]: the pixels of each sample's photos, as stored; empty if they are not known."""
 
     def part(self, positions: Sequence[int]) -> "BatchInputs":
         """Take the inputs of some samples; ``batch`` is still the whole batch."""
@@ -38,22 +45,51 @@ class BatchInputs(NamedTuple):
             [np.ascontiguousarray(array[list(positions)]) for array in self.arrays],
             [stack([values[position] for position in positions]) for values in self.parsed],
             {name: [values[position] for position in positions] for name, values in self.lists.items()},
+            self.pixels[list(positions)] if len(self.pixels) else self.pixels,
         )
+
+    def split(self, max_pixels: int | None) -> list["BatchInputs"]:
+        """Split the batch into runs of samples with at most ``max_pixels`` each; a larger sample is a run alone."""
+        if max_pixels is None or int(self.pixels.sum()) <= max_pixels:
+            return [self]
+        runs: list[list[int]] = []
+        left = 0
+        for position, pixels in enumerate(self.pixels.tolist()):
+            if not runs or pixels > left:
+                runs.append([])
+                left = max_pixels
+            runs[-1].append(position)
+            left -= pixels
+        return [self.part(run) for run in runs] if len(runs) > 1 else [self]
 
 
 def complete_batch(
-    asked: GraphInputs, batch: Batch, encoded: Sequence[Any], *, max_pixels: int, fills_missing: bool
+    asked: GraphInputs,
+    batch: Batch,
+    encoded: Sequence[Any],
+    *,
+    rules: SampleRules,
+    pillow: PillowProcesses,
+    max_batch_pixels: int | None,
 ) -> tuple[BatchInputs, Problems]:
     """Make a batch's inputs, and find its samples that must not be decoded or cannot be parsed.
 
-    ``encoded`` has for each of ``asked.read`` a TensorList, or a list of arrays, of uint8 [bytes]. Photos with more
-    than ``max_pixels`` are problems. With ``fills_missing`` a photo that a sample lacks becomes one black pixel.
+    ``encoded`` has for each of ``asked.read`` a TensorList, or a list of arrays, of uint8 [bytes]. Photos are judged by
+    their first bytes, whatever the index says. Allowed photos that DALI must not decode become PNM files, by
+    ``pillow``. With ``rules.missing="empty"`` a photo that a sample lacks becomes one black pixel.
 
     Raises:
         TypeError: If an array is of another kind than when the pipeline was built.
+        DecodeError: If the photos that ``pillow`` must decode have more than ``max_batch_pixels`` together.
     """
-    if oversized := _oversized(asked, encoded, max_pixels=max_pixels):
-        return BatchInputs(batch, encoded, ()), oversized
+    photos = judge_photos(asked, batch, encoded, rules=rules.photos)
+    if photos.problems:
+        return BatchInputs(batch, encoded, ()), photos.problems
+    if max_batch_pixels is not None:
+        _check_pixels(batch, photos.others, max_batch_pixels)
+    decodable, problems = _by_pillow(asked, encoded, photos.others, pillow)
+    if problems:
+        return BatchInputs(batch, encoded, ()), problems
     values, problems = parse_batch(
         [*asked.parsed, *asked.lists.values()],
         dict(zip(asked.read, encoded, strict=True)),
@@ -63,21 +99,39 @@ def complete_batch(
         return BatchInputs(batch, encoded, ()), problems
     parsed = [stack(arrays) for arrays in values[: len(asked.parsed)]]
     lists = dict(zip(asked.lists, values[len(asked.parsed) :], strict=True))
-    filled = _with_black_pixels(asked, batch, encoded) if fills_missing else encoded
-    return BatchInputs(batch, filled, _arrays(asked, batch), parsed, lists), {}
+    filled = _with_black_pixels(asked, batch, decodable) if rules.missing == "empty" else decodable
+    return BatchInputs(batch, filled, _arrays(asked, batch), parsed, lists, photos.pixels), {}
 
 
-def _oversized(asked: GraphInputs, encoded: Sequence[Any], *, max_pixels: int) -> Problems:
-    """Find photos that are too large and are not in the shard index, because their name is not that of a photo."""
-    found: Problems = {}
-    for component in asked.components:
-        if _is_photo(component):
+def _check_pixels(batch: Batch, others: Sequence[OtherPhoto], max_batch_pixels: int) -> None:
+    """Refuse a batch whose PNM files would take too much memory: all of them are made before its parts are decoded."""
+    pixels = [photo.header.height * photo.header.width for photo in others]
+    if len(pixels) > 1 and sum(pixels) > max_batch_pixels:
+        raise DecodeError(
+            f"the photos that Pillow decodes for the batch of {batch.some_keys} have {sum(pixels)} pixels together, "
+            f"expected at most max_batch_pixels={max_batch_pixels}; raise Decode(max_batch_pixels=...) if there is "
+            "memory for it, pass a smaller batch_size, or convert the photos to JPEG or PNG before you pack them"
+        )
+
+
+def _by_pillow(
+    asked: GraphInputs, encoded: Sequence[Any], others: Sequence[OtherPhoto], pillow: PillowProcesses
+) -> tuple[Sequence[Any], Problems]:
+    """Put PNM files in the places of photos of other formats than DALI's."""
+    if not others:
+        return encoded, {}
+    decodable = list(encoded)
+    problems: Problems = {}
+    decoded = pillow.decode([(photo.data, photo.header) for photo in others])
+    for photo, pixels in zip(others, decoded, strict=True):
+        if isinstance(pixels, str):
+            problems.setdefault(photo.position, (photo.component, pixels))
             continue
-        for position, data in enumerate(encoded[asked.read.index(component)]):
-            _, height, width = read_photo_header(bytes(np.asarray(data)))
-            if problem := photo_problem(height, width, NO_PHOTO, max_pixels=max_pixels):
-                found[position] = component, problem
-    return found
+        number = asked.read.index(photo.component)
+        if decodable[number] is encoded[number]:
+            decodable[number] = list(encoded[number])
+        decodable[number][photo.position] = pixels
+    return decodable, problems
 
 
 def _arrays(asked: GraphInputs, batch: Batch) -> list[npt.NDArray[Any]]:

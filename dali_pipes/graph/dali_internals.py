@@ -58,6 +58,48 @@ def decoders_behind(nodes: Iterable[Any]) -> list[Any]:
     return list(decoders.values())
 
 
+def decoded_inputs(pipeline: Pipeline, nodes: Mapping[str, Any]) -> set[str]:
+    """List the names of the ``nodes`` whose bytes an image decoder of the pipeline gets, or one that reads a header."""
+    found: set[int] = set()
+    for operator in operators_of(pipeline):
+        if _takes_a_photo(operator):
+            # Its other inputs, such as a crop, may come from encoded bytes as well, but these are not decoded here.
+            found |= _sources([operator.inputs[0]])
+    return {name for name, node in nodes.items() if id(node.source) in found}
+
+
+def shared_crops(pipeline: Pipeline, nodes: Mapping[str, Any], arrays: Mapping[str, Any]) -> list[set[str]]:
+    """List the ``nodes`` that are cropped by the same ``arrays``, in stored pixels: sets of two or more names.
+
+    Such crops are inputs of decoders that decode a crop, and of a ``fn.slice`` of a decoder's output.
+    """
+    cropped: dict[frozenset[str], set[str]] = {}
+    for operator in operators_of(pipeline):
+        source = getattr(operator.inputs[0], "source", None) if len(operator.inputs) > 1 else None
+        is_slice = operator_name(operator) == "Slice" and source is not None and _takes_a_photo(source)
+        if not is_slice and (source is None or not _takes_a_photo(operator)):
+            continue
+        photos, crops = _sources([operator.inputs[0]]), _sources(operator.inputs[1:])
+        crop = frozenset(name for name, array in arrays.items() if id(array.source) in crops)
+        if crop:
+            names = {name for name, node in nodes.items() if id(node.source) in photos}
+            cropped.setdefault(crop, set()).update(names)
+    return [names for names in cropped.values() if len(names) > 1]
+
+
+def _sources(nodes: Iterable[Any]) -> set[int]:
+    """The ids of all operators behind these nodes; behind a decoder only what it decodes."""
+    found: set[int] = set()
+    waiting = list(nodes)
+    while waiting:
+        operator = getattr(waiting.pop(), "source", None)
+        if operator is None or id(operator) in found:
+            continue
+        found.add(id(operator))
+        waiting += operator.inputs[:1] if _takes_a_photo(operator) else operator.inputs
+    return found
+
+
 def outputs_of(operators: Iterable[Any]) -> list[Any]:
     """List the nodes that these operators make."""
     return [node for operator in operators for node in operator.outputs]
@@ -111,6 +153,13 @@ def _is_decoder(operator: Any) -> bool:
     # One rule for all names of DALI 2.4: decoders__Image, experimental__decoders__Image, and the deprecated
     # ImageDecoder and AudioDecoder, which are separate operators in a pipeline's list.
     return "decoder" in operator_name(operator).lower()
+
+
+def _takes_a_photo(operator: Any) -> bool:
+    name = operator_name(operator).lower()
+    is_of_others = any(kind in name for kind in ("audio", "video", "numpy", "inflate"))
+    takes_photos = (_is_decoder(operator) and not is_of_others) or "peekimage" in name
+    return takes_photos and len(operator.inputs) > 0
 
 
 def _takes_a_seed(name: str) -> bool:

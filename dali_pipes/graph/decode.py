@@ -4,6 +4,7 @@ The decode pipeline lives as long as its loader: the decoders' threads and, on a
 once. Whenever a batch is scheduled, the pipeline takes the next one from its feed, in the thread that iterates.
 """
 
+import logging
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +17,7 @@ from dali_pipes import profiling
 from dali_pipes.formats.names import LABEL_COMPONENT
 from dali_pipes.graph.batch_inputs import BatchInputs, complete_batch
 from dali_pipes.graph.dali_internals import (
+    decoded_inputs,
     decoders_behind,
     inputs_in_use,
     iterator_scope,
@@ -25,13 +27,17 @@ from dali_pipes.graph.dali_internals import (
     refuse_any_data,
     schedule_batch,
     set_hw_decoder_load,
+    shared_crops,
 )
 from dali_pipes.graph.inputs import Components, ListOutput
 from dali_pipes.graph.parse import Problems
 from dali_pipes.graph.random import Random
 from dali_pipes.processes.forks import keep_in_children
-from dali_pipes.reader.batch import Batch
+from dali_pipes.processes.pillow import PillowProcesses
+from dali_pipes.reader.batch import Batch, DecodedPhotos
 from dali_pipes.reader.samples import StoredSamples
+
+_log = logging.getLogger(__name__)
 
 
 class Graph(Protocol):
@@ -54,6 +60,7 @@ class DecodePipeline:
         only_decoders: Leave out everything that follows the graph's decoders, to time decoding alone: the pipeline's
             outputs are those of the decoders, without names, and `run` is the only useful method.
         example: A batch that shows the kinds of the graph's arrays; ``None``: the data set's first sample.
+        max_batch_pixels: A batch whose photos have more pixels is decoded in parts; ``None``: no limit.
 
     Raises:
         ValueError: If the graph does not return a dict of outputs, or takes no component.
@@ -73,6 +80,7 @@ class DecodePipeline:
         hw_decoder_load: float | None = None,
         only_decoders: bool = False,
         example: Batch | None = None,
+        max_batch_pixels: int | None = None,
     ) -> None:
         if hw_decoder_load is not None and not 0 <= hw_decoder_load <= 1:
             raise ValueError(f"hw_decoder_load must be in [0, 1], got {hw_decoder_load}")
@@ -89,6 +97,9 @@ class DecodePipeline:
         self._example = samples.example() if example is None else example
         self._batch_size, self._seed = batch_size, seed
         self._hw_decoder_load, self._only_decoders = hw_decoder_load, only_decoders
+        self._max_batch_pixels = max_batch_pixels
+        self._pillow = PillowProcesses(num_threads, max_pixels=samples.rules.photos.max_pixels)
+        self._for_parts: DecodePipeline | None = None  # decodes the further parts of batches
         self.rebuild()
 
     def rebuild(self) -> None:
@@ -98,6 +109,7 @@ class DecodePipeline:
         would have one batch's pixels and another's labels.
         """
         self.scheduled.clear()
+        self._close_second()
         self.pipeline = Pipeline(
             batch_size=self._batch_size,
             num_threads=self.num_threads,
@@ -117,6 +129,7 @@ class DecodePipeline:
                 nodes = outputs_of(decoders) or nodes
             self.pipeline.set_outputs(*(nodes if self.device_id is None else map(on_gpu, nodes)))
         refuse_any_data(self.pipeline)
+        self.inputs.decoded = self._decoded_photos()
         keep_in_children(self.pipeline)
         self.num_decoders = len(decoders)
         """Decoding operators in the graph on which an output depends."""
@@ -165,6 +178,19 @@ class DecodePipeline:
         # A pipeline pulls batches only if it has an output; this one is not delivered.
         return nodes or [components.array(lambda batch: batch.ordinals)]
 
+    def _decoded_photos(self) -> DecodedPhotos:
+        nodes = {name: self.inputs.nodes[f"component/{name}"] for name in self.inputs.components}
+        arrays = {name: node for name, node in self.inputs.nodes.items() if not name.startswith("component/")}
+        decoded = decoded_inputs(self.pipeline, nodes)
+        pairs = dict.fromkeys(self.inputs.same_size)
+        for names in shared_crops(self.pipeline, nodes, arrays):
+            first, *others = (name for name in nodes if name in names)
+            pairs |= dict.fromkeys((first, other) for other in others)
+        return DecodedPhotos(
+            tuple(name for name in nodes if name in decoded),
+            tuple(pair for pair in pairs if decoded.issuperset(pair)),
+        )
+
     @property
     def torch_device(self) -> str:
         """The device of the outputs, as torch names it."""
@@ -182,18 +208,23 @@ class DecodePipeline:
         return [*self.inputs.read, *sorted(self.inputs.photos - {*self.inputs.read}), *labels]
 
     @property
-    def decoded_components(self) -> list[str]:
-        """Components whose encoded bytes the graph takes."""
-        return self.inputs.components
+    def decoded_photos(self) -> DecodedPhotos:
+        """Components whose bytes reach an image decoder, and those whose photos must have the same size."""
+        return self.inputs.decoded
 
     def complete(self, batch: Batch, encoded: Sequence[Any]) -> tuple[BatchInputs, Problems]:
         """Make a batch's inputs, and find its bad samples: position -> component and reason.
 
         Call this before the batch is scheduled, where an error loses no other batch; see `complete_batch`.
         """
-        rules = self._samples.rules
-        fills_missing = rules.missing == "empty"
-        return complete_batch(self.inputs, batch, encoded, max_pixels=rules.max_pixels, fills_missing=fills_missing)
+        return complete_batch(
+            self.inputs,
+            batch,
+            encoded,
+            rules=self._samples.rules,
+            pillow=self._pillow,
+            max_batch_pixels=self._max_batch_pixels,
+        )
 
     def schedule(self) -> None:
         """Pull a batch and start decoding it; at the end of the epoch's feed this does nothing."""
@@ -222,12 +253,33 @@ class DecodePipeline:
                     continue
                 tensor_list = next(tensor_lists)
                 if not tensor_list.is_dense_tensor():
-                    raise ValueError(
-                        f"output '{name}' of the graph has samples of different shapes; crop, resize or pad them alike"
-                    )
+                    raise ValueError(_of_different_shapes(name))
                 outputs[name] = tensor_list.as_tensor()
             self.pipeline.release_outputs()
+        _, *further = inputs.split(self._max_batch_pixels)
+        if further:
+            outputs = self._with_further_parts(inputs, outputs, further)
         return inputs, outputs
+
+    def _with_further_parts(
+        self, inputs: BatchInputs, first: Mapping[str, Any], further: Sequence[BatchInputs]
+    ) -> dict[str, Any]:
+        """Decode the further parts of a batch of which the first is decoded, and join their outputs."""
+        try:
+            if self._for_parts is None:
+                _log.warning(
+                    "the photos of a batch (%s) have %d pixels, max_batch_pixels=%d: such batches are decoded in %d "
+                    "parts and take longer; raise Decode(max_batch_pixels=...) if there is memory for it",
+                    inputs.batch.some_keys,
+                    int(inputs.pixels.sum()),
+                    self._max_batch_pixels,
+                    1 + len(further),
+                )
+                self._for_parts = self.second_pipeline()
+            return _joined(inputs, [first, *map(self._for_parts.decode, further)])
+        except RuntimeError:
+            self.scheduled.appendleft(inputs)  # the whole batch is lost
+            raise
 
     def second_pipeline(self, **changed: Any) -> "DecodePipeline":
         """Make another pipeline of the same graph, to decode batches apart from those in flight; the caller closes it.
@@ -243,6 +295,7 @@ class DecodePipeline:
             "seed": self._seed,
             "hw_decoder_load": self._hw_decoder_load,
             "example": self._example,
+            "max_batch_pixels": self._max_batch_pixels,
         }
         return DecodePipeline(self._graph, samples=self._samples, **(arguments | changed))
 
@@ -252,6 +305,9 @@ class DecodePipeline:
         Raises:
             RuntimeError: If DALI cannot decode it; the pipeline can still decode the next batch.
         """
+        return _joined(inputs, [self._decode_part(part) for part in inputs.split(self._max_batch_pixels)])
+
+    def _decode_part(self, inputs: BatchInputs) -> dict[str, Any]:
         self._schedule_alone(inputs)
         try:
             return self.take()[1]
@@ -261,13 +317,14 @@ class DecodePipeline:
 
     def run(self, inputs: BatchInputs) -> None:
         """Decode one batch as `decode` does, but discard the outputs."""
-        self._schedule_alone(inputs)
-        try:
-            with iterator_scope(self.pipeline):
-                self.pipeline.share_outputs()
-                self.pipeline.release_outputs()
-        finally:
-            self.scheduled.clear()
+        for part in inputs.split(self._max_batch_pixels):
+            self._schedule_alone(part)
+            try:
+                with iterator_scope(self.pipeline):
+                    self.pipeline.share_outputs()
+                    self.pipeline.release_outputs()
+            finally:
+                self.scheduled.clear()
 
     def drain(self) -> None:
         """Discard the batches in flight and prepare for another epoch's feed."""
@@ -291,6 +348,13 @@ class DecodePipeline:
         """Destroy the pipeline, its threads and buffers. Can be called twice."""
         self.feed = lambda: None
         self.pipeline = None
+        self._close_second()
+        self._pillow.close()
+
+    def _close_second(self) -> None:
+        second, self._for_parts = self._for_parts, None
+        if second is not None:
+            second.close()
 
     # Note [whose stream]: an output's memory returns to DALI's pool when its last tensor is dropped, in the order of
     # the stream to which the output is bound. Without such a stream it is overwritten at once, while kernels that were
@@ -316,9 +380,38 @@ class DecodePipeline:
             if inputs is None:
                 raise StopIteration
             self.scheduled.append(inputs)
-            values = {f"component/{part}": data for part, data in zip(self.inputs.read, inputs.encoded, strict=True)}
-            values |= {f"array/{number}": array for number, array in enumerate(inputs.arrays)}
-            values |= {f"parsed/{number}": arrays for number, arrays in enumerate(inputs.parsed)}
+            fed = inputs.split(self._max_batch_pixels)[0]  # `take` decodes the further parts
+            values = {f"component/{part}": data for part, data in zip(self.inputs.read, fed.encoded, strict=True)}
+            values |= {f"array/{number}": array for number, array in enumerate(fed.arrays)}
+            values |= {f"parsed/{number}": arrays for number, arrays in enumerate(fed.parsed)}
             for waiting, queue in self._waiting.items():
                 queue.append(values[waiting])
         return self._waiting[name].popleft()
+
+
+def _joined(inputs: BatchInputs, parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Join the outputs of a batch's parts.
+
+    Raises:
+        ValueError: If an output's samples are not all of one shape.
+    """
+    first = parts[0]
+    if len(parts) == 1:
+        return dict(first)
+    import torch
+    from torch.utils.dlpack import from_dlpack
+
+    outputs: dict[str, Any] = {}
+    for name, output in first.items():
+        if isinstance(output, list):
+            outputs[name] = inputs.lists[name]
+            continue
+        tensors = [from_dlpack(part[name]) for part in parts]
+        if len({tensor.shape[1:] for tensor in tensors}) > 1:
+            raise ValueError(_of_different_shapes(name))
+        outputs[name] = torch.cat(tensors)
+    return outputs
+
+
+def _of_different_shapes(name: str) -> str:
+    return f"output '{name}' of the graph has samples of different shapes; crop, resize or pad them alike"

@@ -17,7 +17,7 @@ from nvidia.dali import types
 
 from dali_pipes.graph import parse
 from dali_pipes.graph.parse import Parser
-from dali_pipes.reader.batch import Batch
+from dali_pipes.reader.batch import Batch, DecodedPhotos
 
 Int32s = npt.NDArray[np.int32]
 T = TypeVar("T")
@@ -78,12 +78,16 @@ class GraphInputs:
     """Components to read of each sample, as nodes or to be parsed."""
     components: list[str] = field(default_factory=list)
     """Components whose encoded bytes the graph takes: inputs ``component/image.jpg``, ..., uint8 [bytes] per sample."""
+    decoded: DecodedPhotos = field(default_factory=DecodedPhotos)
+    """The components among these whose bytes reach an image decoder, and those whose photos must have the same size."""
     parsed: list[Parser] = field(default_factory=list)
     """Arrays that are parsed: inputs ``parsed/0``, ``parsed/1``, ..."""
     arrays: list[tuple[ArrayFunction, ArrayKind]] = field(default_factory=list)
     """The function that computes each array from a batch, and its kind: inputs ``array/0``, ``array/1``, ..."""
     photos: set[str] = field(default_factory=set)
     """Components whose size the graph asked for: their header must be readable."""
+    same_size: list[tuple[str, str]] = field(default_factory=list)
+    """Pairs of components that the graph named in `Components.same_size`."""
     has_label: bool = False
     """Whether the graph asked for the class id."""
     lists: dict[str, Parser] = field(default_factory=dict)
@@ -151,6 +155,17 @@ class Components:
         self.inputs.photos.add(component)
         self._check(component)
         return lambda batch: batch.size(component)
+
+    def same_size(self, photo: str, mask: str) -> None:
+        """Make each sample bad whose mask has another height or width than its photo.
+
+        Such a mask does not fit the photo, but a crop of each can be made, so that nothing else would notice it.
+        Components that are decoded by the same crop, in stored pixels, are compared without this call.
+        """
+        for component in (photo, mask):
+            self.inputs.photos.add(component)
+            self._check(component)
+        self.inputs.same_size.append((photo, mask))
 
     def array(self, function: ArrayFunction) -> Any:
         """A node fed with the rows of ``function(batch)``, a float32, int32, int64 or uint8 array [B, ...].

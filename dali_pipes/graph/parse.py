@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dali_pipes.formats.json_texts import read_json
+
 # Parsed headers of .npy files that one parser keeps.
 NUM_HEADERS = 1024
 # Characters of the data that an error shows.
@@ -237,7 +239,7 @@ def _npy_layout(header: bytes, *, dtype: np.dtype[Any], ndim: int) -> tuple[np.d
 
 def _json(data: bytes) -> Any:
     try:
-        return json.loads(data)
+        return read_json(data)
     except ValueError as exc:  # not JSON, or not UTF-8
         raise ValueError(f"expected JSON, found {_shown(data)}: {exc}") from exc
 

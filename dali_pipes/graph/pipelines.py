@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from nvidia.dali import fn, types
 
+from dali_pipes.arguments import as_integer
 from dali_pipes.graph.crop import center_crop_start, crop_position, resized_shape
 from dali_pipes.graph.decode import Graph
 from dali_pipes.graph.inputs import Components, once_a_batch
@@ -50,6 +51,8 @@ def segmentation(
         trimap: uint8 [B, 1, crop, crop] or [B, crop, crop, 1]: the mask's values, 0 outside it.
         label: int64 [B].
 
+    A sample whose mask has another size than its photo is bad.
+
     EXIF orientation is not applied to photo or mask; torchvision's and WebDataset's readers do not apply it either.
 
     Args:
@@ -67,6 +70,7 @@ def segmentation(
     _check(crop=crop, dtype=dtype, layout=layout)
 
     def graph(components: Components, random: Random) -> dict[str, Any]:
+        components.same_size(photo, mask)
         # Only the crop is decoded; where the photo is smaller than it, crop_mirror_normalize pads it.
         start, shape, position = _centre_crop(components, photo, crop)
         pixels = _decode_crop(components, photo, start, shape, types.RGB)
@@ -166,7 +170,7 @@ def classification_eval(
         ValueError: If ``resize`` or ``crop`` is not positive, or ``dtype`` or ``layout`` is not one of these.
     """
     _check(crop=crop, dtype=dtype, layout=layout)
-    if resize < 1:
+    if as_integer("resize", resize) < 1:
         raise ValueError(f"resize must be positive, got {resize}")
 
     def graph(components: Components, random: Random) -> dict[str, Any]:
@@ -249,7 +253,7 @@ def _normalised(
 
 
 def _check(*, crop: int, dtype: str, layout: str) -> None:
-    if crop < 1:
+    if as_integer("crop", crop) < 1:
         raise ValueError(f"crop must be positive, got {crop}")
     if dtype not in _DALI_DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(_DALI_DTYPES)}, got {dtype!r}")

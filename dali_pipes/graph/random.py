@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dali_pipes.arguments import as_number
 from dali_pipes.graph.crop import CROP_TRIES, Int32s, resized_crop
 from dali_pipes.graph.inputs import Components, once_a_batch
 from dali_pipes.reader.batch import Batch
@@ -37,7 +38,14 @@ class Random:
         return self._components.array(draw)
 
     def coin_flip(self, probability: float = 0.5, *, stream: str | None = None) -> Any:
-        """Draw 1 with this probability, else 0: a node of int32 scalars, as ``mirror=`` takes it."""
+        """Draw 1 with this probability, else 0: a node of int32 scalars, as ``mirror=`` takes it.
+
+        Raises:
+            TypeError: If the probability is not a number.
+            ValueError: If it is not in [0, 1].
+        """
+        if not 0 <= as_number("probability", probability) <= 1:
+            raise ValueError(f"probability must be in [0, 1], got {probability}")
         name = self._stream_name("coin_flip", stream)
         return self._components.array(lambda batch: (batch.uniforms(name, 1)[:, 0] < probability).astype(np.int32))
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from nvidia.dali.plugin.pytorch import DALIGenericIterator
 
+from dali_pipes.arguments import as_bool
 from dali_pipes.graph.dali_internals import set_auto_reset
 from dali_pipes.integrations.torch_dataset import LoaderLike
 
@@ -33,14 +34,15 @@ class DaliIterator(DALIGenericIterator):  # type: ignore[misc]
         self._loader = loader
         graph_outputs: list[str] = list(loader.output_map)
         self.output_map = _checked_names(graph_outputs, output_map, added=loader.added_outputs)
+        self._has_column_labels = as_bool("column_labels", column_labels)
         if column_labels and LABEL_OUTPUT not in graph_outputs:
             raise ValueError(f"column_labels needs an output 'label', the graph gives {', '.join(graph_outputs)}")
-        if auto_reset not in _AUTO_RESET:
+        # 1 and numpy's bools are equal to a key, too; 1 is refused as anywhere else.
+        if type(auto_reset) is int or auto_reset not in _AUTO_RESET:
             raise ValueError(f"auto_reset must be a bool, 'yes', 'no' or None, got {auto_reset!r}")
         self._is_automatic = _AUTO_RESET[auto_reset]
         set_auto_reset(self, self._is_automatic)
         self._names = dict(zip(graph_outputs, self.output_map, strict=True))
-        self._has_column_labels = column_labels
 
     def __getattr__(self, name: str) -> Any:
         if name == "_loader":  # not set yet, for instance while a copy is made
@@ -62,14 +64,16 @@ class DaliIterator(DALIGenericIterator):  # type: ignore[misc]
 
     def __next__(self) -> list[dict[str, Any]]:
         try:
-            (batch,) = next(self._loader)
+            return [self._loader.next_batch(self._renamed)]
         except StopIteration:
             if self._is_automatic:
                 self._loader.set_epoch(self._loader.epoch + 1)
             raise
+
+    def _renamed(self, batch: dict[str, Any]) -> dict[str, Any]:
         if self._has_column_labels:
             batch[LABEL_OUTPUT] = batch[LABEL_OUTPUT].reshape(-1, 1)
-        return [{self._names.get(name, name): output for name, output in batch.items()}]
+        return {self._names.get(name, name): output for name, output in batch.items()}
 
     def reset(self) -> None:
         """Start the next epoch: see `Loader.reset`."""

@@ -171,13 +171,8 @@ class _Batches:
         return len(self.loader)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        self._start(0)
+        self.loader.set_epoch(0)
         yield from self.loader.as_dicts()
-
-    def _start(self, epoch: int) -> None:
-        """Put the loader at the epoch's first batch."""
-        if self.loader.epoch != epoch or self.loader.state_dict()["delivered"]:
-            self.loader.set_epoch(epoch)
 
 
 class _TrainBatches(_Batches):
@@ -194,7 +189,7 @@ class _TrainBatches(_Batches):
         # Overfitting means to see the same few batches again.
         epoch = 0 if getattr(self._trainer, "overfit_batches", 0) > 0 else self._trainer.current_epoch
         if not is_resumed or self.loader.epoch != epoch:
-            self._start(epoch)
+            self.loader.set_epoch(epoch)
             yield from self.loader.as_dicts()
         else:
             yield from self._dataset

@@ -4,7 +4,7 @@ Both pass whole batches through: ``batch_size=None, num_workers=0``. Workers wou
 threads, and cannot be used in a worker.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from torch.utils.data import IterableDataset
@@ -24,6 +24,7 @@ class LoaderLike(Protocol):
     def __len__(self) -> int: ...
     def __iter__(self) -> "LoaderLike": ...
     def __next__(self) -> list[dict[str, Any]]: ...
+    def next_batch(self, form: Callable[[dict[str, Any]], dict[str, Any]] | None = None) -> dict[str, Any]: ...
     def close(self) -> None: ...
     def reset(self) -> None: ...
     def set_epoch(self, epoch: int) -> None: ...
@@ -49,11 +50,10 @@ class DictBatches(Iterator[dict[str, Any]]):
             iter(self._loader)
             self._has_begun = True
         try:
-            (batch,) = next(self._loader)
+            return self._loader.next_batch()
         except StopIteration:
             self._is_over = True
             raise
-        return batch
 
 
 class LoaderDataset(IterableDataset[dict[str, Any]]):

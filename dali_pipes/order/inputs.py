@@ -4,6 +4,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from dali_pipes.arguments import as_bool, as_integer, as_number
+
 
 @dataclass(frozen=True, kw_only=True)
 class OrderInputs:
@@ -28,11 +30,26 @@ class OrderInputs:
     """Proportions of several data sets in an epoch; ``None``: in proportion to their numbers of samples."""
 
     def __post_init__(self) -> None:
+        for name in ("seed", "epoch", "num_slices"):
+            object.__setattr__(self, name, as_integer(name, getattr(self, name)))
+        for name in ("shuffle", "ramp_up"):
+            object.__setattr__(self, name, as_bool(name, getattr(self, name)))
+        window: object = self.shuffle_window
+        if isinstance(window, str) and window != "all":
+            raise ValueError(f"window_bytes must be 'all' or a positive number of bytes, got {window!r}")
+        if window != "all":
+            object.__setattr__(self, "shuffle_window", as_integer("window_bytes", self.shuffle_window))
+        if self.epoch_samples is not None:
+            object.__setattr__(self, "epoch_samples", as_integer("epoch_samples", self.epoch_samples))
+        if self.weights is not None:
+            if not isinstance(self.weights, tuple):
+                raise TypeError(f"weights must be a tuple of numbers, got {self.weights!r}")
+            object.__setattr__(self, "weights", tuple(as_number("a weight", weight) for weight in self.weights))
         if self.epoch < 0:
             raise ValueError(f"epoch must not be negative, got {self.epoch}")
         if self.num_slices < 1:
             raise ValueError(f"slices must be positive, got {self.num_slices}")
-        if self.shuffle_window != "all" and not (isinstance(self.shuffle_window, int) and self.shuffle_window > 0):
+        if self.shuffle_window != "all" and self.shuffle_window < 1:
             raise ValueError(f"window_bytes must be 'all' or a positive number of bytes, got {self.shuffle_window!r}")
         if self.epoch_samples is not None:
             if self.epoch_samples < 1:
@@ -42,7 +59,5 @@ class OrderInputs:
                     f"epoch_samples must be a multiple of slices, got {self.epoch_samples} and {self.num_slices}; "
                     f"pass {-(-self.epoch_samples // self.num_slices) * self.num_slices}"
                 )
-        if self.weights is not None and not (
-            isinstance(self.weights, tuple) and all(math.isfinite(weight) and weight > 0 for weight in self.weights)
-        ):
+        if self.weights is not None and not all(math.isfinite(weight) and weight > 0 for weight in self.weights):
             raise ValueError(f"weights must be a tuple of positive numbers, got {self.weights!r}")

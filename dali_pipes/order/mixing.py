@@ -34,7 +34,11 @@ def split_by_weight(num: int, weights: Sequence[float]) -> list[int]:
 
 
 def mixed_length(lengths: Sequence[int], weights: Sequence[float]) -> int:
-    """Compute the length of the shortest epoch that has these weights and every sample of every data set.
+    """Compute the length of the shortest epoch in which each data set's part by weight covers all its samples.
+
+    That is: weight * length >= samples, before anything is rounded. Rounding could make a somewhat shorter epoch have
+    all samples, at most the reciprocal of the smallest weight shorter, but then in other proportions: 59 samples of 30
+    and 29 instead of 60 of 30 and 30.
 
     >>> mixed_length([30, 10], [0.5, 0.5]), mixed_length([30, 10], [0.3, 0.7])
     (60, 100)

@@ -41,10 +41,14 @@ def cut_windows(
 ) -> Iterator[tuple[int, int]]:
     """Cut a list of shards into ranges ``[start, stop)`` of at most ``shuffle_window`` bytes, but at least one shard.
 
+    With ``ramp_up`` the n-th range has at most 2**n shards, too.
+
     >>> list(cut_windows(np.array([4, 4, 4, 9, 1]), shuffle_window=8, ramp_up=False))
     [(0, 2), (2, 3), (3, 4), (4, 5)]
     >>> list(cut_windows(np.ones(12, np.int64), shuffle_window="all", ramp_up=True))
     [(0, 1), (1, 3), (3, 7), (7, 12)]
+    >>> list(cut_windows(np.array([9, 1, 1, 1, 1, 1, 1]), shuffle_window=8, ramp_up=True))
+    [(0, 1), (1, 3), (3, 7)]
     """
     stops = np.cumsum(shard_bytes)
     start, ramp = 0, 1
@@ -53,13 +57,28 @@ def cut_windows(
         if shuffle_window != "all":
             before = int(stops[start - 1]) if start else 0
             stop = max(start + 1, int(np.searchsorted(stops, before + shuffle_window, side="right")))
-        if ramp_up and start + ramp < stop:
-            stop = start + ramp
+        if ramp_up:
+            stop = min(stop, start + ramp)
             ramp *= 2
-        else:
-            ramp_up = False
         yield start, stop
         start = stop
+
+
+def is_cut_anew(ranges: Int64s, shard_bytes: Int64s, *, shuffle_window: int | Literal["all"], ramp_up: bool) -> bool:
+    """Tell whether `cut_windows` gives other ranges than up to version 2 of the state.
+
+    Up to then ``ramp_up`` ended at the first range that the bytes cut. So the ranges differ if a later range has only
+    as many shards as ``ramp_up`` allows, and the next shard would have fitted. ``ranges`` are the cuts, int64
+    [windows + 1].
+    """
+    if not ramp_up or shuffle_window == "all":
+        return False
+    sizes, allowed = np.diff(ranges), 1 << np.minimum(np.arange(len(ranges) - 1), 62)
+    stops = np.append(0, np.cumsum(shard_bytes))
+    with_next = stops[np.minimum(ranges[1:] + 1, len(shard_bytes))] - stops[ranges[:-1]]
+    is_ramped = (sizes == allowed) & (ranges[1:] < len(shard_bytes)) & (with_next <= shuffle_window)
+    by_bytes = np.flatnonzero(~is_ramped)
+    return bool(len(by_bytes)) and bool(is_ramped[by_bytes[0] :].any())
 
 
 class Passes:
@@ -72,6 +91,7 @@ class Passes:
         shard_kept: int64 [shards], samples of each that are not excluded.
         selection: Of all data sets.
         order: The inputs of the order.
+        name: The data set's, for errors; empty if there is only one.
     """
 
     def __init__(
@@ -83,8 +103,9 @@ class Passes:
         shard_kept: Int64s,
         selection: Selection,
         order: OrderInputs,
+        name: str = "",
     ) -> None:
-        self.order = order
+        self.order, self.name = order, name
         self.shard_bytes, self.shard_starts = shard_bytes, shard_starts
         self.first_shard, self._stop_shard = shards
         self.excluded = selection.excluded
@@ -92,9 +113,10 @@ class Passes:
         self.first_ordinal = ordinals[0]
         self.part = selection.part(*ordinals)
         if not self.part.num_per_pass:
+            which = f" in data set '{name}'" if name else ""
             raise ValueError(
-                f"nothing to read: {ordinals[1] - ordinals[0]} samples, {self.part.num_excluded} excluded, in shards "
-                f"{shards[0]} to {shards[1] - 1}"
+                f"nothing to read{which}: {ordinals[1] - ordinals[0]} samples, {self.part.num_excluded} excluded; "
+                "select other samples, or leave the data set out"
             )
         self.window_bytes = window_bytes(order, shard_bytes)
         self._kept = shard_kept[slice(*shards)]
@@ -185,6 +207,20 @@ class Pass:
             cuts = np.fromiter(itertools.chain([0], (stop for _, stop in ranges)), np.int64)
             self._windows[slice_] = cuts, np.add.reduceat(self._kept[shards - passes.first_shard], cuts[:-1])
         return self._windows[slice_]
+
+    @property
+    def is_cut_anew(self) -> bool:
+        """Whether a slice has other windows than up to version 2 of the state: see `is_cut_anew`."""
+        order, sizes = self._passes.order, self._passes.shard_bytes
+        return order.shuffle and any(
+            is_cut_anew(
+                self.windows(slice_)[0],
+                sizes[shards],
+                shuffle_window=self._passes.window_bytes,
+                ramp_up=order.ramp_up,
+            )
+            for slice_, shards in enumerate(self.slices)
+        )
 
     def samples(self, shards: Int64s) -> tuple[Int64s, Int64s | None]:
         """The samples of a window in reading order, and their copy numbers (``None`` in a pass without copies)."""

@@ -9,6 +9,7 @@ its passes (`dali_pipes.order.passes`). `dali_pipes.order.mixing` chooses the da
 every slice.
 """
 
+import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple, get_args
@@ -46,8 +47,8 @@ class Step(NamedTuple):
     """int64 [batch]: a different number each time that the epoch has the same sample; 0 if no sample is repeated.
     Without class factors it is the number of the pass, 0, 1, 2, ..., in which the sample comes."""
     num_valid: int
-    """Number of samples, from the front, that count: less than ``len(ordinals)`` only in a last batch in which the rank
-    has no sample."""
+    """Number of samples, from the front, that count: less than ``len(ordinals)`` only in a last batch, with samples
+    that ``FILL`` repeats, or in which the rank has no sample."""
     finished: tuple[int, ...] = ()
     """One number for each lane: its windows, from the epoch's start on, that no later step of any rank reads. Samples
     that ``FILL`` repeats do not count as read."""
@@ -87,7 +88,7 @@ class Plan:
     ``epoch_samples``    ``weights``    samples  of each data set
     ===================  =============  =======  ==================================================================
     ``None``             ``None``       40       30 and 10: each sample once
-    ``None``             (0.5, 0.5)     60       30 and 30: the least that has all samples; three passes of the second
+    ``None``             (0.5, 0.5)     60       30 and 30: exactly by weight; three passes of the second
     ``None``             (0.9, 0.1)     100      90 and 10: three passes of the first
     20                   ``None``       20       15 and 5: the next epoch has the others
     20                   (0.5, 0.5)     20       10 and 10: a third of a pass of the first, a pass of the second
@@ -99,6 +100,7 @@ class Plan:
         order: The inputs of the order.
         set_shards: Numbers of shards of consecutive data sets, in the manifest's order; ``None``: one data set.
         selection: How often each sample comes in a pass; ``None``: once.
+        set_names: Names of the data sets, for errors.
 
     Raises:
         ValueError: If there are fewer shards than slices, no sample is left, the data sets do not match the weights or
@@ -113,6 +115,7 @@ class Plan:
         order: OrderInputs,
         set_shards: Sequence[int] | None = None,
         selection: Selection | None = None,
+        set_names: Sequence[str] = (),
     ) -> None:
         self.order = order
         shard_bytes, shard_samples = np.asarray(shard_bytes, np.int64), np.asarray(shard_samples, np.int64)
@@ -138,8 +141,9 @@ class Plan:
                 shard_kept=kept,
                 selection=selection,
                 order=order,
+                name=set_names[number] if set_names else str(number) if len(ranges) > 1 else "",
             )
-            for shards in ranges
+            for number, shards in enumerate(ranges)
         ]
         lengths = _lengths(order, sets)
         self._spans = [Span(passes, length=length) for passes, length in zip(sets, lengths, strict=True)]
@@ -148,6 +152,19 @@ class Plan:
         """Samples of one epoch over all ranks; includes repeated ones of slices shorter than the longest."""
         self.set_samples = tuple(length * order.num_slices for length in lengths)
         """Samples of each data set among them."""
+
+    @functools.cached_property
+    def state_version(self) -> int:
+        """The version of states of this epoch: 3 if its order is another than it was in version 2, else 2."""
+        if not self.order.ramp_up:
+            return 2
+        passes = {
+            piece.pass_
+            for span in self._spans
+            for slice_ in range(self.order.num_slices)
+            for piece in span.pieces(slice_)
+        }
+        return 3 if any(pass_.is_cut_anew for pass_ in passes) else 2
 
     def shard_of(self, ordinals: Int64s) -> Int64s:
         """The shard of each ordinal: int64 [N]."""
@@ -225,7 +242,7 @@ class Plan:
         policy       step 0      step 1 (three samples are left: 4, 5, 6)
         ===========  ==========  ==========================================================
         ``DROP``     0 1 | 2 3   none
-        ``FILL``     0 1 | 2 3   4 5 | 6 0: the epoch's first samples fill it
+        ``FILL``     0 1 | 2 3   4 5 | 6 0: the epoch's first samples fill it, and do not count
         ``PARTIAL``  0 1 | 2 3   4 5 | 6: dealt evenly, the first ranks one more
         ===========  ==========  ==========================================================
 
@@ -271,6 +288,7 @@ class Plan:
         for position in range(start, self.num_samples, global_batch_size):
             size = min(global_batch_size, self.num_samples - position)
             parts = self._take(cursors, position // num_slices, size // num_slices)
+            num_valid = size // num_slices  # of each slice
             if size < global_batch_size:
                 if last_batch_policy == "DROP":
                     return
@@ -286,8 +304,13 @@ class Plan:
             finished = tuple(cursor.finished for cursor in cursors)
             if first == stop:
                 yield Step(ordinals[:1], occurrences[:1], 0, finished)
-            else:
-                yield Step(ordinals[first:stop], occurrences[first:stop], stop - first, finished)
+                continue
+            ordinals, occurrences = ordinals[first:stop], occurrences[first:stop]
+            is_valid = np.arange(first, stop) % (size // num_slices) < num_valid
+            if not is_valid.all():  # a rank that reads several slices has repeated samples after those of each
+                in_front = np.argsort(~is_valid, kind="stable")
+                ordinals, occurrences = ordinals[in_front], occurrences[in_front]
+            yield Step(ordinals, occurrences, int(is_valid.sum()), finished)
 
     def _lane(self, lane: int) -> tuple[Span, int]:
         slice_, number = divmod(lane, self.num_sets)
@@ -348,7 +371,7 @@ def _lengths(order: OrderInputs, sets: Sequence[Passes]) -> list[int]:
     if 0 in lengths:
         raise ValueError(
             f"epoch_samples={order.epoch_samples} in {order.num_slices} slices leave no sample for data set "
-            f"{lengths.index(0)}, whose share of them is too small; pass more"
+            f"'{sets[lengths.index(0)].name}', whose share of them is too small; pass more"
         )
     return lengths
 

@@ -63,28 +63,46 @@ def reserved_bytes(
         extents, sizes = extent_bytes[first:stop][read], shard_bytes[first:stop][read]
         needed = int(extents.sum())
         if cut != "all" and sizes.any():
-            # The most bytes that the shards of a step can take, even if few samples of each shard are read.
-            step = int(np.ceil((extents / np.maximum(1, at_least[read])).max())) * each
-            needed = min(needed, num_slices_read * _windows_bytes(extents, sizes, cut=cut, step=step))
+            samples = np.maximum(1, at_least[read])
+            lane = _lane_bytes(extents, sizes, samples, cut=cut, num_samples=each)
+            needed = min(needed, num_slices_read * lane)
         reserved += needed
     return reserved
 
 
-def _windows_bytes(extents: Int64s, sizes: Int64s, *, cut: int, step: int) -> int:
-    largest = int(sizes.max())
-    # Every window but the last one of a slice has at least this many bytes: a step that needs fewer spans at most two.
-    least = max(0, cut - largest)
-    return _most_extents(extents, sizes, 2 * max(cut, largest)) + (step if least < step else 0)
+def _lane_bytes(extents: Int64s, sizes: Int64s, samples: Int64s, *, cut: int, num_samples: int) -> int:
+    """Bound the bytes of the cache that two windows of a lane take, or all windows that a step spans.
 
-
-def _most_extents(extent_bytes: Int64s, shard_bytes: Int64s, num_bytes: int) -> int:
-    """The largest number of bytes of the cache that shards of ``num_bytes`` together can take.
-
-    An extent is longer than its shard, by its alignment and the shard's index. Small shards grow most in proportion, so
-    shards count in the order of this proportion.
+    All arrays are int64 [shards]; ``num_samples`` are those of a step.
     """
-    order = np.argsort(-extent_bytes / np.maximum(shard_bytes, 1), kind="stable")
-    stops = np.cumsum(shard_bytes[order])
-    whole = int(np.searchsorted(stops, num_bytes, side="right"))
-    # A shard that is cut off counts in full.
-    return int(extent_bytes[order[: whole + 1]].sum())
+    # A window has at most ``cut`` bytes, or is one shard that is larger; and no shard is in two windows.
+    largest = np.sort(sizes)[::-1][:2].tolist()
+    by_bytes = _most_extents(extents, sizes, sum(max(cut, size) for size in largest))
+    num_shards = max(1, int(np.searchsorted(np.cumsum(np.sort(sizes)), cut, side="right")))
+    by_shards = int(np.sort(extents)[::-1][: 2 * num_shards].sum())
+    # Every window but the last one of a slice has at least this many bytes: a step that needs fewer spans at most two.
+    least = max(0, cut - largest[0])
+    # If it spans more, it reads all but two of them whole.
+    whole = samples <= num_samples - 2
+    step = _most_extents(extents[whole], samples[whole], num_samples - 2)
+    return min(by_bytes, by_shards) + (step if least < step else 0)
+
+
+def _most_extents(extents: Int64s, weights: Int64s, limit: int) -> int:
+    """Bound the bytes of the cache that shards take whose weights add up to ``limit`` at most.
+
+    An extent is longer than its shard, by its alignment and the shard's index. So shards count in the order of bytes of
+    the cache for each unit of weight, and the shard at the limit counts in part.
+
+    >>> _most_extents(np.array([200, 200, 200]), np.array([175, 175, 175]), 263)
+    300
+    """
+    ratios = np.divide(extents, weights, out=np.full(len(extents), np.inf), where=weights > 0)
+    order = np.argsort(-ratios, kind="stable")
+    stops = np.cumsum(weights[order])
+    whole = int(np.searchsorted(stops, limit, side="right"))
+    most = int(extents[order[:whole]].sum())
+    if whole < len(order):
+        left = limit - (int(stops[whole - 1]) if whole else 0)
+        most += left * int(extents[order[whole]]) // int(weights[order[whole]])
+    return most

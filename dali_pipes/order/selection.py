@@ -5,7 +5,7 @@ cost some bytes for every sample.
 """
 
 import hashlib
-import math
+import sys
 from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any, cast
@@ -103,7 +103,11 @@ class Selection:
         for label, factor in cast("Mapping[Any, Any]", oversample).items():
             if isinstance(label, bool) or not isinstance(label, Integral):
                 raise TypeError(f"oversample must name classes by integers, as 'cls' holds them, got {label!r}")
-            if not (isinstance(factor, Real) and math.isfinite(factor) and float(factor) >= 0):
+            if not -(2**63) <= int(label) < 2**63:
+                raise ValueError(f"oversample names class {label}, expected class ids of 64 bits")
+            if isinstance(factor, bool) or not (
+                isinstance(factor, Real) and 0 <= cast("float", factor) <= sys.float_info.max
+            ):
                 raise ValueError(f"oversample[{label}] must be a finite number, not negative, got {factor!r}")
         oversample = {int(label): float(factor) for label, factor in oversample.items()}
         if labels is None:

@@ -12,7 +12,9 @@ from typing import Any
 from dali_pipes.errors import PipesError
 from dali_pipes.order.inputs import OrderInputs
 
-VERSION = 2
+VERSIONS = (2, 3)
+"""Version 3 is for epochs whose order is another than it was in version 2: see
+`dali_pipes.order.passes.is_cut_anew`. All other states are of version 2."""
 _KIND = "dali-pipes loader state"
 
 _ORDER_TYPES: dict[str, tuple[type, ...]] = {
@@ -48,12 +50,14 @@ class LoaderState:
         selection: The digest of the excluded samples, and of those that come more than once.
         order: The other inputs of the order, with the epoch.
         delivered: Samples of this epoch that were delivered to all ranks together.
+        version: One of `VERSIONS`: see `dali_pipes.order.plan.Plan.state_version`.
     """
 
     manifest: str
     selection: str
     order: OrderInputs
     delivered: int
+    version: int = VERSIONS[0]
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON or `torch.save`.
@@ -67,7 +71,7 @@ class LoaderState:
         order: dict[str, Any] = {name: getattr(self.order, name) for name in _ORDER_TYPES}
         if self.order.weights is not None:
             order["weights"] = list(self.order.weights)
-        named = {"kind": _KIND, "version": VERSION, "manifest": self.manifest, "selection": self.selection}
+        named = {"kind": _KIND, "version": self.version, "manifest": self.manifest, "selection": self.selection}
         return {**named, **order, "delivered": self.delivered}
 
     @classmethod
@@ -79,14 +83,16 @@ class LoaderState:
         """
         if not isinstance(values, Mapping) or values.get("kind") != _KIND:
             raise StateError(f"expected what state_dict() gave, got {_shown(values)}")
-        if values.get("version") != VERSION:
+        if values.get("version") not in VERSIONS:
             raise StateError(
-                f"the state is of version {values.get('version')}, this dali-pipes reads version {VERSION}; continue "
-                "with the version that wrote it, or start the epoch anew"
+                f"the state is of version {values.get('version')}, this dali-pipes reads versions "
+                f"{' and '.join(map(str, VERSIONS))}; continue with the version that wrote it, or start the epoch anew"
             )
         expected = {"manifest": (str,), "selection": (str,), **_ORDER_TYPES, "delivered": (int,)}
         for name, types in expected.items():
-            value = values.get(name)
+            if name not in values:
+                raise StateError(f"the state has no '{name}': it is not whole")
+            value = values[name]
             if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
                 raise StateError(f"the state's '{name}' must be {types[0].__name__}, got {value!r}")
         if values["delivered"] < 0:
@@ -98,9 +104,9 @@ class LoaderState:
             order = OrderInputs(**inputs)
         except (TypeError, ValueError) as exc:
             raise StateError(f"the state has impossible values: {exc}") from exc
-        return cls(**{name: values[name] for name in ("manifest", "selection", "delivered")}, order=order)
+        return cls(**{name: values[name] for name in ("manifest", "selection", "delivered", "version")}, order=order)
 
-    def check(self, *, manifest: str, selection: str, order: OrderInputs, num_samples: int) -> None:
+    def check(self, *, manifest: str, selection: str, order: OrderInputs, num_samples: int, version: int) -> None:
         """Raise a `StateError` if anything but the epoch differs; its text says what differs, and what to do."""
         if self.manifest != manifest:
             raise StateError(
@@ -119,6 +125,13 @@ class LoaderState:
                 raise StateError(f"the state has {name}={theirs!r}, this loader {name}={ours!r}; {advice}")
         if self.delivered > num_samples:
             raise StateError(f"the state has {self.delivered} samples delivered, an epoch has {num_samples}")
+        is_begun = order.epoch_samples is not None or 0 < self.delivered < num_samples
+        if self.version != version and is_begun:
+            raise StateError(
+                f"the state is of version {self.version}, and since then the order of epoch {self.order.epoch} has "
+                "changed: ramp_up ended where window_bytes cut a window short; continue with the version of "
+                "dali-pipes that wrote it, or start an epoch anew: loader.set_epoch(N)"
+            )
         if self.delivered % order.num_slices:
             raise StateError(
                 f"the state has {self.delivered} samples delivered, expected a multiple of "

@@ -1,13 +1,15 @@
 """Find this process's rank: given by the caller, else by `torch.distributed`, else by the launcher's variables.
 
-``torchrun``, Slurm's ``srun`` and the MPI launchers set environment variables. They are read here and nowhere else.
+``torchrun``, Slurm's ``srun`` and the MPI launchers set environment variables. They are read here; the number of
+torchrun's attempt is read in `dali_pipes.processes.agreement`.
 """
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
+
+from dali_pipes.arguments import as_integer
 
 
 class _Launcher(NamedTuple):
@@ -71,6 +73,7 @@ def find_rank(*, rank: int | None, world_size: int | None, environment: Mapping[
     ``local_rank`` is the launcher's; without a launcher it is 0.
 
     Raises:
+        TypeError: If ``rank`` or ``world_size`` is not an integer.
         ValueError: If only one of ``rank`` and ``world_size`` is given, or the rank is not below the world size.
     """
     launched = rank_from_environment(os.environ if environment is None else environment)
@@ -79,8 +82,8 @@ def find_rank(*, rank: int | None, world_size: int | None, environment: Mapping[
         raise ValueError(f"{given} was given without {missing}; give both, or neither to find them automatically")
     local = launched.local_rank
     if rank is not None and world_size is not None:
-        return Rank(rank=rank, world_size=world_size, local_rank=local)
-    distributed = _distributed()
+        return Rank(rank=as_integer("rank", rank), world_size=as_integer("world_size", world_size), local_rank=local)
+    distributed = distributed_rank()
     if distributed is not None:
         return Rank(rank=distributed[0], world_size=distributed[1], local_rank=local)
     return Rank(rank=launched.rank, world_size=launched.world_size, local_rank=local)
@@ -105,6 +108,15 @@ def rank_from_environment(environment: Mapping[str, str]) -> Rank:
     )
 
 
+def distributed_rank() -> tuple[int, int] | None:
+    """Return rank and size of torch's default process group; ``None`` if there is none."""
+    import torch.distributed as distributed
+
+    if not distributed.is_available() or not distributed.is_initialized():
+        return None
+    return distributed.get_rank(), distributed.get_world_size()
+
+
 def cores_of_rank(environment: Mapping[str, str] | None = None) -> int:
     """Count the cores that this process may keep busy: all that it may use, or its share of them.
 
@@ -122,50 +134,18 @@ def cores_of_rank(environment: Mapping[str, str] | None = None) -> int:
     launcher = _launcher(found)
     if launcher is None or _is_bound(cores):
         return len(cores)
-    return max(1, len(cores) // max(1, _number(found, launcher.local_world_size, launcher, default=1)))
+    return max(1, len(cores) // num_local_ranks(found))
 
 
-def refuse_disagreement(inputs: Mapping[str, str], *, process: Rank, number: int) -> None:
-    """Compare the inputs of this rank's order with those of other ranks, through the process group's store.
-
-    The function does not wait for other ranks: if two ranks disagree, the later one finds out. Without a process group
-    of this size it compares nothing.
-
-    ``inputs`` maps names to values, which must be the same on every rank. ``number`` is the loader's number, counted in
-    the same way on every rank.
+def num_local_ranks(environment: Mapping[str, str] | None = None) -> int:
+    """Count the processes that the launcher started on this host; 1 without a launcher.
 
     Raises:
-        ValueError: If an input differs; names the rank, the input and both values.
+        ValueError: If a variable is not a number.
     """
-    found = _distributed()
-    if found is None or found != (process.rank, process.world_size) or process.world_size == 1:
-        return
-    from torch.distributed.distributed_c10d import _get_default_store
-
-    store = _get_default_store()
-    # torchrun's store outlives workers that are started again, and still has their values.
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    store.set(f"dali-pipes/{attempt}/{number}/{process.rank}", json.dumps(dict(inputs)))
-    for other in range(process.world_size):
-        key = f"dali-pipes/{attempt}/{number}/{other}"
-        if other == process.rank or not store.check([key]):
-            continue
-        theirs = json.loads(store.get(key))
-        for name, ours in inputs.items():
-            if theirs.get(name) != ours:
-                raise ValueError(
-                    f"the ranks disagree: {name} is {ours} on rank {process.rank} and {theirs.get(name)} on rank "
-                    f"{other}; give every rank the same value; otherwise some samples are read twice and others never"
-                )
-
-
-def _distributed() -> tuple[int, int] | None:
-    """Rank and size of torch's default process group; ``None`` if there is none."""
-    import torch.distributed as distributed
-
-    if not distributed.is_available() or not distributed.is_initialized():
-        return None
-    return distributed.get_rank(), distributed.get_world_size()
+    found = os.environ if environment is None else environment
+    launcher = _launcher(found)
+    return 1 if launcher is None else max(1, _number(found, launcher.local_world_size, launcher, default=1))
 
 
 def _launcher(environment: Mapping[str, str]) -> _Launcher | None:

@@ -11,8 +11,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from dali_pipes.errors import printable
+from dali_pipes.formats.photo_header import PHOTO_FORMATS, PhotoHeader, PhotoRules, size_problem
 from dali_pipes.order.randomness import Stream
-from dali_pipes.reader.shard_table import ShardTable, is_undecodable, photo_problem
+from dali_pipes.reader.shard_table import ShardTable
 
 # Keys of a batch that an error names.
 NUM_NAMED = 8
@@ -40,6 +42,34 @@ class Places:
         """Take a run of the samples."""
         return Places(*(getattr(self, field.name)[rows] for field in fields(self)))
 
+    def header(self, position: int) -> PhotoHeader:
+        """The header of one photo."""
+        format, height, width = (int(column[position]) for column in (self.format, self.height, self.width))
+        return PhotoHeader(PHOTO_FORMATS[format] if format >= 0 else "unknown", height, width)
+
+    def are_refused(self, rules: PhotoRules) -> Bools:
+        """Tell which are bad photos, as `PhotoRules.problem` says for one: bool [N]."""
+        codes = [PHOTO_FORMATS.index(name) for name in rules.refused]
+        pixels = self.height * self.width
+        bad: Bools = (self.format >= 0) & (np.isin(self.format, codes) | (pixels == 0) | (pixels > rules.max_pixels))
+        return bad
+
+    def differ_in_size(self, other: "Places") -> Bools:
+        """Tell which photos have another size than those of ``other``, where both are there: bool [N]."""
+        differ: Bools = (self.height != other.height) | (self.width != other.width)
+        for places in (self, other):
+            differ &= (places.offset >= 0) & (places.format >= 0)
+        return differ
+
+
+class DecodedPhotos(NamedTuple):
+    """The photos of a sample that a graph decodes."""
+
+    components: tuple[str, ...] = ()
+    """Components whose bytes reach an image decoder."""
+    same_size: tuple[tuple[str, str], ...] = ()
+    """Pairs of components that share a crop, such as a photo and its mask: both must have the same size."""
+
 
 class _Part(NamedTuple):
     # The rows of one shard among those of other shards.
@@ -51,8 +81,8 @@ class _Part(NamedTuple):
 class Rows:
     """Some samples, in a given order: ``ordinals`` is int64 [N]; ``tables`` are in the order of the shards."""
 
-    def __init__(self, ordinals: Int64s, tables: Sequence[ShardTable], *, max_pixels: int) -> None:
-        self.ordinals, self._tables, self._max_pixels = ordinals, tables, max_pixels
+    def __init__(self, ordinals: Int64s, tables: Sequence[ShardTable], *, rules: PhotoRules) -> None:
+        self.ordinals, self._tables, self._rules = ordinals, tables, rules
         at = np.searchsorted(np.array([table.first for table in tables], np.int64), ordinals, side="right") - 1
         self.shard: Int64s = np.array([table.shard for table in tables], np.int64)[at]
         """int64 [N]: the shard of each."""
@@ -63,14 +93,14 @@ class Rows:
             for number, where in zip(named.tolist(), np.split(order, firsts[1:]), strict=True)
         }
         self._places: dict[str, Places] = {}
-        self._refused: dict[tuple[str, ...], Bools] = {}
+        self._refused: dict[DecodedPhotos, Bools] = {}
 
     def __len__(self) -> int:
         return len(self.ordinals)
 
     def of(self, ordinals: Int64s) -> "Rows":
         """Take other samples of the same shards, without reading anything."""
-        return Rows(ordinals, self._tables, max_pixels=self._max_pixels)
+        return Rows(ordinals, self._tables, rules=self._rules)
 
     def places(self, component: str) -> Places:
         """Locate one component of each sample, or the first that it has of alternatives such as ``"jpg;jpeg"``."""
@@ -81,23 +111,28 @@ class Rows:
             self._places[component] = Places(*np.ascontiguousarray(columns.T))
         return self._places[component]
 
-    def refused(self, components: Sequence[str]) -> Bools:
-        """Tell which samples must not be decoded, by the shard index's columns of these components: bool [N]."""
-        if tuple(components) not in self._refused:
+    def refused(self, photos: DecodedPhotos) -> Bools:
+        """Tell which samples must not be decoded, by the shard index's columns of their photos: bool [N]."""
+        if photos not in self._refused:
             refused = np.zeros(len(self), np.bool_)
-            for places in map(self.places, components):
-                is_bad = is_undecodable(places.format, places.height)
-                refused |= (is_bad | (places.height * places.width > self._max_pixels)) & (places.offset >= 0)
-            self._refused[tuple(components)] = refused
-        return self._refused[tuple(components)]
+            for places in map(self.places, photos.components):
+                refused |= places.are_refused(self._rules) & (places.offset >= 0)
+            for photo, mask in photos.same_size:
+                refused |= self.places(photo).differ_in_size(self.places(mask))
+            self._refused[photos] = refused
+        return self._refused[photos]
 
-    def problem(self, position: int, components: Sequence[str]) -> tuple[str, str]:
+    def problem(self, position: int, photos: DecodedPhotos) -> tuple[str, str]:
         """Return the component for which a sample is refused, and the reason."""
-        for component in components:
+        for component in photos.components:
             places = self.places(component)
-            photo = (int(column[position]) for column in (places.height, places.width, places.format))
-            if places.offset[position] >= 0 and (text := photo_problem(*photo, max_pixels=self._max_pixels)):
+            is_photo = places.offset[position] >= 0 and places.format[position] >= 0
+            if is_photo and (text := self._rules.problem(places.header(position))):
                 return component, text
+        for photo, mask in photos.same_size:
+            if self.places(photo).differ_in_size(self.places(mask))[position]:
+                expected, found = (self.places(name).header(position)[1:] for name in (photo, mask))
+                return mask, size_problem(photo, expected, found)
         raise AssertionError("asked for a sample that is not refused")
 
     @cached_property
@@ -111,7 +146,7 @@ class Rows:
     def name(self, position: int) -> tuple[str, str]:
         """Return the shard and the key of one sample."""
         part = self._parts[int(self.shard[position])]
-        return part.table.name, part.table.keys[int(part.rows[np.searchsorted(part.where, position)])]
+        return part.table.name, part.table.key(int(part.rows[np.searchsorted(part.where, position)]))
 
 
 class Batch:
@@ -160,10 +195,10 @@ class Batch:
         """Locate one component of each sample; see `Rows.places`."""
         return self.rows.places(component).part(slice(self._start, self._stop))
 
-    def refused(self, components: Sequence[str]) -> dict[int, tuple[str, str]]:
+    def refused(self, photos: DecodedPhotos) -> dict[int, tuple[str, str]]:
         """Find the samples that must not be decoded: position -> component and reason; see `Rows.refused`."""
-        bad = np.flatnonzero(self.rows.refused(components)[self._start : self._stop]).tolist()
-        return {position: self.rows.problem(self._start + position, components) for position in bad}
+        bad = np.flatnonzero(self.rows.refused(photos)[self._start : self._stop]).tolist()
+        return {position: self.rows.problem(self._start + position, photos) for position in bad}
 
     @property
     def labels(self) -> Int64s:
@@ -182,8 +217,8 @@ class Batch:
 
     @property
     def some_keys(self) -> str:
-        """The first keys, as an error names a batch."""
-        return ", ".join(self.keys[:NUM_NAMED]) + (", ..." if len(self) > NUM_NAMED else "")
+        """The first keys, as an error or a line of the log names a batch."""
+        return ", ".join(map(printable, self.keys[:NUM_NAMED])) + (", ..." if len(self) > NUM_NAMED else "")
 
     def name(self, position: int) -> tuple[str, str]:
         """Return the shard and the key of one sample."""

@@ -8,7 +8,6 @@ shard indexes. Later it finds the samples that can replace a bad one.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import numpy.typing as npt
@@ -16,21 +15,16 @@ import numpy.typing as npt
 from dali_pipes.errors import DataError
 from dali_pipes.formats.manifest import Manifest
 from dali_pipes.formats.names import LABEL_COMPONENT, classes_name, index_name
-from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.order.randomness import Stream
-from dali_pipes.reader.batch import Batch, Rows
+from dali_pipes.reader.batch import Batch, Places, Rows
 from dali_pipes.reader.shard_table import (
     FORMAT,
-    HEIGHT,
     NO_PHOTO,
     OFFSET,
-    UNDECODABLE,
-    WIDTH,
     SampleRules,
     ShardTable,
-    is_undecodable,
-    photo_problem,
 )
+from dali_pipes.store.patience import PatientThreads
 from dali_pipes.store.shard_names import shared_prefix
 
 # Shard indexes read at a time in search of a fault; the wait is the store's latency.
@@ -67,7 +61,7 @@ class Samples:
             DataError: If an index does not fit the manifest.
         """
         tables = [self._table(int(shard)) for shard in np.unique(self.shard_of(ordinals))]
-        return Rows(ordinals, tables, max_pixels=self.rules.max_pixels)
+        return Rows(ordinals, tables, rules=self.rules.photos)
 
     def forget(self, shards: Iterable[int]) -> None:
         """Drop the indexes of these shards; they are read again if they are named again."""
@@ -81,13 +75,7 @@ class Samples:
 
     def _load(self, shard: int) -> ShardTable:
         name = self.manifest.names[shard]
-        index = ShardIndex.from_bytes(self._read_index(shard), where=index_name(name))
-        expected = (int(self.manifest.samples[shard]), int(self.manifest.shard_bytes[shard]))
-        if (index.num_samples, index.shard_bytes) != expected:
-            raise DataError(
-                f"index '{index_name(name)}' lists {index.num_samples} samples in {index.shard_bytes} bytes, the "
-                f"manifest says {expected[0]} in {expected[1]}; rebuild it: dali-pipes prep index URL"
-            )
+        index = self.manifest.shard_index(shard, self._read_index(shard), where=index_name(name))
         first = int(self._starts[shard])
         return ShardTable(shard, name=name, first=first, index=index, rules=self.rules, class_ids=self._class_ids)
 
@@ -192,26 +180,27 @@ class StoredSamples(Samples):
             )
 
     def check_photos(self, component: str) -> None:
-        """Refuse photos that DALI cannot decode, by the headers that were read when the shards were indexed.
+        """Refuse photos that must not reach a decoder, by the headers that were read when the shards were indexed.
 
         Raises:
-            DataError: If a photo is a GIF, or its header is of an unknown kind; names the first.
+            DataError: If a photo is of a format that is not allowed, or its header cannot be read; names the first.
         """
+        rules = self.rules.photos
         formats = [self._whole.photos[name] for name in component.split(";") if name in self._whole.photos]
-        num_bad = sum(found.get(kind, 0) for found in formats for kind in (*UNDECODABLE, "unsized"))
+        num_bad = sum(found.get(kind, 0) for found in formats for kind in (*rules.refused, "unsized"))
         if not num_bad:
             return
 
         def is_bad(table: ShardTable) -> Bools:
-            columns = table.column(component)
-            return is_undecodable(columns[:, FORMAT], columns[:, HEIGHT]) & (columns[:, OFFSET] >= 0)
+            places = Places(*table.column(component).T)
+            bad: Bools = places.are_refused(rules) & (places.offset >= 0)
+            return bad
 
         if (found := self._first(is_bad)) is not None:
             table, row = found
-            photo = table.column(component)[row, [HEIGHT, WIDTH, FORMAT]].tolist()
-            problem = photo_problem(*photo, max_pixels=self.rules.max_pixels)
+            problem = rules.problem(Places(*table.column(component).T).header(row))
             # With exclusions it is not known how many of the bad samples are among those that are left.
-            more = f"; so do {num_bad - 1} more samples" if num_bad > 1 and not len(self.excluded) else ""
+            more = f"; {num_bad} such samples in all" if num_bad > 1 and not len(self.excluded) else ""
             raise DataError(
                 f"{table.name_of(row)}: component '{component}' {problem}{more}; pass "
                 "bad_samples=BadSamples(on_error='substitute'), leave it out (select=Select(exclude=...)), or pack "
@@ -237,7 +226,7 @@ class StoredSamples(Samples):
 
     def _first(self, is_found: Callable[[ShardTable], Bools]) -> tuple[ShardTable, int] | None:
         """Find the first sample that is not excluded and for which ``is_found``: its shard's table and its row."""
-        with ThreadPoolExecutor(NUM_READERS) as readers:
+        with PatientThreads(NUM_READERS) as readers:
             for first in range(0, self.manifest.num_shards, 16 * NUM_READERS):
                 shards = range(first, min(first + 16 * NUM_READERS, self.manifest.num_shards))
                 for table in readers.map(self._load, shards):

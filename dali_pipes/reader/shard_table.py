@@ -3,14 +3,15 @@
 A `ShardTable` is a checked shard index with one table for each component that was asked for.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
+from dali_pipes.data_set.joined import split_set
 from dali_pipes.errors import DataError
 from dali_pipes.formats.names import LABEL_COMPONENT
-from dali_pipes.formats.photo_header import MAX_PIXELS, PHOTO_FORMATS
+from dali_pipes.formats.photo_header import PhotoRules
 from dali_pipes.formats.sample_columns import NO_LABEL
 from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.options import Labels, Missing
@@ -19,11 +20,8 @@ from dali_pipes.options import Labels, Missing
 OFFSET, SIZE, HEIGHT, WIDTH, FORMAT = range(5)
 NO_PHOTO = -1
 """The format of a component whose name is not that of a photo."""
-UNDECODABLE = ("unknown", "GIF")
-_UNDECODABLE_CODES = [PHOTO_FORMATS.index(kind) for kind in UNDECODABLE]
 
 Int64s = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +30,9 @@ class SampleRules:
 
     labels: Labels = "raw"
     missing: Missing = "error"
-    max_pixels: int = MAX_PIXELS
+    photos: PhotoRules = field(default_factory=PhotoRules)
+    names_sets: bool = False
+    """Whether the shards are those of a mixture, called ``SET/SHARD``; then keys are ``SET/KEY``, too."""
 
 
 class ShardTable:
@@ -41,7 +41,8 @@ class ShardTable:
     def __init__(
         self, shard: int, *, name: str, first: int, index: ShardIndex, rules: SampleRules, class_ids: Int64s
     ) -> None:
-        self.shard, self.name, self.first, self.keys = shard, name, first, index.keys
+        self.shard, self.name, self.first = shard, name, first
+        self._set = f"{split_set(name)[0]}/" if rules.names_sets else ""
         self._index, self._rules, self._class_ids = index, rules, class_ids
         self._columns: dict[str, Int64s] = {}
 
@@ -73,13 +74,17 @@ class ShardTable:
         self._columns[component] = found
         return found
 
+    def key(self, row: int) -> str:
+        """Return the key of one sample."""
+        return f"{self._set}{self._index.keys[row]}"
+
     def components_of(self, row: int) -> list[str]:
         """List the components that one sample has."""
         return [name for name, offsets in self._index.offsets.items() if offsets[row] >= 0]
 
     def name_of(self, row: int) -> str:
         """Name shard and key of one sample, for errors."""
-        return f"shard '{self.name}', key '{self.keys[row]}'"
+        return f"shard '{self.name}', key '{self.key(row)}'"
 
     def labels(self, rows: Int64s) -> Int64s:
         """Return the class ids of some rows: int64 [N].
@@ -112,21 +117,3 @@ class ShardTable:
                 "dali-pipes prep index URL"
             )
         return contiguous.astype(np.int64)
-
-
-def is_undecodable(formats: Int64s, heights: Int64s) -> Bools:
-    """Tell which photos DALI cannot decode, by format and size: bool [N]."""
-    bad: Bools = np.isin(formats, _UNDECODABLE_CODES) | ((formats >= 0) & (heights == 0))
-    return bad
-
-
-def photo_problem(height: int, width: int, format_: int, *, max_pixels: int) -> str | None:
-    """Say why a photo cannot be decoded, by its columns in the index; ``None`` if they show no reason."""
-    expected = "expected JPEG, PNG or another format that DALI decodes"
-    if format_ == PHOTO_FORMATS.index("GIF"):
-        return f"holds a GIF, {expected}"
-    if format_ >= 0 and (format_ == PHOTO_FORMATS.index("unknown") or not height):
-        return f"holds an image whose header cannot be read, {expected}"
-    if height * width > max_pixels:
-        return f"holds a photo of {height} x {width} pixels, expected at most max_pixels={max_pixels}"
-    return None

@@ -4,6 +4,7 @@ A store's attributes say what it can do (`Store.directory`, `Store.cluster`, `St
 reads them, and never asks for a store's class. Object names are relative to the bucket or directory.
 """
 
+import builtins
 import contextlib
 import os
 from abc import ABC, abstractmethod
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
     from dali_pipes.fetch.fetcher import Fetcher
     from dali_pipes.store.cluster.transfer import RemoteFile
+    from dali_pipes.store.cluster.transport.proxies import Proxies
+    from dali_pipes.store.patience import Patience
 
 
 class StoreAccess(Protocol):
@@ -85,10 +88,18 @@ class Store(ABC):
     def list(self, prefix: str) -> "list[ObjectEntry]":
         """The objects whose name starts with ``prefix``, sorted by name; of a directory, only the prefix's folder."""
 
+    def list_all(self, prefix: str) -> "builtins.list[ObjectEntry]":
+        """As `list`, for callers who take an object that is not listed for one that does not exist.
+
+        Raises:
+            StoreError: If the cluster moves objects between its nodes: it lists only some of them then.
+        """
+        return self.list(prefix)
+
     def find_all(self, names: Sequence[str]) -> "dict[str, ObjectEntry]":
-        """The entries of the named objects that exist, in the order of ``names``; by one listing if that is enough."""
+        """The entries of the named objects that exist, in the order of ``names``: see `list_all`."""
         prefix = os.path.commonprefix(names)  # noqa: RUF071 (character by character is intended)
-        listed = {entry.name: entry for entry in self.list(prefix)}
+        listed = {entry.name: entry for entry in self.list_all(prefix)}
         return {name: entry for name in names if (entry := listed.get(name)) is not None}
 
     @abstractmethod
@@ -148,7 +159,18 @@ class Bucket(Store):
     """The scheme of its URL: ``ais``, ``s3``, ``gs`` or ``az``."""
     client: "Client"
     """The SDK's client."""
+    proxies: "Proxies"
+    """The proxies that are asked."""
+    patience: "Patience"
+    """How long requests wait for a cluster that is away."""
 
     @abstractmethod
     def asking(self, where: str) -> contextlib.AbstractContextManager[None]:
         """Turn errors of the SDK and its transport into a `StoreError` that says where it failed and what to do."""
+
+    @abstractmethod
+    def learn_map(self) -> None:
+        """Look at the cluster's map once, while it is well: for other proxies, and to notice later what it lacks.
+
+        Does not wait for a cluster that is away; the next call looks again then.
+        """

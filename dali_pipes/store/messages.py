@@ -4,8 +4,13 @@ import contextlib
 import http.client
 import ipaddress
 import json
+import os
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
+
+from dali_pipes.errors import printable
+from dali_pipes.store.cluster.transport.tls_errors import cut_hint, tls_text
 
 if TYPE_CHECKING:
     from aistore.sdk.errors import AISError
@@ -13,6 +18,8 @@ if TYPE_CHECKING:
 
 # The longest part of an answer's text that an error repeats: some servers answer with a whole page.
 MAX_TEXT = 500
+# Of a line of an exception's text.
+_LINE_CHARS = 500
 
 
 def error_text(exc: "AISError") -> str:
@@ -33,15 +40,31 @@ def answer_text(status: int, text: str, *, reason: str = "") -> str:
     >>> answer_text(404, '{"message": "ais://b/o does not exist"}')
     '404 ais://b/o does not exist'
     """
-    text = message_of(text)[:MAX_TEXT]
-    return f"{status} {text or reason or http.client.responses.get(status, 'without a reason')}"
+    text = printable(message_of(text) or reason, max_chars=MAX_TEXT)
+    return f"{status} {text or http.client.responses.get(status, 'without a reason')}"
 
 
 def message_of(text: str) -> str:
     """The message in AIStore's JSON, or the text itself if it is not such JSON; in one line."""
-    with contextlib.suppress(ValueError, TypeError, KeyError):
+    with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
         text = str(json.loads(text)["message"])
     return " ".join(text.split())
+
+
+def check_endpoint_url(endpoint: str) -> None:
+    """Raise a `ValueError` if an endpoint is not a URL, or holds a password; the error does not repeat a password."""
+    try:
+        parts = urlsplit(endpoint)
+        is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_url = False
+    if "@" in endpoint:
+        host = endpoint.rpartition("@")[2]
+        raise ValueError(
+            f"the endpoint at '{printable(host)}' must not hold a password; set AIS_AUTHN_TOKEN to a token"
+        )
+    if not is_url:
+        raise ValueError(f"endpoint must be a URL such as http://localhost:51080, got '{printable(endpoint)}'")
 
 
 def is_loopback(endpoint: str) -> bool:
@@ -53,17 +76,22 @@ def is_loopback(endpoint: str) -> bool:
 
 
 def no_answer(endpoint: str, exc: Exception) -> str:
-    """The text for an exception of `requests` that means that nothing answered."""
+    """The text for an exception of `requests` that means that nothing answered, or not as expected."""
     import requests
 
+    if text := tls_text(innermost(exc)):
+        return f"{endpoint} {text}"
+    if isinstance(exc, OSError) and not isinstance(exc, requests.RequestException):
+        return f"cannot connect to {endpoint}: {first_line(exc)}; check AIS_CLIENT_CA, AIS_CRT and AIS_CRT_KEY"
     if isinstance(exc, requests.exceptions.ProxyError):
         return (
             f"no answer from AIStore at {endpoint} through the proxy {_proxy_of(endpoint)} ({cause_of(exc)}); "
             "name the host in NO_PROXY to reach it directly, or pass another --endpoint"
         )
+    hint = cut_hint(innermost(exc), endpoint, has_certificate="AIS_CRT" in os.environ)
     return (
-        f"no answer from AIStore at {endpoint} ({cause_of(exc)}); is it running? pass endpoint= (--endpoint), or set "
-        "AIS_ENDPOINT"
+        f"no answer from AIStore at {endpoint} ({cause_of(exc)}){hint}; is it running? pass endpoint= (--endpoint), or "
+        "set AIS_ENDPOINT"
     )
 
 
@@ -74,13 +102,17 @@ def cause_of(exc: BaseException) -> str:
 
 def innermost(exc: BaseException) -> BaseException:
     """The exception that `requests` and `urllib3` wrapped."""
+    return list(wrapped_in(exc))[-1]
+
+
+def wrapped_in(exc: BaseException) -> Iterator[BaseException]:
+    """The exception, the one that it wraps, and so on to the innermost."""
     # requests wraps urllib3's error, which wraps the socket's: "HTTPConnection(...): Failed to ...".
     inner: BaseException | None = exc
     while inner is not None:
-        exc = inner
-        wrapped = (getattr(exc, "reason", None), getattr(exc, "original_error", None), *exc.args)
+        yield inner
+        wrapped = (getattr(inner, "reason", None), getattr(inner, "original_error", None), *inner.args)
         inner = next((value for value in wrapped if isinstance(value, BaseException)), None)
-    return exc
 
 
 def unchained(exc: BaseException) -> BaseException:
@@ -90,7 +122,7 @@ def unchained(exc: BaseException) -> BaseException:
 
 
 def first_line(exc: BaseException) -> str:
-    return next(iter(str(exc).splitlines()), type(exc).__name__)
+    return printable(next(iter(str(exc).splitlines()), type(exc).__name__), max_chars=_LINE_CHARS)
 
 
 def _proxy_of(endpoint: str) -> str:

@@ -1,11 +1,17 @@
 """The shards of one store that a user named."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from dali_pipes.errors import StoreError, shown
+from dali_pipes.formats.names import manifest_name
 from dali_pipes.store.base import Store
 from dali_pipes.store.entries import ObjectEntry
 from dali_pipes.store.shard_names import shared_prefix
+
+if TYPE_CHECKING:
+    from dali_pipes.formats.manifest import Manifest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,11 +20,15 @@ class ShardSet:
 
     store: Store
     names: tuple[str, ...]
+    manifest: "Manifest | None" = field(default=None, compare=False, repr=False)
+    """The manifest that named these shards, with all shards that it lists; ``None``: none was asked."""
+    manifest_prefix: str | None = None
+    """The prefix of that manifest's name; ``None``: the prefix that the shards share."""
 
     @property
     def prefix(self) -> str:
         """The prefix of the names of these shards' manifest and class table: see `shared_prefix`."""
-        return shared_prefix(self.names)
+        return shared_prefix(self.names) if self.manifest_prefix is None else self.manifest_prefix
 
     @property
     def url(self) -> str:
@@ -28,7 +38,7 @@ class ShardSet:
     @property
     def index_command(self) -> str:
         """The command that indexes these shards, for messages."""
-        return f"dali-pipes prep index '{self.url}'{f' --etl {self.store.etl}' if self.store.etl else ''}"
+        return index_command(self.store, self.prefix)
 
     def entries(self) -> list[ObjectEntry]:
         """The store's entry of each shard. For a shard that is read through an ETL: of the stored shard.
@@ -38,11 +48,54 @@ class ShardSet:
         """
         found = self.store.find_all(self.names)
         if missing := [name for name in self.names if name not in found]:
-            raise missing_shards(self.store, missing, num_named=len(self.names))
+            raise self.missing(missing)
         return [found[name] for name in self.names]
 
+    def missing(self, names: Sequence[str], *, is_read: bool = True) -> StoreError:
+        """The error for some of these shards, which are not in the store; ``is_read``: see `missing_shards`."""
+        manifest = None if self.manifest is None else self.store.locate(manifest_name(self.prefix))
+        return missing_shards(
+            self.store,
+            names,
+            num_named=len(self.names),
+            manifest=manifest,
+            index_command=self.index_command,
+            is_read=is_read,
+        )
 
-def missing_shards(store: Store, missing: list[str], *, num_named: int) -> StoreError:
-    """The error for shards that were named and are not in their store."""
+
+def index_command(store: Store, prefix: str) -> str:
+    """The command that indexes the shards under a prefix, for messages."""
+    return f"dali-pipes prep index '{store.locate(prefix)}'{f' --etl {store.etl}' if store.etl else ''}"
+
+
+def missing_shards(
+    store: Store,
+    missing: Sequence[str],
+    *,
+    num_named: int,
+    manifest: str | None = None,
+    index_command: str = "",
+    is_read: bool = True,
+) -> StoreError:
+    """The error for shards that are not in their store, and that a user, or the ``manifest`` there, named.
+
+    ``is_read``: for a loader or a command that can read the data set without them.
+    """
     where = f" at {store.endpoint}" if store.endpoint else ""
-    return StoreError(f"no shard {shown([store.locate(name) for name in missing])}{where}; {num_named} were named")
+    text = f"no shard {shown([store.locate(name) for name in missing])}{where}; "
+    advice = missing_advice(index_command) if is_read else dropping_advice(index_command)
+    if manifest is None:
+        return StoreError(f"{text}{num_named} were named")
+    return StoreError(f"{text}'{manifest}' lists {num_named}, {len(missing)} of them missing; {advice}")
+
+
+def missing_advice(index_command: str = "dali-pipes prep index URL") -> str:
+    """What to do about a shard that the manifest lists and the store lacks, as the end of an error's text."""
+    without = "to read the data set without it, pass select=Select(allow_missing=True) (--allow-missing); "
+    return f"put it back; {without}{dropping_advice(index_command).removeprefix('put it back; ')}"
+
+
+def dropping_advice(index_command: str) -> str:
+    """The same where a command cannot go on without the shard."""
+    return f"put it back; to drop it for good: {index_command} --overwrite"

@@ -3,14 +3,18 @@
 `Template` follows AIStore, whose jobs take such texts; `expand_braces` follows the shell, for URLs that a user names.
 """
 
+import itertools
 import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from dali_pipes.errors import printable
+
 MAX_EXPANDED = 1_000_000
 """The limit of names for the braces of one URL: more are a typing error, or a data set too large for such a list."""
 
+_MAX_NESTED = 20
 _MAX_DIGITS = 18  # of a number in a template: it stays below 2**63
 _RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.(-?\d+))?")
 _ONE_RANGE = re.compile(r"([^{}\\]*)\{([0-9]+)\.\.([0-9]+)\}([^{}\\]*)")
@@ -117,10 +121,13 @@ def expand_braces(text: str) -> list[str]:
     """The names that a text with braces stands for, as in a shell: ranges that count up or down, and lists.
 
     Raises:
-        ValueError: If there are more than `MAX_EXPANDED` names.
+        ValueError: If there are more than `MAX_EXPANDED` names, or braces are nested too deeply.
     """
     from braceexpand import braceexpand
 
+    depths = itertools.accumulate((one == "{") - (one == "}") for one in text)
+    if max(depths, default=0) > _MAX_NESTED:
+        raise ValueError(f"'{printable(text)}': braces are nested deeper than {_MAX_NESTED}; simplify the pattern")
     if _num_names(text) > MAX_EXPANDED:
         raise ValueError(
             f"'{text}' stands for more than {MAX_EXPANDED:,} names; name the prefix alone to list the shards"

@@ -1,24 +1,22 @@
 """Resolve shard URLs into a store and object names: braces, globs, prefixes and lists, for buckets and local files."""
 
-import glob
 import os
 import re
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from urllib.parse import unquote
 
-from dali_pipes.errors import DataError, StoreError
+from dali_pipes.errors import DataError
 from dali_pipes.store.base import Store
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.entries import PROVIDERS
 from dali_pipes.store.local import LocalStore
+from dali_pipes.store.patterns import Pattern, local_pattern
 from dali_pipes.store.shard_names import (
     check_object_name,
     ending_of,
     extension_of,
     is_object_name,
-    stem_of,
     without_nul,
 )
 from dali_pipes.store.shard_set import ShardSet
@@ -100,7 +98,9 @@ def open_prefix(url: str | Path, *, endpoint: str | None) -> tuple[Store, str]:
 
 
 def resolve_shards(urls: ShardUrls, *, endpoint: str | None, compressed: bool = False) -> ShardSet:
-    """The shards that ``urls`` names, in order.
+    """The shards that ``urls`` names, in order; a prefix, a directory and a glob name what is listed there now.
+
+    For the shards of a data set, whose manifest says which they are, see `dali_pipes.data_set.named.name_shards`.
 
     Args:
         urls: ``ais://bucket/shuffled-{000000..000003}.tar``, ``ais://bucket/prefix``, a path with braces, a glob
@@ -115,23 +115,55 @@ def resolve_shards(urls: ShardUrls, *, endpoint: str | None, compressed: bool = 
     Raises:
         DataError: If a bucket lists a shard whose name would mean another object in an HTTP path or on a disk; if a
             shard is compressed and ``compressed`` is false, or is compressed in another way.
-        StoreError: If a prefix, glob or directory holds no ``.tar``, or there is no such directory.
+        StoreError: If a prefix, glob or directory holds no ``.tar``, there is no such directory, or a cluster cannot
+            list all objects now.
         ValueError: If the list is empty, names a shard twice, or spans stores; if braces expand to more than
             `MAX_EXPANDED` names, or an object's name is not valid; if a prefix or directory holds several sets.
+    """
+    locations: list[str] = []
+    for url, named in parse_shards(urls, endpoint=endpoint):
+        found = named.choose(named.listing().shards) if isinstance(named, Pattern) else named
+        check_compression(found, url=url, compressed=compressed)
+        locations += found
+    return shard_set(locations, endpoint=endpoint)
+
+
+def parse_shards(urls: ShardUrls, *, endpoint: str | None) -> list[tuple[str, list[str] | Pattern]]:
+    """Each URL, and what it stands for: the URLs or paths of shards, or a `Pattern`. Nothing is listed.
+
+    Raises:
+        ValueError: If there is no URL, braces expand to more than `MAX_EXPANDED` names, or a URL is not valid.
     """
     listed = [urls] if isinstance(urls, str | Path) else list(urls)
     if not listed:
         raise ValueError("shards must name at least one tar, got an empty list")
-    expanded: list[str] = []
-    for url in listed:
-        found = _expand(url, endpoint=endpoint)
-        _check_compression(found, url=str(url), compressed=compressed)
-        expanded += found
-    if is_remote(listed[0]):
-        store, _ = open_store(listed[0], endpoint=endpoint)
-        names = _remote_names(expanded, store.url)
+    return [(str(url), _parse(url, endpoint=endpoint)) for url in listed]
+
+
+def _parse(url: str | Path, *, endpoint: str | None) -> list[str] | Pattern:
+    remote = is_remote(url)
+    text = str(url) if remote else _local_path(url)
+    if "{" in text and (remote or not os.path.exists(text)):  # noqa: PTH110 (false, not an error, for impossible names)
+        return expand_braces(text)
+    if not remote:
+        return local_pattern(text) or [text]
+    if ending_of(text):
+        return [text]
+    store, prefix = open_store(url, endpoint=endpoint)
+    return Pattern(url=text, store=store, prefix=prefix)
+
+
+def shard_set(locations: Sequence[str], *, endpoint: str | None) -> ShardSet:
+    """The shards with these URLs or paths, in the bucket or directory in which all of them lie.
+
+    Raises:
+        ValueError: If a shard is named twice, they span stores, or an object's name is not valid.
+    """
+    if is_remote(locations[0]):
+        store, _ = open_store(locations[0], endpoint=endpoint)
+        names = _remote_names(locations, store.url)
     else:
-        root, names = _local_names(expanded)
+        root, names = _local_names(locations)
         store = LocalStore(Path(root))
     if len(set(names)) != len(names):
         twice = next(name for name in names if names.count(name) > 1)
@@ -139,65 +171,7 @@ def resolve_shards(urls: ShardUrls, *, endpoint: str | None, compressed: bool = 
     return ShardSet(store=store, names=tuple(names))
 
 
-def _expand(url: str | Path, *, endpoint: str | None) -> list[str]:
-    remote = is_remote(url)
-    text = str(url) if remote else _local_path(url)
-    path = Path(text)
-    exists = not remote and os.path.exists(text)  # noqa: PTH110 (false, not an error, for impossible names)
-    if "{" in text and not exists:
-        return expand_braces(text)
-    is_glob = not remote and glob.has_magic(text) and not exists
-    if ending_of(text) and not is_glob and (text.endswith(".tar") or remote or not path.is_dir()):
-        return [text]
-    if remote:
-        store, prefix = open_store(url, endpoint=endpoint)
-        listed = [entry.name for entry in store.list(prefix) if ending_of(entry.name)]
-        if odd := next((name for name in listed if not is_object_name(name)), None):
-            raise DataError(
-                f"bucket '{store.url}' lists a shard '{without_nul(odd)}'; expected a name without NUL whose parts are "
-                "not empty, '.' or '..'; give it another, or name the shards with braces"
-            )
-        found = [store.locate(name) for name in listed]
-    elif is_glob:
-        found = sorted(name for name in glob.glob(text) if ending_of(name))  # noqa: PTH207 (text may be absolute)
-    elif path.is_dir():
-        found = sorted(str(entry) for entry in path.iterdir() if ending_of(entry.name))
-        if not found:
-            raise StoreError(f"directory '{text}' holds no .tar; expected shards such as samples-000000.tar")
-    elif not path.parent.is_dir():
-        raise StoreError(f"no such directory: '{path.parent}', of '{text}'")
-    else:
-        named = (entry for entry in path.parent.iterdir() if entry.name.startswith(path.name))
-        found = sorted(str(entry) for entry in named if ending_of(entry.name))
-    found = _plain_first(found)
-    if not found:
-        raise StoreError(f"'{text}' matches no .tar; expected shards such as {text.rstrip('*/-_')}-000000.tar")
-    if not is_glob:
-        _check_one_set(found, url=text)
-    return found
-
-
-def _plain_first(found: Sequence[str]) -> list[str]:
-    """Drop compressed shards that were also found as ``.tar``, and those of sets without a ``.tar``.
-
-    If no ``.tar`` was found, keep the shards that ``prep`` can unpack, or else all.
-    """
-    plain = {stem_of(name) for name in found if name.endswith(".tar")}
-    if not plain:
-        return [name for name in found if extension_of(name)] or list(found)
-    sets = set(map(_without_number, plain))
-    return [
-        name
-        for name in found
-        if name.endswith(".tar") or (stem_of(name) not in plain and _without_number(stem_of(name)) in sets)
-    ]
-
-
-def _without_number(stem: str) -> str:
-    return stem.rstrip("0123456789")
-
-
-def _check_compression(names: Sequence[str], *, url: str, compressed: bool) -> None:
+def check_compression(names: Sequence[str], *, url: str, compressed: bool) -> None:
     """Refuse compressed shards, in which no sample can be read by its offset."""
     packed = [name for name in names if not name.endswith(".tar") and ending_of(name)]
     foreign = next((name for name in packed if not extension_of(name)), None)
@@ -212,14 +186,6 @@ def _check_compression(names: Sequence[str], *, url: str, compressed: bool) -> N
             f"shard '{packed[0]}' is compressed{more}: DALI reads each sample at its offset in a plain .tar; write "
             f"plain shards: dali-pipes prep shuffle '{url}' --extension .tar (with --algorithm none their order stays)"
         )
-
-
-def _check_one_set(found: Sequence[str], *, url: str) -> None:
-    """Refuse shards of two data sets, for example the packed shards and the shards shuffled from them."""
-    sets = Counter(_without_number(stem_of(name)) for name in found)
-    if len(sets) > 1:
-        counted = ", ".join(f"'{prefix}' ({count} shards)" for prefix, count in sorted(sets.items())[:4])
-        raise ValueError(f"'{url}' holds shards of {len(sets)} sets: {counted}; name one of them, or list the shards")
 
 
 def _remote_names(urls: Sequence[str], root: str) -> list[str]:

@@ -8,7 +8,7 @@
 # a node's disk is not Slurm's to clean. What SIGKILL leaves is removed by this user's next job on the node.
 #
 #   CACHE_ROOT   a directory on a local disk; /raid, where a DGX has its data disks, is the default
-#   KEEP_CACHE   1: the directory is CACHE_ROOT/dali-pipes-keep and stays, for the next job on the same data
+#   KEEP_CACHE   1: the directory is CACHE_ROOT/dali-pipes-keep-UID and stays, for the next job on the same data
 #   GRACE_S      seconds that the command has after SIGTERM; less than Slurm's KillWait, 30 unless it was changed
 set -euo pipefail
 
@@ -37,7 +37,7 @@ sweep() {
     return
   fi
   for directory in "$root"/dali-pipes-job-*; do
-    if [[ -d $directory && -O $directory ]] && ! grep -qx "${directory##*-}" <<<"$known"; then
+    if [[ -d $directory && ! -L $directory && -O $directory ]] && ! grep -qx "${directory##*-}" <<<"$known"; then
       say "removing $directory, whose job is gone"
       rm -rf -- "$directory"
     fi
@@ -47,7 +47,7 @@ sweep() {
 sweep
 cache=$root/dali-pipes-job-$job
 if [[ ${KEEP_CACHE:-0} == 1 ]]; then
-  cache=$root/dali-pipes-keep
+  cache=$root/dali-pipes-keep-$(id -u)
 fi
 
 child=
@@ -70,8 +70,14 @@ clean() {
 trap clean EXIT
 trap stop TERM INT HUP USR1
 
-if [[ ! -d $cache ]]; then
-  mkdir -m 0700 "$cache"
+# The name can be guessed, and on many disks everybody can make it first: as a directory of theirs, or a link to one.
+if ! mkdir -m 0700 "$cache" 2>/dev/null; then
+  if [[ ! -d $cache || -L $cache || ! -O $cache ]]; then
+    say "'$cache' is not a directory of $(id -un); have it removed, or set CACHE_ROOT to another one"
+    trap - EXIT # it is not ours to remove
+    exit 1
+  fi
+  chmod 0700 "$cache"
 fi
 export DALI_PIPES_CACHE=$cache
 "${@//\{cache\}/$cache}" &

@@ -1,7 +1,6 @@
 """``dali-pipes prep etl``: transforms that run inside a cluster."""
 
 import contextlib
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -20,7 +19,7 @@ _image_option = click.option(
     "--image",
     envvar="DALI_PIPES_ETL_IMAGE",
     show_envvar=True,
-    default="dali-pipes-etl:latest",
+    default="dali-pipes-etl:0.1.0",
     show_default=True,
     help="The container image of the cluster's pods; deploy/etl builds it. The embedded node runs this Python instead.",
 )
@@ -42,8 +41,8 @@ def etl() -> None:
     A loader can read through a running ETL, loader(dp.Shards(urls, etl=NAME)), after prep index --etl NAME has indexed
     the transformed shards. get and run take a running ETL, --etl NAME, or start one for themselves, --function
     TRANSFORM. Without an endpoint they start an embedded node, which runs the transform as a process on this machine.
-    An embedded node that was started by hand runs transforms only if DALI_PIPES_EMBEDDED_ETL=1 was in its environment:
-    anyone who reaches its port on loopback can then run any function as this user. prep transform needs no ETL.
+    That node runs this function and no other. An embedded node that was started by hand with --allow-etl, or with
+    DALI_PIPES_EMBEDDED_ETL=1, runs any function, for processes of its own user. prep transform needs no ETL.
     """
 
 
@@ -134,7 +133,8 @@ def run_command(
     URL is ais://BUCKET/PREFIX or shards with braces; other objects beside them are left alone. Shards keep their names,
     which follow PREFIX. The command writes the shards and, if there is one, the class table.
     """
-    from dali_pipes.store.urls import is_remote, resolve_shards
+    from dali_pipes.data_set.named import list_shards
+    from dali_pipes.store.urls import is_remote
     from prep.etl.cluster import run_offline
     from prep.etl.local import open_output
 
@@ -144,7 +144,7 @@ def run_command(
             f"'{local}' is not a bucket, a cluster's ETL goes from bucket to bucket; here: dali-pipes prep transform"
         )
     with _cluster(inputs[0], endpoint, embedded_dir, function) as answering:
-        shards = resolve_shards(inputs, endpoint=answering)
+        shards = list_shards(inputs, endpoint=answering)
         with _running(shards.store.need_cluster("an ETL reads from a bucket"), name, function, image) as running:
             output = open_output(out, endpoint=answering)
             report = run_offline(shards, output, etl=running, overwrite=overwrite, show_progress=not as_json)
@@ -153,26 +153,18 @@ def run_command(
 
 @contextlib.contextmanager
 def _cluster(url: str, endpoint: str | None, embedded_dir: Path | None, function: str | None) -> Iterator[str]:
-    """Yield an endpoint. If this command starts an embedded node, the node may run transforms."""
-    from dali_pipes.store.cluster.embedded_node import ALLOW_ETL
+    """Yield an endpoint. If this command starts an embedded node, the node may run this function, and no other."""
     from dali_pipes.store.urls import is_remote
     from prep.etl.transforms import load_transform
 
     if not is_remote(url):
         raise ValueError(f"'{url}' is not a bucket, an ETL reads from one; here: dali-pipes prep transform")
-    before = os.environ.get(ALLOW_ETL)
     if endpoint is None:
         if function is None:
             raise click.UsageError("--etl NAME needs --endpoint; an embedded node's ETLs end with it: use --function")
         load_transform(function)
-        os.environ[ALLOW_ETL] = "1"  # the node inherits it
-    try:
-        with endpoint_for(url, endpoint, embedded_dir) as answering:
-            yield cast("str", answering)
-    finally:
-        if endpoint is None:
-            os.environ.pop(ALLOW_ETL)
-            os.environ.update({ALLOW_ETL: before} if before is not None else {})
+    with endpoint_for(url, endpoint, embedded_dir, etl_function=function) as answering:
+        yield cast("str", answering)
 
 
 @contextlib.contextmanager
@@ -191,7 +183,8 @@ def _running(store: "Bucket", name: str | None, function: str | None, image: str
 
 def _any_bucket(endpoint: str) -> "Bucket":
     """A store for requests to the cluster that need no bucket."""
-    from dali_pipes.store.cluster.ais import AisStore, check_endpoint
+    from dali_pipes.store.cluster.ais import AisStore
+    from dali_pipes.store.cluster.health import check_endpoint
 
     check_endpoint(endpoint)
     return AisStore(endpoint, "etl")

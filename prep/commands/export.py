@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from dali_pipes.commands.options import cluster_options, endpoint_for, format_bytes, json_option, size
-from prep.commands.options import jobs_option, overwrite_option, pairs_option
+from prep.commands.options import allow_missing_option, jobs_option, overwrite_option, pairs_option
 from prep.commands.output import counted, fields_of, print_result, there_already
 
 
@@ -33,6 +33,7 @@ def export() -> None:
 @click.option("--max-bytes", type=size, help="Bytes per file.  [default: a file for each shard]")
 @overwrite_option("other files under the output's names")
 @jobs_option("Files in flight, each written by a process of its own")
+@allow_missing_option
 @cluster_options
 @json_option
 def export_tfrecord(
@@ -40,6 +41,7 @@ def export_tfrecord(
     out: str,
     *,
     features: dict[str, str],
+    allow_missing: bool,
     endpoint: str | None,
     embedded_dir: Path | None,
     as_json: bool,
@@ -58,14 +60,14 @@ def export_tfrecord(
     offset and size. Run an interrupted export again to finish it: files that are already complete are not written
     again. `prep pack tfrecords --key image/filename` reads the files.
     """
-    from dali_pipes.store.urls import resolve_shards
+    from dali_pipes.data_set.named import name_shards
     from prep.export.export import export_tfrecords
     from prep.pack.pack import open_target
 
     with endpoint_for(url, endpoint, embedded_dir, writes=[out]) as answering:
         store, prefix = open_target(out, endpoint=answering)
         report = export_tfrecords(
-            resolve_shards(url, endpoint=answering),
+            name_shards(url, endpoint=answering, allow_missing=allow_missing),
             store=store,
             prefix=prefix,
             features=features or None,

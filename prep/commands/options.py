@@ -27,7 +27,22 @@ def seed_option(what: str) -> Callable[[Command], Command]:
     return click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help=f"Seed of {what}.")
 
 
+allow_missing_option = click.option(
+    "--allow-missing",
+    is_flag=True,
+    help="Leave out shards that the manifest lists and the store lacks, and log their names.  [default: an error]",
+)
+
 dry_run_option = click.option("--dry-run", is_flag=True, help="Check, print what would be written, and write nothing.")
+
+format_option = click.option(
+    "--format",
+    "formats",
+    type=click.Choice(["jpeg2000", "tiff", "gif", "apng"]),
+    multiple=True,
+    help="A format that is allowed beside JPEG, PNG, WEBP, BMP and PNM; may be repeated. Loaders take such photos only "
+    "with the same names in Decode(formats=...). apng is an animated PNG.  [default: none]",
+)
 
 mask_options = join_options(
     click.option(

@@ -2,12 +2,13 @@
 
 import dataclasses
 import json
-import os
 import re
 from collections.abc import Sequence
 from typing import Any
 
 import click
+
+from dali_pipes.commands.output import print_line
 
 # Lines of a list that a terminal shows; --json has all of them.
 _SHOWN = 20
@@ -15,7 +16,10 @@ _SHOWN = 20
 
 def print_result(line: str, document: dict[str, Any], *, as_json: bool) -> None:
     """Print the result of a command to stdout."""
-    click.echo(json.dumps(document) if as_json else line)
+    if as_json:
+        click.echo(json.dumps(document))
+    else:
+        print_line(line)
 
 
 def fields_of(report: Any) -> dict[str, Any]:
@@ -26,14 +30,9 @@ def fields_of(report: Any) -> dict[str, Any]:
 def print_some(what: str, lines: Sequence[str]) -> None:
     """Print the first lines of a list to stderr, each after ``what``."""
     for line in lines[:_SHOWN]:
-        click.echo(f"{what}: {line}", err=True)
+        print_line(f"{what}: {line}", err=True)
     if len(lines) > _SHOWN:
-        click.echo(f"{what}: {len(lines) - _SHOWN} more, --json names all", err=True)
-
-
-def print_colored(text: str, **style: Any) -> None:
-    """Print to stdout, in color if that is a terminal and ``NO_COLOR`` is not set."""
-    click.secho(text, color=False if os.environ.get("NO_COLOR") else None, **style)
+        print_line(f"{what}: {len(lines) - _SHOWN} more, --json names all", err=True)
 
 
 def counted(number: int, what: str) -> str:

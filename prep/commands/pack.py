@@ -18,6 +18,7 @@ from dali_pipes.commands.options import (
 from prep.commands.options import (
     chosen_masks,
     dry_run_option,
+    format_option,
     jobs_option,
     mask_options,
     overwrite_option,
@@ -40,11 +41,12 @@ _pack_options = join_options(
         type=click.Choice(["fail", "skip", "keep"]),
         default="fail",
         show_default=True,
-        help="What happens to a bad record: one with a photo in a format that DALI does not decode, with a file that "
-        "is empty, missing or unreadable, or with a mask that is damaged, is not an 8-bit grey PNG, or has another "
-        "size than its photo. fail: stop before anything is written. skip: leave the record out. keep: pack the record "
+        help="What happens to a bad record: one with a photo that loaders refuse (see --format), with a file that is "
+        "empty, missing or unreadable, or with a mask that is damaged, is not an 8-bit grey PNG, or has another size "
+        "than its photo. fail: stop before anything is written. skip: leave the record out. keep: pack the record "
         "as it is, without the files that cannot be read. (A PNG named .jpg is packed, and noted.)",
     ),
+    format_option,
     overwrite_option("other shards under the output's names"),
     dry_run_option,
     click.option(
@@ -121,7 +123,7 @@ def pack_imagefolder(directory: Path, url: str, **options: Any) -> None:
     """Pack DIRECTORY, which has one folder of photos for each class, to URL.
 
     DIRECTORY/cat/001.JPG becomes key "cat/001" with the components jpg and cls; class ids number the sorted folders
-    from 0.
+    from 0. Links are followed; one that leads to a folder found elsewhere as well is an error.
     """
     from prep.sources.imagefolder import imagefolder
 
@@ -191,11 +193,11 @@ def pack_tars(tars: tuple[str, ...], url: str, **options: Any) -> None:
     their order; times and owners are not kept. The class table beside TARS is copied. URL must be another place or
     prefix.
     """
-    from dali_pipes.store.urls import resolve_shards
+    from dali_pipes.data_set.named import list_shards
     from prep.sources.tars import tars as read_tars
 
     with endpoint_for(tars, options["endpoint"], options["embedded_dir"], writes=[url]) as answering:
-        shards = resolve_shards(tars, endpoint=answering, compressed=True)
+        shards = list_shards(tars, endpoint=answering, compressed=True)
         source = read_tars(shards, jobs=options["jobs"], show_progress=not options["as_json"])
         _pack(source, url, **{**options, "endpoint": answering})
 

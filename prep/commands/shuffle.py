@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dali_pipes.commands.options import cluster_options, endpoint_for, format_bytes, json_option, size
+from dali_pipes.commands.output import print_line
 from prep.commands.options import dry_run_option, overwrite_option, seed_option
 from prep.commands.output import counted, fields_of, print_result, shard_span, there_already
 
@@ -40,7 +41,7 @@ _IN_SPEC = (
     default="shuffle",
     show_default=True,
     help="The order. shuffle: random, from --seed. alphanumeric: by name. content: by the content of --component. "
-    "none: unchanged; only the shards' sizes change.",
+    "none: unchanged; only the shards' sizes change; by this machine, because dSort does not keep the order.",
 )
 @seed_option("the random order")
 @click.option(
@@ -134,7 +135,7 @@ def shuffle(
             click.echo(json.dumps(report.spec, indent=2))
         for shard in report.planned:
             amount = f"{counted(shard['num_samples'], 'sample')}, {format_bytes(shard['num_bytes'])}"
-            click.echo(f"{shard['name']}: {amount}")
+            print_line(f"{shard['name']}: {amount}")
     print_result(_summary(report), fields_of(report), as_json=as_json)
 
 
@@ -158,8 +159,9 @@ def _shuffle_urls(
     options: dict[str, Any],
     common: dict[str, Any],
 ) -> "ShuffleReport":
+    from dali_pipes.data_set.named import list_shards
     from dali_pipes.store.shard_names import extension_of
-    from dali_pipes.store.urls import is_remote, open_store, resolve_shards
+    from dali_pipes.store.urls import is_remote, open_store
     from prep.shuffle.key_map import Grouping
     from prep.shuffle.order import Algorithm
     from prep.shuffle.request import Request, epoch_prefix, epoch_seed, load_key_map
@@ -176,7 +178,7 @@ def _shuffle_urls(
     )
     grouping = Grouping(by=options["by"], shares=_parse_shares(options["splits"])) if options["by"] else None
     with endpoint_for((*urls, ekm or ""), endpoint, embedded_dir, writes=[output]) as answering:
-        shards = resolve_shards(urls, endpoint=answering, compressed=True)
+        shards = list_shards(urls, endpoint=answering, compressed=True)
         target, prefix = open_store(output, endpoint=answering) if is_remote(output) else (None, output)
         key_map = None
         if ekm:

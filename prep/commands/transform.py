@@ -44,13 +44,13 @@ def transform(
 
     The command writes the shards and, if there is one, the class table; index them afterwards.
     """
-    from dali_pipes.store.urls import resolve_shards
+    from dali_pipes.data_set.named import list_shards
     from prep.etl.local import open_output, transform_shards
 
     *inputs, out = inputs_and_output(urls)
     with endpoint_for(inputs, endpoint, embedded_dir, writes=[out]) as answering:
         report = transform_shards(
-            resolve_shards(inputs, endpoint=answering),
+            list_shards(inputs, endpoint=answering),
             open_output(out, endpoint=answering),
             transform=function,
             overwrite=overwrite,

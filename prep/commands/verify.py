@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dali_pipes.commands.options import cluster_options, endpoint_for, format_bytes, json_option
-from prep.commands.options import chosen_masks, mask_options, urls_argument
-from prep.commands.output import counted, fields_of, print_colored, print_result
+from dali_pipes.commands.output import print_line
+from prep.commands.options import chosen_masks, format_option, mask_options, urls_argument
+from prep.commands.output import counted, fields_of, print_result
 
 if TYPE_CHECKING:
     from prep.inspect.verify_set import VerifyReport
@@ -51,6 +52,7 @@ def _parse_values(context: click.Context, parameter: click.Parameter, text: str 
     "--mask-values", metavar="1,2,3", callback=_parse_values, help="Values that a mask may have.  [default: any]"
 )
 @click.option("--max-pixels", type=click.IntRange(min=1), help="Photos with more pixels are bad.  [default: 89478485]")
+@format_option
 @click.option(
     "--workers", type=click.IntRange(min=1), help="Processes.  [default: one for each core, fewer for few bytes]"
 )
@@ -82,21 +84,24 @@ def verify(
     URL is ais://BUCKET/PREFIX, DIRECTORY[/PREFIX], a glob of local tars, or shards with braces. The command finds tars
     that are cut off or hold samples in pieces; photos that cannot be decoded; masks that are not 8-bit grey PNGs, or
     have another size than their photo, or other values; labels that are not integers or not in the class table; samples
-    without a component that most have; keys that occur twice; and a manifest, shard index or column file that does not
-    fit the shards.
+    without a component that most have; keys that occur twice; a manifest, shard index or column file that does not fit
+    the shards; shards that the manifest lists and the store lacks, and shards beside them that no manifest lists.
 
     It writes only the --quarantine file. The exit code is 0 if nothing is wrong (notes do not count), otherwise 1.
     """
+    from dali_pipes.data_set.named import compare_shards
     from dali_pipes.formats.photo_header import MAX_PIXELS
-    from dali_pipes.store.urls import resolve_shards
     from prep.inspect.verify import verify as verify_shards
 
     if no_masks and mask_values:
         raise click.UsageError("--no-masks and --mask-values exclude each other")
     chosen = chosen_masks(masks, no_masks=no_masks)
     with endpoint_for(urls, endpoint, embedded_dir) as answering:
+        compared = compare_shards(urls, endpoint=answering)
         report = verify_shards(
-            resolve_shards(urls, endpoint=answering),
+            compared.present,
+            missing=compared.missing,
+            beyond=compared.beyond,
             masks=chosen,
             mask_values=mask_values,
             max_pixels=max_pixels or MAX_PIXELS,
@@ -128,18 +133,18 @@ def _print_report(report: "VerifyReport", quarantine: Path | None, *, show: int)
         number = report.counts[kind]
         if not number:
             continue
-        print_colored(f"{number:8}  {what}", fg="yellow" if kind == "note" else "red")
+        print_line(f"{number:8}  {what}", fg="yellow" if kind == "note" else "red")
         examples = [finding for finding in report.findings if finding.kind == kind]
         for finding in examples[:show]:
-            click.echo(f"          {finding}")
+            print_line(f"          {finding}")
         if show and number > show:
-            click.echo(f"          and {number - show} more, --json has all")
+            print_line(f"          and {number - show} more, --json has all")
     if report.mask_values:
         values = [f"{value} in {number}" for value, number in report.mask_values.items()]
         more = f" and {len(values) - _SHOWN_VALUES} more" if len(values) > _SHOWN_VALUES else ""
-        click.echo(f"masks hold {', '.join(values[:_SHOWN_VALUES])}{more}")
+        print_line(f"masks hold {', '.join(values[:_SHOWN_VALUES])}{more}")
     if quarantine is not None:
-        click.echo(
+        print_line(
             f"{counted(report.num_bad_samples, 'bad sample')} in '{quarantine}': "
             f"pass select=dali_pipes.Select(exclude='{quarantine}')"
         )
@@ -151,6 +156,6 @@ def _print_report(report: "VerifyReport", quarantine: Path | None, *, show: int)
     )
     if report.num_problems:
         problems = f"{counted(report.num_problems, 'problem')}, {counted(report.num_bad_samples, 'bad sample')}"
-        print_colored(f"{problems} in {amount}", fg="red")
+        print_line(f"{problems} in {amount}", fg="red")
     else:
-        print_colored(f"nothing is wrong with {amount}", fg="green")
+        print_line(f"nothing is wrong with {amount}", fg="green")

@@ -6,7 +6,8 @@ from typing import Any
 import click
 
 from dali_pipes.commands.options import cluster_options, endpoint_for, json_option
-from prep.commands.options import seed_option, urls_argument
+from dali_pipes.commands.output import print_line
+from prep.commands.options import allow_missing_option, seed_option, urls_argument
 from prep.commands.output import counted, print_result
 
 
@@ -27,6 +28,7 @@ from prep.commands.output import counted, print_result
     "--photo", metavar="COMPONENT", help="The photo to show.  [default: a sample's first photo that is not a mask]"
 )
 @click.option("--mask", metavar="COMPONENT", help="The mask to lay over it; '' for none.  [default: its first mask]")
+@allow_missing_option
 @cluster_options
 @json_option
 def view(
@@ -35,6 +37,7 @@ def view(
     *,
     labels: tuple[str, ...],
     keys: str | None,
+    allow_missing: bool,
     endpoint: str | None,
     embedded_dir: Path | None,
     as_json: bool,
@@ -45,8 +48,8 @@ def view(
     URL is as for verify. Of indexed shards, only the samples that are shown are read. The command writes OUT.png (or
     .jpg, .webp).
     """
+    from dali_pipes.data_set.named import name_shards
     from dali_pipes.errors import StoreError
-    from dali_pipes.store.urls import resolve_shards
     from prep.inspect.view import draw_sheet
 
     if output.suffix.lower() not in (".png", ".jpg", ".jpeg", ".webp"):
@@ -61,14 +64,14 @@ def view(
     if keys is not None and not named:
         raise click.BadParameter(f"expected keys such as 'cat/1,cat/7', got '{keys}'", param_hint="--keys")
     with endpoint_for(urls, endpoint, embedded_dir) as answering:
-        shards = resolve_shards(urls, endpoint=answering)
+        shards = name_shards(urls, endpoint=answering, allow_missing=allow_missing)
         sheet = draw_sheet(shards, labels=labels, keys=named, show_progress=not as_json, **options)
     try:
         sheet.picture.save(output)
     except OSError as exc:
         raise StoreError(f"cannot write '{output}': {exc.strerror or exc}") from exc
     for line in sheet.undecodable:
-        click.echo(line, err=True)
+        print_line(line, err=True)
     width, height = sheet.picture.size
     print_result(
         f"drew {counted(len(sheet.keys), 'sample')} of {sheet.num_matching}, {width} x {height} pixels -> {output}",

@@ -1,8 +1,8 @@
 """Run ETLs in the embedded node: start a server of `prep.etl` as a process, and send shards through it.
 
 A cluster starts an image in pods. The node ignores the image and accepts one command, ``python -m prep.etl TRANSFORM``,
-which it runs with its own interpreter, on loopback, as its own user. So ETL is off unless it is allowed. The processes
-end with the node, however it ends.
+which it runs with its own interpreter, as its own user. So ETL is off unless it is allowed. The processes end with the
+node, however it ends. They answer on Unix sockets in a folder that only this user can enter.
 
 # Note [jobs]: each job has a thread. Only this process knows its jobs and ETLs, and they end with it.
 """
@@ -26,8 +26,22 @@ from prep.embedded.storage import BucketMissingError, ObjectMissingError, Storag
 from prep.embedded.wire import RefusalError
 
 _COMMAND = ["python", "-m", "prep.etl"]
+_SOCKET = "etl"
 _START_TIMEOUT_S = 30.0
 _POLL_S = 0.05
+
+
+class _SocketConnection(http.client.HTTPConnection):
+    """HTTP on a Unix socket."""
+
+    def __init__(self, path: str, *, timeout: float | None) -> None:
+        super().__init__("localhost", timeout=timeout)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
 
 
 @dataclass
@@ -37,7 +51,8 @@ class _Etl:
     name: str
     message: dict[str, Any]
     process: subprocess.Popen[bytes]
-    port: int
+    folder: tempfile.TemporaryDirectory[str]
+    """It holds the server's socket."""
 
     def wait(self) -> None:
         """Wait until the server answers; raises `TimeoutError` if it ends or does not answer."""
@@ -62,8 +77,7 @@ class _Etl:
     def _ask(
         self, method: str, path: str, data: bytes | None = None, *, timeout_s: float | None = None
     ) -> tuple[http.client.HTTPResponse, bytes]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout_s)
-        with contextlib.closing(connection):
+        with contextlib.closing(_SocketConnection(f"{self.folder.name}/{_SOCKET}", timeout=timeout_s)) as connection:
             connection.request(method, path, data)
             answer = connection.getresponse()
             return answer, answer.read()
@@ -74,6 +88,7 @@ class _Etl:
         self.process.stdin.close()
         self.process.terminate()
         self.process.wait()
+        self.folder.cleanup()
 
 
 @dataclass
@@ -93,10 +108,17 @@ class _Job:
 
 
 class Etls:
-    """The ETLs of one node. Thread-safe; methods raise `RefusalError`."""
+    """The ETLs of one node. Thread-safe; methods raise `RefusalError`.
 
-    def __init__(self, storage: Storage, *, endpoint: str, node: str) -> None:
-        self._storage, self._endpoint, self._node = storage, endpoint, node
+    Args:
+        storage: The objects.
+        endpoint: The node's address, for messages.
+        node: The target's name in the status of jobs.
+        only: The one transform that may run; ``None`` for any.
+    """
+
+    def __init__(self, storage: Storage, *, endpoint: str, node: str, only: str | None = None) -> None:
+        self._storage, self._endpoint, self._node, self._only = storage, endpoint, node, only
         self._lock = threading.Lock()
         self._etls: dict[str, _Etl] = {}
         self._jobs: dict[str, _Job] = {}
@@ -114,6 +136,8 @@ class Etls:
         command = wire.field_of(wire.field_of(message, "runtime", dict), "command", list)
         if not name or len(command) != len(_COMMAND) + 1 or command[:-1] != _COMMAND:
             raise wire.unsupported(f"ETL '{name}' with the command {command} (here: {' '.join(_COMMAND)} TRANSFORM)")
+        if self._only is not None and command[-1] != self._only:
+            raise RefusalError(403, f"ETL[{name}]: this node runs the transform '{self._only}' only")
         with self._lock:  # held during the start, so that a second ETL with this name is refused
             if name in self._etls:
                 raise RefusalError(409, f"ETL[{name}] already exists", "ErrETLAlreadyExists")
@@ -195,20 +219,20 @@ class Etls:
         return etl
 
     def _run(self, name: str, transform: str, message: dict[str, Any]) -> _Etl:
-        with socket.socket() as listening:
-            listening.bind(("127.0.0.1", 0))  # a free port; the SDK's server does not report its port
-            port = int(listening.getsockname()[1])
-        arguments = [transform, "--host", "127.0.0.1", "--port", str(port), "--owner", str(os.getpid())]
+        folder = tempfile.TemporaryDirectory(prefix="dali-pipes-etl-")  # short: a socket's path has 107 bytes at most
+        arguments = [transform, "--socket", f"{folder.name}/{_SOCKET}", "--owner", str(os.getpid())]
+        # The server asks no cluster, so it gets no tokens and certificates of one.
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("AIS_")}
         with tempfile.TemporaryFile() as stderr:
             process = subprocess.Popen(  # noqa: S603 (our own interpreter and module)
                 own_program("prep.etl", *arguments),
                 stdin=subprocess.PIPE,  # closed when the node ends
                 stdout=subprocess.DEVNULL,  # the framework's log
                 stderr=stderr,
-                env=os.environ | {"AIS_TARGET_URL": self._endpoint},
+                env=environment | {"AIS_TARGET_URL": self._endpoint},
                 start_new_session=True,
             )
-            etl = _Etl(name, message, process, port)
+            etl = _Etl(name, message, process, folder)
             try:
                 etl.wait()
             except TimeoutError:

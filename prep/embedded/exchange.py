@@ -1,126 +1,171 @@
-"""Read a request's body in chunks of at most 1 MiB, and send an answer's head and body by one call."""
+"""Speak HTTP/1.1 on one connection: read requests by h11's rules, which are those of RFC 9112, and answer."""
 
 import json
 import re
-from collections.abc import Iterator, Sequence
-from http.server import BaseHTTPRequestHandler
+import socket
+import time
+from collections.abc import Sequence
+from email.utils import formatdate
+from http import HTTPStatus
+from socketserver import BaseRequestHandler
 from typing import Any, BinaryIO
 
+import h11
+
+from prep.embedded.body import ClientGoneError, RequestBody
 from prep.embedded.wire import RefusalError, parse_range
 
-_CHUNK_BYTES = 1 << 20
-_KEEP_ALIVE_BYTES = 256 << 10  # Go's server skips at most this much of a body
+_HEAD_BYTES = 64 << 10
 _MAX_JSON_BYTES = 16 << 20
+# After a refusal that closes the connection, the client may read it for this time.
+_LINGER_S = 2.0
+_PHRASES = {status.value: status.phrase for status in HTTPStatus}
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 Headers = Sequence[tuple[str, str]]
 
 
-class ClientGoneError(Exception):
-    """The client closed the connection before it had sent its whole body."""
-
-
-class RequestBody:
-    """A request's body, sent with its length or in HTTP chunks. It can be read once."""
-
-    def __init__(self, handler: BaseHTTPRequestHandler) -> None:
-        self._handler = handler
-        self._is_chunked = handler.headers.get("Transfer-Encoding", "").lower() == "chunked"
-        length = handler.headers.get("Content-Length", "0")
-        self.is_valid = re.fullmatch(r"[0-9]{1,18}", length) is not None  # so below 2**63
-        self.left = int(length) if self.is_valid and not self._is_chunked else 0
-        self.expects_continue = handler.headers.get("Expect", "").lower() == "100-continue"
-
-    @property
-    def is_long(self) -> bool:
-        """Whether Go's server, and so AIS, would close the connection rather than skip the body."""
-        return self._is_chunked or self.left > _KEEP_ALIVE_BYTES
-
-    def chunks(self) -> Iterator[memoryview]:
-        """Yield the bytes, in a buffer that is used again for the next chunk; raises `ClientGoneError`."""
-        if self.expects_continue:
-            self.expects_continue = False
-            self._handler.wfile.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        rfile = self._handler.rfile
-        buffer = memoryview(bytearray(_CHUNK_BYTES if self._is_chunked else min(self.left, _CHUNK_BYTES)))
-        while self._is_chunked or self.left:
-            if self._is_chunked and not self.left:
-                self.left = self._read_chunk_size()
-                if not self.left:
-                    self._is_chunked = False
-                    return
-            num_bytes = rfile.readinto(buffer[: min(self.left, len(buffer))])
-            if not num_bytes:
-                raise ClientGoneError
-            self.left -= num_bytes
-            if self._is_chunked and not self.left:
-                rfile.readline(3)  # the line end after a chunk's data
-            yield buffer[:num_bytes]
-
-    def _read_chunk_size(self) -> int:
-        match = re.match(rb"([0-9A-Fa-f]{1,15})\s*(;|$)", self._handler.rfile.readline(1024))
-        if match is None:
-            raise ClientGoneError
-        num_bytes = int(match[1], 16)
-        while num_bytes == 0 and self._handler.rfile.readline(1024) not in (b"\r\n", b"\n", b""):
-            pass  # trailers
-        return num_bytes
-
-    def drain(self) -> None:
-        """Read the rest of the body: if the connection were closed instead, the client might never read the answer."""
-        if self.expects_continue:  # the client waits, and will not send
-            self._handler.close_connection = True
-            return
-        for _ in self.chunks():
-            pass
-
-
-class Exchange(BaseHTTPRequestHandler):
+class Exchange(BaseRequestHandler):
     """Handles the requests of one connection, which stays open, and answers in AIS's form."""
 
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
+    request: socket.socket
     idle_s = 30.0
-    """A connection is closed after this time without a request, as by AIS."""
+    """A connection is closed after this time without a whole request head, as by AIS."""
+
+    command = ""
+    path = ""
+    """The request's target, as it was sent: the path, and the query after a ``?``."""
+    headers: dict[str, str]
+    """The request's headers, with names in lower case; several of one name are joined with commas."""
     body: RequestBody
-    has_answered: bool
+    has_answered = False
+    close_connection = False
 
-    def handle_one_request(self) -> None:
-        """Wait at most ``idle_s`` for a request's head; there is no limit for its body."""
-        self.connection.settimeout(self.idle_s)
-        super().handle_one_request()
+    def setup(self) -> None:
+        """Send each answer at once."""
+        self.request.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
-    def begin(self) -> None:
-        """Prepare for a request; called first for each request."""
-        self.connection.settimeout(None)
-        self.body = RequestBody(self)
-        self.has_answered = False
+    def handle(self) -> None:
+        """Answer requests until one of the two sides closes the connection."""
+        behind = b""
+        while not self.close_connection and self._read_head(behind):
+            try:
+                self.dispatch()
+                self.request.settimeout(None)
+                if self.body.drain():
+                    behind = self.body.behind
+                else:
+                    self.close_connection = True
+            except RefusalError:  # of the body's rest, after the answer
+                self.close_connection = True
+            except ClientGoneError:
+                return
+        if self.has_answered:
+            self._linger()
+
+    def dispatch(self) -> None:
+        """Answer one request."""
+        raise NotImplementedError
+
+    def _read_head(self, behind: bytes) -> bool:
+        """Wait for a request, and return whether there is one; answer here what breaks HTTP's rules."""
+        http = h11.Connection(h11.SERVER)  # a new one for each request, because it does not see all bodies
+        if behind:
+            http.receive_data(behind)
+        until_s = time.monotonic() + self.idle_s
+        self.has_answered, self.command, self.path = False, "", ""
+        try:
+            while (event := http.next_event()) is h11.NEED_DATA:
+                self.request.settimeout(max(0.001, until_s - time.monotonic()))
+                if not (data := self.request.recv(_HEAD_BYTES)):
+                    return False
+                http.receive_data(data)
+            if not isinstance(event, h11.Request):
+                return False
+            _check_framing(event)
+        except TimeoutError:
+            return False
+        except h11.RemoteProtocolError as exc:
+            reason = f"the request breaks the rules of HTTP: {exc}".encode()
+            self.refuse_connection(exc.error_status_hint, reason, [("Content-Type", "text/plain; charset=utf-8")])
+            return False
+        self.request.settimeout(None)
+        self.command, self.path = event.method.decode(), event.target.decode()
+        self.headers = {}
+        for name, value in event.headers:
+            key, text = str(name, "ascii"), str(value, "latin-1")
+            self.headers[key] = f"{self.headers[key]}, {text}" if key in self.headers else text
+        options = {option.strip().lower() for option in self.headers.get("connection", "").split(",")}
+        self.close_connection = event.http_version != b"1.1" or "close" in options
+        self.body = RequestBody(self.request, http, event)
+        return True
+
+    def refuse_connection(self, status: int, body: bytes, headers: Headers) -> None:
+        """Answer whatever the client sends, and close the connection."""
+        self.close_connection = True
+        self._send(status, body, headers, len(body))
+        self._linger()
+
+    def _linger(self) -> None:
+        """Let the client read the answer before the connection closes: unread bytes would reset it."""
+        try:
+            self.request.shutdown(socket.SHUT_WR)
+            until_s = time.monotonic() + _LINGER_S
+            while (left_s := until_s - time.monotonic()) > 0:
+                self.request.settimeout(left_s)
+                if not self.request.recv(_HEAD_BYTES):
+                    return
+        except OSError:
+            return
 
     def read_json(self) -> dict[str, Any]:
         """Return the body as a JSON object, which is empty for an empty body."""
-        if self.body.left > _MAX_JSON_BYTES:
-            raise RefusalError(413, f"a message of {self.body.left} bytes is too long")
+        text = bytearray()
+        if self.body.left <= _MAX_JSON_BYTES:
+            for chunk in self.body.chunks():
+                text += chunk
+                if len(text) > _MAX_JSON_BYTES:
+                    break
+        if self.body.left + len(text) > _MAX_JSON_BYTES:
+            self.close_connection = True
+            raise RefusalError(413, f"a message of more than {_MAX_JSON_BYTES} bytes is too long")
         try:
-            message = json.loads(b"".join(bytes(chunk) for chunk in self.body.chunks()) or b"{}")
+            message = json.loads(text or b"{}")
         except (ValueError, RecursionError) as exc:
             raise RefusalError(400, f"failed to unmarshal the request: {exc}") from exc
         if not isinstance(message, dict):
             raise RefusalError(400, "failed to unmarshal the request: it is not a JSON object")
         return message
 
-    def answer(self, status: int, body: bytes = b"", *, headers: Headers = (), length: int | None = -1) -> None:
-        """Send an answer. A ``length`` of -1 means the length of ``body``; ``None`` sends no ``Content-Length``."""
+    def answer(
+        self, status: int, body: bytes = b"", *, headers: Headers = (), length: int | None = -1, reason: str = ""
+    ) -> None:
+        """Send an answer.
+
+        Args:
+            status: HTTP's status.
+            body: The body, or its beginning.
+            headers: Headers beside length, date and the connection's.
+            length: -1 means the length of ``body``; ``None`` sends no ``Content-Length``.
+            reason: The text behind the status, if not HTTP's own.
+        """
         self.has_answered = True
-        self.send_response_only(status)
-        for key, value in headers:
-            self.send_header(key, value)
+        self.request.settimeout(None)
+        if self.body.expects_continue or self.body.is_broken:
+            self.close_connection = True
+        self._send(status, body, headers, len(body) if length == -1 else length, reason)
+
+    def _send(self, status: int, body: bytes, headers: Headers, length: int | None, reason: str = "") -> None:
+        lines = [
+            f"HTTP/1.1 {status} {_field(reason or _PHRASES.get(status, ''))}",
+            *(f"{key}: {_field(text)}" for key, text in headers),
+        ]
         if length is not None:
-            self.send_header("Content-Length", str(len(body) if length < 0 else length))
-        self.send_header("Date", self.date_time_string())
-        if self.close_connection or self.body.expects_continue:
-            self.send_header("Connection", "close")
-        # end_headers() would send the head separately.
-        self._headers_buffer += [b"\r\n", body]  # type: ignore[attr-defined]  # not in typeshed
-        self.flush_headers()
+            lines.append(f"Content-Length: {length}")
+        lines.append(f"Date: {formatdate(usegmt=True)}")
+        if self.close_connection:
+            lines.append("Connection: close")
+        self.request.sendall("\r\n".join([*lines, "", ""]).encode() + body)
 
     def answer_json(self, value: object) -> None:
         """Send status 200 and JSON."""
@@ -133,22 +178,29 @@ class Exchange(BaseHTTPRequestHandler):
 
     def wanted_range(self, num_bytes: int, *, what: str) -> tuple[int, int]:
         """Return the requested bytes ``[start, stop)`` of an object: the range in the headers, or all bytes."""
-        wanted = self.headers.get("Range")
+        wanted = self.headers.get("range")
         return parse_range(wanted, num_bytes, what=what) if wanted else (0, num_bytes)
 
     def answer_file(self, file: BinaryIO, start: int, stop: int, num_bytes: int, *, headers: Headers) -> None:
         """Send the bytes ``[start, stop)`` of an object of ``num_bytes``: status 206 for a range, 200 otherwise."""
         headers = [*headers, ("Content-Type", "application/octet-stream")]
-        is_range = bool(self.headers.get("Range"))
+        is_range = bool(self.headers.get("range"))
         if is_range:
             headers += [("Content-Range", f"bytes {start}-{stop - 1}/{num_bytes}"), ("Accept-Ranges", "bytes")]
         self.answer(206 if is_range else 200, headers=headers, length=stop - start)
         if start < stop:
-            self.connection.sendfile(file, start, stop - start)
+            self.request.sendfile(file, start, stop - start)
 
-    def handle_expect_100(self) -> bool:
-        """Send no "continue" yet: `RequestBody` sends it when the body is read. A redirect does not read the body."""
-        return True
 
-    def log_message(self, format: str, *args: object) -> None:
-        """Log nothing: the client gets the answer."""
+def _check_framing(request: h11.Request) -> None:
+    """Refuse what h11 lets pass: RFC 9112 leaves it to the server, but two servers might read it in two ways."""
+    names = {name for name, _ in request.headers}
+    if request.http_version not in (b"1.0", b"1.1"):
+        raise h11.RemoteProtocolError("only HTTP/1.0 and HTTP/1.1 are understood", error_status_hint=505)
+    if b"transfer-encoding" in names and (b"content-length" in names or request.http_version == b"1.0"):
+        raise h11.RemoteProtocolError("Transfer-Encoding with Content-Length, or in HTTP/1.0")
+
+
+def _field(value: str) -> str:
+    """A header's value as Go's server sends it: a control character, such as a line's end, becomes a space."""
+    return _CONTROL.sub(" ", value).strip()

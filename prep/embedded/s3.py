@@ -7,7 +7,6 @@ are not checked, because the node answers on loopback only.
 """
 
 import re
-from email.utils import formatdate
 from typing import BinaryIO
 from xml.sax.saxutils import escape
 
@@ -43,10 +42,7 @@ def answer_s3(exchange: Exchange, storage: Storage, path: str, *, node: str) -> 
 
 
 def _answer_object(exchange: Exchange, file: BinaryIO, meta: ObjectMeta, *, where: str) -> None:
-    headers = [
-        ("Etag", f'"v{meta.version}-{meta.checksum}"'),
-        ("Last-Modified", formatdate(meta.atime_ns / 1e9, usegmt=True)),
-    ]
+    headers = [("Etag", wire.etag(meta)), ("Last-Modified", wire.last_modified(meta))]
     if exchange.command == "HEAD":
         if meta.checksum_type != NO_CHECKSUM_TYPE:
             headers += [("X-Amz-Meta-Ais-Cksum-Type", meta.checksum_type), ("X-Amz-Meta-Ais-Cksum-Val", meta.checksum)]

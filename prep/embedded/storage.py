@@ -31,8 +31,8 @@ from typing import Any, BinaryIO, Self
 from urllib.parse import quote, unquote
 
 from dali_pipes.store.checksums import DEFAULT_CHECKSUM_TYPE, new_checksum
-from dali_pipes.store.cluster.embedded_node import BUCKETS
-from prep.embedded.reshard import InputShard
+from dali_pipes.store.cluster.embedded_node import BUCKETS, claim_folder
+from prep.embedded.dsort.reshard import InputShard
 
 _FOOTER = struct.Struct("<I8s")  # bytes of metadata before it, mark
 _MARK = b"dpobj\x01\r\n"
@@ -82,13 +82,14 @@ class ObjectMeta:
 
 
 class Storage:
-    """A node's access to a folder, which is created if needed; thread-safe.
+    """A node's access to a folder, which is created if needed, for its owner alone; thread-safe.
 
     Removes the files that dead nodes left half written. Methods raise `BucketMissingError` and `ObjectMissingError`.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        claim_folder(folder)
         self._buckets, self._jobs, scratches = folder / BUCKETS, folder / "jobs", folder / "scratch"
         for part in (self._buckets, self._jobs, scratches):
             part.mkdir(parents=True, exist_ok=True)
@@ -99,7 +100,7 @@ class Storage:
                 if not self.is_alive(old.name):
                     shutil.rmtree(old, ignore_errors=True)
             self._scratch.mkdir()
-            self._lock = os.open(self._scratch / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
+            self._lock = os.open(self._scratch / ".lock", os.O_CREAT | os.O_RDWR, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_EX)
 
     def close(self) -> None:
@@ -383,7 +384,7 @@ def _read_meta(descriptor: int) -> ObjectMeta | None:
 
 @contextmanager
 def _locked(path: Path, flags: int = 0) -> Iterator[None]:
-    descriptor = os.open(path, os.O_RDWR | flags, 0o644)
+    descriptor = os.open(path, os.O_RDWR | flags, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterable
+from email.utils import formatdate
 from typing import Any, TypeVar
 
 import msgspec.msgpack
@@ -194,6 +195,16 @@ def checksum_headers(meta: ObjectMeta) -> list[tuple[str, str]]:
     if meta.checksum_type == NO_CHECKSUM_TYPE:
         return []
     return [("Ais-Checksum-Type", meta.checksum_type), ("Ais-Checksum-Value", meta.checksum)]
+
+
+def etag(meta: ObjectMeta) -> str:
+    """Return the header that changes with the object's bytes."""
+    return f'"v{meta.version}-{meta.checksum}"'
+
+
+def last_modified(meta: ObjectMeta) -> str:
+    """Return the time at which the object was stored."""
+    return formatdate(meta.atime_ns / 1e9, usegmt=True)
 
 
 def field_of(message: dict[str, Any], name: str, kind: type[Field]) -> Field:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from aistore.sdk.types import JobSnap
 
 
-IMAGE = "dali-pipes-etl:latest"
+IMAGE = "dali-pipes-etl:0.1.0"
 """The image that ``deploy/etl`` builds; a cluster pulls it under the name of its registry."""
 # Seconds between two looks at a job: the first pause and the longest; the pause doubles.
 POLL_S = (0.05, 1.0)
@@ -55,7 +55,7 @@ def start_etl(store: Bucket, name: str, *, transform: str, image: str = IMAGE, i
             command=["python", "-m", "prep.etl", transform],
             init_timeout=f"{init_timeout_s}s",
             comm_type="hpush",  # hpull sends clients to the pods, which are not reached from outside Kubernetes
-            direct_put=True,
+            direct_put=False,  # the server gives its results only to the node that started it, see `prep.etl.refusals`
         )
 
 
@@ -121,7 +121,7 @@ def run_offline(
     names = [output.name_of(name) for name in shards.names]
     if overwrite:
         # Deleted, so that all outputs that exist afterwards come from this job.
-        for entry in target.list(output.name_of(shards.prefix)):
+        for entry in target.list_all(output.name_of(shards.prefix)):
             if entry.name in names:
                 target.delete(entry.name)
     group = source.client.bucket(source.bucket, provider=source.provider).objects(obj_names=list(shards.names))
@@ -129,7 +129,7 @@ def run_offline(
     with asking_etl(source, etl):
         job = str(group.transform(to_bucket, etl, prepend=output.prefix))
         reason = _wait(source.client, job, num_shards=len(names), show_progress=show_progress)
-    sizes = {entry.name: entry.size for entry in target.list(output.name_of(shards.prefix))}
+    sizes = {entry.name: entry.size for entry in target.list_all(output.name_of(shards.prefix))}
     if missing := [name for name in names if name not in sizes]:
         cause = _object_errors(source, etl, job) or reason or "it gives no reason; see `ais etl view-logs`"
         raise StoreError(

@@ -28,6 +28,9 @@ _RECORD = 20 * BLOCK  # a tar is padded to a multiple of this
 CROP = 350  # as in the tutorial
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
+MAX_SAMPLE_BYTES = 1 << 30
+"""Bytes of a sample that a transform takes: it holds all of them."""
+
 Sample = dict[str, bytes]
 """A sample's components and their bytes, in the shard's order."""
 
@@ -210,6 +213,11 @@ def _samples(stream: BinaryIO, shard: str) -> Iterator[tuple[str, Sample]]:
             seen.add(key)
         if member.component in sample:
             raise DataError(f"shard '{shard}', key '{key}': component '{member.component}' comes twice; pack it again")
+        if (num_bytes := sum(map(len, sample.values())) + member.size) > MAX_SAMPLE_BYTES:
+            raise DataError(
+                f"shard '{shard}', key '{key}': a sample of {num_bytes} bytes or more, a transform takes at most "
+                f"{MAX_SAMPLE_BYTES}"
+            )
         sample[member.component] = member.read()
     if key is not None:
         yield key, sample

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import BinaryIO
 
+from dali_pipes.errors import printable
 from dali_pipes.formats.keys import split_key
 from dali_pipes.formats.tar_reader import BLOCK, LINKS, REGULAR, ArchiveReader, Header, Member
 from prep.inspect.findings import ShardFinding, note
@@ -79,7 +80,7 @@ class NotingReader(ArchiveReader):
         if not belongs and kind in REGULAR:
             self._num_outside += 1
             if len(self._outside) < _SHOWN:
-                self._outside.append(name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace"))
+                self._outside.append(printable(name))
 
     def _read_piece(self) -> bool:
         is_more = super()._read_piece()

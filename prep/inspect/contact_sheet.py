@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFont
 
+from dali_pipes.errors import printable
+
 Pixels = npt.NDArray[np.uint8]
 
 # A cell holds photo and overlay side by side, and the label below; lengths in pixels.
@@ -187,7 +189,8 @@ def _draw_cell(
 
 
 def _shortened(draw: ImageDraw.ImageDraw, text: str, font: Any, width: float) -> str:
-    """Shorten a text until it fits with an ellipsis; return an empty text if one letter does not fit."""
+    """Shorten a text to one line that fits, with an ellipsis; return an empty text if one letter does not fit."""
+    text = printable(text)  # Pillow refuses to measure several lines, and measuring a long text takes long
     while text and draw.textlength(text, font=font) > width:
         text = f"{text.removesuffix('…')[:-1]}…" if len(text) > 1 else ""
     return text

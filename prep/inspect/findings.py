@@ -4,7 +4,12 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from dali_pipes.errors import printable
+
 KINDS: Mapping[str, str] = {
+    # Differences between the manifest and the store.
+    "gone": "shards that the manifest lists and the store lacks",
+    "beyond": "shards that the manifest does not list",
     # Faults of a shard: no loader can read the shard.
     "archive": "shards that are not complete tars",
     "split": "samples whose members do not stand together",
@@ -30,8 +35,8 @@ KINDS: Mapping[str, str] = {
 SAMPLE_KINDS = frozenset({"duplicate", "missing", "photo", "mask", "mask size", "mask values", "label"})
 """Kinds for which it is enough to leave out the sample. For the others, pack or index again."""
 
-# Control characters, and bytes that are not UTF-8.
-_ODD = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+# An error's text, which may name several members.
+_TEXT_CHARS = 1000
 
 
 class ShardFinding(NamedTuple):
@@ -49,9 +54,9 @@ class ShardFinding(NamedTuple):
 
     def __str__(self) -> str:
         parts = (("shard", self.shard), ("key", self.key), ("component", self.component))
-        named = ", ".join(f"{what} '{name}'" for what, name in parts if name)
-        # A name in a tar may hold any bytes, also control sequences of a terminal.
-        return _ODD.sub(lambda match: f"\\x{ord(match[0]) & 0xFF:02x}", f"{named}: {self.text}" if named else self.text)
+        named = ", ".join(f"{what} '{printable(name)}'" for what, name in parts if name)
+        text = printable(self.text, max_chars=_TEXT_CHARS)
+        return f"{named}: {text}" if named else text
 
 
 def note(text: str, *, shard: str = "") -> ShardFinding:

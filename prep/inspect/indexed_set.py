@@ -41,7 +41,7 @@ class IndexedSet:
         """The index of one shard.
 
         Raises:
-            DataError: If it is not the index for which the manifest was made.
+            DataError: If it is not the index for which the manifest was made, or is that of another shard.
         """
         name = index_name(self.manifest.names[row])
         data = self._made[name] if name in self._made else self.shards.store.read(name)
@@ -50,7 +50,7 @@ class IndexedSet:
                 f"'{self.shards.store.locate(name)}' is not the index that the manifest was made with; find out what "
                 "is wrong: dali-pipes prep verify URL; then index the shards again: dali-pipes prep index URL"
             )
-        return ShardIndex.from_bytes(data, where=name)
+        return self.manifest.shard_index(row, data, where=self.shards.store.locate(name))
 
     def each(self) -> Iterator[tuple[int, ShardIndex]]:
         """Yield row and index of all shards, in order. The next indexes are read in threads."""

@@ -13,12 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.formats.names import LABEL_COMPONENT
-from dali_pipes.formats.photo_header import MAX_PIXELS, PHOTO_FORMATS
+from dali_pipes.formats.photo_header import MAX_PHOTO_BYTES, PHOTO_FORMATS
 from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.progress import bar
 from dali_pipes.store.shard_set import ShardSet
 from prep.inspect.indexed_set import NUM_READERS, IndexedSet
-from prep.photos.decoders import Undecodable, count_values, decode, open_decoder
+from prep.photos.decoders import ANY_FORMAT, Undecodable, check_size, count_values, decode, open_decoder
 from prep.photos.details import HEAD_BYTES, PhotoDetails, photo_details
 from prep.photos.masks import is_mask_name
 from prep.threads import in_threads
@@ -128,6 +128,10 @@ class SetInfo:
     class_counts: dict[int, int] = field(default_factory=dict)
     """Class id -> number of samples; 0 for classes of the table that have no sample."""
     photos: dict[str, PhotoInfo] = field(default_factory=dict)
+    missing: list[str] = field(default_factory=list)
+    """URLs or paths of shards that the manifest lists and the store lacks; nothing else here counts them."""
+    beyond: list[str] = field(default_factory=list)
+    """URLs or paths of shards that lie beside the others and that no manifest lists; nothing else here counts them."""
 
     def as_json(self) -> dict[str, Any]:
         """All fields, with JSON's types."""
@@ -268,7 +272,9 @@ def _look_at_headers(
         start, size = place.offset, min(place.size, HEAD_BYTES)
         details = photo_details(shards.store.read_range(place.shard, start=start, size=size))
         if details is None:
-            details = photo_details(shards.store.read_range(place.shard, start=start, size=place.size))
+            details = photo_details(
+                shards.store.read_range(place.shard, start=start, size=min(place.size, MAX_PHOTO_BYTES))
+            )
         return details or PhotoDetails("JPEG", 0, 0, 0, 0, "", "", 0, False, 0)
 
     what = f"headers of {component}"
@@ -284,9 +290,10 @@ def _pixels(shards: ShardSet, places: Iterator[_Place], component: str, *, show_
     decoder = open_decoder("pillow")
 
     def look(place: _Place) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]] | None:
-        data = shards.store.read_range(place.shard, start=place.offset, size=place.size)
         try:
-            _, pixels = decode(decoder, data, max_pixels=MAX_PIXELS, output="rgb")
+            check_size(place.size)
+            data = shards.store.read_range(place.shard, start=place.offset, size=place.size)
+            _, pixels = decode(decoder, data, rules=ANY_FORMAT, output="rgb")
         except Undecodable:
             return None
         # Compute with the counts of the 256 values: the pixels in floating point would take eight times the memory.

@@ -9,18 +9,19 @@ A worker holds one member and one decoded photo at a time, of at most 4 bytes fo
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
+
+import numpy as np
 
 from dali_pipes.errors import DataError
-from dali_pipes.formats.manifest import checksum
+from dali_pipes.formats.manifest import Manifest, checksum
 from dali_pipes.formats.names import index_name
-from dali_pipes.formats.photo_header import MAX_PIXELS
+from dali_pipes.formats.photo_header import MAX_PIXELS, PhotoRules
 from dali_pipes.formats.quarantine import Quarantine
-from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.progress import bar
 from dali_pipes.store.base import Store
 from dali_pipes.store.shard_set import ShardSet
@@ -30,6 +31,8 @@ from prep.inspect.verify_shard import Checks, ShardReport, index_problem, verify
 from prep.photos.decoders import DecoderName, check_decoder, open_decoder
 from prep.workers import Report, Workers
 
+# A task is sent to a worker process, and a class table may be long.
+_NO_SUMS: Mapping[str, Any] = {"components": {}, "classes": {}, "photos": {}, "labels": {}}
 # Bytes for each worker: for fewer bytes, the start of a worker takes longer than its work.
 _BYTES_A_WORKER = 8 << 20
 _ADVICE = (
@@ -41,10 +44,13 @@ _ADVICE = (
 def verify(
     shards: ShardSet,
     *,
+    missing: Sequence[str] = (),
+    beyond: Sequence[str] = (),
     decoder: DecoderName = "pillow",
     masks: Sequence[str] | None = None,
     mask_values: Sequence[int] | None = None,
     max_pixels: int = MAX_PIXELS,
+    formats: Sequence[str] = (),
     workers: int | None = None,
     quarantine: Path | None = None,
     show_progress: bool = False,
@@ -53,10 +59,13 @@ def verify(
 
     Args:
         shards: The shards. Their manifest, shard indexes, column file and class table are checked, too, if they exist.
+        missing: URLs or paths of further shards of the set, which the store lacks; each is a finding.
+        beyond: URLs or paths of shards beside the set that no manifest lists; each is a finding.
         decoder: ``"pillow"`` or ``"dali"``: see `prep.photos.decoders.open_decoder`.
         masks: Components that are masks; ``None``: see `prep.photos.masks.is_mask_name`.
         mask_values: The values that a mask's pixels may have; ``None``: anything from 0 to 255.
         max_pixels: Photos with more pixels are bad, and are not decoded.
+        formats: Formats that are allowed beside JPEG, PNG, WEBP, BMP and PNM, as in `dali_pipes.Decode`.
         workers: The number of processes; 1: only this one. ``None``: one for each core, fewer if there are few bytes.
         quarantine: A file to which bad samples that can be left out are added, for a loader's ``Select(exclude=...)``.
         show_progress: Draw a bar, in bytes.
@@ -76,12 +85,13 @@ def verify(
     report = VerifyReport(url=shards.url, num_shards=len(shards.names), decoder=decoder)
     with contextlib.ExitStack() as resources:
         checker = SetChecker(shards, report)
+        checker.compare(missing=missing, beyond=beyond)
         if quarantine is not None:
             checker.quarantine = resources.enter_context(Quarantine(quarantine, manifest=checker.digest, made_now=True))
         checks = Checks(
             masks=None if masks is None else tuple(masks),
             mask_values=None if mask_values is None else frozenset(mask_values),
-            max_pixels=max_pixels,
+            photos=PhotoRules(max_pixels=max_pixels, formats=tuple(formats)),
             classes=checker.classes,
         )
         sizes = [entry.size for entry in shards.entries()]
@@ -113,16 +123,16 @@ class _Task:
     size: int
     part: int
     num_parts: int
-    index: tuple[int, int] | None
-    """Bytes and checksum of the shard's index, by the manifest; ``None``: there is no manifest."""
+    listed: Manifest | None
+    """The manifest's row of the shard, without class table and sums; ``None``: there is no manifest."""
 
 
 def _tasks(shards: ShardSet, sizes: Sequence[int], checker: SetChecker, *, num_parts: int) -> Iterator[_Task]:
     listed = checker.listed
     for row, (shard, size) in enumerate(zip(shards.names, sizes, strict=True)):
-        index = None if listed is None else (int(listed.index_bytes[row]), int(listed.index_checksums[row]))
+        one = None if listed is None else replace(listed.take(np.array([row])), **_NO_SUMS)
         for part in range(num_parts):
-            yield _Task(row=row, shard=shard, size=size, part=part, num_parts=num_parts, index=index)
+            yield _Task(row=row, shard=shard, size=size, part=part, num_parts=num_parts, listed=one)
 
 
 # In a worker
@@ -149,26 +159,29 @@ def _verify(store: Store, decoder: DecoderName, checks: Checks, task: _Task, rep
             decoder=_decoder(decoder),
             checks=checks,
         )
-    if task.part == 0 and task.index is not None and found.is_whole:
-        name = index_name(task.shard)
-        if problem := _index_problem(store, name, task.index, found):
-            text = f"its index '{name}' {problem}; {INDEX_ADVICE}"
-            found.findings.append(ShardFinding("index", task.shard, "", "", text))
+    listed = task.listed if found.is_whole else None
+    if listed is not None and (problem := _index_problem(store, listed, found)):
+        found.findings.append(ShardFinding("index", task.shard, "", "", problem))
+    found.headers.clear()
     return found
 
 
-def _index_problem(store: Store, name: str, expected: tuple[int, int], report: ShardReport) -> str | None:
+def _index_problem(store: Store, listed: Manifest, report: ShardReport) -> str | None:
+    name = index_name(listed.names[0])
     data = store.find(name)
     if data is None:
-        return "does not exist"
+        return f"its index '{name}' does not exist; {INDEX_ADVICE}"
+    expected = (int(listed.index_bytes[0]), int(listed.index_checksums[0]))
     if (len(data), checksum(data)) != expected:
         return (
-            f"has {len(data)} bytes, xxhash2 {checksum(data):016x}; the manifest says {expected[0]}, {expected[1]:016x}"
+            f"its index '{name}' has {len(data)} bytes, xxhash2 {checksum(data):016x}; the manifest says "
+            f"{expected[0]}, {expected[1]:016x}; {INDEX_ADVICE}"
         )
     try:
-        return index_problem(ShardIndex.from_bytes(data, where=name), report)
+        problem = index_problem(listed.shard_index(0, data, where=name), report)
     except DataError as exc:
         return str(exc)
+    return problem and f"its index '{name}' {problem}; {INDEX_ADVICE}"
 
 
 class _Counted:

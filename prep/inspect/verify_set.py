@@ -5,7 +5,7 @@ The check takes about 60 bytes of memory for each sample.
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -87,6 +87,16 @@ class SetChecker:
         self._mask_values = np.zeros(256, np.int64)
         self._numbers = {name: row for row, name in enumerate(shards.names)}
         self._open()
+
+    def compare(self, *, missing: Sequence[str], beyond: Sequence[str]) -> None:
+        """Report the shards (URLs or paths) that the store lacks, and those that no manifest lists."""
+        command = self._shards.index_command
+        for kind, locations, text in (
+            ("gone", missing, f"is not there: put it back, or index the others: {command} --overwrite"),
+            ("beyond", beyond, f"is there, and no loader reads it; to add it to the data set: {command}"),
+        ):
+            for location in locations:
+                self._find(ShardFinding(kind, location, "", "", text))
 
     def add(self, part: ShardReport) -> None:
         """Add the next part, in the shards' order."""

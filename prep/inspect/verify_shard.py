@@ -1,6 +1,6 @@
 """Check one shard, or a part of its samples: read the whole tar, decode photos, compare masks, labels and names."""
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import BinaryIO, NamedTuple
 
@@ -8,15 +8,22 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from dali_pipes.data_set.indexing import check_member_name, parse_label
+from dali_pipes.data_set.indexing import MAX_LABEL_BYTES, check_member_name, parse_label
 from dali_pipes.errors import DataError
 from dali_pipes.formats.names import LABEL_COMPONENT
-from dali_pipes.formats.photo_header import is_photo
+from dali_pipes.formats.photo_header import (
+    PHOTO_FORMATS,
+    PhotoHeader,
+    PhotoRules,
+    is_photo,
+    read_photo_header,
+    size_problem,
+)
 from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.formats.tar_reader import Member
 from prep.inspect.archive_notes import NotingReader
 from prep.inspect.findings import ShardFinding, without_shard
-from prep.photos.decoders import Decoder, Undecodable, count_values, decode
+from prep.photos.decoders import Decoder, Undecodable, check_size, count_values, decode
 from prep.photos.masks import is_mask_name
 
 Int64s = npt.NDArray[np.int64]
@@ -35,7 +42,7 @@ class Checks:
     """Components that are masks; ``None``: see `is_mask_name`."""
     mask_values: frozenset[int] | None = None
     """The values that a mask's pixels may have; ``None``: any."""
-    max_pixels: int
+    photos: PhotoRules
     classes: Mapping[int, str] = field(default_factory=dict)
     """The class table; empty: any integer is a label."""
 
@@ -57,9 +64,11 @@ class ShardReport:
     """Photos and masks of this part's samples."""
     mask_values: Int64s = field(default_factory=lambda: np.zeros(256, np.int64))
     """int64 [256]: the number of this part's masks that have each value."""
-    # Only part 0 fills the following fields.
+    headers: list[tuple[int, str, PhotoHeader]] = field(default_factory=list)
+    """Row, component and header of each photo of this part's samples."""
     is_whole: bool = False
     """Whether the shard was read to its end."""
+    # Only part 0 fills the following fields.
     keys: list[str] = field(default_factory=list)
     digests: npt.NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, np.uint64))
     """XXH64 of each key."""
@@ -109,7 +118,28 @@ def verify_shard(
 
 
 def index_problem(index: ShardIndex, report: ShardReport) -> str | None:
-    """Describe how a shard's index differs from the shard; ``None`` if it does not differ."""
+    """Describe how a shard's index differs from the shard; ``None`` if it does not differ.
+
+    A report of another part than 0 has only photos to compare.
+    """
+    return (_rows_problem(index, report) if report.part == 0 else None) or _photos_problem(index, report)
+
+
+def _photos_problem(index: ShardIndex, report: ShardReport) -> str | None:
+    for row, component, header in report.headers:
+        photo = index.photos.get(component)
+        if photo is None or row >= index.num_samples:
+            continue  # told by part 0
+        height, width, format = int(photo.height[row]), int(photo.width[row]), PHOTO_FORMATS[photo.format[row]]
+        if (format, height, width) != header:
+            return (
+                f"has a {format} of {height} x {width} pixels as component '{component}' of key '{index.keys[row]}'; "
+                f"in the shard it is a {header.format} of {header.height} x {header.width}"
+            )
+    return None
+
+
+def _rows_problem(index: ShardIndex, report: ShardReport) -> str | None:
     keys, places, labels = report.keys, report.places, report.labels
     if index.num_samples != len(keys):
         return f"lists {index.num_samples} samples, the shard holds {len(keys)}"
@@ -187,9 +217,9 @@ class _Rows:
             return
         sample.components[component] = (member.offset, member.size)
         if component == LABEL_COMPONENT and self._is_first:
-            self._check_label(sample.key, member.read())
+            self._check_label(sample.key, member.take(MAX_LABEL_BYTES + 1))
         elif sample.is_mine and is_photo(component):
-            self._decode(sample, component, member.read)
+            self._decode(sample, component, member)
 
     def finish(self) -> None:
         """Fill the report's columns, after the last member."""
@@ -250,13 +280,15 @@ class _Rows:
             table = f"{len(classes)} classes, {min(classes)} to {max(classes)}"
             self._find("label", key, LABEL_COMPONENT, f"class id {label} is not in the class table ({table})")
 
-    def _decode(self, sample: _Sample, component: str, read: Callable[[], bytes]) -> None:
-        data = read()
+    def _decode(self, sample: _Sample, component: str, member: Member) -> None:
         # Masks are known only when all components of the sample are known; so the values of each gray PNG are kept.
-        is_gray = _is_gray_png(data)
         try:
+            check_size(member.size)
+            data = member.read()
+            self._report.headers.append((self._num_samples, component, read_photo_header(data)))
+            is_gray = _is_gray_png(data)
             header, pixels = decode(
-                self._decoder, data, max_pixels=self._checks.max_pixels, output="gray" if is_gray else "nothing"
+                self._decoder, data, rules=self._checks.photos, output="gray" if is_gray else "nothing"
             )
         except Undecodable as exc:
             self._find("photo", sample.key, component, str(exc))
@@ -279,7 +311,7 @@ class _Rows:
                 self._check_values(sample.key, mask, found.values)
             expected = sample.decoded[photo] if photo is not None else found
             if (found.height, found.width) != (expected.height, expected.width):
-                text = f"has {found.height} x {found.width} pixels, '{photo}' {expected.height} x {expected.width}"
+                text = size_problem(str(photo), (expected.height, expected.width), (found.height, found.width))
                 self._find("mask size", sample.key, mask, text)
 
     def _check_values(self, key: str, mask: str, values: Int64s) -> None:

@@ -10,13 +10,13 @@ from PIL import Image
 
 from dali_pipes.errors import DataError, shown
 from dali_pipes.formats.names import LABEL_COMPONENT
-from dali_pipes.formats.photo_header import MAX_PIXELS, is_photo
+from dali_pipes.formats.photo_header import is_photo
 from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.progress import bar
 from dali_pipes.store.shard_set import ShardSet
 from prep.inspect.contact_sheet import TILE, Cell, contact_sheet, mask_colours
 from prep.inspect.indexed_set import IndexedSet
-from prep.photos.decoders import Undecodable, decode, open_decoder
+from prep.photos.decoders import ANY_FORMAT, Undecodable, check_size, decode, open_decoder
 from prep.photos.masks import is_mask_name
 
 MAX_CELLS = 1000
@@ -190,10 +190,11 @@ def _cell(
 
     def pixels_of(component: str) -> Pixels | None:
         start, size = int(index.offsets[component][at]), int(index.sizes[component][at])
-        data = indexed.shards.store.read_range(shard, start=start, size=size)
         is_mask = component == mask
         try:
-            _, pixels = decode(open_decoder("pillow"), data, max_pixels=MAX_PIXELS, output="rgb")
+            check_size(size)
+            data = indexed.shards.store.read_range(shard, start=start, size=size)
+            _, pixels = decode(open_decoder("pillow"), data, rules=ANY_FORMAT, output="rgb")
         except Undecodable as exc:
             undecodable.append(f"shard '{shard}', key '{key}', component '{component}': {exc}")
             return None

@@ -7,16 +7,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from dali_pipes.errors import DataError, StoreError
+from dali_pipes.errors import DataError, StoreError, printable
 from dali_pipes.formats.keys import split_key
 from dali_pipes.formats.names import LABEL_COMPONENT
-from dali_pipes.formats.photo_header import is_photo, read_photo_header
+from dali_pipes.formats.photo_header import (
+    MAX_PHOTO_BYTES,
+    PhotoHeader,
+    PhotoRules,
+    bytes_problem,
+    is_photo,
+    read_photo_header,
+    size_problem,
+)
 from dali_pipes.progress import bar
 from prep.pack.plan import tar_bytes
 from prep.pack.tasks import MAX_SENT_BYTES
 from prep.photos.masks import HEADER_BYTES, mask_problem, photo_size
 from prep.sources.record import HEAD_BYTES, Source, as_entry
-from prep.tar.writer import Entry, Part, Range
+from prep.tar.writer import Entry, Part, Range, open_regular
 from prep.workers import Report, Workers
 
 # Most masks are smaller.
@@ -35,7 +43,9 @@ _FORMATS = {
     **dict.fromkeys(("ppm", "pgm", "pbm", "pnm"), "PPM"),
     **dict.fromkeys(("jp2", "j2k"), "JPEG2000"),
 }
-"""Extension -> its format. DALI decodes all of these, under any extension; it does not decode GIF."""
+"""Extension -> its format."""
+# A PNG's chunks before its pixels, such as a colour profile: one of them would make it an animation.
+_CHUNK_BYTES = 1 << 20
 
 
 @dataclass
@@ -71,11 +81,15 @@ class _Task(NamedTuple):
     source: str
     masks: frozenset[str]
     decodes_masks: bool
+    rules: PhotoRules
     held_bytes: int
 
 
-def check_records(source: Source, *, workers: Workers, show_progress: bool) -> Checked:
+def check_records(source: Source, *, rules: PhotoRules, workers: Workers, show_progress: bool) -> Checked:
     """Check the name and the first bytes of every component, and all bytes of a mask.
+
+    A photo is bad if a loader with the same ``rules`` would refuse it. Its size is compared where the bytes that are
+    read anyway show it.
 
     Raises:
         DataError: If a key cannot be a member's name, two keys are equal, a value has a type that its component's
@@ -89,7 +103,7 @@ def check_records(source: Source, *, workers: Workers, show_progress: bool) -> C
     with bar(what="check", total=len(source.records), unit="records", shown=show_progress) as drawn:
         found = workers.map(
             _check_entries,
-            _tasks(source),
+            _tasks(source, rules),
             inline=lambda task: is_small or task.held_bytes > MAX_SENT_BYTES,
             on_progress=drawn.update,
         )
@@ -103,10 +117,10 @@ def check_utf8(text: str, *, what: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as exc:
-        raise DataError(f"{what} is not UTF-8: '{_printable(text)}'; rename it") from exc
+        raise DataError(f"{what} is not UTF-8: '{printable(text)}'; rename it") from exc
 
 
-def _tasks(source: Source) -> Iterator[_Task]:
+def _tasks(source: Source, rules: PhotoRules) -> Iterator[_Task]:
     numbers: dict[str, int] = {}
     entries: list[Entry] = []
     total = 0
@@ -118,7 +132,7 @@ def _tasks(source: Source) -> Iterator[_Task]:
         entries.append(entry)
         total += _held_bytes(entry)
         if len(entries) == NUM_RECORDS or total > MAX_SENT_BYTES or number + 1 == len(source.records):
-            yield _Task(entries, source.name, source.masks, source.decodes_masks, total)
+            yield _Task(entries, source.name, source.masks, source.decodes_masks, rules, total)
             entries, total = [], 0
 
 
@@ -156,10 +170,11 @@ def _check_record(key: str, parts: Sequence[tuple[str, Part]], task: _Task, foun
             reasons[component] = f"{component}: {exc}"
             continue
         total += tar_bytes(f"{key}.{component}", num_bytes)
-        format = _format(head) if is_photo(component) else None
-        if reason := _reason(component, head, num_bytes, format, is_mask=is_mask):
-            reasons[component] = reason
+        header = _header(part, head, num_bytes) if is_photo(component) else None
+        if problem := _problem(head, num_bytes, header, task.rules, is_mask=is_mask):
+            reasons[component] = f"{component} {problem}"
             continue
+        format = header.format.removeprefix("A") if header else None  # an APNG is a PNG by its name
         if format and format != _FORMATS.get(component.rpartition(".")[2].lower()):
             notes.append(f"{component} is a {format}")
         if format and task.masks:
@@ -202,11 +217,14 @@ def _check_masks(
     for component, mask in photos.items():
         if component not in masks:
             continue
+        if mask.num_bytes > MAX_PHOTO_BYTES:
+            reasons[component] = f"{component} has {mask.num_bytes} bytes, a mask has at most {MAX_PHOTO_BYTES}"
+            continue
         data = mask.read(0, mask.num_bytes)
         problem = mask_problem(data, decoded=decoded)
         _, height, width = read_photo_header(data)
         if problem is None and expected is not None and (height, width) != expected:
-            problem = f"has {height} x {width} pixels, '{name}' {expected[0]} x {expected[1]}"
+            problem = size_problem(str(name), expected, (height, width))
         if problem is not None:
             reasons[component] = f"{component} {problem}"
 
@@ -222,38 +240,44 @@ def _check_names(key: str, parts: Sequence[tuple[str, Part]], *, source: str) ->
             )
         if not name.isascii():
             path = part if isinstance(part, str) else name
-            check_utf8(name, what=f"{source}: the name of file '{_printable(path)}'")
+            check_utf8(name, what=f"{source}: the name of file '{printable(path)}'")
 
 
-def _reason(component: str, head: bytes, num_bytes: int, found: str | None, *, is_mask: bool) -> str | None:
-    """Why a component is bad, or ``None`` if it is good; ``found`` is the format of a photo."""
+def _problem(
+    head: bytes, num_bytes: int, header: PhotoHeader | None, rules: PhotoRules, *, is_mask: bool
+) -> str | None:
+    """Why a component is bad, as a text that follows its name, or ``None``; ``header`` is that of a photo."""
     if not num_bytes:
-        return f"{component} is empty"
-    if found is None:
+        return "is empty"
+    if header is None:
         return None
-    if found == "GIF":
-        return f"{component} is a GIF, which DALI cannot decode"
-    if found == "unknown":
-        return f"{component} is not a photo of a known format (starts with {head[:4].hex(' ')})"
-    if is_mask and found != "PNG":
-        return f"{component} is a {found}, a mask must be an 8-bit grey PNG"
+    if header.height or header.format in rules.refused or len(head) == num_bytes:
+        problem = rules.problem(header) or bytes_problem(num_bytes)
+    else:
+        problem = bytes_problem(num_bytes)  # the photo's size comes after the bytes that were read
+    if problem is not None and header.format == "unknown":
+        return f"{problem} (starts with {head[:4].hex(' ')})"
+    if problem is not None or not is_mask:
+        return problem
+    if header.format != "PNG":
+        return f"is a {header.format}, a mask must be an 8-bit grey PNG"
     # IHDR: bit depth, colour type.
-    if is_mask and tuple(head[24:26]) != (8, 0):
+    if tuple(head[24:26]) != (8, 0):
         pixels = f"bit depth {head[24]}, colour type {head[25]}"
-        return f"{component} is not an 8-bit grey PNG ({pixels}), class ids would be lost"
+        return f"is not an 8-bit grey PNG ({pixels}), class ids would be lost"
     return None
 
 
-def _format(head: bytes) -> str:
-    # `read_photo_header` also reads the photo's size with Pillow, which takes ten times as long as all else here.
-    if head.startswith(b"\xff\xd8\xff"):
-        return "JPEG"
-    return read_photo_header(head).format
+def _header(part: Part, head: bytes, num_bytes: int) -> PhotoHeader:
+    header = read_photo_header(head)
+    is_cut = len(head) < num_bytes
+    if header.format == "PNG" and not header.height and is_cut and not _is_remote(part):
+        header = read_photo_header(_read_part(part, 0, _CHUNK_BYTES)[0])
+    return header
 
 
-def _printable(text: str) -> str:
-    r"""A name from the file system, in which bytes that are not UTF-8 are shown as ``\xff``."""
-    return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+def _is_remote(part: Part) -> bool:
+    return isinstance(part, Range) and not isinstance(part.file, Path)
 
 
 def _head(part: Part, num: int) -> tuple[bytes, int]:
@@ -270,12 +294,10 @@ def _read_part(part: Part, offset: int, num: int) -> tuple[bytes, int]:
     if isinstance(part, Range):
         assert isinstance(part.file, Path), "objects in a bucket are not read before they are packed"
         return _read_part(str(part.file), part.offset + offset, min(num, part.size - offset))[0], part.size
-    path = part
+    file = open_regular(part)
     try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            return os.pread(file, num, offset), os.fstat(file).st_size
-        finally:
-            os.close(file)
+        return os.pread(file, num, offset), os.fstat(file).st_size
     except OSError as exc:
-        raise StoreError(f"cannot read '{path}': {exc.strerror or exc}") from exc
+        raise StoreError(f"cannot read '{part}': {exc.strerror or exc}") from exc
+    finally:
+        os.close(file)

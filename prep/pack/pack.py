@@ -21,6 +21,7 @@ from typing import Literal, NamedTuple, get_args
 
 from dali_pipes.errors import DataError, StoreError, shown
 from dali_pipes.formats.names import classes_name, columns_name, index_name, manifest_name
+from dali_pipes.formats.photo_header import PhotoRules
 from dali_pipes.store.base import Store
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.urls import open_prefix
@@ -77,6 +78,7 @@ def pack(
     max_count: int = DEFAULT_MAX_COUNT,
     max_bytes: int = DEFAULT_MAX_BYTES,
     on_bad: OnBad = "fail",
+    formats: Sequence[str] = (),
     overwrite: bool = False,
     dry_run: bool = False,
     copy: Path | None = None,
@@ -91,12 +93,13 @@ def pack(
         prefix: The beginning of all names.
         max_count: The most samples of a shard.
         max_bytes: The most bytes of a shard; a larger sample gets a shard of its own.
-        on_bad: What to do about a bad record: one with a photo in a format that DALI does not decode, with a file that
+        on_bad: What to do about a bad record: one with a photo that loaders refuse by its header, with a file that
             is empty, missing or unreadable, or with a mask that is damaged, is not an 8-bit grey PNG, or has another
             size than its photo. (A photo in another format than its extension says is packed, and noted.) ``"fail"``:
             raise before anything is written. ``"skip"``: leave the record out.
             ``"keep"``: pack it as it is, without the files that cannot be read; a record without other files is left
             out. Only ``"skip"`` accepts records that the source could not read.
+        formats: Formats that are allowed beside JPEG, PNG, WEBP, BMP and PNM, as in `dali_pipes.Decode`.
         overwrite: Replace shards of other content under these names, and delete those beyond the last one.
         dry_run: Check and plan only.
         copy: A directory that gets a second copy of shards and class table, under the same names. It is written while
@@ -119,6 +122,7 @@ def pack(
     check_limits(prefix=prefix, max_count=max_count, max_bytes=max_bytes)
     if on_bad not in get_args(OnBad):
         raise ValueError(f"on_bad must be one of {', '.join(get_args(OnBad))}, got '{on_bad}'")
+    rules = PhotoRules(formats=tuple(formats))
     store.check_name(prefix)
     if copy is not None:
         _check_copy(store, copy)
@@ -128,7 +132,7 @@ def pack(
             "leave them out with --on-bad skip"
         )
     with Workers(jobs) as workers:
-        checked = check_records(source, workers=workers, show_progress=show_progress)
+        checked = check_records(source, rules=rules, workers=workers, show_progress=show_progress)
         numbers, skipped, kept = _choose(source, checked, on_bad=on_bad)
         shards = _plan(numbers, checked, prefix=prefix, max_count=max_count, max_bytes=max_bytes)
         places = [store, *([LocalStore(copy)] if copy is not None else [])]

@@ -96,7 +96,7 @@ class Target:
         self.existing: dict[str, ObjectEntry] = {}
         """The objects under the prefix, by name, before the job writes."""
         if store.exists():
-            self.existing = {entry.name: entry for entry in store.list(prefix)}
+            self.existing = {entry.name: entry for entry in store.list_all(prefix)}
         self._overwrite, self._job, self._files = overwrite, job, files
         self._pattern = re.compile(rf"{re.escape(prefix)}[0-9]+\.({endings})")
 

@@ -1,7 +1,10 @@
 """Decode all pixels of a photo, or find the reason why it cannot be decoded."""
 
+import atexit
+import functools
 import importlib.util
 import io
+import threading
 import warnings
 from collections.abc import Callable
 from typing import Any, Literal, cast
@@ -10,7 +13,15 @@ import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.errors import PipesError
-from dali_pipes.formats.photo_header import PhotoHeader, read_photo_header
+from dali_pipes.formats.photo_header import (
+    OTHER_FORMATS,
+    PhotoHeader,
+    PhotoRules,
+    bytes_problem,
+    read_photo_header,
+)
+from dali_pipes.processes.pillow import PillowProcess
+from dali_pipes.processes.pillow import Undecodable as Undecodable
 from prep.photos.details import end_problem
 
 DecoderName = Literal["pillow", "dali"]
@@ -21,12 +32,11 @@ Decoder = Callable[[bytes, PhotoHeader, Output], Pixels]
 """Decodes all pixels of a photo of known format and allowed size, or raises `Undecodable`: uint8 [height, width, 3] of
 RGB, [height, width] of gray, [0] of nothing."""
 
+ANY_FORMAT = PhotoRules(formats=tuple(OTHER_FORMATS))
+"""For tools that show photos: all formats, in the default size."""
+
 _SHOWN = 160
 _PIXELS_AT_A_TIME = 1 << 20
-
-
-class Undecodable(Exception):  # noqa: N818 (it describes the photo)
-    """A photo that cannot be decoded. The text follows the photo's name: ``holds a GIF, ...``."""
 
 
 def check_decoder(name: DecoderName) -> None:
@@ -55,27 +65,49 @@ def open_decoder(name: DecoderName) -> Decoder:
     return _Dali() if name == "dali" else _decode_by_pillow
 
 
-def decode(decoder: Decoder, data: bytes, *, max_pixels: int, output: Output) -> tuple[PhotoHeader, Pixels]:
+def decode(decoder: Decoder, data: bytes, *, rules: PhotoRules, output: Output) -> tuple[PhotoHeader, Pixels]:
     """A photo's header and all its pixels.
 
     Raises:
-        Undecodable: If the photo cannot be decoded, its header announces more than ``max_pixels``, or a loader would
-            refuse it before DALI sees it.
+        Undecodable: If the photo cannot be decoded, or a loader with these rules would refuse it before DALI sees it.
     """
-    if not data:
-        raise Undecodable("is empty")
+    check_size(len(data))
     header = read_photo_header(data)
-    if header.format == "GIF":
-        raise Undecodable("holds a GIF, expected JPEG, PNG or another format that DALI decodes")
-    if header.format == "unknown":
-        raise Undecodable(f"holds no photo of a known format (starts with {data[:4].hex(' ')})")
-    if not isinstance(header.height, int) or header.height < 1 or header.width < 1:
-        raise Undecodable(f"holds a {header.format} whose header cannot be read")
-    if header.height * header.width > max_pixels:
-        raise Undecodable(f"holds a photo of {header.height} x {header.width} pixels, expected at most {max_pixels}")
+    if problem := rules.problem(header):
+        starts = f" (starts with {data[:4].hex(' ')})" if header.format == "unknown" else ""
+        raise Undecodable(f"{problem}{starts}")
+    if header.format in OTHER_FORMATS.values():
+        return header, _decode_apart(data, header, output, max_pixels=rules.max_pixels)
     if problem := end_problem(data, header.format):
         raise Undecodable(problem)
     return header, decoder(data, header, output)
+
+
+def check_size(num_bytes: int) -> None:
+    """Raise `Undecodable` for a file that is too large to be read as a photo, or empty."""
+    if problem := bytes_problem(num_bytes):
+        raise Undecodable(problem)
+
+
+def _decode_apart(data: bytes, header: PhotoHeader, output: Output, *, max_pixels: int) -> Pixels:
+    """Decode a photo as loaders do, in a process that may die of it."""
+    with _apart:
+        pnm = _process(max_pixels).decode(data, header)
+    if output == "nothing":
+        return np.empty(0, np.uint8)
+    num_channels = 1 if pnm[1] == ord("5") else 3
+    pixels = pnm[-header.height * header.width * num_channels :].reshape(header.height, header.width, num_channels)
+    return pixels[..., 0] if output == "gray" else np.broadcast_to(pixels, (*pixels.shape[:2], 3))
+
+
+_apart = threading.Lock()
+
+
+@functools.cache
+def _process(max_pixels: int) -> PillowProcess:
+    process = PillowProcess(max_pixels=max_pixels)
+    atexit.register(process.close)
+    return process
 
 
 def _decode_by_pillow(data: bytes, header: PhotoHeader, output: Output) -> Pixels:

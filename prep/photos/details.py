@@ -73,8 +73,9 @@ def photo_details(data: bytes) -> PhotoDetails | None:
     if data.startswith(b"\xff\xd8\xff"):
         return _jpeg(data)
     header = read_photo_header(data)
-    if header.format == "PNG" and header.height and len(data) >= 29:
-        return _png(data)
+    # The size stands in the first chunk, also where `data` ends before the pixels.
+    if header.format in ("PNG", "APNG") and data[12:16] == b"IHDR" and len(data) >= 29:
+        return _png(data)._replace(format=header.format)
     return PhotoDetails(header.format, header.height, header.width)
 
 

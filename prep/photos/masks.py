@@ -5,7 +5,7 @@ import struct
 import zlib
 from collections.abc import Callable, Iterator, Set
 
-from dali_pipes.formats.photo_header import MAX_PIXELS
+from dali_pipes.formats.photo_header import MAX_PHOTO_BYTES, MAX_PIXELS
 from prep.photos.details import HEAD_BYTES, photo_details
 
 HEADER_BYTES = 2048
@@ -43,6 +43,7 @@ def is_mask_name(component: str, photos: Set[str]) -> bool:
 
 def photo_size(read: Reader, num_bytes: int) -> tuple[int, int] | None:
     """Height and width by the header of a photo of ``num_bytes``; ``None`` if it has no readable header."""
+    num_bytes = min(num_bytes, MAX_PHOTO_BYTES)
     head = read(0, HEADER_BYTES)
     if not head.startswith((b"\xff\xd8\xff", b"\x89PNG")):
         head = read(0, num_bytes)  # a TIFF's header may be anywhere

@@ -12,7 +12,9 @@ An output that exists and holds exactly the planned samples is not written again
 by running it again.
 """
 
+import contextlib
 import gzip
+import itertools
 import logging
 import os
 import shutil
@@ -23,12 +25,13 @@ from typing import NamedTuple
 import numpy as np
 
 from dali_pipes.errors import DataError, StoreError
-from dali_pipes.formats.tar_reader import BLOCK, ArchiveReader
+from dali_pipes.formats.tar_reader import BLOCK, READ_BYTES, ArchiveReader
 from dali_pipes.progress import bar
 from dali_pipes.store.base import Store
 from dali_pipes.store.entries import ObjectEntry
-from prep.shuffle.contents import NUM_READERS, Contents, Int64s, open_shard, read_samples, read_shard
+from prep.shuffle.contents import NUM_READERS, Contents, Int64s, open_shard, read_shard
 from prep.shuffle.spool import open_spool
+from prep.tar.writer import member_header
 from prep.threads import in_threads
 
 _log = logging.getLogger(__name__)
@@ -197,38 +200,70 @@ def _fill(
     wanted = [row for row in range(len(contents.shards)) if (output_of[starts[row] : starts[row + 1]] >= 0).any()]
 
     def copy(row: int) -> None:
-        name, position, stop = contents.shards[row], int(starts[row]), int(starts[row + 1])
-        with open_shard(source, name) as stream:
+        name, position, stop = contents.shards[row], int(starts[row]) - 1, int(starts[row + 1])
+        changed = DataError(f"shard '{source.locate(name)}': changed while it was being read; start again")
+        key: str | None = None
+        left = 0  # bytes of the sample's place that are not filled yet
+        with open_shard(source, name) as stream, contextlib.ExitStack() as writing:
             archive = ArchiveReader(stream, shard=source.locate(name))
-            for sample in read_samples(archive, with_pieces=True):
-                # Check before writing, because another sample may have another size.
-                if position >= stop or sample.tar_bytes != contents.tar_bytes[position]:
-                    break
+            for member in archive:
+                if member.key != key:
+                    position += 1
+                    if left or position >= stop:
+                        raise changed
+                    key, left = member.key, int(contents.tar_bytes[position])
+                    writing.close()
+                    path = folder / str(output_of[position])
+                    out = writing.enter_context(_SampleWriter(path, int(places[position])))
+                header = member_header(member.name, member.size)
+                left -= len(header) + member.size + -member.size % BLOCK
+                if left < 0:  # checked before it is written: another sample's place begins there
+                    raise changed
                 if output_of[position] >= 0:
-                    _write_at(folder / str(output_of[position]), sample.pieces or [], int(places[position]))
-                position += 1
-            else:
-                if position == stop and archive.checksum == contents.checksums[row]:
-                    return
-        raise DataError(f"shard '{source.locate(name)}': changed while it was being read; start again")
+                    for piece in itertools.chain([header], member.pieces(), [bytes(-member.size % BLOCK)]):
+                        out.add(piece)
+            if left or position != stop - 1 or archive.checksum != contents.checksums[row]:
+                raise changed
 
     with bar(what="shuffle", total=len(wanted), unit="shards", shown=show_progress) as drawn:
         for _ in in_threads(copy, wanted, NUM_READERS):
             drawn.update(1)
 
 
-def _write_at(path: Path, pieces: Sequence[bytes], offset: int) -> None:
-    # Opened for each sample, in 10 us: there may be more outputs than a process may have open.
-    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        whole = sum(map(len, pieces))
-        written = os.pwritev(descriptor, pieces, offset) if len(pieces) <= 1000 else 0
-        if written < whole:
-            rest = memoryview(b"".join(pieces))
-            while written < whole:
-                written += os.pwrite(descriptor, rest[written:], offset + written)
-    finally:
-        os.close(descriptor)
+class _SampleWriter:
+    """Writes the pieces of a sample to its place in a file; it holds at most 2 MiB. A context manager."""
+
+    def __init__(self, path: Path, offset: int) -> None:
+        self._path, self._offset = path, offset
+        self._pieces: list[bytes] = []
+        self._held = 0
+
+    def __enter__(self) -> "_SampleWriter":
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            self._flush()
+
+    def add(self, piece: bytes) -> None:
+        self._pieces.append(piece)
+        self._held += len(piece)
+        if self._held >= READ_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        if not self._held:
+            return
+        rest = memoryview(b"".join(self._pieces))
+        self._pieces, self._held = [], 0
+        # Opened for each sample, in 10 us: there may be more outputs than a process may have open.
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            while rest:
+                written = os.pwrite(descriptor, rest, self._offset)
+                self._offset, rest = self._offset + written, rest[written:]
+        finally:
+            os.close(descriptor)
 
 
 def _publish(target: Store, output: PlannedShard, path: Path) -> None:

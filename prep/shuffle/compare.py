@@ -33,7 +33,7 @@ def read_input(request: Request) -> Contents:
     if request.dry_run and manifest is not None:
         sizes = dict(zip(manifest.names, manifest.shard_bytes.tolist(), strict=True))
         if all(sizes.get(name) == listed[name] for name in shards.names):
-            found = indexed_contents(shards.store, shards.names, components=sorted(components))
+            found = indexed_contents(shards, manifest, components=sorted(components))
             if found is not None:
                 return found
     contents = read_contents(

@@ -6,25 +6,30 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import BinaryIO, cast
+from typing import TYPE_CHECKING, BinaryIO, cast
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from dali_pipes.errors import DataError
+from dali_pipes.errors import DataError, printable
 from dali_pipes.formats.keys import split_key
-from dali_pipes.formats.names import LABEL_COMPONENT, index_name
-from dali_pipes.formats.shard_index import ShardIndex
-from dali_pipes.formats.tar_reader import BLOCK, LINKS, ArchiveReader
+from dali_pipes.formats.names import LABEL_COMPONENT, index_name, manifest_name
+from dali_pipes.formats.tar_reader import BLOCK, LINKS, ArchiveReader, Member
 from dali_pipes.progress import bar
 from dali_pipes.store.base import Store
+from dali_pipes.store.shard_set import ShardSet
 from prep.shuffle.order import key_of
-from prep.tar.writer import header_bytes, member_header
+from prep.tar.writer import header_bytes
 from prep.threads import in_threads
+
+if TYPE_CHECKING:
+    from dali_pipes.formats.manifest import Manifest
 
 # Shards read at a time. Reading waits for the store; parsing holds the GIL, so more readers gain nothing.
 NUM_READERS = 4
+MAX_VALUE_BYTES = 64 << 10
+"""Bytes of a component by which samples can be ordered."""
 
 Int64s = npt.NDArray[np.int64]
 UInt64s = npt.NDArray[np.uint64]
@@ -86,11 +91,8 @@ class ShardSample:
     tar_bytes: int = 0
     values: dict[str, bytes] = field(default_factory=dict)
     components: set[str] = field(default_factory=set)
-    """Empty when the pieces are read."""
     twice: str = ""
     """A component that occurs twice in the sample."""
-    pieces: list[bytes] | None = None
-    """The sample's headers, bytes and padding, as in a tar; ``None``: not asked for."""
 
 
 def read_contents(
@@ -139,39 +141,38 @@ def read_shard(store: Store, name: str, *, components: Sequence[str] = ()) -> Co
     return _of_shard(name, names, sizes, rows=rows, checksum=archive.checksum, values=values)
 
 
-def read_samples(
-    archive: ArchiveReader, *, components: Sequence[str] = (), with_pieces: bool = False
-) -> Iterator[ShardSample]:
-    """Yield the samples of a shard, front to back; one sample is in memory at a time.
-
-    Args:
-        archive: The shard.
-        components: Components whose bytes are kept.
-        with_pieces: Keep the pieces of each sample, and compute no digest.
-    """
+def read_samples(archive: ArchiveReader, *, components: Sequence[str] = ()) -> Iterator[ShardSample]:
+    """Yield the samples of a shard, front to back; of a sample, only the bytes of ``components`` are kept."""
     sample: ShardSample | None = None
     for member in archive:
         if sample is None or sample.key != member.key:
             if sample is not None:
                 yield sample
-            sample = ShardSample(member.name, member.key, pieces=[] if with_pieces else None)
-        data = member.read()
-        sample.num_bytes += len(data)
+            sample = ShardSample(member.name, member.key)
+        sample.num_bytes += member.size
         sample.num_members += 1
-        fill = -len(data) % BLOCK
-        sample.tar_bytes += header_bytes(member.name, len(data)) + len(data) + fill
-        if member.component in components:
-            sample.values[member.component] = data
-        if sample.pieces is not None:
-            sample.pieces += [member_header(member.name, len(data)), data, bytes(fill)]
-            continue
+        sample.tar_bytes += header_bytes(member.name, member.size) + member.size + -member.size % BLOCK
         sample.twice = member.component if member.component in sample.components else sample.twice
         sample.components.add(member.component)
         state = xxhash.xxh64(member.component.encode("utf-8", "surrogateescape") + b"\0")
-        state.update(data)
+        if member.component in components:
+            sample.values[member.component] = _value(member)
+            state.update(sample.values[member.component])
+        for piece in member.pieces():
+            state.update(piece)
         sample.content = (sample.content + state.intdigest()) % 2**64
     if sample is not None:
         yield sample
+
+
+def _value(member: Member) -> bytes:
+    """The bytes of a component by which samples are ordered: those of all samples are in memory at a time."""
+    if member.size > MAX_VALUE_BYTES:
+        raise DataError(
+            f"key '{member.key}': component '{member.component}' has {member.size} bytes, samples are "
+            f"ordered by at most {MAX_VALUE_BYTES}; choose another component"
+        )
+    return member.read()
 
 
 @contextlib.contextmanager
@@ -192,23 +193,25 @@ def open_shard(store: Store, name: str) -> Iterator[BinaryIO]:
             raise DataError(f"shard '{store.locate(name)}' is not a complete gzip file: {exc}; pack it anew") from exc
 
 
-def indexed_contents(store: Store, names: Sequence[str], *, components: Sequence[str]) -> Contents | None:
+def indexed_contents(shards: ShardSet, manifest: "Manifest", *, components: Sequence[str]) -> Contents | None:
     """Read the contents from the shard indexes, for a plan: no shard is read, so digests are zero.
 
     Returns:
         ``None`` if an index is missing, or if bytes of other components than the label are needed.
 
     Raises:
-        DataError: If a file that is named like a shard index is not one.
+        DataError: If a file that is named like a shard index is not one, or not the one of that shard.
     """
     if not set(components) <= {LABEL_COMPONENT}:
         return None
     parts: list[Contents] = []
-    for name in names:
+    store = shards.store
+    listed = manifest.rows_of(shards.names, where=store.locate(manifest_name(shards.prefix)))
+    for name, shard in zip(shards.names, listed.tolist(), strict=True):
         data = store.find(index_name(name))
         if data is None:
             return None
-        index = ShardIndex.from_bytes(data, where=store.locate(index_name(name)))
+        index = manifest.shard_index(shard, data, where=store.locate(index_name(name)))
         offsets = {component: column.tolist() for component, column in index.offsets.items()}
         sizes = {component: column.tolist() for component, column in index.sizes.items()}
         firsts: list[bytes] = []
@@ -249,10 +252,9 @@ class _LinkRefuser(ArchiveReader):
 
     def _skip_special(self, name: str, kind: int) -> None:
         if kind in LINKS and split_key(name) is not None:
-            shown = name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
             raise DataError(
-                f"shard '{self._shard}', member '{shown}': is a link, which no reader of shards follows; pack it anew "
-                "(tar: --hard-dereference or -h)"
+                f"shard '{self._shard}', member '{printable(name)}': is a link, which no reader of shards follows; "
+                "pack it anew (tar: --hard-dereference or -h)"
             )
 
 

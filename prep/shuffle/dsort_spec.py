@@ -4,7 +4,6 @@ A cluster checks little: a job whose template has no range reads nothing and "su
 connection, an unknown field is ignored. So everything is checked here, before it is sent.
 """
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dali_pipes.errors import DataError, StoreError
+from dali_pipes.formats.json_texts import read_json
 from dali_pipes.store.shard_names import EXTENSIONS, extension_of
 from dali_pipes.store.templates import Template
 from prep.shuffle.order import Algorithm
@@ -121,8 +121,8 @@ def read_spec(path: Path) -> DsortSpec:
     except (OSError, UnicodeDecodeError) as exc:
         raise StoreError(f"cannot read spec '{path}': {getattr(exc, 'strerror', None) or exc}") from exc
     try:
-        found = json.loads(text) if path.suffix.lower() == ".json" else yaml.safe_load(text)
-    except (ValueError, yaml.YAMLError) as exc:
+        found = read_json(text) if path.suffix.lower() == ".json" else yaml.safe_load(text)
+    except (ValueError, RecursionError, yaml.YAMLError) as exc:
         what = " ".join(str(exc).split())[:200]
         raise DataError(f"spec '{path}' is not {'JSON' if path.suffix.lower() == '.json' else 'YAML'}: {what}") from exc
     if not isinstance(found, dict):

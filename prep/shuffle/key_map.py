@@ -10,12 +10,12 @@ AIS, for samples that no exact entry names. A cluster gets a new map, with the k
 import bisect
 import hashlib
 import itertools
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dali_pipes.errors import DataError
+from dali_pipes.formats.json_texts import read_json
 from dali_pipes.store.shard_names import extension_of
 from dali_pipes.store.templates import Template
 from prep.shuffle.order import cut_mapped, key_of
@@ -257,7 +257,7 @@ def _pairs(data: bytes, *, where: str, separator: str) -> Iterator[tuple[str, st
     except UnicodeDecodeError as exc:
         raise DataError(f"{where}: a key map is JSON or lines in UTF-8 ({exc.reason} at byte {exc.start})") from exc
     try:
-        found = json.loads(text)
+        found = read_json(text)
     except ValueError as exc:
         if text.lstrip().startswith("{"):
             raise DataError(f"{where}: starts like JSON but is not valid JSON: {exc}") from exc

@@ -117,6 +117,9 @@ def make_plan(request: Request, contents: Contents) -> ShufflePlan:
         plan = _plan_cut(request, contents, order, shard_bytes=shard_bytes)
     else:
         plan = _plan_mapped(request, contents, names, order, shard_bytes=shard_bytes)
+    if algorithm.kind == "none":
+        # Seen on AIS 4.9: it writes samples in the order in which its threads read them, on a single target, too.
+        plan.not_by_dsort = "dSort does not keep the order of samples"
     if algorithm.key_type != "string":
         spaced = next((at for at, value in enumerate(values) if value and value != value.strip()), None)
         if spaced is not None:
@@ -275,5 +278,5 @@ def list_outputs(request: Request, plan: ShufflePlan) -> dict[str, ObjectEntry]:
         common = common_prefix(prefixes)
         # One listing for a thousand classes; but for cats- and dogs- it would list the whole bucket.
         for prefix in [common] if common.rpartition("/")[2] else prefixes:
-            entries |= {entry.name: entry for entry in request.output_store.list(prefix)}
+            entries |= {entry.name: entry for entry in request.output_store.list_all(prefix)}
     return entries

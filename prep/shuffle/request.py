@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
+from urllib.parse import urlsplit
 
-from dali_pipes.errors import StoreError
+from dali_pipes.errors import StoreError, keep_secret
 from dali_pipes.store.base import Bucket, Store
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.messages import is_loopback
@@ -200,7 +201,7 @@ def _spec_names(spec: DsortSpec, store: Bucket) -> tuple[str, ...]:
     """The names of a spec's input shards; raises `StoreError` if some do not exist."""
     if not isinstance(spec.inputs, Template):
         return spec.inputs
-    listed = [entry.name for entry in store.list(spec.inputs.prefix)]
+    listed = [entry.name for entry in store.list_all(spec.inputs.prefix)]
     if not len(spec.inputs):
         # A cluster would accept a prefix and read nothing; here a prefix stands for its shards.
         names = [name for name in listed if name.endswith(spec.input_extension)]
@@ -242,13 +243,16 @@ def load_key_map(where: str, *, endpoint: str | None, separator: str = "", exten
 def _download(url: str) -> bytes:
     import requests
 
+    from dali_pipes.store.cluster.transport.bounded_http import limit_answers
+
+    keep_secret(urlsplit(url).netloc.rpartition("@")[0])
+    keep_secret(urlsplit(url).password)
     try:
         with requests.Session() as session:
+            limit_answers(session, max_bytes=MAX_KEY_MAP_BYTES)
             session.trust_env = not is_loopback(url)  # no proxy reaches this machine
             answer = session.get(url, timeout=(CONNECT_TIMEOUT_S, READ_TIMEOUT_S))
         answer.raise_for_status()
     except requests.RequestException as exc:
-        raise StoreError(f"cannot read key map '{url}': {exc}") from exc
-    if len(answer.content) > MAX_KEY_MAP_BYTES:
-        raise StoreError(f"key map '{url}' has {len(answer.content)} bytes, at most {MAX_KEY_MAP_BYTES} are read")
+        raise StoreError(f"cannot read key map '{url}': {exc}") from None
     return answer.content

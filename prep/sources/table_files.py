@@ -2,7 +2,6 @@
 
 import contextlib
 import csv
-import json
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dali_pipes.errors import DataError, PipesError
+from dali_pipes.formats.json_texts import read_json
 from prep.sources.record import preview
 
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
@@ -94,8 +94,8 @@ def _objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
     def parsed(text: str, where: str) -> Any:
         try:
-            return json.loads(text)
-        except (ValueError, RecursionError) as exc:
+            return read_json(text)
+        except ValueError as exc:
             raise DataError(f"{where} is not JSON: {exc}") from exc
 
     def checked(row: Any, where: str) -> dict[str, Any]:
@@ -139,5 +139,5 @@ def _parquet(path: Path) -> Iterator[Any]:
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
             yield file
-    except (pyarrow.ArrowException, OSError) as exc:
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as exc:  # texts not in UTF-8, dates of no year
         raise DataError(f"'{path}' cannot be read as Parquet: {' '.join(str(exc).split())}") from exc

@@ -23,6 +23,10 @@ from prep.workers import Report, Workers
 
 # With fewer tars, starting processes may take longer than reading.
 MIN_SHARED_TARS = 3
+# Memory for the list of one compressed tar's members: a small one can unpack to any number of them.
+MAX_LIST_BYTES = 2 << 30
+# Memory for a member, without its name: measured with 200,000.
+_MEMBER_BYTES = 1200
 
 
 File = Path | RemoteFile | UnpackedFile
@@ -40,8 +44,8 @@ def tars(shards: ShardSet, *, jobs: int | None = None, show_progress: bool = Fal
         show_progress: Draw a bar.
 
     Raises:
-        DataError: If a file is not a tar or not a gzip file, or was cut off, if there is no sample, or a sample has two
-            members of one component.
+        DataError: If a file is not a tar or not a gzip file, was cut off, or has too many members to list, if there is
+            no sample, or a sample has two members of one component.
         StoreError: If a file cannot be read.
     """
     store = shards.store
@@ -80,10 +84,17 @@ def _find_records(task: "tuple[File, str]", report: Report) -> list[Record]:
     file, shard = task
     records: list[Record] = []
     components: dict[str, object] = {}
+    held = 0
     try:
         stream = file.open("rb", buffering=0) if isinstance(file, Path) else cast("BinaryIO", ReadStream(file))
         with stream:
             for member in ArchiveReader(stream, shard=shard):
+                held += _MEMBER_BYTES + len(member.name)
+                if held > MAX_LIST_BYTES and isinstance(file, UnpackedFile):
+                    raise DataError(
+                        f"shard '{shard}': the list of its members takes more than {MAX_LIST_BYTES >> 20} MiB of "
+                        "memory; if that is not a mistake, gunzip it first"
+                    )
                 if not records or member.key != records[-1].key:
                     components = {}
                     records.append(Record(key=member.key, components=components, label=None))
@@ -93,7 +104,7 @@ def _find_records(task: "tuple[File, str]", report: Report) -> list[Record]:
                         "expected one"
                     )
                 # Only photos are checked by their first bytes.
-                head = member.read()[:HEAD_BYTES] if is_photo(member.component) else b""
+                head = member.take(HEAD_BYTES) if is_photo(member.component) else b""
                 components[member.component] = Range(file, member.offset, member.size, head)
     except OSError as exc:
         raise StoreError(f"cannot read '{file}': {exc.strerror or exc}") from exc

@@ -41,6 +41,7 @@ _EXTENSIONS = {
     "BMP": "bmp",
     "JPEG2000": "jp2",
     "GIF": "gif",
+    "APNG": "png",
 }
 
 

@@ -4,7 +4,9 @@ The bytes are those that `webdataset.TarWriter` writes for the same members with
 used because it holds each member in memory, and importing it takes seconds (it imports torch).
 """
 
+import errno
 import os
+import stat
 import tarfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -240,11 +242,27 @@ class _Files:
 
     def _open_path(self, path: str) -> None:
         self.close()
-        try:
-            self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as exc:
-            raise StoreError(f"cannot read '{path}': {exc.strerror or exc}") from exc
+        self._file = open_regular(path)
         self._path = path
+
+
+def open_regular(path: str) -> int:
+    """Open a file to read it, and return its descriptor.
+
+    Raises:
+        StoreError: If it cannot be opened, or is a pipe, a device or a folder: reading these may never end.
+    """
+    try:
+        # O_NONBLOCK: to open a pipe would wait for a writer. It has no effect on files.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as exc:
+        raise StoreError(f"cannot read '{path}': {exc.strerror or exc}") from exc
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return descriptor
+    os.close(descriptor)
+    found = os.strerror(errno.EISDIR) if stat.S_ISDIR(mode) else "expected a file, found a pipe or a device"
+    raise StoreError(f"cannot read '{path}': {found}")
 
 
 def _is_plain(name: str, size: int) -> bool:

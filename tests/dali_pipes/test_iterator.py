@@ -345,14 +345,19 @@ def test_shards_may_be_named_by_an_iterator(small_shards: Path) -> None:
 
 
 def test_shard_that_could_not_be_read_is_tried_again(tmp_path: Path) -> None:
-    """A store that fails once: the error is raised once, and the epoch goes on where it stopped."""
+    """A store that fails once: the error is raised once, and the epoch goes on where it stopped.
+
+    A link to nowhere, because a missing shard is refused before the loader opens.
+    """
     shards = write_shards(tmp_path, make_samples([(30, 30)] * 6), per_shard=3)
     path = tmp_path / "s-000001.tar"
     path.rename(tmp_path / "hidden")
+    path.symlink_to(tmp_path / "nowhere")
     with open_loader(shards / "s-{000000..000001}.tar", batch_size=3, shuffle=False) as loader:
         seen = keys_of([next(loader)])
         with pytest.raises(dp.StoreError, match=r"s-000001.tar"):
             next(loader)
+        path.unlink()
         (tmp_path / "hidden").rename(path)
         assert len(seen + keys_of(loader)) == 6
 
@@ -499,9 +504,9 @@ def test_shard_of_another_size_is_refused(tmp_path: Path, change: str) -> None:
             r"s-000000.tar' has 19456 bytes, the manifest says 20480; it was cut off or replaced",
         ),
         "longer": (dp.DataError, r"s-000000.tar' has 20992 bytes, the manifest says 20480"),
-        "gone": (dp.StoreError, "No such file"),
+        "gone": (dp.StoreError, r"no shard '.*s-000000.tar'"),
     }[change]
-    with open_loader(shards) as loader, pytest.raises(error, match=text):
+    with pytest.raises(error, match=text), open_loader(shards) as loader:
         list(loader)
 
 
@@ -527,6 +532,24 @@ def test_no_space_for_the_cache_file_says_how_much_is_needed(small_shards: Path,
         )
     with pytest.raises(ValueError, match="max_bytes must be positive, got 0"):
         open_loader(small_shards, cache=dp.Cache(max_bytes=0))
+
+
+@pytest.mark.parametrize("shuffle", [True, dp.Shuffle(window_bytes=70_000)], ids=["all", "windows"])
+def test_bytes_that_an_error_names_are_enough(tmp_path: Path, shuffle: dp.Shuffle | bool) -> None:
+    """A disk's file system takes blocks of its own; the bytes named count them. One byte less is refused."""
+    shards = write_shards(tmp_path / "shards", make_samples([(200, 200)] * 8), per_shard=2)
+    (tmp_path / "cache").mkdir()
+
+    def opened(max_bytes: int) -> dp.Loader:
+        return open_loader(shards, shuffle=shuffle, cache=dp.Cache(directory=tmp_path / "cache", max_bytes=max_bytes))
+
+    with pytest.raises(dp.CacheError) as refused:
+        opened(66_000)
+    (named,) = re.findall(r"max_bytes=(\d+)\)", str(refused.value))
+    with pytest.raises(dp.CacheError):
+        opened(int(named) - 1)
+    with opened(int(named)) as loader:
+        assert keys_of(loader)
 
 
 def test_global_shuffle_past_memory_is_refused(small_shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,13 +1,21 @@
 """Options of a loader: types and values are checked when an option class is made; old arguments name their new form."""
 
 import inspect
+import json
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import dali_pipes as dp
 from dali_pipes import options
 from dali_pipes.integrations.dali_iterator import DaliIterator
+from dali_pipes.order.inputs import OrderInputs
+from dali_pipes.order.state import LoaderState
+from dali_pipes.processes.ranks import find_rank
 
 GROUPS = ("Select", "Shuffle", "BadSamples", "Cache", "Decode", "Outputs")
 
@@ -35,6 +43,10 @@ GROUPS = ("Select", "Shuffle", "BadSamples", "Cache", "Decode", "Outputs")
         ("Cache", {"directory": 3}, TypeError, "directory must be a path or None, got 3"),
         ("Cache", {"max_bytes": 0}, ValueError, "max_bytes must be positive, got 0"),
         ("Cache", {"fetchers": 0}, ValueError, "fetchers must be positive, got 0"),
+        ("Cache", {"verify": "often"}, ValueError, "verify must be one of first, always, never, got 'often'"),
+        ("Cache", {"patience_s": "600"}, TypeError, "patience_s must be a number, got '600'"),
+        ("Cache", {"patience_s": -1}, ValueError, "patience_s must be 0 or more seconds, and finite, got -1"),
+        ("Cache", {"start_patience_s": True}, TypeError, "start_patience_s must be a number, got True"),
         ("Cache", {"show_progress": "no"}, TypeError, "show_progress must be a bool, got 'no'"),
         ("Decode", {"threads": 0}, ValueError, "threads must be positive, got 0"),
         ("Decode", {"queue_depth": 0}, ValueError, "queue_depth must be positive, got 0"),
@@ -51,6 +63,73 @@ def test_values_are_checked_when_the_group_is_made(
 ) -> None:
     with pytest.raises(error, match=text):
         getattr(dp, group)(**values)
+
+
+def test_integers_and_bools_of_numpy_are_kept_as_plain_ones() -> None:
+    """Values out of array code are taken; the state that is made of them is plain JSON."""
+    shuffle = dp.Shuffle(window_bytes=np.int64(7), ramp_up=np.True_, slices=np.uint8(2), enabled=np.False_)
+    assert shuffle == dp.Shuffle(window_bytes=7, ramp_up=True, slices=2, enabled=False)
+    assert [type(value) for value in vars(shuffle).values()] == [int, bool, int, bool]
+    assert type(dp.Decode(engine_share=np.float32(0.5)).engine_share) is float
+    assert type(dp.Cache(patience_s=np.int64(5)).patience_s) is float
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ({"seed": True}, "seed must be an integer, got True"),
+        ({"seed": 1.0}, "seed must be an integer, got 1.0"),
+        ({"epoch": "1"}, "epoch must be an integer, got '1'"),
+        ({"shuffle": "False"}, "shuffle must be a bool, got 'False'"),
+        ({"shuffle": 1}, "shuffle must be a bool, got 1"),
+        ({"ramp_up": 1}, "ramp_up must be a bool, got 1"),
+        ({"shuffle_window": True}, "window_bytes must be an integer, got True"),
+        ({"num_slices": 2.0}, "num_slices must be an integer, got 2.0"),
+        ({"epoch_samples": True}, "epoch_samples must be an integer, got True"),
+        ({"weights": (True, 1.0)}, "a weight must be a number, got True"),
+        ({"weights": [1.0, 1.0]}, r"weights must be a tuple of numbers, got \[1.0, 1.0\]"),
+    ],
+)
+def test_inputs_of_an_order_are_what_its_state_takes(values: dict[str, Any], text: str) -> None:
+    """What a state would refuse when a job resumes is refused when the order is made."""
+    with pytest.raises(TypeError, match=text):
+        OrderInputs(**values)
+
+
+@settings(max_examples=200)
+@given(
+    seed=st.integers() | st.integers(0, 255).map(np.uint8),
+    epoch=st.integers(0, 99) | st.integers(0, 99).map(np.int32),
+    shuffle=st.booleans() | st.booleans().map(np.bool_),
+    shuffle_window=st.just("all") | st.integers(1) | st.integers(1, 99).map(np.int64),
+    ramp_up=st.booleans() | st.booleans().map(np.bool_),
+    num_slices=st.integers(1, 4) | st.integers(1, 4).map(np.int16),
+    epoch_samples=st.none() | st.integers(1, 9).map(lambda num: 12 * num) | st.just(np.int64(12)),
+    weights=st.none() | st.tuples(st.floats(0.1, 9).map(np.float32), st.integers(1, 3)),
+)
+def test_order_that_is_taken_goes_through_its_state(**values: Any) -> None:
+    """Every order that can be made is equal to the one that its state, as JSON, gives."""
+    order = OrderInputs(**values)
+    state = LoaderState(manifest="ab", selection="cd", order=order, delivered=0)
+    assert LoaderState.from_dict(json.loads(json.dumps(state.to_dict()))) == state
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: dp.segmentation(crop="16"), "crop must be an integer, got '16'"),
+        (lambda: dp.segmentation(crop=True), "crop must be an integer, got True"),
+        (lambda: dp.classification_train(crop=16.0), "crop must be an integer, got 16.0"),
+        (lambda: dp.classification_eval(resize=None), "resize must be an integer, got None"),
+        (lambda: dp.Mixture({"a": "x"}, weights={"a": True}), "the weight of 'a' must be a number, got True"),
+        (lambda: find_rank(rank="0", world_size=2), "rank must be an integer, got '0'"),
+        (lambda: find_rank(rank=0, world_size=2.0), "world_size must be an integer, got 2.0"),
+        (lambda: find_rank(rank=False, world_size=True), "rank must be an integer, got False"),
+    ],
+)
+def test_arguments_of_other_types_are_refused(make: Callable[[], Any], text: str) -> None:
+    with pytest.raises(TypeError, match=text):
+        make()
 
 
 @pytest.mark.parametrize("group", GROUPS)
@@ -75,6 +154,7 @@ OLD = {
     "oversample": "pass select=dali_pipes.Select(oversample=...)",
     "missing": "pass select=dali_pipes.Select(missing=...)",
     "epoch_samples": "pass select=dali_pipes.Select(epoch_samples=...)",
+    "allow_missing": "pass select=dali_pipes.Select(allow_missing=...)",
     "shuffle_window": "pass shuffle=dali_pipes.Shuffle(window_bytes=...)",
     "ramp_up": "pass shuffle=dali_pipes.Shuffle(ramp_up=...)",
     "num_slices": "pass shuffle=dali_pipes.Shuffle(slices=...)",
@@ -90,6 +170,8 @@ OLD = {
     "prefetch_queue_depth": "pass decode=dali_pipes.Decode(queue_depth=...)",
     "hw_decoder_load": "pass decode=dali_pipes.Decode(engine_share=...)",
     "tuning": "pass decode=dali_pipes.Decode(tuning=...)",
+    "formats": "pass decode=dali_pipes.Decode(formats=...)",
+    "max_batch_pixels": "pass decode=dali_pipes.Decode(max_batch_pixels=...)",
     "with_keys": "pass outputs=dali_pipes.Outputs(keys=...)",
     "with_valid": "pass outputs=dali_pipes.Outputs(valid=...)",
     "labels": "pass outputs=dali_pipes.Outputs(labels=...)",
@@ -99,6 +181,9 @@ OLD = {
     "directory": "pass cache=dali_pipes.Cache(directory=...)",
     "max_bytes": "pass cache=dali_pipes.Cache(max_bytes=...)",
     "fetchers": "pass cache=dali_pipes.Cache(fetchers=...)",
+    "verify": "pass cache=dali_pipes.Cache(verify=...)",
+    "patience_s": "pass cache=dali_pipes.Cache(patience_s=...)",
+    "start_patience_s": "pass cache=dali_pipes.Cache(start_patience_s=...)",
     "threads": "pass decode=dali_pipes.Decode(threads=...)",
     "queue_depth": "pass decode=dali_pipes.Decode(queue_depth=...)",
     "engine_share": "pass decode=dali_pipes.Decode(engine_share=...)",

@@ -3,6 +3,7 @@
 import itertools
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ def test_each_sample_comes_once_whatever_the_window(
     batch_size: int,
     num_slices: int,
 ) -> None:
-    """Three epochs of all ranks in step: counts by policy, and every row is its sample's."""
+    """Three epochs of all ranks in step: counts of valid rows by policy, and every row is its sample's."""
     loaders = [
         dp.loader(
             str(shards),
@@ -80,11 +81,11 @@ def test_each_sample_comes_once_whatever_the_window(
         if num_slices == 1:
             expected = {
                 "PARTIAL": NUM_SAMPLES,
-                "FILL": -(-NUM_SAMPLES // step) * step,
+                "FILL": NUM_SAMPLES,
                 "DROP": NUM_SAMPLES // step * step,
             }
             assert sum(count.values()) == expected[policy]
-            assert max(count.values()) <= (2 if policy == "FILL" else 1)
+            assert max(count.values()) == 1
         # With slices a shorter one wraps; nothing is missing all the same.
         assert len(count) == NUM_SAMPLES or policy == "DROP"
     for loader in loaders:
@@ -215,6 +216,31 @@ def test_promise_covers_what_an_epoch_needs(
     held = [int(extents[np.concatenate(pair)].sum()) for pair in itertools.pairwise(windows)]
     assert needed >= max(held, default=0)
     assert reserved >= max(held, default=0)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "window", "batch_size", "promised"),
+    [
+        ([175] * 9, 263, 64, 2 * 175),  # a window is one shard
+        ([175] * 9, 350, 64, 4 * 175),  # exactly two
+        ([175] * 9, 525, 64, 6 * 175),
+        ([300, *[50] * 20], 100, 64, 300 + 100),  # one shard is larger than a window
+        ([300, 200, *[50] * 20], 100, 64, 300 + 200),
+        ([50] * 20, 50, 402, 2 * 50 + 4 * 50),  # a step spans four whole windows and parts of two
+    ],
+)
+def test_promise_is_what_a_plan_needs(sizes: list[int], window: int, batch_size: int, promised: int) -> None:
+    """No loader is refused for bytes, in MiB here, that no epoch of it needs; 100 samples a shard."""
+    shard_bytes = np.array(sizes, np.int64) << 20
+    samples = np.full(len(sizes), 100)
+    order = OrderInputs(seed=1, shuffle_window=window << 20)
+    found = reserved_bytes(shard_bytes, shard_bytes, samples, order=order, global_batch_size=batch_size)
+    assert found >> 20 == promised
+    needed = []
+    for epoch in range(40):
+        plan = Plan(shard_bytes=shard_bytes, shard_samples=samples, order=replace(order, epoch=epoch))
+        needed.append(plan.bytes_at_a_time(shard_bytes, [0], global_batch_size=batch_size))
+    assert promised * 0.99 <= max(needed) >> 20 <= promised
 
 
 @settings(max_examples=150, deadline=None)

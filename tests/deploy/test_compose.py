@@ -64,6 +64,14 @@ def test_compose_redirects_lead_to_published_ports(variables: dict[str, str], ho
         assert services[name]["network_mode"] == "host"
 
 
+def test_compose_services_have_no_rights_beyond_their_users() -> None:
+    for name, service in compose()["services"].items():
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert not {"privileged", "cap_add", "pid", "ipc"} & service.keys(), name
+        assert not [volume for volume in service.get("volumes", []) if volume.startswith(("/", "."))], name
+
+
 def test_compose_nodes_find_each_other() -> None:
     """Each is known by its service's name, where the other looks for it; both run one image, whose version is fixed."""
     services = compose()["services"]

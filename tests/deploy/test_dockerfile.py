@@ -12,10 +12,13 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml  # type: ignore[import-untyped]  # its stubs are a package of their own
 
 from deploy import requirements as requirements_module
 from deploy.requirements import main as print_requirements
 from deploy.requirements import requirements
+from prep.commands.etl import start_command
+from prep.etl.cluster import IMAGE
 from tests.deploy.conftest import SHIMS, write_program
 from tests.deploy.dockerfile import ROOT, plain_environment, read_stages, run_steps
 
@@ -58,6 +61,20 @@ def test_base_image_is_pinned_by_tag_and_digest() -> None:
         "runtime": "base",  # without compilers, pip's cache and the tests
     }
     assert list(STAGES)[-1] == "runtime", "the last stage is what `docker build .` makes"
+
+
+def test_image_of_the_etl_is_pinned_and_not_root() -> None:
+    """The base image has a tag and a digest; the specs name the image by the project's version, not by ``latest``."""
+    arguments, stages = read_stages(ROOT / "deploy" / "etl" / "Dockerfile")
+    assert re.fullmatch(r"python:3\.11-slim@sha256:[0-9a-f]{64}", arguments["PYTHON_IMAGE"])
+    (stage,) = stages.values()
+    assert stage.base == "${PYTHON_IMAGE}"
+    words = [each.word for each in stage.instructions]
+    assert stage.texts("USER") == ["10001:10001"]
+    assert max(index for index, word in enumerate(words) if word in ("RUN", "COPY")) < words.index("USER")
+    spec = yaml.safe_load((ROOT / "deploy" / "etl" / "pets.yaml").read_text())
+    (option,) = (option for option in start_command.params if option.name == "image")
+    assert spec["runtime"]["image"] == IMAGE == option.default == f"dali-pipes-etl:{PROJECT['version']}"
 
 
 def test_image_runs_as_nobody_special_behind_tini() -> None:

@@ -11,6 +11,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from dali_pipes.store.cluster.token import LOGIN_FILE
 from tests.deploy.commands import parse_dali_pipes, parse_training, shell_commands
 from tests.deploy.dockerfile import ROOT, read_stages
 
@@ -43,6 +44,20 @@ def test_manifests_are_valid(name: str, version: str) -> None:
     """Strictly: a field that there is not is an error, as for `kubectl apply --validate=strict`."""
     for document in documents(name):
         kubernetes_validate.validate(document, version, strict=True)
+
+
+def test_token_lies_where_the_loader_looks_for_it() -> None:
+    """In the home of the image's user, as `ais auth login` would write it; a cluster without tokens needs no secret."""
+    home = re.search(r"\bHOME=(\S+)", (ROOT / "Dockerfile").read_text())
+    assert home
+    for name, pod in pods().items():
+        (volume,) = [one for one in pod["volumes"] if "secret" in one]
+        assert volume["secret"]["optional"], name
+        (item,) = volume["secret"]["items"]
+        (container,) = pod["containers"]
+        (mount,) = [one for one in container["volumeMounts"] if one["name"] == volume["name"]]
+        assert f"{mount['mountPath']}/{item['path']}" == f"{home[1]}/{LOGIN_FILE}", name
+        assert not [variable for variable in container["env"] if "TOKEN" in variable["name"]], name
 
 
 def test_validation_finds_a_field_that_there_is_not() -> None:

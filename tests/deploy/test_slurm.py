@@ -157,12 +157,34 @@ def test_caches_of_others_are_not_touched(slurm: Slurm) -> None:
     assert slurm.caches() == ["dali-pipes-job-17"]
 
 
+@pytest.mark.parametrize("keep", ["0", "1"])
+@pytest.mark.parametrize("how", ["link", "file", "directory of another user"])
+def test_cache_that_somebody_else_made_first_is_refused(slurm: Slurm, how: str, keep: str) -> None:
+    """The command does not start, and what is there stays."""
+    cache = slurm.disks / (f"dali-pipes-keep-{os.getuid()}" if keep == "1" else f"dali-pipes-job-{JOB}")
+    if how == "link":
+        (slurm.directory / "theirs").mkdir()
+        cache.symlink_to(slurm.directory / "theirs")
+    elif how == "file":
+        cache.touch()
+    elif os.getuid() == 0:
+        cache.mkdir(mode=0o777)
+        os.chown(cache, 4711, 4711)
+    else:
+        pytest.skip("gives a directory away, which only root can")
+    node = slurm.on_node("touch", str(slurm.directory / "started"), KEEP_CACHE=keep)
+    assert f"'{cache}' is not a directory of " in slurm.end(node)
+    assert node.returncode == 1
+    assert not (slurm.directory / "started").exists()
+    assert cache.is_symlink() or cache.exists()
+
+
 def test_cache_that_is_to_stay_stays(slurm: Slurm) -> None:
     """KEEP_CACHE=1: one directory for all jobs, its owner's alone."""
     for _ in range(2):
         node = slurm.on_node("sh", "-c", 'date >> "$1/image"; stat -c %a "$1"', "sh", "{cache}", KEEP_CACHE="1")
         assert node.communicate() == ("700\n", "")
-    assert len((slurm.disks / "dali-pipes-keep" / "image").read_text().splitlines()) == 2
+    assert len((slurm.disks / f"dali-pipes-keep-{os.getuid()}" / "image").read_text().splitlines()) == 2
 
 
 @pytest.mark.parametrize(

@@ -126,6 +126,11 @@ def _check_reads_ranges(url: str, bucket: str, name: str) -> None:
             f"{where}: AIStore redirects a GET, which DALI's S3 client does not follow; make it answer itself: "
             "ais config cluster features S3-Reverse-Proxy"
         )
+    if status in (401, 403):
+        raise StoreError(
+            f"{where}: AIStore refuses the request ({status}); DALI's S3 client does not send AIStore's token, so it "
+            "reads from clusters without AuthN only"
+        )
     if status != 206:
         raise StoreError(f"{where}: a ranged GET was answered with {status}, expected 206")
 

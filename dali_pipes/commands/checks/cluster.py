@@ -12,7 +12,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from dali_pipes.commands.checks.findings import Finding, Findings, counted, fail, ok, warn
-from dali_pipes.errors import StoreError
+from dali_pipes.errors import StoreError, printable
+from dali_pipes.store.cluster.rights import refusal_advice
+from dali_pipes.store.cluster.token import Token
 
 # With a larger difference between the clocks, tokens and certificates are refused.
 MAX_SKEW_S = 60.0
@@ -21,12 +23,12 @@ ANSWER_TIMEOUT_S = 5.0
 _NO_JOB = "srt-of-nobody"
 
 
-def check_cluster(endpoint: str | None, environment: Mapping[str, str]) -> Findings:
+def check_cluster(endpoint: str | None) -> Findings:
     """Check the cluster at ``endpoint``: its version, nodes, clock, dSort and ETL."""
     if endpoint is None:
         yield ok("endpoint", "none given: commands on buckets start an embedded node on this machine")
         return
-    from dali_pipes.store.cluster.ais import check_endpoint
+    from dali_pipes.store.cluster.health import check_endpoint
 
     try:
         check_endpoint(endpoint)
@@ -36,13 +38,13 @@ def check_cluster(endpoint: str | None, environment: Mapping[str, str]) -> Findi
         return
     status, described, date = _ask(endpoint, "daemon", {"what": "node_status"})
     version = str(described.get("ais_version", "")).rstrip(".") if isinstance(described, dict) else ""
-    if status in (401, 403):
-        has_token = environment.get("AIS_AUTHN_TOKEN") or environment.get("AIS_AUTHN_TOKEN_FILE")
-        token = "the token that is set is not accepted" if has_token else "no token is set"
-        advice = f"the cluster needs a token ({status}), {token}; set AIS_AUTHN_TOKEN_FILE"
-        yield fail("endpoint", f"{endpoint} answers, but refuses the request", advice)
+    if status == 401:
+        refusal = f"{endpoint} answers, but refuses the request: {_said(described)}"
+        yield fail("endpoint", refusal, _token_advice(described))
         return
-    if status == 200:
+    if status == 403:
+        what = "AIStore; the token is accepted, but lacks the right SHOW-CLUSTER, so version and nodes are not known"
+    elif status == 200:
         what = f"AIStore {version or 'of unknown version'}"
     elif status in (400, 404, 501):
         what = "the embedded node, or a similar server"
@@ -83,6 +85,15 @@ def check_proxies(endpoint: str | None, environment: Mapping[str, str]) -> Findi
     yield warn("proxy", f"{shown}: requests to {host} go through {where}", f"reach it directly: NO_PROXY={host}")
 
 
+def _token_advice(answer: object) -> str:
+    token = Token.from_environment()
+    return refusal_advice(401, _said(answer), method="GET", url="", token=token).removeprefix("; ")
+
+
+def _said(answer: object) -> str:
+    return printable(str(answer.get("message", "") if isinstance(answer, dict) else answer), max_chars=80)
+
+
 def _nodes(endpoint: str) -> str:
     status, answer, _ = _ask(endpoint, "daemon", {"what": "smap"})
     if status != 200 or not isinstance(answer, dict):
@@ -109,33 +120,36 @@ def _check_dsort(endpoint: str, version: str) -> Finding:
             found = "available, but cannot start a job in AIStore 5.0 (400, 'stats.NodeStatus.Status')"
             return warn("dSort", found, f"{advice}; or use AIStore 4.9")
         return ok("dSort", "available")
+    if status == 403:
+        return warn("dSort", "the token lacks the right ADMIN, which dSort takes", advice)
     is_stub = status == 200 and answer == []
-    found = "not built in (the tag 'dsort')" if is_stub or status in (404, 501) else f"answers {status}: {answer!s:.80}"
-    return warn("dSort", found, advice)
+    is_missing = is_stub or status in (404, 501)
+    return warn("dSort", "not built in (the tag 'dsort')" if is_missing else f"{status}: {_said(answer)}", advice)
 
 
 def _check_etl(endpoint: str) -> Finding:
     status, answer, _ = _ask(endpoint, "etl", {})
     if status == 200:
         return ok("ETL", "available")
-    text = str(answer.get("message", "")) if isinstance(answer, dict) else ""
+    text = _said(answer)
     reason = "it needs Kubernetes" if "ubernetes" in text else text or str(status)
+    if status == 403:
+        reason = "the token lacks the right ADMIN"
     # Not a warning: only one command needs ETLs.
-    return ok("ETL", f"not available ({reason:.80}); only prep etl needs it; prep transform does the same from here")
+    return ok("ETL", f"not available ({reason}); only prep etl needs it; prep transform does the same from here")
 
 
 def _ask(endpoint: str, path: str, params: Mapping[str, str]) -> tuple[int, Any, str]:
     """Ask for status, answer (parsed JSON, or the start of its text) and the server's time; status 0: no answer."""
     import requests
 
-    from dali_pipes.store.cluster.ais import ais_client
+    from dali_pipes.store.cluster.client import ais_client
 
     client = ais_client(endpoint).cluster().client
-    headers = {"Authorization": f"Bearer {client.token}"} if client.token else {}
     url = f"{endpoint.rstrip('/')}/v1/{path}"
     try:
         session = client.session_manager.session
-        answer = session.get(url, params=dict(params), headers=headers, timeout=ANSWER_TIMEOUT_S)
+        answer = session.get(url, params=dict(params), timeout=ANSWER_TIMEOUT_S)
     except requests.RequestException as exc:
         return 0, " ".join(str(exc).split()), ""
     try:

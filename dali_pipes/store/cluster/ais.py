@@ -1,66 +1,76 @@
 """A bucket of AIStore as a store, through the SDK.
 
-Retries end within seconds, so that a user gets an answer. (The SDK's own policy retries a refused connection, and a
-missing object, for about a minute.)
+Its requests wait for a cluster that is away: see `dali_pipes.store.cluster.client`.
 """
 
+import builtins
 import contextlib
+import io
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
 
 from dali_pipes.errors import StoreError
 from dali_pipes.store.base import Bucket
+from dali_pipes.store.cluster.client import ais_client, prompt_client
+from dali_pipes.store.cluster.listing_pages import read_pages
+from dali_pipes.store.cluster.rights import refusal_advice
+from dali_pipes.store.cluster.token import Token
+from dali_pipes.store.cluster.transport.http_rules import is_missing
+from dali_pipes.store.cluster.transport.proxies import Proxies, split_endpoints
 from dali_pipes.store.entries import PROVIDERS, ObjectEntry
-from dali_pipes.store.messages import cause_of, error_text, first_line, innermost, is_loopback, no_answer, unchained
+from dali_pipes.store.messages import cause_of, error_text, first_line, innermost, no_answer, unchained
+from dali_pipes.store.patience import (
+    Patience,
+    PatienceOverError,
+    Waiting,
+    current_patience,
+    pause,
+    use_patience,
+)
 from dali_pipes.store.shard_names import check_object_name
 
 if TYPE_CHECKING:
-    from aistore import Client
-    from aistore.sdk.request_client import RequestClient
-    from aistore.sdk.retry_config import RetryConfig
-
     from dali_pipes.fetch.objects import ObjectFetcher
     from dali_pipes.store.cluster.transfer import BucketAccess
 
 
-# The time for one attempt to connect, and the number of attempts. An endpoint that does not answer must be reported
-# within ten seconds.
-CONNECT_TIMEOUT_S = 3.0
-NETWORK_ATTEMPTS = 3
-# The longest silence while a listing, HEAD or similar answer is awaited. These requests are not repeated.
-ANSWER_TIMEOUT_S = 10.0
-# The longest silence of an object's bytes: a target may be under load, or read them from a cloud first.
-READ_TIMEOUT_S = 60.0
-# Connections kept open to one host: more than the number of threads that read.
-MAX_POOL_SIZE = 32
+# Whoever reads a shard takes larger pieces, which bypass the buffer.
+_BUFFER_BYTES = 64 << 10
+
+T = TypeVar("T")
 
 
 class AisStore(Bucket):
     """A bucket, through the ``aistore`` SDK.
 
     Args:
-        endpoint: AIStore's proxy.
+        endpoint: AIStore's proxy; several of one cluster with commas between them.
         bucket: The bucket's name.
         provider: ``ais``, or the cloud's provider if the cluster reads the bucket from a cloud.
     """
 
     endpoint: str
+    """The first proxy."""
 
-    def __init__(self, endpoint: str, bucket: str, *, provider: str = "ais") -> None:
-        self.endpoint = endpoint
+    def __init__(self, endpoint: str, bucket: str, *, provider: str = "ais", proxies: Proxies | None = None) -> None:
+        self.proxies = proxies or Proxies(split_endpoints(endpoint))
+        self.patience = current_patience()
+        self.endpoint = self.proxies.named[0]
         self.bucket = bucket
         self.provider = provider
         self.scheme = next(scheme for scheme, name in PROVIDERS.items() if name == provider)
-        self.client = ais_client(endpoint)
+        self.client = ais_client(endpoint, proxies=self.proxies, patience=self.patience)
         self._bulk = self.client.bucket(bucket, provider=provider)
         """Transfers objects; ``_bucket`` sends the requests that are answered at once."""
-        self._bucket = type(self._bulk)(client=_prompt(self._bulk.client), name=bucket, provider=self._bulk.provider)
+        self._bucket = type(self._bulk)(
+            client=prompt_client(self._bulk.client), name=bucket, provider=self._bulk.provider
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self.endpoint, self.bucket, self.provider)
+        return _reopen, (self.proxies, self.bucket, self.provider, self.patience)
 
     @property
     def cluster(self) -> "AisStore":
@@ -87,10 +97,16 @@ class AisStore(Bucket):
             self._bucket.create(exist_ok=True)
 
     def list(self, prefix: str) -> list[ObjectEntry]:
-        with self.asking(self.locate(prefix)):
-            entries = self._bucket.list_all_objects(prefix=prefix, props="name,size,checksum")
-        listed = (ObjectEntry(name=e.name, size=int(e.size), checksum=e.checksum or None) for e in entries)
-        return sorted(listed, key=lambda entry: entry.name)
+        where = self.locate(prefix)
+        with self.asking(where):
+            # Each name once: while objects are moved to another target, both may list one.
+            listed = {entry.name: entry for entry in read_pages(self._bucket, prefix, where=where)}
+        return [listed[name] for name in sorted(listed)]
+
+    def list_all(self, prefix: str) -> "builtins.list[ObjectEntry]":
+        from dali_pipes.store.cluster.complete_listing import list_completely
+
+        return list_completely(self, prefix)
 
     def read(self, name: str) -> bytes:
         with self.asking(self.locate(name)):
@@ -99,7 +115,28 @@ class AisStore(Bucket):
     def _read(self, name: str) -> bytes:
         # The object is small: unless a cloud must be asked first, a long silence means that nothing answers.
         bucket = self._bucket if self.scheme == "ais" else self._bulk
-        return cast("bytes", bucket.object(name).get_reader().read_all())
+        return self._patiently(lambda: cast("bytes", bucket.object(name).get_reader().read_all()))
+
+    def _patiently(self, read: Callable[[], T]) -> T:
+        """Read again while bodies break off: a session waits for heads only."""
+        waiting = Waiting(self.patience, self.endpoint)
+        while True:
+            try:
+                return read()
+            except Exception as exc:  # noqa: BLE001 (raised again if it is not a broken transfer)
+                self._wait_after(exc, waiting)
+
+    def _wait_after(self, exc: Exception, waiting: Waiting) -> None:
+        """Pause after a body that broke off; raises all other exceptions, and those after the patience."""
+        from dali_pipes.store.cluster.transport.silence import is_silence
+
+        has_answered, cause = self.proxies.has_answered, cause_of(exc)
+        if not is_silence(exc, has_answered=has_answered):
+            raise exc
+        pause_s = waiting.next_pause_s(cause, has_answered=has_answered)
+        if pause_s is None:
+            raise waiting.over(f"the transfer broke ({cause})") if waiting.num_failures else exc
+        pause(pause_s)
 
     def find(self, name: str) -> bytes | None:
         with self.asking(self.locate(name)), _MissingAllowed():
@@ -111,15 +148,17 @@ class AisStore(Bucket):
             return b""  # HTTP cannot express an empty range
         with self.asking(self.locate(name)):
             reader = self._bulk.object(name).get_reader(byte_range=f"bytes={start}-{start + size - 1}")
-            return cast("bytes", reader.read_all())
+            return self._patiently(lambda: cast("bytes", reader.read_all()))
 
     @contextlib.contextmanager
     def open(self, name: str) -> Iterator[BinaryIO]:
-        # raw() is urllib3's response. The SDK's chunked readers take four times the CPU.
-        with self.asking(self.locate(name)):
-            raw: Any = self._bulk.object(name).get_reader().raw()
-        with self.asking(self.locate(name)), contextlib.closing(raw):
-            yield cast("BinaryIO", raw)
+        self.learn_map()
+        raw = _ObjectStream(self, name)
+        with contextlib.closing(raw):
+            with self.asking(self.locate(name)):
+                raw.connect()
+            # Errors of the caller's own block are not the cluster's: `_ObjectStream.readinto` asks by itself.
+            yield cast("BinaryIO", io.BufferedReader(raw, _BUFFER_BYTES))
 
     def write(self, name: str, data: bytes) -> None:
         with self.asking(self.locate(name)):
@@ -146,21 +185,23 @@ class AisStore(Bucket):
         """See `Store.access`. TLS settings, token and proxies are those of the SDK's session."""
         from dali_pipes.store.cluster.transfer import BucketAccess
 
-        props: dict[str, Any] | None = None
+        self.learn_map()
+        props: object = None
         # An answer to HEAD has no body to say that the bucket is missing.
         with self.asking(self.url), _MissingAllowed():
             props = json.loads(self._bucket.head().get("Ais-Bucket-Props", "{}"))
         if props is None:
             raise StoreError(self._no_bucket())
         session = self._bulk.client.session_manager.session
-        checksum = props.get("checksum", {}).get("type", "")
+        checksum = _checksum_type(props)
         return BucketAccess(
-            endpoint=self.endpoint,
+            proxies=self.proxies,
+            patience=self.patience,
             bucket=self.bucket,
             provider=self.provider,
             url=self.url,
             **({"checksum_type": checksum} if checksum else {}),
-            token=self._bulk.client.token or None,
+            token=Token.from_environment(),
             verify=session.verify,
             cert=session.cert,
             uses_environment=session.trust_env,
@@ -176,13 +217,34 @@ class AisStore(Bucket):
         with self.asking(self.locate(name)), _MissingAllowed():
             self._bucket.object(name).delete()
 
+    def _has_token(self) -> bool:
+        return self._bucket.client.session_manager.session.auth.token is not None
+
+    def learn_map(self) -> None:
+        """See `Bucket.learn_map`."""
+        from requests import RequestException
+
+        if self.proxies.has_asked_map:
+            return
+        self.proxies.has_asked_map = True
+        try:
+            # No waiting: a thread that fetches may call this, whose end Ctrl-C waits for.
+            found = self._bucket.client.session_manager.session.cluster_map()
+        except (StoreError, ValueError):
+            return  # the token may not read it, or cannot be read now
+        except (RequestException, OSError):
+            self.proxies.has_asked_map = False
+            return
+        self.proxies.learn(found, has_token=self._has_token())
+
     def open_fetcher(self) -> "ObjectFetcher":
         from dali_pipes.fetch.answers import StoredObjects
-        from dali_pipes.fetch.connection_pool import ClusterAccess
         from dali_pipes.fetch.objects import ObjectFetcher
+        from dali_pipes.fetch.transport.connection_pool import ClusterAccess
 
-        access = ClusterAccess.from_environment(self.endpoint)
-        return ObjectFetcher(StoredObjects(access, self.bucket, provider=self.provider))
+        self.learn_map()
+        access = ClusterAccess.from_environment(self.endpoint, proxies=self.proxies)
+        return ObjectFetcher(StoredObjects(access, self.bucket, provider=self.provider), patience=self.patience)
 
     def _no_bucket(self) -> str:
         return f"no bucket '{self.url}' at {self.endpoint}; `dali-pipes prep pack` makes one"
@@ -198,21 +260,92 @@ class AisStore(Bucket):
         at = f"'{where}' at {self.endpoint}"
         try:
             yield
-        except ErrBckNotFound as exc:
-            raise StoreError(self._no_bucket()) from unchained(exc)
-        except ErrObjNotFound as exc:
-            raise StoreError(f"no object {at}") from unchained(exc)
+        except PatienceOverError as exc:
+            raise StoreError(f"{at}: {exc}") from None
+        except ErrBckNotFound:
+            raise StoreError(self._no_bucket()) from None
+        except ErrObjNotFound:
+            raise StoreError(f"no object {at}") from None
+        # Not "from exc" where the exception repeats the server's text: a traceback would show it as it is.
         except AISError as exc:
-            raise StoreError(f"{at}: {error_text(exc)}") from unchained(exc)
+            text = error_text(exc)
+            asked = {"method": getattr(exc.req, "method", None) or "", "url": getattr(exc.req, "url", None) or ""}
+            advice = refusal_advice(exc.status_code, text, **asked, token=Token.from_environment())
+            raise StoreError(f"{at}: {text}{advice}") from None
         except (requests.ConnectionError, requests.Timeout) as exc:
             raise StoreError(no_answer(self.endpoint, exc)) from unchained(innermost(exc))
         except (requests.RequestException, urllib3.exceptions.HTTPError) as exc:
             raise StoreError(f"{at}: the transfer broke ({cause_of(exc)})") from unchained(innermost(exc))
-        except pydantic.errors.PydanticSchemaGenerationError as exc:
+        except OSError as exc:  # a certificate's file
+            raise StoreError(no_answer(self.endpoint, exc)) from unchained(exc)
+        except pydantic.errors.PydanticSchemaGenerationError:
             # The SDK takes a listing that does not call itself msgpack for JSON, and has no model for that.
-            raise StoreError(f"{at}: the server is not an AIStore (its listing is not msgpack)") from unchained(exc)
-        except (pydantic.ValidationError, msgspec.MsgspecError, json.JSONDecodeError) as exc:
-            raise StoreError(f"{at}: the server is not an AIStore ({first_line(exc)})") from unchained(exc)
+            raise StoreError(f"{at}: the server is not an AIStore (its listing is not msgpack)") from None
+        except (pydantic.ValidationError, msgspec.MsgspecError, json.JSONDecodeError, RecursionError) as exc:
+            raise StoreError(f"{at}: the server is not an AIStore ({first_line(exc)})") from None
+
+
+def _checksum_type(props: object) -> str:
+    """The type of a bucket's checksums; empty if its properties do not say it."""
+    checksum = props.get("checksum") if isinstance(props, dict) else None
+    kind = checksum.get("type") if isinstance(checksum, dict) else None
+    return kind if isinstance(kind, str) else ""
+
+
+class _ObjectStream(io.RawIOBase):
+    """An object's bytes, front to back; when a transfer breaks, it goes on from the byte where it broke."""
+
+    def __init__(self, store: AisStore, name: str) -> None:
+        super().__init__()
+        self._store, self._name = store, name
+        self._raw: Any = None
+        """urllib3's response: the SDK's chunked readers take four times the CPU."""
+        self._position = 0
+        self._version: tuple[str, ...] = ()
+        self._waiting = Waiting(store.patience, store.endpoint)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, view: Any) -> int:
+        with self._store.asking(self._store.locate(self._name)):
+            return self._readinto(view)
+
+    def _readinto(self, view: Any) -> int:
+        while True:
+            try:
+                if self._raw is None:
+                    self.connect()
+                num = int(self._raw.readinto(view))
+            except StoreError:
+                raise
+            except Exception as exc:  # noqa: BLE001 (raised again if it is not a broken transfer)
+                self._drop()
+                self._store._wait_after(exc, self._waiting)
+            else:
+                self._waiting.progress()
+                self._position += num
+                return num
+
+    def connect(self) -> None:
+        """Ask for the bytes from here on."""
+        wanted = {"byte_range": f"bytes={self._position}-"} if self._position else {}
+        raw: Any = self._store._bulk.object(self._name).get_reader(**wanted).raw()
+        headers = ("Ais-Version", "Ais-Checksum-Type", "Ais-Checksum-Value")
+        version = tuple(raw.headers.get(name, "") for name in headers)
+        if self._position and (raw.status != 206 or version != self._version):
+            raw.close()
+            raise StoreError(f"'{self._store.locate(self._name)}' was replaced while it was read; read it again")
+        self._raw, self._version = raw, version
+
+    def _drop(self) -> None:
+        raw, self._raw = self._raw, None
+        if raw is not None:
+            raw.close()
+
+    def close(self) -> None:
+        self._drop()
+        super().close()
 
 
 class _MissingAllowed:
@@ -224,97 +357,11 @@ class _MissingAllowed:
     def __exit__(self, _: object, exc: BaseException | None, __: object) -> bool:
         from aistore.sdk.errors import AISError
 
-        return isinstance(exc, AISError) and exc.status_code == 404
+        return isinstance(exc, AISError) and is_missing(exc.status_code, exc.message)
 
 
 @lru_cache(maxsize=8)
-def _reopen(endpoint: str, bucket: str, provider: str) -> AisStore:
+def _reopen(proxies: Proxies, bucket: str, provider: str, patience: Patience) -> AisStore:
     """Open a store once in a process that unpickles it for each task."""
-    return AisStore(endpoint, bucket, provider=provider)
-
-
-def ais_client(endpoint: str) -> "Client":
-    """The SDK's client, with retries that end within seconds. TLS and token come from the SDK's environment variables.
-
-    A loopback endpoint is reached directly, even if the environment names a proxy.
-    """
-    from aistore import Client
-
-    client = Client(
-        endpoint,
-        retry_config=_retry_config(retries_silence=True),
-        timeout=(CONNECT_TIMEOUT_S, READ_TIMEOUT_S),
-        max_pool_size=MAX_POOL_SIZE,
-    )
-    if is_loopback(endpoint):
-        from dali_pipes.store.cluster.direct_sessions import DirectSessions
-
-        requesting = client.cluster().client
-        requesting.session_manager = DirectSessions(retry=requesting.session_manager.retry, max_pool_size=MAX_POOL_SIZE)
-    return client
-
-
-def _prompt(bulk: "RequestClient") -> "RequestClient":
-    """A client over the same connections with a shorter timeout for answers."""
-    from aistore.sdk.request_client import RequestClient
-
-    return RequestClient(
-        bulk.base_url,
-        session_manager=bulk.session_manager,
-        timeout=(CONNECT_TIMEOUT_S, ANSWER_TIMEOUT_S),
-        token=bulk.token,
-        retry_config=_retry_config(retries_silence=False),
-    )
-
-
-def _retry_config(*, retries_silence: bool) -> "RetryConfig":
-    from aistore.sdk.retry_config import ColdGetConf, RetryConfig
-    from aistore.sdk.utils import is_read_timeout
-    from requests.exceptions import ChunkedEncodingError, ConnectionError, ConnectTimeout
-    from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random_exponential
-    from urllib3.util.retry import Retry
-
-    def is_worth_a_retry(exc: BaseException) -> bool:
-        # AISRetryableError is not retried: a missing object stays missing.
-        is_broken = isinstance(exc, (ConnectTimeout, ChunkedEncodingError, ConnectionError))
-        return is_broken and (retries_silence or not is_read_timeout(exc))
-
-    return RetryConfig(
-        http_retry=Retry(total=3, backoff_factor=0.3, status_forcelist=[429, 502, 503, 504], connect=0, read=0),
-        network_retry=Retrying(
-            wait=wait_random_exponential(multiplier=0.2, max=1),
-            stop=stop_after_attempt(NETWORK_ATTEMPTS),
-            retry=retry_if_exception(is_worth_a_retry),
-            reraise=True,
-        ),
-        cold_get_conf=ColdGetConf(),
-    )
-
-
-def check_endpoint(endpoint: str) -> None:
-    """Ask the cluster for its health once.
-
-    Raises:
-        StoreError: If nothing answers there within three seconds, or the server is not a ready AIStore.
-        ValueError: If ``endpoint`` is not a URL.
-    """
-    import requests
-
-    if not endpoint.startswith(("http://", "https://")):
-        raise ValueError(f"endpoint must be a URL such as http://localhost:51080, got '{endpoint}'")
-    try:
-        session = ais_client(endpoint).cluster().client.session_manager.session
-        url = f"{endpoint.rstrip('/')}/v1/health"
-        answer = session.get(url, params={"prr": "true"}, timeout=CONNECT_TIMEOUT_S)
-    except (requests.RequestException, ValueError) as exc:
-        raise StoreError(no_answer(endpoint, exc)) from unchained(innermost(exc))
-    if answer.status_code != 200:
-        raise StoreError(
-            f"{endpoint} answers {answer.status_code} to a health check, a ready AIStore proxy answers 200; "
-            "is it still starting? pass endpoint= (--endpoint), or set AIS_ENDPOINT"
-        )
-    if not any(name.lower().startswith("ais-") for name in answer.headers):
-        raise StoreError(
-            f"the server at {endpoint} is not an AIStore: its health check has no Ais-* header; "
-            "pass endpoint= (--endpoint), or set AIS_ENDPOINT"
-        )
+    with use_patience(patience):
+        return AisStore(",".join(proxies.named), bucket, provider=provider, proxies=proxies)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dali_pipes.errors import StoreError, shown
 from dali_pipes.store.cluster import embedded_node
-from dali_pipes.store.cluster.ais import check_endpoint
+from dali_pipes.store.cluster.health import check_endpoint
 from dali_pipes.store.urls import check_is_not_cloud, is_remote
 
 _log = logging.getLogger(__name__)
@@ -21,6 +21,7 @@ def endpoint_for(
     writes: Iterable[str | Path] = (),
     endpoint: str | None,
     embedded_dir: Path | None = None,
+    etl_function: str | None = None,
 ) -> Iterator[str | None]:
     """Yield an endpoint that answers if one of the URLs is in a bucket, else ``None``.
 
@@ -29,6 +30,7 @@ def endpoint_for(
         writes: URLs or paths whose buckets may be created.
         endpoint: As for `cluster`.
         embedded_dir: As for `cluster`.
+        etl_function: As for `cluster`.
 
     Raises:
         StoreError: If nothing answers at the endpoint; or if no endpoint is given, and the embedded node's folder lacks
@@ -42,28 +44,34 @@ def endpoint_for(
             check_is_not_cloud(url)
         for url in read:
             _check_embedded_bucket(url, embedded_dir or default_embedded_dir())
-    with cluster(endpoint, embedded_dir=embedded_dir) if remote else contextlib.nullcontext() as answering:
+    if not remote:
+        yield None
+        return
+    with cluster(endpoint, embedded_dir=embedded_dir, etl_function=etl_function) as answering:
         yield answering
 
 
 @contextlib.contextmanager
-def cluster(endpoint: str | None, *, embedded_dir: Path | None = None) -> Iterator[str]:
+def cluster(
+    endpoint: str | None, *, embedded_dir: Path | None = None, etl_function: str | None = None
+) -> Iterator[str]:
     """Yield an endpoint that answers.
 
     Args:
-        endpoint: A cluster's proxy, whose health is checked first. ``None`` starts the embedded node on loopback, in a
+        endpoint: A cluster's proxy, or several with commas between them, of which one must be healthy now: it comes
+            first in the endpoint that is yielded. ``None`` starts the embedded node on loopback, in a
             process of its own, and stops it at the end: for first runs, tests and laptops, not for several machines.
         embedded_dir: The embedded node's folder; ``None`` for `default_embedded_dir`.
+        etl_function: The one transform that the embedded node may run; ``None`` for none.
 
     Raises:
         StoreError: If nothing answers there.
     """
     if endpoint is not None:
-        check_endpoint(endpoint)
-        yield endpoint
+        yield check_endpoint(endpoint)
         return
     directory = embedded_dir or default_embedded_dir()
-    with embedded_node.start(directory) as node:
+    with embedded_node.start(directory, etl_function=etl_function) as node:
         _log.info("no AIS_ENDPOINT: embedded AIS node at %s, storing into %s", node.endpoint, directory)
         yield node.endpoint
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from dali_pipes.errors import StoreError, shown
 from dali_pipes.store.base import Bucket
-from dali_pipes.store.messages import error_text, message_of, unchained
+from dali_pipes.store.messages import error_text, message_of
 
 _log = logging.getLogger(__name__)
 
@@ -70,14 +70,14 @@ def asking_etl(store: Bucket, name: str, *, shard: str | None = None) -> Iterato
         except AISError as exc:
             text = error_text(exc)
             if (none := no_etl(store.endpoint, exc.status_code, text)) is not None:
-                raise none from unchained(exc)
+                raise none from None
             is_about_it = shard is None and exc.status_code == 404 and name in text
             if is_about_it or is_unknown_etl(exc.status_code, text, name=name):
                 text = f"no ETL '{name}' at {store.endpoint} ({text}); {how_to_start(name)}"
-                raise StoreError(text) from unchained(exc)
+                raise StoreError(text) from None
             if exc.status_code == 422:
                 reason = message_of(exc.message) or "no reason given"
-                raise StoreError(f"'{where}' at {store.endpoint}: ETL '{name}' failed: {reason}") from unchained(exc)
+                raise StoreError(f"'{where}' at {store.endpoint}: ETL '{name}' failed: {reason}") from None
             raise
 
 

@@ -8,14 +8,17 @@ The size and the checksum of a transformed shard are unknown until it was read. 
 whatever range is asked for.
 """
 
+import builtins
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
+from dali_pipes.errors import StoreError
 from dali_pipes.formats.names import transformed_name
 from dali_pipes.store.base import Bucket, Store, StoreAccess
 from dali_pipes.store.cluster.etl import asking_etl, check_running
+from dali_pipes.store.cluster.transport.http_limits import MAX_OBJECT_BYTES
 from dali_pipes.store.entries import ObjectEntry
 from dali_pipes.store.shard_set import ShardSet
 
@@ -73,11 +76,21 @@ class TransformedStore(Store):
         """List the bucket; sizes and checksums are those of the stored shards."""
         return self.stored.list(prefix)
 
+    def list_all(self, prefix: str) -> "builtins.list[ObjectEntry]":
+        return self.stored.list_all(prefix)
+
     def read(self, name: str) -> bytes:
         if not self.is_shard(name):
             return self.stored.read(self.stored_name(name))
+        data = bytearray()
         with self.open(name) as stream:
-            return stream.read()
+            while block := stream.read(_BLOCK_BYTES):
+                data += block
+                if len(data) > MAX_OBJECT_BYTES:
+                    raise StoreError(
+                        f"'{self.locate(name)}' has more than {MAX_OBJECT_BYTES} bytes, too many for memory"
+                    )
+        return bytes(data)
 
     def find(self, name: str) -> bytes | None:
         return self.stored.find(self._beside(name))
@@ -114,10 +127,12 @@ class TransformedStore(Store):
         return self.stored.access()
 
     def open_fetcher(self) -> "TransformedFetcher":
-        from dali_pipes.fetch.connection_pool import ClusterAccess
         from dali_pipes.fetch.through_etl import TransformedFetcher
+        from dali_pipes.fetch.transport.connection_pool import ClusterAccess
 
-        return TransformedFetcher(ClusterAccess.from_environment(self.endpoint), self)
+        self.stored.learn_map()
+        access = ClusterAccess.from_environment(self.endpoint, proxies=self.stored.proxies)
+        return TransformedFetcher(access, self, patience=self.stored.patience)
 
     def write(self, name: str, data: bytes) -> None:
         self.stored.write(self._beside(name), data)
@@ -138,7 +153,12 @@ class TransformedStore(Store):
 
 
 def through_etl(shards: ShardSet, etl: str) -> ShardSet:
-    """The same shards, read through an ETL of their cluster.
+    """The same shards, read through an ETL of their cluster: see `open_transformed`."""
+    return ShardSet(store=open_transformed(shards.store, etl, url=shards.url), names=shards.names)
+
+
+def open_transformed(store: Store, etl: str, *, url: str) -> TransformedStore:
+    """A bucket as an ETL of its cluster gives its shards; ``url`` names the shards, for errors.
 
     Raises:
         NoEtlError: If the cluster cannot have ETLs.
@@ -148,11 +168,10 @@ def through_etl(shards: ShardSet, etl: str) -> ShardSet:
     """
     if not isinstance(etl, str):
         raise TypeError(f"etl must be the name of an ETL, got {etl!r}")
-    store = shards.store.cluster
-    if store is None:
+    if store.cluster is None:
         raise ValueError(
-            f"ETL '{etl}' with '{shards.url}': a cluster's ETL transforms only objects in its buckets; transform these "
-            f"files once and read the result: dali-pipes prep transform '{shards.url}' OUT --function ..."
+            f"ETL '{etl}' with '{url}': a cluster's ETL transforms only objects in its buckets; transform these "
+            f"files once and read the result: dali-pipes prep transform '{url}' OUT --function ..."
         )
-    check_running(store, etl)
-    return ShardSet(store=TransformedStore(store, etl), names=shards.names)
+    check_running(store.cluster, etl)
+    return TransformedStore(store.cluster, etl)

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import json
 import multiprocessing
+import re
 import signal
 import tarfile
 import threading
@@ -36,6 +37,7 @@ from bench.tools.processes import ProcessTree
 from bench.tools.repeat import repeat_shards
 from dali_pipes.cli import main
 from dali_pipes.errors import PipesError, StoreError
+from dali_pipes.store.local import LocalStore
 from dali_pipes.store.shard_set import ShardSet
 from prep.index import index_shards
 from tests.bench.conftest import CROP
@@ -105,6 +107,32 @@ def test_run_writes_a_record_for_each_loader(shards: ShardSet, tmp_path: Path) -
 
     shown = CliRunner().invoke(bench_command, ["report", str(out)], catch_exceptions=False)
     assert shown.stdout == done.stdout
+
+
+def test_run_indexes_shards_without_an_index_once_for_all(
+    shards: ShardSet, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """All our loaders are timed, none makes an index of its own, and nothing is written beside the shards."""
+    given = tmp_path / "given"
+    given.mkdir()
+    for name in shards.names:
+        (given / name).write_bytes(Path(shards.store.locate(name)).read_bytes())
+    out = tmp_path / "run.json"
+    arguments = ["run", "--shards", str(given), "--loaders", "dali,memory,synthetic", "--repeats", "1"]
+    done = CliRunner().invoke(bench_command, [*arguments, *TINY, "--json", str(out)], catch_exceptions=False)
+    assert done.exit_code == 0
+    assert [row["loader"] for row in json.loads(out.read_text())["records"]] == ["dali", "memory", "synthetic"]
+    assert sorted(path.name for path in given.iterdir()) == sorted(shards.names)
+    assert "no manifest beside the shards" not in done.stderr + caplog.text
+
+
+def test_memory_loader_reads_shards_without_an_index(shards: ShardSet, tmp_path: Path, options: LoaderOptions) -> None:
+    """Of a bucket that nobody may write an index to: it indexes them itself, as `dali` does."""
+    for name in shards.names:
+        (tmp_path / name).write_bytes(Path(shards.store.locate(name)).read_bytes())
+    given = replace(shards, store=LocalStore(tmp_path), manifest=None)
+    with open_loader("memory", given, options=options) as loader:
+        assert sum(len(batch["key"]) for batch in loader.epoch()) == 22
 
 
 def test_sweep_in_ranks_from_afar_counts_and_waits(shards: ShardSet, tmp_path: Path) -> None:
@@ -414,6 +442,37 @@ def test_run_wrong_loader_is_found_before_anything_is_timed(
     monkeypatch.setattr("bench.compare.run.fork_server", lambda: None)
     with pytest.raises(OutputError, match=r"loader 'webloader', key 'animals/pet_007': label differs: .* found 99"):
         run_scenario(LoaderScenario(shards=shards, loaders=[LoaderSpec(name="webloader")], options=options))
+
+
+@pytest.mark.parametrize("when", ["compared", "timed"])
+def test_run_goes_on_without_a_peer_that_fails(
+    shards: ShardSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], when: str
+) -> None:
+    """The others are compared and timed; table, record and exit code name the peer and its error."""
+
+    def turn(job: TurnJob, **keywords: object) -> Turn:
+        if when == "timed" and job.spec.name == "webloader":
+            raise PipesError("no answer\x1b[2J")
+        return made_up_turn(job)
+
+    def opened(name: str, *arguments: Any, **keywords: Any) -> Any:
+        if when == "compared" and name == "webloader":
+            raise PipesError("no answer\x1b[2J")
+        return open_loader(name, *arguments, **keywords)
+
+    monkeypatch.setattr("bench.compare.check_loaders.open_loader", opened)
+    monkeypatch.setattr("bench.compare.run.run_turn", turn)
+    monkeypatch.setattr("bench.compare.run.fork_server", lambda: None)
+    out = tmp_path / "run.json"
+    arguments = ["bench", "run", "--shards", shards.store.url, "--loaders", "webloader,memory", "--repeats", "2", *TINY]
+    assert main([*arguments, "--json", str(out)]) == 1
+    told = capfd.readouterr()
+    assert "failed, and left out of the table: 'webloader'" in told.err
+    assert re.search(r"webloader.* failed, and is left out: no answer\\x1b\[2J", told.out)
+    found = read_run(out)
+    assert (found["complete"], found["num_rounds"]) == (True, 2)
+    assert [row["loader"] for row in found["records"]] == ["memory"]
+    assert [(row["loader"], row["error"]) for row in found["failed"]] == [("webloader", "no answer\\x1b[2J")]
 
 
 def test_run_loader_that_hangs_in_the_comparison_is_ended(

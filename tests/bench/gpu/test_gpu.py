@@ -270,7 +270,7 @@ def test_path_that_fails_is_told_as_failed(shards: ShardSet, tmp_path: Path) -> 
     workload.photo = "photo.jpg"
     report = run("path", workload)
     assert "'photo.jpg'" in report["check"]["error"]
-    assert format_scenario(report).startswith("path: FAILED on cpu: DataError")
+    assert format_scenario(report).startswith("path: FAILED on cpu: no sample has component 'photo.jpg'")
 
 
 def test_all_writes_a_record_each_and_a_report(shards: ShardSet, tmp_path: Path) -> None:

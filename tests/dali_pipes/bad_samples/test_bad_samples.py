@@ -14,6 +14,7 @@ from nvidia.dali import fn, types
 from PIL import Image
 
 import dali_pipes as dp
+import dali_pipes.bad_samples.repair
 from dali_pipes.bad_samples.repair import Repair
 from dali_pipes.graph.decode import DecodePipeline
 from tests.conftest import SHARED_DATA, Sample, make_samples, write_shards
@@ -90,7 +91,7 @@ def open_loader(shards: Path, **options: Any) -> dp.Loader:
         "outputs": dp.Outputs(keys=True),
         "shuffle": False,
         "decode": dp.Decode(threads=2),
-        "bad_samples": substituting(shards),
+        "bad_samples": options.pop("bad_samples", None) or substituting(shards),
     }
     return dp.loader(shards, options.pop("graph", None) or dp.segmentation(crop=16), **(defaults | options))
 
@@ -181,6 +182,152 @@ def test_rank_without_samples_of_a_bad_one(tmp_path: Path, good_samples: list[Sa
         *_, (last,) = list(loader)
         assert (last["key"], loader.num_valid, loader.substituted) == (["s00007"], 0, (0,))
         assert last["valid"].tolist() == [False]
+
+
+@pytest.mark.parametrize("kind", ["cut", "gif", "nothing"])
+def test_other_ranks_bad_samples_are_theirs(tmp_path: Path, good_samples: list[Sample], kind: str) -> None:
+    """A batch of bad samples only, and the neighbours that could replace them are bad: each rank lists its own."""
+    # Rank 0 reads 0 1 and 4 5, rank 1 reads 2 3 and 6 7: 0 to 4 are bad, so that 0 and 1 are replaced by 5.
+    shards = write_shards(tmp_path, spoilt(good_samples[:8], [0, 1, 2, 3, 4], how=KINDS[kind]), per_shard=8)
+    expected = [["s00000", "s00001", "s00004"], ["s00002", "s00003"]]
+    for rank in range(2):
+        quarantine = tmp_path / f"own-{rank}.tsv"
+        bad_samples = substituting(shards, quarantine=quarantine, max_bad=len(expected[rank]))
+        with open_loader(shards, batch_size=2, rank=rank, world_size=2, bad_samples=bad_samples) as loader:
+            for _ in range(2):  # in the second epoch they are known
+                delivered = [batch["key"] for (batch,) in loader]
+                assert delivered == [[["s00005"] * 2, ["s00005"] * 2], [["s00005"] * 2, ["s00006", "s00007"]]][rank]
+            assert sorted(bad.key for bad in loader.bad_samples) == expected[rank]
+        assert [line.split("\t")[1] for line in quarantine.read_text().splitlines()[1:]] == expected[rank]
+
+
+def test_bad_sample_that_only_fills_a_batch_is_not_listed(tmp_path: Path, good_samples: list[Sample]) -> None:
+    """Of the last step, two ranks: rank 1 has only samples that FILL repeats, and rank 0 has listed the bad one."""
+    shards = write_shards(tmp_path, spoilt(good_samples[:6], [0], how=cut), per_shard=6)
+    for rank, expected in enumerate([["s00000"], []]):
+        with open_loader(
+            shards, batch_size=2, rank=rank, world_size=2, last_batch_policy="FILL", bad_samples=substituting(shards)
+        ) as loader:
+            *_, (last,) = list(loader)
+            assert last["key"] == [["s00004", "s00005"], ["s00001", "s00001"]][rank]
+            assert (loader.num_valid, loader.substituted) == [(2, ()), (0, (0,))][rank]
+            assert [bad.key for bad in loader.bad_samples] == expected
+
+
+def test_search_for_a_good_sample_ends(
+    tmp_path: Path, good_samples: list[Sample], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where hardly anything can be decoded the loader does not try all of a large data set."""
+    monkeypatch.setattr(dali_pipes.bad_samples.repair, "MAX_UNFIT", 4)
+    shards = write_shards(tmp_path, spoilt(good_samples, range(11), how=gif), per_shard=12)
+    with (
+        open_loader(shards, batch_size=2, bad_samples=substituting(shards, max_bad=2)) as loader,
+        pytest.raises(dp.DecodeError, match="more than 4 samples that could replace the bad ones of a batch are bad"),
+    ):
+        next(loader)
+
+
+@pytest.mark.parametrize("slices", [1, 2])
+def test_filled_samples_are_not_valid(tmp_path: Path, good_samples: list[Sample], slices: int) -> None:
+    """What FILL repeats is not valid, on every rank; those that are come once each, and `num_valid` counts them."""
+    shards = write_shards(tmp_path, good_samples[:10], per_shard=5)
+    for world_size in (1, 2):
+        valid, counted = [], []
+        for rank in range(world_size):
+            with open_loader(
+                shards,
+                batch_size=8 // world_size,
+                rank=rank,
+                world_size=world_size,
+                shuffle=dp.Shuffle(slices=slices),
+                last_batch_policy="FILL",
+                outputs=dp.Outputs(keys=True, valid=True),
+            ) as loader:
+                for batch in loader.as_dicts():
+                    assert len(batch["key"]) == 8 // world_size
+                    valid += [key for key, is_valid in zip(batch["key"], batch["valid"], strict=True) if is_valid]
+                    counted += batch["key"][: loader.num_valid]
+        assert sorted(valid) == [sample.key for sample in good_samples[:10]]
+        assert counted == valid
+
+
+def test_mixture_lists_keys_with_their_set(tmp_path: Path, good_samples: list[Sample]) -> None:
+    """Two sets with the same keys: batches, bad samples and quarantine tell them apart, and `exclude=` takes that."""
+    for name, numbers in {"one": [3], "two": []}.items():
+        (tmp_path / name).mkdir()
+        write_shards(tmp_path / name, spoilt(good_samples[:6], numbers, how=cut), per_shard=6)
+    mixture = dp.Mixture({"one": tmp_path / "one", "two": tmp_path / "two"})
+    all_keys = [f"{name}/s{number:05d}" for name in ("one", "two") for number in range(6)]
+    with open_loader(mixture, bad_samples=substituting(tmp_path)) as loader:
+        delivered = [key for (batch,) in loader for key in batch["key"]]
+        assert set(delivered) == {*all_keys} - {"one/s00003"}
+        assert [(bad.shard, bad.key) for bad in loader.bad_samples] == [("one/s-000000.tar", "one/s00003")]
+    lists = {
+        "quarantine.tsv": (tmp_path / "quarantine.tsv").read_text(),
+        "key.txt": "one/s00003\n",
+        "shard.txt": "one/s-000000.tar\ts00003\n",
+        "both.txt": "one/s-000000.tar\tone/s00003\n",
+    }
+    for name, text in lists.items():
+        (tmp_path / name).write_text(text)
+        with open_loader(
+            mixture, bad_samples=substituting(tmp_path), select=dp.Select(exclude=tmp_path / name)
+        ) as loader:
+            assert sorted(key for (batch,) in loader for key in batch["key"]) == [
+                key for key in all_keys if key != "one/s00003"
+            ]
+    (tmp_path / "plain.txt").write_text("s00003\n")  # of every set that has it
+    with open_loader(
+        mixture, bad_samples=substituting(tmp_path), select=dp.Select(exclude=tmp_path / "plain.txt")
+    ) as loader:
+        assert loader.num_samples == 10
+    for text, error in {
+        "three/s00003\n": "key 'three/s00003' is not in",
+        "one/s-000000.tar\ttwo/s00003\n": "has no key 'two/s00003'",
+    }.items():
+        (tmp_path / "wrong.txt").write_text(text)
+        with pytest.raises(dp.DataError, match=error):
+            open_loader(mixture, bad_samples=substituting(tmp_path), select=dp.Select(exclude=tmp_path / "wrong.txt"))
+
+
+@pytest.mark.parametrize("how", ["exclude", "oversample", "epoch_samples"])
+def test_set_of_a_mixture_that_is_emptied_is_named(tmp_path: Path, good_samples: list[Sample], how: str) -> None:
+    """Nothing is left of one set: it is named, before there is a cache file."""
+    for name, samples in {"one": good_samples[:5], "two": good_samples[5:6]}.items():
+        write_shards(tmp_path / name, samples, per_shard=5)
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "list.txt").write_text("two/s00005\n")
+    select, weights = {
+        "exclude": (dp.Select(exclude=tmp_path / "list.txt"), None),
+        "oversample": (dp.Select(oversample={1: 0}), None),  # class 1 is that of samples 0, 5 and 10
+        "epoch_samples": (dp.Select(epoch_samples=9), {"one": 99, "two": 1}),
+    }[how]
+    mixture = dp.Mixture({"one": tmp_path / "one", "two": tmp_path / "two"}, weights=weights)
+    with pytest.raises(ValueError, match=r"data set 'two'(: 1 samples, 1 excluded|, whose share of them is too)"):
+        open_loader(
+            mixture,
+            bad_samples=substituting(tmp_path),
+            select=select,
+            shuffle=True,
+            cache=dp.Cache(directory=tmp_path / "cache"),
+        )
+    assert not list((tmp_path / "cache").rglob("*.image"))
+
+
+def test_key_of_a_mixture_that_means_two_samples_is_refused(tmp_path: Path, good_samples: list[Sample]) -> None:
+    """`one/a` is the key `a` in set one, and a key in set two."""
+    photo = good_samples[0].components
+    write_shards(tmp_path / "one", [Sample("a", photo), Sample("b", photo)], per_shard=2)
+    write_shards(tmp_path / "two", [Sample("one/a", photo), Sample("b", photo)], per_shard=2)
+    mixture = dp.Mixture({"one": tmp_path / "one", "two": tmp_path / "two"})
+    (tmp_path / "list.txt").write_text("one/a\n")
+    with pytest.raises(dp.DataError, match="'one/a' is a key, and also the key 'a' with the name of its data set"):
+        open_loader(mixture, bad_samples=substituting(tmp_path), select=dp.Select(exclude=tmp_path / "list.txt"))
+    (tmp_path / "list.txt").write_text("two/one/a\n")
+    with open_loader(
+        mixture, bad_samples=substituting(tmp_path), select=dp.Select(exclude=tmp_path / "list.txt")
+    ) as loader:
+        assert sorted(key for (batch,) in loader for key in batch["key"]) == ["one/a", "one/b", "two/b"]
 
 
 def test_valid_says_which_count(tmp_path: Path, good_samples: list[Sample]) -> None:
@@ -517,8 +664,8 @@ def test_a_broken_device_is_no_sample_s_fault(good_shards: Path, monkeypatch: py
             "bomb",
             r"component 'image.jpg' holds a photo of 100000 x 100000 pixels, expected at most max_pixels=89478485",
         ),
-        ("garbage", "component 'image.jpg' holds an image whose header cannot be read"),
-        ("nothing", "component 'image.jpg' holds an image whose header cannot be read"),
+        ("garbage", "component 'image.jpg' holds no photo of a known format"),
+        ("nothing", "component 'image.jpg' holds no photo of a known format"),
     ],
 )
 def test_raise_names_shard_key_component_and_cause(
@@ -529,7 +676,7 @@ def test_raise_names_shard_key_component_and_cause(
     text = f"shard 's-000001.tar', key 's00006': {cause}"
     if kind in ("gif", "garbage", "nothing"):
         with pytest.raises(
-            dp.DataError, match=rf"{text}.*so do 1 more samples; pass bad_samples=BadSamples\(on_error="
+            dp.DataError, match=rf"{text}.*2 such samples in all; pass bad_samples=BadSamples\(on_error="
         ):
             open_loader(shards, bad_samples=dp.BadSamples(on_error="raise"))
         return

@@ -100,18 +100,17 @@ class Member:
     def take(self, *wanted: int) -> Take:
         taken = self.cache.take(self.slot, np.array(wanted, np.int64))
         self.held.update(taken.ready.tolist())
-        if taken.fill is not None:
-            self.held.add(taken.fill)
+        self.held.update(taken.fill.tolist())
         return taken
 
     def fill(self, *shards: int) -> None:
         """Have all of these, filling what is not there."""
         for shard in shards:
             taken = self.take(shard)
-            if taken.fill is not None:
+            if len(taken.fill):
                 if not (taken.is_there and self.read(shard) == self.content(shard)):
                     self.write(shard)
-                self.cache.finish(self.slot, shard)
+                self.cache.finish(self.slot, [shard])
             else:
                 assert taken.ready.tolist() == [shard], f"shard {shard}: {taken}"
             assert self.read(shard) == self.content(shard)
@@ -139,6 +138,10 @@ def blocks(directory: Path) -> int:
     return sum(path.stat().st_blocks * 512 for path in cache_root(directory).glob("*.image"))
 
 
+def begun(taken: Take) -> tuple[list[int], str]:
+    return taken.fill.tolist(), taken.blocked
+
+
 def status_of(directory: Path) -> list[dali_pipes.cache.cache.CacheFileStatus]:
     cache = NodeCache(directory)
     try:
@@ -150,12 +153,12 @@ def status_of(directory: Path) -> list[dali_pipes.cache.cache.CacheFileStatus]:
 def test_each_shard_is_filled_by_one(directory: Path) -> None:
     """Whoever asks first; the others are told to wait, and then find it ready."""
     one, two = Member(directory), Member(directory)
-    assert one.take(3, 4).fill == 3
-    assert two.take(3)[1:] == (None, False, "busy")
-    assert two.take(3, 4).fill == 4  # meanwhile the next
-    assert one.take(4)[1:] == (None, False, "busy")
+    assert one.take(3, 4).fill.tolist() == [3]
+    assert begun(two.take(3)) == ([], "busy")
+    assert two.take(3, 4).fill.tolist() == [4]  # meanwhile the next
+    assert begun(one.take(4)) == ([], "busy")
     one.write(3)
-    one.cache.finish(one.slot, 3)
+    one.cache.finish(one.slot, [3])
     assert two.take(3).ready.tolist() == [3]
     assert two.read(3) == one.content(3)
     one.close()
@@ -165,9 +168,9 @@ def test_each_shard_is_filled_by_one(directory: Path) -> None:
 def test_one_that_fails_leaves_nothing_and_the_next_fills(directory: Path) -> None:
     """The blocks of half a shard are freed at once."""
     one, two = Member(directory), Member(directory)
-    assert one.take(2).fill == 2
+    assert one.take(2).fill.tolist() == [2]
     one.write(2, 100)
-    one.cache.fail(one.slot, 2)
+    one.cache.fail(one.slot, [2])
     assert blocks(directory) == 0
     two.fill(2)
     one.close()
@@ -200,8 +203,8 @@ def test_space_goes_to_the_most_urgent_shards(directory: Path) -> None:
     one.release(4, 5)
     two = Member(directory, allowed=6, reserved=2, group=2)
     taken = two.take(0, 4, 5)
-    assert (taken.fill, taken.ready.tolist(), taken.blocked) == (0, [4], "space")
-    assert one.take(0, 5)[1:] == (None, False, "busy")  # the 5 was to be had, the 0 is what it waits for
+    assert (taken.fill.tolist(), taken.ready.tolist(), taken.blocked) == ([0], [4], "space")
+    assert begun(one.take(0, 5)) == ([], "busy")  # the 5 was to be had, the 0 is what it waits for
     assert one.held == {5}
     one.close()
     two.close()
@@ -279,7 +282,7 @@ def test_stuck_is_told_only_when_all_wait(directory: Path) -> None:
     assert one.cache.is_stuck(one.slot)
     one.release(0)
     assert not two.cache.is_stuck(two.slot)  # it has to ask first
-    assert one.take(4).fill == 4
+    assert one.take(4).fill.tolist() == [4]
     assert two.take(3).blocked == "space"
     assert not two.cache.is_stuck(two.slot)
     one.close()
@@ -290,7 +293,7 @@ def test_dead_loaders_free_space(directory: Path) -> None:
     """Its reservation, its holds, half a shard of it, and shards that it was about to drop."""
     one, two = Member(directory, reserved=2, allowed=4), Member(directory, reserved=2, allowed=4, group=2)
     one.fill(0)
-    assert one.take(1).fill == 1
+    assert one.take(1).fill.tolist() == [1]
     one.write(1, 1000)
     one.die()
     two.fill(1, 2)
@@ -333,7 +336,8 @@ def test_kept_cache_file_stays_and_others_go_with_their_last_loader(directory: P
     names = sorted(path.name for path in cache_root(directory).iterdir())
     assert names == [f"{KEY}.image", f"{KEY}.source", f"{KEY}.table", "lock", "slots"]
     kept = Member(directory)
-    assert kept.take(0).ready.tolist() == [0]
+    taken = kept.take(0)
+    assert (taken.fill.tolist(), taken.is_there) == ([0], True)
     assert kept.read(0) == kept.content(0)
     kept.close()
 
@@ -345,10 +349,12 @@ def test_clear_gives_back_what_nobody_holds(directory: Path) -> None:
     one.release(1)
     unused.fill(0)
     unused.close()
-    (cache_root(directory) / "cut.table").write_bytes(b"x")
-    (cache_root(directory) / "cut.image").write_bytes(b"x" * PAGE)
+    cut = cache_root(directory) / f"{'c' * 32}.table"
+    cut.write_bytes(b"x")
+    cut.with_suffix(".image").write_bytes(b"x" * PAGE)
+    cut_bytes = cut.stat().st_blocks * 512
     cache = NodeCache(directory)
-    assert cache.clear() == (2 * PAGE, PAGE)
+    assert cache.clear() == (2 * PAGE + cut_bytes, PAGE)
     cache.close()
     assert one.read(0) == one.content(0)
     assert {path.name for path in cache_root(directory).glob("*.table")} == {f"{KEY}.table"}
@@ -360,19 +366,19 @@ def test_cache_file_removed_under_a_running_loader(directory: Path) -> None:
     """It can read what it has; an error says when it wants more; it never changes the cache file made since."""
     one = Member(directory, reserved=2)
     one.fill(0)
-    assert one.take(1).fill == 1
+    assert one.take(1).fill.tolist() == [1]
     shutil.rmtree(cache_root(directory))
     with pytest.raises(CacheError, match="was removed or taken from this loader while it was at work"):
         one.take(2)
     two = Member(directory)
     two_taken = two.take(1)
-    assert two_taken.fill == 1
+    assert two_taken.fill.tolist() == [1]
     one.write(1)
     with pytest.raises(CacheError, match="was removed"):
-        one.cache.finish(one.slot, 1)
-    one.cache.fail(one.slot, 1)
+        one.cache.finish(one.slot, [1])
+    one.cache.fail(one.slot, [1])
     assert one.read(0) == one.content(0)
-    assert two.take(0).fill == 0
+    assert two.take(0).fill.tolist() == [0]
     assert two.read(1) == bytes(PAGE)
     one.close()
     two.close()
@@ -457,10 +463,10 @@ def test_threads_of_one_process_share_a_cache(directory: Path) -> None:
                         continue
                     held.add(shard)
                 taken = one.cache.take(one.slot, np.array([shard]))
-                if taken.fill is not None:
+                if len(taken.fill):
                     one.write(shard)
-                    one.cache.finish(one.slot, shard)
-                if taken.fill is not None or len(taken.ready):
+                    one.cache.finish(one.slot, [shard])
+                if len(taken.fill) or len(taken.ready):
                     assert one.read(shard) == one.content(shard)
                     one.cache.release(one.slot, [shard])
                 # On ext4 with a block of the tree in which a file of more than four pieces is kept.
@@ -502,8 +508,14 @@ CHANGES: dict[str, Callable[[Member, Member], object]] = {
     "take": lambda one, two: one.take(1),
     "evict": lambda one, two: one.take(4),
     "release": lambda one, two: one.release(0),
-    "finish": lambda one, two: (one.write(3), one.cache.finish(one.slot, 3)),
-    "fail": lambda one, two: one.cache.fail(one.slot, 3),
+    "finish": lambda one, two: (one.write(3), one.cache.finish(one.slot, [3])),
+    "fail": lambda one, two: one.cache.fail(one.slot, [3]),
+    "check": lambda one, two: (forget_checks(one), one.take(1), one.cache.finish(one.slot, [1])),
+    "check given up": lambda one, two: (forget_checks(one), one.take(1), one.cache.fail(one.slot, [1])),
+    "fill several": lambda one, two: (
+        one.cache.clear(),
+        one.cache.take(one.slot, np.array([1, 4]), most=2, most_bytes=PAGE * 2),
+    ),
     "leave": lambda one, two: one.cache.leave(one.slot),
     "leave as the last": lambda one, two: (two.die(), one.cache.leave(one.slot)),
     "sweep": lambda one, two: (two.die(), one.cache.budget()),
@@ -565,6 +577,11 @@ def test_a_kill_at_any_line_leaves_a_sound_cache(
     two.die()
 
 
+def forget_checks(member: Member) -> None:
+    """As when the cache file was unused: what is ready is checked when it is taken."""
+    member.cache._joined[member.slot].table.checked[:] = 0
+
+
 def prepare(directory: Path) -> tuple[Member, Member]:
     one = Member(directory, reserved=2, allowed=5, keep=False)
     two = Member(directory, reserved=1, allowed=5, group=2, keep=False)
@@ -573,7 +590,7 @@ def prepare(directory: Path) -> tuple[Member, Member]:
     two.release(1)
     two.fill(5)
     two.release(5)
-    assert one.take(3).fill == 3
+    assert one.take(3).fill.tolist() == [3]
     one.write(3, 1000)
     return one, two
 
@@ -681,10 +698,10 @@ def test_any_sequence_keeps_every_reservation(operations: list[tuple[str, int, l
                 for shard in list(filling[number]):
                     if operation == "finish":
                         member.write(shard)
-                        member.cache.finish(member.slot, shard)
+                        member.cache.finish(member.slot, [shard])
                     else:
                         member.write(shard, 1000)
-                        member.cache.fail(member.slot, shard)
+                        member.cache.fail(member.slot, [shard])
                         member.held.discard(shard)
                     filling[number].discard(shard)
             elif operation == "release":
@@ -730,14 +747,14 @@ def check_take(
         held_by(plan) <= plan["reserved"] for plan in plans
     )
     taken = member.take(*wanted)
-    if taken.fill is not None:
-        filling[number].add(taken.fill)
-        if taken.is_there and member.read(taken.fill) == member.content(taken.fill):
-            member.cache.finish(member.slot, taken.fill)
-            filling[number].discard(taken.fill)
+    for shard in taken.fill.tolist():
+        filling[number].add(shard)
+        if taken.is_there and member.read(shard) == member.content(shard):
+            member.cache.finish(member.slot, [shard])
+            filling[number].discard(shard)
     for shard in taken.ready.tolist():
         assert member.read(shard) == member.content(shard)
-    if promise_is_due and not len(taken.ready) and taken.fill is None:
+    if promise_is_due and not len(taken.ready) and not len(taken.fill):
         busy = {
             shard
             for other, mine, plan in zip(members, filling, plans, strict=True)
@@ -766,12 +783,12 @@ def test_full_file_system_leaves_a_cache_that_works(tmp_path: Path) -> None:
                     raise
             else:
                 taken = one.take(0)
-                assert taken.fill == 0
+                assert taken.fill.tolist() == [0]
                 try:
                     one.write(0)
-                    one.cache.finish(one.slot, 0)
+                    one.cache.finish(one.slot, [0])
                 except OSError:
-                    one.cache.fail(one.slot, 0)
+                    one.cache.fail(one.slot, [0])
                 one.close()
             (mount / "filler").unlink()
             whole = Member(mount, allowed=100, keep=False)
@@ -790,9 +807,8 @@ def test_twenty_thousand_shards_held_by_eight(directory: Path) -> None:
     first = Member(directory, **options)
     table = first.cache._joined[first.slot].table
     with first.cache._changing(), table.changing():
-        for shard in range(num_shards):
-            table.fill(shard, first.slot)
-            table.finish(shard)
+        table.fill(range(num_shards), first.slot)
+        table.finish(range(num_shards))
     members = [first, *(Member(directory, **options) for _ in range(8))]
     for member in members[1:]:
         started = time.perf_counter()

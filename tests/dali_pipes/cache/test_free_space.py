@@ -148,3 +148,14 @@ def test_space_leaves_the_file_system_its_own_blocks(is_memory: bool, cache_byte
     """On a disk what lists a file's pieces counts against what the cache may take."""
     space = FreeSpace(directory=Path("/"), free=0, total=0, is_memory=is_memory)
     assert space.for_extents(cache_bytes) == expected
+
+
+@pytest.mark.parametrize("is_memory", [True, False])
+def test_bytes_that_a_cache_must_have_are_enough_and_not_one_too_many(is_memory: bool) -> None:
+    """What an error names is what `for_extents` needs, at every size."""
+    space = FreeSpace(directory=Path("/"), free=0, total=0, is_memory=is_memory)
+    near = [size + more for size in (1, 60_000, 1 << 16, 1 << 25, 1 << 37) for more in range(-10_000, 10_000, 97)]
+    for num_bytes in (num for num in near if num > 0):
+        least = space.cache_bytes_for(num_bytes)
+        assert space.for_extents(least) >= num_bytes
+        assert space.for_extents(least - 1) < num_bytes

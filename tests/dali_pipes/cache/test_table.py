@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dali_pipes.cache.extents import extent_starts
+from dali_pipes.cache.own_files import DamagedFileError
 from dali_pipes.cache.table import NUM_SLOTS, State, StateTable, boot_id
-from dali_pipes.errors import CacheError
 
 STARTS = extent_starts([5000, 1, 4096, 9000, 12_000, 300])
 NUM_SHARDS = len(STARTS) - 1
@@ -40,14 +40,14 @@ def check_derived(table: StateTable) -> None:
 
 def make_ready(table: StateTable, *shards: int, slot: int = 0) -> None:
     with table.changing():
-        for shard in shards:
-            table.fill(shard, slot)
-            table.finish(shard)
+        table.fill(shards, slot)
+        table.finish(shards)
 
 
 OPERATIONS: dict[str, tuple[tuple[State, ...], Callable[[StateTable, int], None]]] = {
-    "fill": ((State.EMPTY, State.UNCHECKED), lambda table, shard: table.fill(shard, 1)),
-    "finish": ((State.FILLING,), lambda table, shard: table.finish(shard)),
+    "fill": ((State.EMPTY, State.READY, State.UNCHECKED), lambda table, shard: table.fill([shard], 1)),
+    "finish": ((State.FILLING, State.CHECKING), lambda table, shard: table.finish([shard])),
+    "end_check": ((State.FILLING, State.CHECKING), lambda table, shard: table.end_check(np.array([shard]))),
     "drop": ((State.READY, State.UNCHECKED, State.FILLING), lambda table, shard: table.drop([shard], 2)),
     "remove": (tuple(State), lambda table, shard: table.remove([shard])),  # of others: nothing
 }
@@ -115,12 +115,18 @@ def test_life_of_a_shard(table: StateTable) -> None:
     table.open_row(5)
     assert table.state[3] == State.EMPTY
     with table.changing():
-        table.fill(3, 5)
+        table.fill([3], 5)
     assert (table.state[3], table.owner[3], table.resident_bytes) == (State.FILLING, 5, 12_288)
     assert table.held(np.array([2, 3]), [5]).tolist() == [False, True]
     with table.changing():
-        table.finish(3)
-    assert (table.state[3], table.owner[3]) == (State.READY, -1)
+        table.finish([3])
+    assert (table.state[3], table.owner[3], table.checked[3]) == (State.READY, -1, 1)
+    with table.changing():
+        table.fill([3], 5)
+    assert (table.state[3], table.owner[3], table.resident_bytes) == (State.CHECKING, 5, 12_288)
+    with table.changing():
+        assert table.end_check(np.array([3])).tolist() == []
+    assert (table.state[3], table.owner[3]) == (State.UNCHECKED, -1)
     with table.changing():
         table.drop([3], 6)
     assert (table.state[3], table.owner[3], table.resident_bytes) == (State.DROPPING, 6, 12_288)
@@ -171,12 +177,13 @@ def test_new_start_of_the_machine_believes_nothing(tmp_path: Path) -> None:
     table.open_row(0)
     make_ready(table, 0, 1, 4)
     with table.changing():
-        table.fill(3, 0)
+        table.fill([3], 0)
+        table.fill([0], 0)  # a check, interrupted
         table.drop([4], 0)
     # As after a loss of power: a page of columns that is older than the states.
     table._header["num_resident"] = 1
     table.greet(boot_id(), file=share)
-    assert table.state.tolist() == [2, 2, 0, 1, 3, 0]  # the same start: as it was
+    assert table.state.tolist() == [5, 2, 0, 1, 3, 0]  # the same start: as it was
     table.greet(boot_id() ^ 1, file=share)
     assert table.state.tolist() == [State.UNCHECKED, State.UNCHECKED, *[State.EMPTY] * 4]
     assert not table.holds[0].any()
@@ -189,13 +196,17 @@ def test_new_start_of_the_machine_believes_nothing(tmp_path: Path) -> None:
 
 
 def test_file_of_another_kind_is_refused(tmp_path: Path) -> None:
-    """Of another version, cut off, or empty: an error names it and says what to do."""
+    """Of another version, cut off, or empty: an error names it."""
     (tmp_path / "empty").touch()
     (tmp_path / "other").write_bytes(b"\1" * 100_000)
     StateTable(tmp_path / "short", starts=STARTS).close()
     os.truncate(tmp_path / "short", 5000)
-    for name, text in (("empty", "not a state table"), ("other", "not a state table"), ("short", "is cut off")):
-        with pytest.raises(CacheError, match=rf"{name}' {text}|{name}' is {text}.*cache clear"):
+    for name, text in (
+        ("empty", "is not a state table"),
+        ("other", "is not a state table"),
+        ("short", "has 5000 bytes"),
+    ):
+        with pytest.raises(DamagedFileError, match=f"{name}' {text}"):
             StateTable(tmp_path / name)
 
 

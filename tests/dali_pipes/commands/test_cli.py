@@ -92,7 +92,7 @@ def test_a_folder_that_is_no_package_is_not_in_the_way(tmp_path: Path, folder: s
         (["prep", "index"], 2, "Missing argument"),
         (["bench", "run", "--repeats", "0"], 2, "0 is not in the range x>=1"),
         (["prep", "index", "gopher://x"], 2, "error: 'gopher://x': gopher:// is not supported; expected ais://"),
-        (["prep", "index", "nowhere/x-"], 1, "error: no such directory: 'nowhere', of 'nowhere/x-'"),
+        (["prep", "index", "nowhere/x-"], 1, "/nowhere', of 'nowhere/x-'"),
     ],
 )
 def test_misuse_and_failure_have_their_own_exit_codes(

@@ -239,7 +239,8 @@ def test_cluster_with_dsort_and_without_kubernetes() -> None:
             "cannot start a job in AIStore 5.0",
             "4.9",
         ),
-        ({"sort?uuid=srt-of-nobody": (403, "denied")}, "answers 403: denied", "--engine client"),
+        ({"sort?uuid=srt-of-nobody": (403, "denied")}, "lacks the right ADMIN", "--engine client"),
+        ({"sort?uuid=srt-of-nobody": (418, "a pot")}, "418: a pot", "--engine client"),
     ],
 )
 def test_cluster_without_a_dsort_that_works(answers: dict[str, tuple[int, Any]], text: str, advice: str) -> None:
@@ -256,13 +257,35 @@ def test_cluster_with_etl() -> None:
         assert of(look(endpoint), "ETL").found == "available"
 
 
-def test_cluster_that_wants_a_token() -> None:
-    with answering(WITH_DSORT | {"daemon?what=node_status": (401, "unauthorized")}) as endpoint:
+@pytest.mark.parametrize(
+    ("token", "said", "advice"),
+    [
+        ("", "token required", "log in (ais auth login), or set AIS_AUTHN_TOKEN_FILE or AIS_AUTHN_TOKEN"),
+        ("old", "invalid token [err: token expired]", "the token in AIS_AUTHN_TOKEN has expired"),
+        ("other", "invalid token", "the token in AIS_AUTHN_TOKEN is not valid for this cluster"),
+    ],
+)
+def test_cluster_that_does_not_accept_the_token(
+    token: str, said: str, advice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIS_AUTHN_TOKEN", token)
+    with answering(WITH_DSORT | {"daemon?what=node_status": (401, {"message": said})}) as endpoint:
         found = of(look(endpoint), "endpoint")
-    assert (found.status, found.advice) == (
-        "fail",
-        "the cluster needs a token (401), no token is set; set AIS_AUTHN_TOKEN_FILE",
-    )
+    assert (found.status, found.found) == ("fail", f"{endpoint} answers, but refuses the request: {said}")
+    assert found.advice.startswith(advice)
+
+
+def test_cluster_with_a_token_for_reading_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token that may not see the cluster is a good token: a training needs no more."""
+    monkeypatch.setenv("AIS_AUTHN_TOKEN", "read-only")
+    denied = (403, {"message": "insufficient permissions"})
+    answers = {"daemon?what=node_status": denied, "sort?uuid=srt-of-nobody": denied, "etl": denied}
+    with answering(WITH_DSORT | answers) as endpoint:
+        findings = look(endpoint)
+    assert of(findings, "endpoint").status == "ok"
+    assert "accepted, but lacks the right SHOW-CLUSTER" in of(findings, "endpoint").found
+    assert "lacks the right ADMIN" in of(findings, "ETL").found
+    assert worst(findings) != "fail"
 
 
 def test_cluster_that_does_not_describe_itself() -> None:

@@ -128,6 +128,7 @@ def test_profile_command_prints_a_table_and_what_to_turn(
         "fetch", "stage", "read", "inputs", "decode", "transform", "hand-over", "step",
     ]  # fmt: skip
     assert lines[10].startswith("bottleneck: ")
+    assert lines[-1].startswith("memory of this process: ")
 
 
 def test_a_step_that_takes_its_time_is_busy(small_shards: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -141,6 +142,7 @@ def test_a_step_that_takes_its_time_is_busy(small_shards: Path, capsys: pytest.C
     assert stages["decode"]["busy_s"] > 0
     assert stages["transform"]["busy_s"] > 0
     assert report["options"]["prefetch_queue_depth"] == 3
+    assert min(report["memory"][name] for name in ("own_bytes", "file_bytes", "cache_bytes")) > 0
 
 
 def test_a_graph_without_decoders_has_nothing_to_decode(small_shards: Path) -> None:

@@ -154,16 +154,17 @@ def test_mixture_without_weights_is_one_data_set(small_shards: Path, other_shard
     """Every sample of both once an epoch; labels, photos and keys belong together."""
     sets = {"small": str(small_shards), "other": str(other_shards)}
     with open_loader(small_shards, shuffle=False) as loader:
-        alone = {key: label for (b,) in loader for key, label in zip(b["key"], b["label"].tolist(), strict=True)}
+        rows = [row for (b,) in loader for row in zip(b["key"], b["label"].tolist(), strict=True)]
+    alone = {f"small/{key}": label for key, label in rows}
     with open_loader(dp.Mixture(sets)) as loader:
         assert loader.num_samples == 30
         for _ in range(2):
             batches = list(loader)
             keys = keys_of(batches)
-            assert sorted(keys) == sorted([*alone, *(f"o{i}" for i in range(7))])
+            assert sorted(keys) == sorted([*alone, *(f"other/o{i}" for i in range(7))])
             for (batch,) in batches:
                 for key, label in zip(batch["key"], batch["label"].tolist(), strict=True):
-                    assert label == (40 if key[0] == "o" else alone[key])
+                    assert label == (40 if key.startswith("other/") else alone[key])
         # Mixed, not one after the other.
         assert {key[0] for key in keys[:15]} == {key[0] for key in keys[15:]} == {"s", "o"}
 
@@ -226,10 +227,10 @@ def test_bad_sample_of_a_mixture_is_named_with_its_set(small_shards: Path, tmp_p
     quarantine = tmp_path / "quarantine-{rank}.tsv"
     with open_loader(mixture, bad_samples=dp.BadSamples(on_error="substitute", quarantine=quarantine)) as loader:
         list(loader)
-        assert [(bad.shard, bad.key) for bad in loader.bad_samples] == [("few/s-000000.tar", "bad")]
+        assert [(bad.shard, bad.key) for bad in loader.bad_samples] == [("few/s-000000.tar", "few/bad")]
     with open_loader(mixture, select=dp.Select(exclude=tmp_path / "quarantine-0.tsv")) as loader:
         assert loader.num_samples == 23 + 4
-        assert "bad" not in keys_of(loader)
+        assert "few/bad" not in keys_of(loader)
 
 
 # Missing components
@@ -311,7 +312,7 @@ def test_factors_may_be_of_numpy(small_shards: Path) -> None:
 def test_mixture_of_one_set_has_no_use_for_weights(small_shards: Path) -> None:
     """All of an epoch is that set's."""
     with open_loader(dp.Mixture({"small": small_shards}, weights={"small": 3})) as loader:
-        assert sorted(keys_of(loader)) == [f"s{i:05d}" for i in range(23)]
+        assert sorted(keys_of(loader)) == [f"small/s{i:05d}" for i in range(23)]
 
 
 def test_exclude_takes_a_wildcard(small_shards: Path, tmp_path: Path) -> None:

@@ -85,8 +85,8 @@ def test_mixture_keeps_copies_in_the_order_of_its_sets() -> None:
         ({"a": "x"}, {"a": 0}, ValueError, "a weight must be positive and finite, got 0 for 'a'"),
         ({"a": "x"}, {"a": float("inf")}, ValueError, "positive and finite, got inf for 'a'"),
         ({"a": "x"}, {"a": float("nan")}, ValueError, "positive and finite, got nan for 'a'"),
-        ({"a": "x"}, {"a": True}, TypeError, "a weight must be a number, got True for 'a'"),
-        ({"a": "x"}, {"a": "1"}, TypeError, "a weight must be a number, got '1' for 'a'"),
+        ({"a": "x"}, {"a": True}, TypeError, "the weight of 'a' must be a number, got True"),
+        ({"a": "x"}, {"a": "1"}, TypeError, "the weight of 'a' must be a number, got '1'"),
         ({"a": "x"}, [1.0], TypeError, "weights must be a mapping of names to numbers, got list"),
     ],
 )

@@ -15,16 +15,18 @@ import xxhash
 
 from dali_pipes.cache.extents import Extent
 from dali_pipes.fetch.answers import StoredObjects
-from dali_pipes.fetch.connection_pool import ClusterAccess
 from dali_pipes.fetch.fetcher import Wanted
 from dali_pipes.fetch.objects import ObjectFetcher, RetryPolicy
+from dali_pipes.fetch.transport.connection_pool import ClusterAccess
 from dali_pipes.store.cluster.ais import AisStore
+from dali_pipes.store.patience import Patience
 from tests.faults import FaultyProxy
 
 DATA = random.Random(0).randbytes(2_500_001)
 OTHER = random.Random(1).randbytes(2_500_001)
-PROMPT = RetryPolicy(base_s=0.005, cap_s=0.02, silence_s=0.3, connect_timeout_s=1.0)
+PROMPT = RetryPolicy(silence_s=0.3, connect_timeout_s=1.0)
 """So that a test of many faults is over soon."""
+BRIEF = Patience(patience_s=1.0, longest_pause_s=0.02)
 SENDFILE_MARGIN = 1000  # bytes of the file around an extent
 
 
@@ -49,15 +51,18 @@ def checksum(data: bytes) -> int:
 
 
 @contextlib.contextmanager
-def fetching(endpoint: str, bucket: str, *, retry: RetryPolicy = PROMPT) -> Iterator[ObjectFetcher]:
-    with ObjectFetcher(StoredObjects(ClusterAccess(endpoint=endpoint), bucket), retry=retry) as fetcher:
+def fetching(
+    endpoint: str, bucket: str, *, retry: RetryPolicy = PROMPT, patience: Patience = BRIEF
+) -> Iterator[ObjectFetcher]:
+    source = StoredObjects(ClusterAccess(endpoint=endpoint), bucket)
+    with ObjectFetcher(source, retry=retry, patience=patience) as fetcher:
         yield fetcher
 
 
-def fetch_through(proxy: FaultyProxy, store: AisStore, *, num_connections: int = 1) -> None:
+def fetch_through(proxy: FaultyProxy, store: AisStore, *, num_connections: int = 1, patience: Patience = BRIEF) -> None:
     """Fetch ``a/x.tar`` and hold every byte against what was written."""
     place = Place()
-    with fetching(proxy.endpoint, store.bucket) as fetcher:
+    with fetching(proxy.endpoint, store.bucket, patience=patience) as fetcher:
         assert fetcher.fetch([Wanted("a/x.tar", place.extent, checksum(DATA))], num_connections=num_connections)
     assert place.holds(DATA)
 
@@ -94,6 +99,7 @@ class Exchange(BaseHTTPRequestHandler):
     server: "Answering"
 
     def do_GET(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", "0")))
         self.server.paths.append(self.path)
         self.server.ranges.append(self.headers.get("Range"))
         self.server.act(self)

@@ -5,6 +5,7 @@ import logging
 import socket
 import ssl
 import threading
+import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,13 +13,15 @@ from pathlib import Path
 
 import pytest
 import trustme
+from aistore import Client
 
 from dali_pipes.errors import PipesError, StoreError
 from dali_pipes.fetch.answers import StoredObjects
-from dali_pipes.fetch.connection_pool import ClusterAccess, is_token_for
 from dali_pipes.fetch.fetcher import Wanted
 from dali_pipes.fetch.objects import ObjectFetcher
-from dali_pipes.store.cluster.ais import AisStore, ais_client
+from dali_pipes.fetch.transport.connection_pool import ClusterAccess, is_token_for
+from dali_pipes.store.cluster.ais import AisStore
+from dali_pipes.store.cluster.token import Token
 from tests.dali_pipes.fetch.served import (
     DATA,
     PROMPT,
@@ -31,6 +34,7 @@ from tests.dali_pipes.fetch.served import (
     ranges_of,
 )
 from tests.faults import faulty
+from tests.scripted import Visit, scripted
 
 TOKEN = "s3cret-t0ken"
 
@@ -39,12 +43,13 @@ def test_token_goes_where_the_sdk_sends_it(store: AisStore) -> None:
     """To the proxy; not to a target, at another address: held against the SDK's own requests."""
     with faulty(store.endpoint) as proxy:
         place = Place()
-        with ObjectFetcher(StoredObjects(ClusterAccess(endpoint=proxy.endpoint, token=TOKEN), store.bucket)) as fetcher:
+        with ObjectFetcher(
+            StoredObjects(ClusterAccess(endpoint=proxy.endpoint, token=Token(TOKEN)), store.bucket)
+        ) as fetcher:
             assert fetcher.fetch([Wanted("a/x.tar", place.extent, checksum(DATA))])
         ours = [(seen.is_entry, seen.headers.get("Authorization")) for seen in proxy.seen]
         proxy.seen.clear()
-        client = ais_client(proxy.endpoint)
-        client.cluster().client.token = TOKEN
+        client = Client(proxy.endpoint, token=TOKEN)
         client.bucket(store.bucket).object("a/x.tar").get_reader().read_all()
         sdks = [(seen.is_entry, seen.headers.get("Authorization")) for seen in proxy.seen]
     assert ours == sdks == [(True, f"Bearer {TOKEN}"), (False, None)]
@@ -63,7 +68,7 @@ def test_token_goes_to_a_target_at_the_endpoint() -> None:
 
     place = Place()
     with answering(exchange_once) as server:
-        fetcher = ObjectFetcher(StoredObjects(ClusterAccess(endpoint=server.endpoint, token=TOKEN), "b"))
+        fetcher = ObjectFetcher(StoredObjects(ClusterAccess(endpoint=server.endpoint, token=Token(TOKEN)), "b"))
         assert fetcher.fetch([Wanted("x.tar", place.extent, checksum(DATA))])
         fetcher.close()
     assert seen == [f"Bearer {TOKEN}"] * 2
@@ -103,7 +108,7 @@ def test_token_is_in_no_text(caplog: pytest.LogCaptureFixture) -> None:
     ]
     for act in acts:
         with answering(act) as server:
-            connection = ClusterAccess(endpoint=server.endpoint, token=TOKEN)
+            connection = ClusterAccess(endpoint=server.endpoint, token=Token(TOKEN))
             with ObjectFetcher(StoredObjects(connection, "b"), retry=PROMPT) as fetcher:
                 place = Place()
                 with pytest.raises(PipesError) as raised:
@@ -121,7 +126,7 @@ def test_token_is_in_no_text(caplog: pytest.LogCaptureFixture) -> None:
 def test_token_that_is_no_header_is_refused_without_showing_it() -> None:
     """A line end in it would start another header."""
     with pytest.raises(ValueError, match="is AIS_AUTHN_TOKEN complete") as raised:
-        ClusterAccess(endpoint="http://localhost:1", token=f"{TOKEN}\r\nX: y")
+        Token(f"{TOKEN}\r\nX: y")
     assert TOKEN not in str(raised.value)
 
 
@@ -135,7 +140,6 @@ def test_endpoint_that_is_no_url_is_refused(endpoint: str) -> None:
 
 def test_environment_is_read_as_the_sdk_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Its variables, held against what the SDK makes of them."""
-    from aistore import Client
     from aistore.sdk.session_manager import resolve_ssl_config
 
     for name in (
@@ -167,7 +171,7 @@ def test_environment_is_read_as_the_sdk_does(monkeypatch: pytest.MonkeyPatch, tm
         assert (ours.client_cert and tuple(map(str, ours.client_cert))) == certificate
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # the SDK's, of not verifying
-            assert ours.token == Client("http://localhost:1").cluster().client.token
+            assert ours.bearer == Client("http://localhost:1").cluster().client.token
 
 
 # TLS
@@ -361,3 +365,79 @@ def test_proxy_of_another_kind_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
     with fetching("http://ais.invalid:51080", "b") as fetcher:
         text = fails(fetcher, StoreError, r"proxy for ais.invalid:51080 is of the kind 'socks5'.* NO_PROXY")
     assert "pw" not in text
+
+
+def test_https_to_http_is_not_followed(tls: Tls) -> None:
+    """A redirect never takes the data to where others can read and change them."""
+
+    def plain(visit: Visit) -> None:
+        visit.send(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabc")
+
+    with scripted(plain) as target:
+
+        def proxy(visit: Visit) -> None:
+            location = f"Location: {target.endpoint}/o\r\n".encode()
+            visit.send(b"HTTP/1.1 307 Go\r\nContent-Length: 0\r\n" + location + b"\r\n")
+
+        with scripted(proxy, context=tls.context) as entry:
+            access = ClusterAccess(endpoint=entry.endpoint, ca=tls.ca)
+            with ObjectFetcher(StoredObjects(access, "b"), retry=PROMPT) as fetcher:
+                fails(fetcher, StoreError, "redirected from https to http, to 'http://127.0.0.1:")
+        assert not target.requests
+
+
+def test_bytes_behind_an_encrypted_body_are_not_the_next_answer(tls: Tls) -> None:
+    """They are found where TLS keeps what was decrypted already, too."""
+
+    def script(visit: Visit) -> None:
+        answer = b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabc"
+        visit.send(answer)
+        visit.send(b"HTTP/1.1 404 SMUGGLED\r\nContent-Length: 0\r\n\r\n")
+
+    with scripted(script, context=tls.context) as server:
+        access = ClusterAccess(endpoint=server.endpoint, ca=tls.ca)
+        with ObjectFetcher(StoredObjects(access, "b"), retry=PROMPT) as fetcher:
+            for _ in range(3):
+                place = Place(3)
+                assert fetcher.fetch([Wanted("o", place.extent, checksum(b"abc"))])
+                time.sleep(0.05)
+        assert server.num_connections == 3
+
+
+def test_proxy_cannot_speak_before_tls(tls: Tls, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes that an HTTP proxy sends after its answer to CONNECT are not read as part of the encrypted connection."""
+
+    def proxy(visit: Visit) -> None:
+        visit.send(b"HTTP/1.1 200 OK\r\n\r\nHTTP/1.1 404 SMUGGLED\r\nContent-Length: 0\r\n\r\n")
+
+    with scripted(proxy) as server:
+        monkeypatch.setenv("https_proxy", server.endpoint)
+        access = ClusterAccess(endpoint="https://ais.invalid", ca=tls.ca)
+        with ObjectFetcher(StoredObjects(access, "b"), retry=PROMPT) as fetcher:
+            fails(fetcher, StoreError, "bytes came before the TLS connection was made")
+
+
+def test_handshake_in_single_bytes_ends(tls: Tls) -> None:
+    """The handshake has as much time as the longest silence, however its bytes come."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    sock, _ = listener.accept()
+                    threading.Thread(target=trickle, args=(sock,), daemon=True).start()
+
+        def trickle(sock: socket.socket) -> None:
+            # The beginning of a record of 16 KiB.
+            with contextlib.suppress(OSError):
+                sock.sendall(b"\x16\x03\x03\x40\x00\x02\x00\x3f\xfc")
+                while True:
+                    sock.sendall(b"\x00")
+                    time.sleep(0.1)
+
+        threading.Thread(target=serve, daemon=True).start()
+        access = ClusterAccess(endpoint=f"https://127.0.0.1:{listener.getsockname()[1]}", ca=tls.ca)
+        started = time.monotonic()
+        with ObjectFetcher(StoredObjects(access, "b"), retry=PROMPT) as fetcher:
+            fails(fetcher, StoreError, "no TLS connection within 0.3 s")
+        assert time.monotonic() - started < 15

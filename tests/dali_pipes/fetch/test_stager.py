@@ -8,10 +8,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+import dali_pipes.fetch.stager
 from dali_pipes.cache.cache import Take
 from dali_pipes.cache.extents import extent_starts
 from dali_pipes.cache.files import cache_root
@@ -57,13 +59,17 @@ class StoreFetcher(LocalFetcher):
         self._store = store
 
     def fetch(self, wanted: Sequence[Wanted], *, stopped: Callable[[], bool], num_connections: int = 1) -> bool:
+        if len(wanted) > 2:  # several shards, each with its index
+            pairs = [wanted[row : row + 2] for row in range(0, len(wanted), 2)]
+            return all(self.fetch(pair, stopped=stopped, num_connections=num_connections) for pair in pairs)
         name = wanted[0].name
         self._store.fetched.append(name)
         while not self._store.may_go_on.wait(0.01) or name in self._store.held_back:
             if stopped():
                 return False
         if name in self._store.broken:
-            raise StoreError(f"'{name}' cannot be had")
+            wanted[0].report(StoreError(f"'{name}' cannot be had"))  # type: ignore[misc]
+            return True
         return super().fetch(wanted, stopped=stopped, num_connections=num_connections)
 
     def close(self) -> None:
@@ -132,10 +138,12 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def open_job(shards: Path, tmp_path: Path) -> Iterator[Callable[..., Job]]:
+def open_job(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Job]]:
+    """Jobs whose threads take one shard at a time, as if they were large, or as many as ``together`` says."""
     with contextlib.ExitStack() as jobs:
 
-        def open_(**options: int) -> Job:
+        def open_(*, together: int = 1, **options: int) -> Job:
+            monkeypatch.setattr(dali_pipes.fetch.stager, "NUM_TOGETHER", together)
             job = Job(shards, tmp_path, **options)
             jobs.callback(job.close)
             jobs.callback(job.store.may_go_on.set)
@@ -292,21 +300,110 @@ def test_threads_are_as_many_as_there_is_work_for(open_job: Callable[..., Job]) 
     job.check_nothing_is_held()
 
 
+# --- small shards -----------------------------------------------------------------------------------------------------
+
+
+def test_small_shards_are_fetched_together(open_job: Callable[..., Job]) -> None:
+    """In plan order, as many as there are for each thread; the cache is asked, and told, once for all of them."""
+    job = open_job(together=5, num_fetchers=1)
+    together: list[int] = []
+    fetch = StoreFetcher.fetch
+
+    class Recording(StoreFetcher):
+        def fetch(self, wanted: Sequence[Wanted], **options: Any) -> bool:
+            if wanted[0].name not in self._store.fetched:
+                together.append(len(wanted) // 2)
+            return fetch(self, wanted, **options)
+
+    job.stager._open_fetcher = lambda: Recording(job.store)
+    job.store.num_open += 1  # one more will be closed than opened
+    job.stager.stage([3, 1, 0, 2, 7, 5])
+    job.stager.need([3, 1, 0, 2, 7, 5])
+    assert job.fetched() == [3, 1, 0, 2, 7, 5]
+    assert together[0] == 5
+    job.check(3, 1, 0, 2, 7, 5)
+
+
+def test_large_shards_are_fetched_alone(open_job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes limit what is in flight: shards that do not fit together are not taken together."""
+    job = open_job(together=8)
+    monkeypatch.setattr(dali_pipes.fetch.stager, "TOGETHER_BYTES", int(job.indexed.extent_bytes[0]) * 2 - 1)
+    most: list[int] = []
+    take = job.share.take
+
+    def counted(wanted: Sequence[int], **options: int) -> Take:
+        taken = take(wanted, **options)
+        most.append(len(taken.fill))
+        return taken
+
+    monkeypatch.setattr(job.share, "take", counted)
+    job.stager.need(range(NUM_SHARDS))
+    assert max(most) == 1
+
+
+def test_few_shards_are_left_to_all_threads(open_job: Callable[..., Job]) -> None:
+    """Four threads, four shards: one each."""
+    job = open_job(together=8, num_fetchers=4)
+    job.store.may_go_on.clear()
+    job.stager.stage([0, 1, 2, 3])
+    job.until(lambda: len(job.store.fetched) == 4)
+    assert job.store.num_open == 4
+    job.store.may_go_on.set()
+
+
+def test_broken_shard_fails_alone(open_job: Callable[..., Job]) -> None:
+    """The others that were fetched with it are ready; its error goes to who needs it."""
+    job = open_job(together=8)
+    job.store.broken = {job.names[2]}
+    with pytest.raises(StoreError, match=f"{job.names[2]}' cannot be had"):
+        job.stager.need(range(NUM_SHARDS))
+    job.store.broken = set()
+    job.stager.need(range(NUM_SHARDS))
+    job.check(*range(NUM_SHARDS))
+    assert sorted(set(job.fetched())) == list(range(NUM_SHARDS))
+
+
+def test_slow_shard_holds_back_no_other(open_job: Callable[..., Job]) -> None:
+    """A shard is ready when it is whole, though others of its fetch are still under way."""
+    job = open_job(together=8)
+    job.store.held_back = {job.names[7]}
+    job.stager.stage(range(NUM_SHARDS))
+    job.stager.need(range(7))
+    job.check(*range(7))
+    assert job.stager.num_missing(range(NUM_SHARDS))[0] == 1
+    job.store.held_back = set()
+    job.stager.need([7])
+
+
+def test_urgent_shard_takes_the_thread_of_several(open_job: Callable[..., Job]) -> None:
+    """Small shards ahead are left, the whole ones kept; they come again when it is their turn."""
+    job = open_job(together=4)
+    job.store.held_back = {job.names[1]}
+    job.stager.stage([0, 1, 2, 3])
+    job.until(lambda: job.store.fetched == [job.names[0], job.names[1]])
+    job.stager.need([6], urgent=True)
+    assert job.fetched()[:3] == [0, 1, 6]
+    job.store.held_back = set()
+    job.stager.need([0, 1, 2, 3])
+    job.check(0, 1, 2, 3, 6)
+    assert job.fetched().count(0) == 1
+
+
 class CountingImage(CacheShare):
     """Counts what the cache is asked for."""
 
     num_asked = 0
 
-    def take(self, wanted: object) -> Take:
-        self.num_asked += len(wanted)  # type: ignore[arg-type]
-        return super().take(wanted)  # type: ignore[arg-type]
+    def take(self, wanted: Sequence[int], **options: int) -> Take:
+        self.num_asked += len(wanted)
+        return super().take(wanted, **options)
 
 
 class Nothing:
     """Fetches nothing: what is there is right."""
 
     def fetch(self, wanted: Sequence[Wanted], **_: object) -> bool:
-        return True
+        return all(one.reported(lambda: True) for one in wanted)
 
     def close(self) -> None:
         pass

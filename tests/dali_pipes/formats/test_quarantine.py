@@ -22,7 +22,7 @@ def test_quarantine_is_made_with_its_first_line(tmp_path: Path) -> None:
     assert quarantine.add("s-0.tar", "a/é", "image.jpg", "DALI says:\n  no\tJPEG\udce9 ")
     assert quarantine.add("s-0.tar", "b", "", "gone")
     assert not quarantine.add("s-0.tar", "b", "trimap.png", "again")
-    assert path.read_text() == (f"{HEADER}s-0.tar\ta/é\timage.jpg\tDALI says: no JPEG\\udce9\ns-0.tar\tb\t\tgone\n")
+    assert path.read_text() == (f"{HEADER}s-0.tar\ta/é\timage.jpg\tDALI says: no JPEG\\xe9\ns-0.tar\tb\t\tgone\n")
     assert read_exclusions(path) == [
         Exclusion("s-0.tar", "a/é", str(path), 2),
         Exclusion("s-0.tar", "b", str(path), 3),

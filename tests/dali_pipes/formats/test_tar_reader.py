@@ -139,6 +139,14 @@ def test_header_that_makes_no_sense_is_refused(data: bytes, text: str) -> None:
         index_of(data + END)
 
 
+@pytest.mark.parametrize("kind", [b"x", b"L", b"K"])
+def test_extended_header_without_its_member_is_refused(kind: bytes) -> None:
+    """The member is lost, and no end-of-archive block tells: there is one."""
+    content = b"16 path=a/b.cls\n" if kind == b"x" else b"a/b.cls"
+    with pytest.raises(DataError, match="the last extended header describes a member that does not follow"):
+        index_of(member(b"a.cls") + member(b"x", content, kind=kind) + END)
+
+
 def test_extended_header_that_is_cut_off_is_refused() -> None:
     with pytest.raises(DataError, match=r"is cut off: 1024 bytes, the extended header at byte 512 claims 2000 bytes"):
         index_of(header(b"x", 2000, kind=b"x") + bytes(512))
@@ -227,7 +235,7 @@ def test_odd_names_are_keys_and_nothing_else(
 
 @pytest.mark.parametrize(
     ("name", "shown"),
-    [(b"a\nb.jpg", r"a\\x0ab\.jpg"), (b"a\0b.jpg", r"a\\x00b\.jpg"), (b"\x1b[2J.jpg", r"\\x1b\[2J\.jpg")],
+    [(b"a\nb.jpg", r"a\\nb\.jpg"), (b"a\0b.jpg", r"a\\x00b\.jpg"), (b"\x1b[2J.jpg", r"\\x1b\[2J\.jpg")],
 )
 def test_names_with_control_characters_are_refused(name: bytes, shown: str) -> None:
     """Keys stand in messages and in lists, one a line."""

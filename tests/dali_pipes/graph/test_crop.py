@@ -51,6 +51,20 @@ def test_resized_crop_is_distributed_as_torchvisions() -> None:
 
 
 @pytest.mark.parametrize(
+    ("size", "ratio", "expected"),
+    [
+        ((100, 100), 2.0, [(0, 0, 50, 100), (50, 0, 50, 100)]),  # exactly as wide as the photo
+        ((100, 100), 0.5, [(0, 0, 100, 50), (0, 50, 100, 50)]),  # exactly as high
+    ],
+)
+def test_resized_crop_that_just_fits_is_placed_at_random(size: tuple, ratio: float, expected: list[tuple]) -> None:
+    """Half of the photo's area, from one edge to the other: it is a try that fits, and not the centre."""
+    uniforms = np.full((2, 2 * CROP_TRIES + 2), 0.5)
+    uniforms[:, -2:] = [[0.0, 0.0], [0.999, 0.999]]
+    assert windows([size] * 2, uniforms, scale=(0.5, 0.5), ratio=(ratio, ratio)).tolist() == list(map(list, expected))
+
+
+@pytest.mark.parametrize(
     ("size", "expected"),
     [
         ((10, 1000), (0, 493, 10, 13)),  # too wide for any try: the centre, of the widest ratio allowed

@@ -16,6 +16,7 @@ from nvidia.dali.plugin.pytorch import DALIGenericIterator
 
 from dali_pipes.graph.dali_internals import (
     argument_lines,
+    decoded_inputs,
     decoders_behind,
     inputs_in_use,
     iterator_scope,
@@ -30,6 +31,7 @@ from dali_pipes.graph.dali_internals import (
     set_epoch_size,
     set_hw_decoder_load,
     set_pipelines,
+    shared_crops,
 )
 from tests.conftest import mask_bytes
 
@@ -230,3 +232,29 @@ def test_any_data_is_refused_wherever_it_stands(decode, recwarn: pytest.Warnings
         else:
             refuse_any_data(pipeline)
             assert len(pipeline.run()) == 2  # it can still be built and run
+
+
+def test_decoded_inputs_and_shared_crops_are_found_behind_other_operators() -> None:
+    """What an image decoder gets, and what one crop cuts; audio, crops and other inputs of a decoder are no photos."""
+    pipeline = Pipeline(batch_size=1, num_threads=1, device_id=None, exec_dynamic=True)
+
+    def source(dtype: Any) -> Any:
+        return fn.external_source(source=lambda: None, batch=True, dtype=dtype, ndim=1)
+
+    with pipeline:
+        photos = {name: source(types.UINT8) for name in "abcdefgh"}
+        arrays = {name: source(types.INT32) for name in "xyz"}
+        start = fn.cast(fn.reinterpret(photos["h"], dtype=types.INT32), dtype=types.INT32)
+        pipeline.set_outputs(
+            fn.crop_mirror_normalize(fn.decoders.image_slice(photos["a"], arrays["x"], arrays["y"]), crop=(3, 3)),
+            fn.decoders.image_slice(photos["b"], start=arrays["x"], shape=arrays["y"]),
+            fn.slice(fn.decoders.image(photos["c"]), arrays["x"], arrays["y"], axes=(0, 1)),
+            fn.peek_image_shape(photos["d"]),
+            fn.decoders.audio(photos["e"])[0],
+            fn.decoders.image(fn.cat(photos["f"], photos["f"])),
+            photos["g"],
+            fn.decoders.image_slice(photos["f"], start, arrays["z"]),
+            fn.decoders.image_slice(photos["d"], arrays["z"], arrays["y"]),
+        )
+    assert decoded_inputs(pipeline, photos) == set("abcdf")
+    assert shared_crops(pipeline, photos, arrays) == [set("abc")]

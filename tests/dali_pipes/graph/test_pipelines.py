@@ -11,7 +11,9 @@ from PIL import Image
 from torchvision import transforms
 
 import dali_pipes as dp
-from tests.conftest import make_samples, write_shards
+from dali_pipes.graph.crop import resized_crop
+from dali_pipes.order.randomness import Stream
+from tests.conftest import make_samples, photo_bytes, write_shards
 
 # Odd, even, smaller, larger, by one, by three, much; every pair of them as width and height.
 SIDES = (1, 2, 199, 347, 348, 349, 350, 351, 352, 353, 354, 355, 601)
@@ -118,6 +120,53 @@ def test_classification_train_crops_belong_to_the_sample(small_shards: Path) -> 
         assert one.keys() == other.keys()
         assert all(torch.equal(one[key], other[key]) for key in one)
     assert sum(torch.equal(first[0][key], first[1][key]) for key in first[0]) < 3
+
+
+@pytest.mark.parametrize(
+    "graph", [dp.segmentation(crop=24), dp.classification_train(crop=24), dp.classification_eval(resize=32, crop=24)]
+)
+def test_orientation_tags_are_not_applied(tmp_path: Path, graph: object) -> None:
+    """A photo whose EXIF tag says that it lies on its side gives the pixels of the same photo without a tag."""
+    tag = Image.Exif()
+    tag[0x0112] = 6  # turned by 90 degrees: height and width change places
+    batches = []
+    for name, options in {"plain": {}, "tagged": {"exif": tag.tobytes()}}.items():
+        samples = make_samples([(40 + 9 * i, 30 + 4 * i) for i in range(8)])
+        for i, sample in enumerate(samples):
+            sample.components["image.jpg"] = photo_bytes(i, 40 + 9 * i, 30 + 4 * i, **options)
+        shards = write_shards(tmp_path / name, samples, per_shard=8)
+        with dp.loader(shards, graph, batch_size=8, seed=2, device="cpu") as loader:
+            batches.append(next(loader)[0]["image"])
+    assert torch.equal(*batches)
+    assert len({image.numpy().tobytes() for image in batches[0]}) == 8
+
+
+def test_crop_and_flip_are_drawn_from_streams_of_their_own(small_shards: Path) -> None:
+    """Each is the documented function of seed, epoch, sample and stream: a change breaks users' runs."""
+    seed, epoch, ordinals = 4, 1, np.arange(23)
+
+    def images(flip: float) -> torch.Tensor:
+        graph = dp.classification_train(crop=24, flip=flip, dtype="uint8")
+        with dp.loader(small_shards, graph, batch_size=23, seed=seed, shuffle=False, device="cpu") as loader:
+            loader.set_epoch(epoch)
+            return next(loader)[0]["image"]
+
+    unflipped, flipped, drawn = images(0), images(1), images(0.5)
+    coins = Stream(seed, epoch, "graph/flip").uniforms(ordinals, 1)[:, 0] < 0.5
+    assert 4 < coins.sum() < 19
+    for i, coin in enumerate(coins):
+        assert torch.equal(flipped[i], unflipped[i].flip(-1))
+        assert torch.equal(drawn[i], (flipped if coin else unflipped)[i])
+    # The crop that the stream gives is the part of the photo that is seen: its mean colour tells.
+    numbers = Stream(seed, epoch, "graph/crop").uniforms(ordinals, 22)
+    for i in range(23):
+        photo = Image.open(io.BytesIO(photo_bytes(i, 40 + 7 * (i % 5), 33 + 5 * (i % 7))))
+        size = [np.array([side], np.int32) for side in (photo.height, photo.width)]
+        row, column, rows, columns = resized_crop(*size, numbers[i : i + 1], scale=(0.08, 1.0), ratio=(3 / 4, 4 / 3))[
+            0
+        ].tolist()
+        part = np.asarray(photo)[row : row + rows, column : column + columns]
+        assert np.abs(part.mean(axis=(0, 1)) - unflipped[i].numpy().mean(axis=(1, 2))).max() < 4, i
 
 
 def test_own_graph_takes_components_labels_and_random_numbers(small_shards: Path, small_samples: list) -> None:

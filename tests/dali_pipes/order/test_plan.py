@@ -3,6 +3,7 @@
 import itertools
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from dali_pipes.order.inputs import OrderInputs
 from dali_pipes.order.mixing import BLOCK_POSITIONS, Mix, mixed_length, split_by_weight
-from dali_pipes.order.passes import NUM_PASSES_KEPT, cut_windows
+from dali_pipes.order.passes import NUM_PASSES_KEPT, cut_windows, is_cut_anew
 from dali_pipes.order.plan import Plan, Step, num_steps
 from dali_pipes.order.reservation import reserved_bytes, slices_read
 from dali_pipes.order.selection import Selection
@@ -103,6 +104,87 @@ def test_order_all_is_a_global_shuffle() -> None:
     assert counts.sum() == 500
     assert counts.min() > 25  # 50 expected, standard deviation 3.6
     assert counts.max() < 75
+
+
+@pytest.mark.parametrize(
+    ("shard_bytes", "shuffle_window", "expected"),
+    [
+        ([1] * 12, "all", [1, 2, 4, 5]),
+        ([1] * 12, 3, [1, 2, 3, 3, 3]),  # the bytes allow no more
+        ([9, *[1] * 11], 8, [1, 2, 4, 5]),  # the first shard is larger than a window: the ramp goes on
+        ([1, 9, *[1] * 10], 8, [1, 1, 4, 6]),
+        ([1, 4, 6, *[1] * 9], 9, [1, 1, 4, 6]),
+    ],
+)
+def test_ramp_goes_on_where_bytes_cut_a_window(
+    shard_bytes: list[int], shuffle_window: int | str, expected: list[int]
+) -> None:
+    """The n-th window has at most 2**n shards, whatever cut those before it."""
+    cuts = list(cut_windows(np.array(shard_bytes), shuffle_window=shuffle_window, ramp_up=True))
+    assert [stop - start for start, stop in cuts] == expected
+    assert [start for start, _ in cuts] == [0, *(stop for _, stop in cuts[:-1])]
+
+
+def cut_until_version_2(sizes: list[int], window: int) -> list[int]:
+    """The windows' ends by the old rule: the ramp ends with the first window that the bytes cut."""
+    ends, start, ramp, is_ramping = [], 0, 1, True
+    while start < len(sizes):
+        stop = start + 1
+        while stop < len(sizes) and sum(sizes[start : stop + 1]) <= window:
+            stop += 1
+        if is_ramping and start + ramp < stop:
+            stop, ramp = start + ramp, ramp * 2
+        else:
+            is_ramping = False
+        ends.append(stop)
+        start = stop
+    return ends
+
+
+@settings(max_examples=300)
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=30), st.integers(1, 120))
+def test_epochs_of_another_order_than_before_are_told_apart(sizes: list[int], window: int) -> None:
+    """A state of version 2 is good unless the windows have changed; with shards of one size they never have."""
+    shard_bytes = np.array(sizes)
+    ends = [stop for _, stop in cut_windows(shard_bytes, shuffle_window=window, ramp_up=True)]
+    found = is_cut_anew(np.array([0, *ends]), shard_bytes, shuffle_window=window, ramp_up=True)
+    assert found == (ends != cut_until_version_2(sizes, window))
+    alike = np.full(len(sizes), sizes[0])
+    ends = [stop for _, stop in cut_windows(alike, shuffle_window=window, ramp_up=True)]
+    assert not is_cut_anew(np.array([0, *ends]), alike, shuffle_window=window, ramp_up=True)
+
+
+def test_plan_says_which_state_it_takes() -> None:
+    """Version 3 in the epochs whose windows have changed, in any slice or pass; version 2 in all others."""
+    uneven = np.array([90, *[10] * 23])
+    versions: dict[int, int] = {}
+    for epoch in range(8):
+        order = OrderInputs(epoch=epoch, shuffle_window=80, ramp_up=True)
+        plan = Plan(shard_bytes=uneven, shard_samples=np.full(24, 3), order=order)
+        ends = np.cumsum([len(shards) for _, shards in plan.windows_ahead()]).tolist()
+        in_order = np.concatenate([shards for _, shards in plan.windows_ahead()])
+        changed = ends != cut_until_version_2(uneven[in_order].tolist(), 80)
+        assert plan.state_version == (3 if changed else 2)
+        versions[plan.state_version] = epoch
+        for other in ({"ramp_up": False}, {"shuffle": False}, {"shuffle_window": "all"}):
+            kept = Plan(shard_bytes=uneven, shard_samples=np.full(24, 3), order=replace(order, **other))
+            assert kept.state_version == 2
+    assert versions.keys() == {2, 3}
+    # An epoch of a fixed length may begin in one pass and end in another.
+    both = OrderInputs(epoch=versions[3], shuffle_window=80, ramp_up=True, epoch_samples=72)
+    assert Plan(shard_bytes=uneven, shard_samples=np.full(24, 3), order=both).state_version == 3
+
+
+@pytest.mark.parametrize(("lengths", "weights"), [([30, 10], (0.5, 0.5)), ([5, 3, 1], (2, 2, 0.1)), ([6, 1], (2, 19))])
+def test_mixed_length_is_exact_before_rounding(lengths: list[int], weights: tuple[float, ...]) -> None:
+    """The promise in words: weight * length covers each data set, and does not with one sample less."""
+    shares = [Fraction(str(weight)) / sum(Fraction(str(each)) for each in weights) for weight in weights]
+    total = mixed_length(lengths, weights)
+    covers = [
+        [num * share >= length for share, length in zip(shares, lengths, strict=True)] for num in (total, total - 1)
+    ]
+    assert all(covers[0])
+    assert not all(covers[1])
 
 
 def test_windows_hold_their_shards_only() -> None:
@@ -389,11 +471,14 @@ def test_steps_cut_one_order_whatever_the_batch_and_wherever_they_start(
         first = start + number * global_rows
         places = np.arange(first, first + global_rows)
         repeats = places >= len(ordinals)
-        if policy == "PARTIAL":
-            places = places[~repeats]
-        assert all(part.num_valid == len(part.ordinals) or part.num_valid == 0 for part in step)
+        assert all(part.num_valid in (0, len(part.ordinals)) for part in step) or policy == "FILL"
         valid = [part.ordinals[: part.num_valid] for part in step]
-        assert np.array_equal(np.concatenate(valid), ordinals[places % len(ordinals)].T.reshape(-1))
+        assert np.array_equal(np.concatenate(valid), ordinals[places[~repeats]].T.reshape(-1))
+        if policy == "FILL":  # each rank's block, repeated samples behind those that count
+            whole = ordinals[places % len(ordinals)].T.reshape(world_size, batch_size)
+            counts = np.tile(~repeats, (num_slices, 1)).reshape(world_size, batch_size)
+            for part, block, is_valid in zip(step, whole, counts, strict=True):
+                assert part.ordinals.tolist() == [*block[is_valid], *block[~is_valid]]
         if not repeats.any():
             assert np.array_equal(
                 np.concatenate([part.occurrences for part in step]), occurrences[places].T.reshape(-1)
@@ -727,9 +812,9 @@ def test_many_laps_keep_few_in_memory() -> None:
             {},
             "epoch_samples must be a multiple of slices, got 3 and 2; pass 4",
         ),
-        ({"weights": (1, 0)}, {}, r"weights must be a tuple of positive numbers, got \(1, 0\)"),
+        ({"weights": (1, 0)}, {}, r"weights must be a tuple of positive numbers, got \(1.0, 0.0\)"),
         ({"weights": (float("nan"), 1)}, {}, "weights must be a tuple of positive numbers"),
-        ({"weights": (1,)}, {}, r"weights are for several data sets, one each, got \(1,\) for 1"),
+        ({"weights": (1,)}, {}, r"weights are for several data sets, one each, got \(1.0,\) for 1"),
         ({}, {"batch_size": 0}, "batch_size must be positive, got 0"),
         ({}, {"rank": 4, "world_size": 4}, r"rank must be in \[0, world_size\), got rank=4 with world_size=4"),
         ({}, {"last_batch_policy": "pad"}, "last_batch_policy must be one of FILL, DROP, PARTIAL, got 'pad'"),
@@ -749,13 +834,13 @@ def test_bad_arguments_are_refused(order: dict, options: dict, text: str) -> Non
         ({"set_shards": [2, 0]}, "set_shards must be positive numbers"),
         (
             {"set_shards": [1, 1], "order": OrderInputs(weights=(1, 1, 1))},
-            r"weights are for several data sets, one each, got \(1, 1, 1\) for 2",
+            r"weights are for several data sets, one each, got \(1.0, 1.0, 1.0\) for 2",
         ),
         ({"set_shards": [1, 1], "order": OrderInputs(num_slices=2)}, "number of shards, 1, got 2"),
         ({"selection": Selection(8)}, "the selection is of 8 samples, the shards have 7"),
         (
             {"set_shards": [1, 1], "selection": Selection(7, excluded=[0, 1, 2])},
-            "nothing to read: 3 samples, 3 excluded, in shards 0 to 0",
+            "nothing to read in data set '0': 3 samples, 3 excluded; select other samples",
         ),
         (
             {"order": OrderInputs(num_slices=2), "selection": Selection(7, excluded=[0, 1, 2])},
@@ -763,7 +848,7 @@ def test_bad_arguments_are_refused(order: dict, options: dict, text: str) -> Non
         ),
         (
             {"set_shards": [1, 1], "order": OrderInputs(weights=(0.99, 0.01), epoch_samples=7)},
-            "epoch_samples=7 in 1 slices leave no sample for data set 1, whose share of them is too small; pass more",
+            "epoch_samples=7 in 1 slices leave no sample for data set '1', whose share of them is too small; pass more",
         ),
     ],
 )

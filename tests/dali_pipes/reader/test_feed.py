@@ -237,10 +237,11 @@ def test_ctrl_c_with_alternatives_goes_on(tmp_path: Path, monkeypatch: pytest.Mo
             raise KeyboardInterrupt
 
         monkeypatch.setattr(Feed, "next", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            list(loader)
+        with pytest.raises(KeyboardInterrupt):  # noqa: PT012 (a batch that is decoded already may come first)
+            for (batch,) in loader:
+                keys += batch["key"]
         keys += [key for (batch,) in loader for key in batch["key"]]
-        assert sorted(set(keys)) == sorted(sample.key for sample in photos)
+        assert sorted(keys) == sorted(sample.key for sample in photos)
 
 
 def test_segment_that_cannot_be_opened_ahead_is_told_in_its_turn(
@@ -300,7 +301,7 @@ def test_data_wait_is_the_time_for_which_shards_were_waited_for(
     fetch = LocalFetcher.fetch
 
     def slow(self: LocalFetcher, *arguments: Any, **options: Any) -> bool:
-        time.sleep(0.02)
+        time.sleep(0.2)
         return fetch(self, *arguments, **options)
 
     monkeypatch.setattr(LocalFetcher, "fetch", slow)
@@ -308,14 +309,14 @@ def test_data_wait_is_the_time_for_which_shards_were_waited_for(
     started = time.perf_counter()
     next(iter(loader))
     first = loader.data_wait_s
-    assert 0.02 <= first <= time.perf_counter() - started
+    assert 0.1 <= first <= time.perf_counter() - started
     loader.set_epoch(1)
     assert loader.data_wait_s >= first
     list(loader)
     list(loader)
     waited = loader.data_wait_s
     list(loader)
-    assert loader.data_wait_s - waited < 0.02
+    assert loader.data_wait_s - waited < 0.1
 
 
 def test_bar_is_drawn_to_its_end(open_loader: Callable[..., dp.Loader], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from dali_pipes.errors import DataError
 from dali_pipes.formats.manifest import Manifest, checksum
-from dali_pipes.formats.photo_header import PHOTO_FORMATS
+from dali_pipes.formats.photo_header import PHOTO_FORMATS, PhotoRules
 from dali_pipes.formats.shard_index import PhotoColumns, ShardIndex
 from dali_pipes.order.randomness import Stream
-from dali_pipes.reader.batch import Batch
+from dali_pipes.reader.batch import Batch, DecodedPhotos
 from dali_pipes.reader.samples import Samples, StoredSamples
 from dali_pipes.reader.shard_table import NO_PHOTO, SampleRules
 
@@ -250,7 +250,7 @@ def test_photos_that_dali_cannot_decode_are_named() -> None:
     unknown = with_format(with_format(make_index(1, 4), 2, "unknown"), 0, "unknown")
     with pytest.raises(
         DataError,
-        match=r"key '1/k0': component 'jpg;jpeg' holds an image whose header cannot be read, .*; so do 1 more",
+        match=r"key '1/k0': component 'jpg;jpeg' holds no photo of a known format, .*; 2 such samples in all",
     ):
         DataSet([make_index(0, 2), unknown]).stored().check_photos("jpg;jpeg")
 
@@ -275,15 +275,15 @@ def test_refused_rows_are_those_that_the_index_speaks_against() -> None:
     index = with_format(index, 4, "JPEG", height=0)
     index = with_format(index, 6, "JPEG", height=6000)
     index = with_format(index, 1, "GIF")  # has no jpg
-    samples = DataSet([index]).samples(max_pixels=17 * 17)
+    samples = DataSet([index]).samples(photos=PhotoRules(max_pixels=17 * 17))
     rows = samples.rows(np.arange(8))
-    assert np.flatnonzero(rows.refused(["jpg"])).tolist() == [0, 2, 4, 6]
-    assert np.flatnonzero(rows.refused(["txt"])).tolist() == []
-    assert np.flatnonzero(rows.refused(["txt", "jpeg"])).tolist() == []
+    assert np.flatnonzero(rows.refused(DecodedPhotos(("jpg",)))).tolist() == [0, 2, 4, 6]
+    assert np.flatnonzero(rows.refused(DecodedPhotos(("txt",)))).tolist() == []
+    assert np.flatnonzero(rows.refused(DecodedPhotos(("txt", "jpeg")))).tolist() == []
     batch = Batch(rows, 2, 7, np.zeros(5, np.int64), num_valid=5, stream=stream)
-    assert {position: problem for position, (_, problem) in batch.refused(["txt", "jpg"]).items()} == {
-        0: "holds an image whose header cannot be read, expected JPEG, PNG or another format that DALI decodes",
-        2: "holds an image whose header cannot be read, expected JPEG, PNG or another format that DALI decodes",
+    assert {position: problem for position, (_, problem) in batch.refused(DecodedPhotos(("txt", "jpg"))).items()} == {
+        0: "holds no photo of a known format, expected JPEG, PNG, WEBP, BMP or PNM",
+        2: "holds a JPEG whose header cannot be read",
         4: "holds a photo of 6000 x 16 pixels, expected at most max_pixels=289",
     }
 
@@ -324,7 +324,7 @@ def test_missing_components_are_let_through_where_that_is_asked_for() -> None:
     assert rows.places("jpg").offset.tolist() == [1024, -1, 11264, -1]
     assert rows.places("jpg").height.tolist() == [10, 1, 12, 1]
     assert rows.labels.tolist() == [10, 20, -1, 10]
-    assert not rows.refused(["jpg"]).any()
+    assert not rows.refused(DecodedPhotos(("jpg",))).any()
     with pytest.raises(DataError, match="no sample has component 'webp'; the data set has 'cls', 'jpg', 'jpeg', 'txt'"):
         samples.check_component("webp")
 
@@ -342,18 +342,20 @@ def test_component_without_sizes_is_refused_where_they_are_needed() -> None:
     [
         (
             lambda index: make_index(1, 2),
-            r"index 's-1.index.safetensors' lists 2 samples in 10000000 bytes, the manifest says 3 in 10000000; ",
+            r"index 's-1.index.safetensors' is of shard 's-1.tar': 2 samples, 10000000 bytes, .* 's-1.tar': 3 ",
         ),
         (
             lambda index: replace(index, shard_bytes=20_000_000),
-            r"lists 3 samples in 20000000 bytes, the manifest says 3 in 10000000; rebuild it: dali-pipes prep index",
+            r"3 samples, 20000000 bytes, .* 3 samples, 10000000 bytes, .*; rebuild it: dali-pipes prep index",
         ),
+        (lambda index: replace(index, shard_checksum=9), r"xxhash2 0{15}9; the manifest .* xxhash2 0{15}1;"),
+        (lambda index: replace(index, shard="s-0.tar"), r"is of shard 's-0.tar': .* lists shard 's-1.tar'"),
     ],
 )
 def test_index_that_disagrees_with_the_manifest_is_refused(
     change: Callable[[ShardIndex], ShardIndex], text: str
 ) -> None:
-    """Another number of samples, or of bytes: ordinals would name other samples."""
+    """Another number of samples, or of bytes, another checksum or name: ordinals would name other samples."""
     data_set = DataSet([make_index(0, 3), make_index(1, 3)])
     data_set.indexes = [data_set.indexes[0], change(data_set.indexes[1])]
     samples = data_set.samples()

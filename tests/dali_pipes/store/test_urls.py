@@ -12,7 +12,7 @@ from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.entries import ObjectEntry
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.shard_names import shared_prefix
-from dali_pipes.store.urls import _expand, is_remote, open_store, resolve_shards
+from dali_pipes.store.urls import is_remote, open_store, parse_shards, resolve_shards
 
 ENDPOINT = "http://127.0.0.1:1"  # never asked
 
@@ -332,7 +332,8 @@ def test_resolve_shards_counts_as_braceexpand_does(
 ) -> None:
     """The padding of either end, and ranges that count down."""
     pattern = f"x{before}{{{first:0{width}d}..{last:0{other_width}d}}}{after}.tar"
-    assert _expand(f"ais://pets/{pattern}", endpoint=ENDPOINT) == list(braceexpand(f"ais://pets/{pattern}"))
+    url = f"ais://pets/{pattern}"
+    assert parse_shards(url, endpoint=ENDPOINT) == [(url, list(braceexpand(url)))]
 
 
 @pytest.mark.parametrize("url", ["ais://pets/x/a-{0000000..0999999}.tar", "/data/x/a-{0000000..0999999}.tar"])

@@ -11,7 +11,8 @@ import pytest
 import xxhash
 
 from dali_pipes.processes.programs import ServerProcess
-from dali_pipes.store.cluster.ais import AisStore, ais_client
+from dali_pipes.store.cluster.ais import AisStore
+from dali_pipes.store.cluster.client import ais_client
 from dali_pipes.store.cluster.embedded_node import start
 
 DATA = bytes(range(256)) * 4096  # 1 MiB

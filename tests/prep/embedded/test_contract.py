@@ -66,6 +66,14 @@ def checksum_of(answer: requests.Response) -> tuple[str | None, str | None]:
 # Cluster and buckets
 
 
+@pytest.mark.parametrize("kind", ["rebalance", "resilver"])
+def test_cluster_tells_for_each_target_which_jobs_move_objects(client: Client, kind: str) -> None:
+    """A cluster at rest has none, or such as have ended."""
+    jobs = client.job(job_kind=kind).get_details()
+    assert jobs.root.keys() == client.cluster().get_info().tmap.keys()
+    assert all(job.kind == kind and not job.end_time.startswith("0001-") for job in jobs.list_snapshots())
+
+
 def test_cluster_is_ready_and_knows_its_nodes(client: Client) -> None:
     """The cluster says that it is up, and names a primary and a target."""
     cluster = client.cluster()

@@ -4,7 +4,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -33,6 +33,13 @@ def servers_of(node: int) -> list[int]:
             if b"prep.etl" in words and b"--owner" in words and words[words.index(b"--owner") + 1] == b"%d" % node:
                 found.append(int(path.parent.name))
     return found
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 10
+    while not condition() and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    assert condition()
 
 
 @pytest.mark.parametrize("value", [None, "", "0"])
@@ -67,10 +74,7 @@ def test_servers_end_with_the_node(allowing: ServerProcess, sig: int | None) -> 
         allowing.close()
     else:
         os.kill(node, sig)
-    deadline_s = time.monotonic() + 10
-    while servers_of(node) and time.monotonic() < deadline_s:
-        time.sleep(0.05)
-    assert servers_of(node) == []
+    wait_for(lambda: servers_of(node) == [])
 
 
 def test_running_etl_is_not_deleted_and_a_stopped_one_is(allowing: ServerProcess) -> None:
@@ -84,6 +88,13 @@ def test_running_etl_is_not_deleted_and_a_stopped_one_is(allowing: ServerProcess
     with pytest.raises(AISError, match="does not exist"):
         etl.view()
     assert servers_of(allowing._process.pid) == []
+
+
+def test_jobs_of_other_kinds_are_refused_by_name(allowing: ServerProcess) -> None:
+    """A node with ETL has jobs; a list of all jobs would be one of ETL's alone."""
+    with pytest.raises(AISError, match="GET /v1/cluster, what=qryxstats: the embedded node does not do that") as caught:
+        sdk(allowing.endpoint).job(job_kind="get-batch").get_details()
+    assert caught.value.status_code == 501
 
 
 def test_only_reads_go_through_an_etl(allowing: ServerProcess) -> None:
@@ -120,3 +131,45 @@ def test_what_comes_through_an_etl_is_whole_and_of_unknown_length(allowing: Serv
 
 def same(sample: dict[str, bytes]) -> dict[str, bytes]:
     return sample
+
+
+def test_node_of_one_function_runs_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the environment says: 403 names the function, and no process starts."""
+    monkeypatch.setenv(ALLOW_ETL, "1")
+    with start(tmp_path / "ais", etl_function=f"{__name__}:same") as node:
+        client = sdk(node.endpoint)
+        for other in ("pets", "os:system", f"{__name__}:servers_of"):
+            with pytest.raises(AISError, match=f"runs the transform '{__name__}:same' only") as caught:
+                client.etl("some-etl").init(image="x", command=[*COMMAND[:-1], other])
+            assert caught.value.status_code == 403
+        assert servers_of(node.pid) == []
+        client.etl("some-etl").init(image="x", command=[*COMMAND[:-1], f"{__name__}:same"])
+        assert len(servers_of(node.pid)) == 1
+
+
+def test_transforms_process_has_no_credentials_and_no_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It cannot send a token anywhere, and no other process can reach it: its socket is in a folder of its user."""
+    with monkeypatch.context() as patch:
+        for name in ("AUTHN_TOKEN", "AUTHN_TOKEN_FILE", "CRT", "CRT_KEY", "CLIENT_CA", "ENDPOINT"):
+            patch.setenv(f"AIS_{name}", "secret")
+        node = start(tmp_path / "ais", allow_etl=True)
+    with node:
+        sdk(node.endpoint).etl("pets-etl").init(image="x", command=COMMAND)
+        (server,) = servers_of(node.pid)
+        process = Path("/proc", str(server))
+        variables = dict(pair.partition("=")[::2] for pair in (process / "environ").read_text().split("\0") if pair)
+        assert {name: value for name, value in variables.items() if name.startswith("AIS_")} == {
+            "AIS_TARGET_URL": node.endpoint
+        }
+        assert "secret" not in variables.values()
+        inodes = {str(file.readlink()).strip("socket:[]") for file in (process / "fd").iterdir()}
+        for table in ("tcp", "tcp6"):
+            rows = [row.split() for row in Path("/proc/net", table).read_text().splitlines()[1:]]
+            assert not [row for row in rows if row[9] in inodes]
+        (path,) = [
+            Path(words[7])
+            for row in Path("/proc/net/unix").read_text().splitlines()
+            if len(words := row.split()) == 8 and words[6] in inodes and "dali-pipes-etl-" in words[7]
+        ]
+        assert path.parent.stat().st_mode & 0o777 == 0o700
+    wait_for(lambda: not path.parent.exists())

@@ -5,7 +5,6 @@ import json
 import socket
 import threading
 import time
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,8 @@ import xxhash
 
 from dali_pipes.processes.programs import ServerProcess
 from prep.embedded import server
+from prep.embedded.exchange import Exchange
+from prep.embedded.routes import Handler
 from prep.embedded.storage import Storage
 
 
@@ -194,7 +195,7 @@ def test_connection_without_a_request_is_closed_but_not_a_slow_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An idle connection is closed as by AIS, so clients must cope with it here, too; a body may pause for longer."""
-    monkeypatch.setattr(server._Handler, "idle_s", 0.3)
+    monkeypatch.setattr(Handler, "idle_s", 0.3)
     with Storage(tmp_path) as storage, server.NodeServer(storage, port=0) as running:
         threading.Thread(target=running.serve_forever, daemon=True).start()
         storage.create_bucket("b")
@@ -218,7 +219,7 @@ def test_function_is_called_before_each_request_is_answered(tmp_path: Path) -> N
     seen: list[tuple[str, str]] = []
     may_answer = threading.Event()
 
-    def wait(request: BaseHTTPRequestHandler) -> None:
+    def wait(request: Exchange) -> None:
         seen.append((request.command, request.path))
         may_answer.wait(10)
 
@@ -285,6 +286,26 @@ def test_what_the_node_does_not_do_is_said(raw: Raw, method: str, path: str, bod
     response, text = raw.ask(method, path, json.dumps(body) if body else None)
     assert response.status == 501
     assert "set AIS_ENDPOINT" in json.loads(text)["message"]
+
+
+def test_refused_head_says_why_in_its_status_line(raw: Raw) -> None:
+    """The answer has no body, and of its headers the SDK shows none."""
+    response, _ = raw.ask("HEAD", "/v1/buckets/b/prefix?bsumm_remote=true")
+    assert (response.status, response.reason) == (
+        501,
+        "HEAD /v1/buckets/b/prefix: the embedded node does not do that; set AIS_ENDPOINT to a cluster that does",
+    )
+    missing, _ = raw.ask("HEAD", "/v1/objects/b/no?pid=p")
+    assert (missing.status, missing.reason) == (404, "Not Found")
+
+
+def test_time_and_mark_of_an_object_are_given_when_asked_for(raw: Raw) -> None:
+    """Headers for ``etag`` and ``last-modified`` among the asked properties, and else not."""
+    both, _ = raw.ask("HEAD", "/v1/objects/b/a?pid=p&props=etag,last-modified")
+    assert both.headers["Etag"].startswith('"v1-')
+    assert both.headers["Last-Modified"].endswith(" GMT")
+    neither, _ = raw.ask("HEAD", "/v1/objects/b/a?pid=p&props=size")
+    assert neither.headers["Etag"] is neither.headers["Last-Modified"] is None
 
 
 def test_host_that_is_not_loopback_is_refused(raw: Raw) -> None:

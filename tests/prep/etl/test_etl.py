@@ -13,8 +13,9 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import quote
 
 import numpy as np
 import pytest
@@ -496,18 +497,72 @@ def ask(
 
 
 def test_server_answers_what_aistore_sends(source: AisStore, tmp_path: Path) -> None:
-    """The server takes a health check, a body, a file's path, a read from the target, and an address for the result."""
-    path = tmp_path / "lom.tar"
+    """It takes a health check, a body, an object's file, a read from the target, and its own node as receiver."""
+    path = tmp_path / "@ais" / "b" / "%ob" / "s.tar"
+    path.parent.mkdir(parents=True)
     path.write_bytes(words())
     wanted = load_transform(f"{THIS}:shout").transform(words(), "s.tar")
     with serving(f"{THIS}:shout", target=source.endpoint) as port:
         assert ask(port, "PUT", "/b/s.tar", words()) == (200, wanted)
-        assert ask(port, "PUT", f"/b/s.tar?etl_fqn={path}") == (200, wanted)
+        assert ask(port, "PUT", f"/b/s.tar?etl_fqn={quote(str(path))}") == (200, wanted)
+        assert ask(port, "PUT", f"/b/s.tar?etl_fqn={quote(quote(str(path), safe=''))}") == (200, wanted)  # as AIS 5.0
         assert ask(port, "GET", f"/v1/objects/{source.bucket}/samples-000000.tar") == (200, wanted)
         other = f"{source.endpoint}/v1/objects/{source.bucket}/direct.tar?provider=ais&pid=x"
         status, body = ask(port, "PUT", "/b/s.tar", words(), {"Ais-Node-Url": other})
         assert (status, body) == (204, b"")
         assert source.read("direct.tar") == wanted
+
+
+@contextmanager
+def stranger() -> Iterator[tuple[str, list[dict[str, str]]]]:
+    """A server that takes any PUT, and the headers that it got."""
+    got: list[dict[str, str]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_PUT(self) -> None:
+            got.append(dict(self.headers))
+            self.send_response(200)
+            self.end_headers()
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}", got
+        server.shutdown()
+
+
+def test_server_gives_results_and_tokens_to_no_stranger(source: AisStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even behind its own node, as a next stage; nor where a path without a slash would name another host."""
+    monkeypatch.setenv("AIS_AUTHN_TOKEN", "secret")
+    with stranger() as (url, got), serving(f"{THIS}:shout", target=source.endpoint) as port:
+        for header in (url, f"{url}/v1/objects/b/x", f"{source.endpoint},{url}", f"https{source.endpoint[4:]}"):
+            status, body = ask(port, "PUT", "/b/s.tar", words(), {"Ais-Node-Url": header})
+            assert status == 403, header
+            assert b"is not the node that started this transform" in body
+        assert ask(port, "GET", f"@{url.removeprefix('http://')}/x")[0] == 403
+        assert got == []
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "/etc/passwd",
+        "{folder}/private.tar",
+        "{folder}/@ais/b/%ob/../../../private.tar",
+        "{folder}/@ais/other/%ob/private.tar",  # of another bucket than the request's
+        "@ais/b/%ob/private.tar",
+    ],
+)
+def test_server_reads_no_file_but_a_targets_objects(source: AisStore, tmp_path: Path, file: str) -> None:
+    for folder in (tmp_path, tmp_path / "@ais/other/%ob", tmp_path / "@ais/b/%ob"):
+        folder.mkdir(parents=True, exist_ok=True)
+    for folder in (tmp_path, tmp_path / "@ais/other/%ob"):
+        (folder / "private.tar").write_bytes(words())
+    with serving(f"{THIS}:shout", target=source.endpoint) as port:
+        named = quote(file.format(folder=tmp_path))
+        for method, text in (("PUT", named), ("GET", named), ("PUT", quote(named))):
+            status, body = ask(port, method, f"/b/s.tar?etl_fqn={text}", b"" if method == "PUT" else None)
+            assert status == 403, body
+            assert b"is not where a target keeps an object of the bucket 'b'" in body
 
 
 def test_server_tells_which_sample_failed(source: AisStore) -> None:

@@ -223,15 +223,16 @@ def test_open_target_that_is_no_prefix_is_an_error(url: str, message: str) -> No
 
 
 GIF = encode_photo("gif", mode="L")
+UNKNOWN = "holds no photo of a known format, expected JPEG, PNG, WEBP, BMP or PNM"
 PNG = encode_photo("png")
 RGBA_PNG = encode_photo("png", mode="RGBA")
 BAD = [
-    ({"image_jpg": GIF}, "image.jpg is a GIF, which DALI cannot decode"),
-    ({"gif": GIF}, "gif is a GIF, which DALI cannot decode"),
+    ({"image_jpg": GIF}, "image.jpg holds a GIF, expected JPEG, PNG, WEBP, BMP or PNM"),
+    ({"gif": GIF}, "gif holds a GIF, expected JPEG, PNG, WEBP, BMP or PNM"),
     ({"jpg": b""}, "jpg is empty"),
     ({"jpg": encode_photo(), "json": b""}, "json is empty"),
-    ({"jpg": b"<html>"}, "jpg is not a photo of a known format (starts with 3c 68 74 6d)"),
-    ({"jpg": b"\xff"}, "jpg is not a photo of a known format (starts with ff)"),
+    ({"jpg": b"<html>"}, f"jpg {UNKNOWN} (starts with 3c 68 74 6d)"),
+    ({"jpg": b"\xff"}, f"jpg {UNKNOWN} (starts with ff)"),
     ({"jpg": encode_photo(), "trimap_png": PNG}, "trimap.png is not an 8-bit grey PNG (bit depth 8, colour type 2)"),
     ({"jpg": encode_photo(), "trimap_png": encode_photo()}, "trimap.png is a JPEG, a mask must be an 8-bit grey PNG"),
     ({"jpg": encode_photo(), "trimap_png": encode_mask()[:-12]}, "trimap.png is cut off: it has no end"),
@@ -333,9 +334,9 @@ def test_pack_prefix_that_leads_into_another_bucket_is_refused() -> None:
 def test_pack_gif_under_a_jpg_name_in_an_imagefolder_is_named(tmp_path: Path) -> None:
     (tmp_path / "in" / "cat").mkdir(parents=True)
     (tmp_path / "in" / "cat" / "1.jpg").write_bytes(GIF)
-    with pytest.raises(DataError, match=r"cat/1: jpg is a GIF, which DALI cannot decode"):
+    with pytest.raises(DataError, match=r"cat/1: jpg holds a GIF, expected JPEG"):
         pack(imagefolder(tmp_path / "in"), store=LocalStore(tmp_path / "out"))
-    with pytest.raises(DataError, match=r"no record is left to pack; cat/1: jpg is a GIF"):
+    with pytest.raises(DataError, match=r"no record is left to pack; cat/1: jpg holds a GIF"):
         pack(imagefolder(tmp_path / "in"), store=LocalStore(tmp_path / "out"), on_bad="skip")
 
 
@@ -612,7 +613,7 @@ def test_pack_by_processes_fails_as_in_one(tmp_path: Path) -> None:
     """What a worker finds reaches the caller as it is."""
     source = pets(write_pets(tmp_path / "in", {f"Abyssinian_{number}": 1 for number in range(23)}))
     (tmp_path / "in" / "images" / "Abyssinian_7.jpg").write_bytes(GIF)
-    with pytest.raises(DataError, match=r"1 of 23 records .* are bad: Abyssinian_7: image\.jpg is a GIF"):
+    with pytest.raises(DataError, match=r"1 of 23 records .* are bad: Abyssinian_7: image\.jpg holds a GIF"):
         pack(source, store=LocalStore(tmp_path / "out"), max_count=4, jobs=2)
     (tmp_path / "in" / "images" / "Abyssinian_9.jpg").unlink()
     with pytest.raises(DataError, match=r"2 of 23 .*; Abyssinian_9: image\.jpg: cannot read '.*': No such file"):
@@ -728,5 +729,6 @@ def test_pack_to_an_endpoint_that_dies_says_so_and_is_finished_later(tmp_path: P
     with embedded_node.start(tmp_path / "node") as node:
         store = AisStore(node.endpoint, "pets")
         pack(make_source(4), store=store, prefix="a-")
-    with pytest.raises(StoreError, match=f"no answer from AIStore at {node.endpoint}"):
+    text = f"at {node.endpoint}: given up after .* Connection refused; .* run the command"
+    with pytest.raises(StoreError, match=text):
         pack(make_source(23), store=store, max_count=10)

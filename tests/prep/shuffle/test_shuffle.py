@@ -19,6 +19,7 @@ from prep.index import index_shards
 from prep.pack.pack import pack
 from prep.shuffle import shuffle as shuffle_module
 from prep.shuffle.dsort_spec import DsortSpec
+from prep.shuffle.key_map import Grouping
 from prep.shuffle.order import Algorithm
 from prep.shuffle.request import Request
 from prep.shuffle.shuffle import shuffle
@@ -362,6 +363,21 @@ def test_shuffle_that_wrote_a_broken_shard_names_it(packed: ShardSet, monkeypatc
     )
     with pytest.raises(DataError, match=r"shuffled-000000\.tar' is not a readable tar"):
         shuffle(Request(packed))
+
+
+@pytest.mark.parametrize("grouping", [None, Grouping(by="folder")])
+def test_algorithm_none_is_done_by_the_client(
+    packed: ShardSet, bucket: AisStore, caplog: pytest.LogCaptureFixture, grouping: Grouping | None
+) -> None:
+    """dSort of AIS 4.9, on one target and on two, gave 400 samples another order."""
+    options: dict[str, Any] = {"algorithm": Algorithm(kind="none"), "mapped": grouping}
+    with pytest.raises(ValueError, match="dSort does not keep the order of samples; use --engine client"):
+        shuffle(Request(packed, engine="dsort", **options))
+    report = shuffle(Request(packed, **options))
+    assert report.engine == "client"
+    assert "dSort does not keep the order of samples: shuffling from here" in caplog.text
+    if grouping is None:
+        assert _read(bucket, report.shards) == _read(bucket, packed.names)
 
 
 @pytest.mark.aistore

@@ -128,7 +128,7 @@ def test_tars_with_bad_photos_are_treated_as_other_sources(tmp_path: Path) -> No
     samples = [Sample("a", {"jpg": encode_photo("gif", mode="L"), "cls": b"1"}), Sample("b", {"jpg": encode_photo()})]
     write_tar(tmp_path / "x-0.tar", samples)
     source = tars(resolve_shards(tmp_path / "x-0.tar", endpoint=None))
-    with pytest.raises(DataError, match=r"1 of 2 records of tars '.*x-' are bad: a: jpg is a GIF"):
+    with pytest.raises(DataError, match=r"1 of 2 records of tars '.*x-' are bad: a: jpg holds a GIF"):
         pack(source, store=LocalStore(tmp_path / "out"))
     assert pack(source, store=LocalStore(tmp_path / "out"), on_bad="keep").num_samples == 2
 

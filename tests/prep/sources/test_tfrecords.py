@@ -1,6 +1,5 @@
 """TFRecord files: framing, checksums, tf.train.Example, and records that are damaged."""
 
-import struct
 from pathlib import Path
 from typing import Any
 
@@ -14,46 +13,8 @@ from prep.pack.pack import pack
 from prep.sources.record import as_entry
 from prep.sources.tfrecord_files import find_tfrecords, masked_crc32c
 from prep.sources.tfrecords import tfrecords
+from tests.fuzz.seeds.tfrecords import Feature, example, frame
 from tests.sources import encode_photo
-
-Feature = bytes | str | int | float | list[int] | list[float] | list[bytes]
-
-
-def _varint(value: int) -> bytes:
-    value &= (1 << 64) - 1
-    out = b""
-    while value > 0x7F:
-        out += bytes([value & 0x7F | 0x80])
-        value >>= 7
-    return out + bytes([value])
-
-
-def _field(number: int, data: bytes) -> bytes:
-    return _varint(number << 3 | 2) + _varint(len(data)) + data
-
-
-def _example(features: dict[str, Feature], *, is_packed: bool = True) -> bytes:
-    """A tf.train.Example, written by hand from the protocol buffers' definition."""
-    entries = b""
-    for name, value in features.items():
-        values = value if isinstance(value, list) else [value]
-        if not values or isinstance(values[0], bytes | str):
-            texts = [text if isinstance(text, bytes) else str(text).encode() for text in values]
-            kind, body = 1, b"".join(_field(1, text) for text in texts)
-        elif isinstance(values[0], float):
-            packed = struct.pack(f"<{len(values)}f", *values)
-            split = b"".join(b"\x0d" + packed[at : at + 4] for at in range(0, len(packed), 4))
-            kind, body = 2, _field(1, packed) if is_packed else split
-        else:
-            numbers = [_varint(int(number)) for number in values]
-            kind, body = 3, _field(1, b"".join(numbers)) if is_packed else b"".join(b"\x08" + n for n in numbers)
-        entries += _field(1, _field(1, name.encode()) + _field(2, _field(kind, body)))
-    return _field(1, entries)
-
-
-def _frame(data: bytes) -> bytes:
-    length = struct.pack("<Q", len(data))
-    return length + struct.pack("<I", masked_crc32c(length)) + data + struct.pack("<I", masked_crc32c(data))
 
 
 def _photo(number: int) -> dict[str, Feature]:
@@ -88,7 +49,7 @@ def test_tfrecords_are_packed_with_their_bytes_labels_and_names(
     monkeypatch.setattr("prep.sources.tfrecords.MIN_SHARED_BYTES", 0)
     features = [_photo(number) for number in range(12)]
     files = [
-        _write(tmp_path / f"train.tfrecord-{part:05d}-of-00003", *(_frame(_example(f)) for f in features[part::3]))
+        _write(tmp_path / f"train.tfrecord-{part:05d}-of-00003", *(frame(example(f)) for f in features[part::3]))
         for part in range(3)
     ]
     source = tfrecords(files, jobs=jobs)
@@ -108,7 +69,7 @@ def test_tfrecords_are_packed_with_their_bytes_labels_and_names(
 
 @pytest.mark.parametrize("is_packed", [True, False])
 def test_tfrecords_components_values_and_key_are_as_asked(tmp_path: Path, is_packed: bool) -> None:
-    path = _write(tmp_path / "a.tfrecord", _frame(_example(_photo(1), is_packed=is_packed)))
+    path = _write(tmp_path / "a.tfrecord", frame(example(_photo(1), is_packed=is_packed)))
     values = {"box.npy": "image/object/bbox/xmin", "ids.json": "image/ids", "name.txt": "image/class/text"}
     source = tfrecords(
         [path], components={"image.jpg": "image/encoded"}, values=values, key="image/filename", label="image/class/text"
@@ -125,7 +86,7 @@ def test_tfrecords_components_values_and_key_are_as_asked(tmp_path: Path, is_pac
 
 
 def test_tfrecords_unlabelled_have_no_cls(tmp_path: Path) -> None:
-    path = _write(tmp_path / "a.tfrecord", _frame(_example({"image": encode_photo()})))
+    path = _write(tmp_path / "a.tfrecord", frame(example({"image": encode_photo()})))
     [record] = tfrecords([path], has_labels=False).records
     assert (record.key, record.label, list(record.components)) == ("a/000000", None, ["jpg"])
 
@@ -134,8 +95,8 @@ def _damage(frame: bytes, at: int) -> bytes:
     return frame[:at] + bytes([frame[at] ^ 1]) + frame[at + 1 :]
 
 
-GOOD = _frame(_example(_photo(0)))
-LAST = _frame(_example(_photo(1)))
+GOOD = frame(example(_photo(0)))
+LAST = frame(example(_photo(1)))
 
 
 @pytest.mark.parametrize(
@@ -150,18 +111,18 @@ LAST = _frame(_example(_photo(1)))
         ),
         (_damage(GOOD, 9), "its length has the checksum", 1),
         (GOOD[:-700], "its data have the checksum", 1),  # and then it is out of step
-        (_frame(b"no Example"), "is not a tf.train.Example: ", 2),
-        (_frame(b""), "is not a tf.train.Example, or has no features", 2),
-        (_frame(_example({"image": encode_photo()})), r"no feature image/class/label or label or .*--label FEATURE", 2),
-        (_frame(_example({"label": 1})), r"no feature image/encoded or image or .* \(found: label\)", 2),
-        (_frame(_example({"image": 3, "label": 1})), "feature 'image' holds 1 values, expected one of bytes", 2),
-        (_frame(_example({"image": [b"a", b"b"], "label": 1})), "feature 'image' holds 2 values", 2),
+        (frame(b"no Example"), "is not a tf.train.Example: ", 2),
+        (frame(b""), "is not a tf.train.Example, or has no features", 2),
+        (frame(example({"image": encode_photo()})), r"no feature image/class/label or label or .*--label FEATURE", 2),
+        (frame(example({"label": 1})), r"no feature image/encoded or image or .* \(found: label\)", 2),
+        (frame(example({"image": 3, "label": 1})), "feature 'image' holds 1 values, expected one of bytes", 2),
+        (frame(example({"image": [b"a", b"b"], "label": 1})), "feature 'image' holds 2 values", 2),
         (
-            _frame(_example({"image": b"a", "label": [1, 2]})),
+            frame(example({"image": b"a", "label": [1, 2]})),
             r"feature 'label' holds \[1, 2\], expected one integer",
             2,
         ),
-        (_frame(_example({"image": b"a", "label": 1.5})), r"feature 'label' holds \[1\.5\]", 2),
+        (frame(example({"image": b"a", "label": 1.5})), r"feature 'label' holds \[1\.5\]", 2),
     ],
 )
 def test_tfrecords_damaged_record_is_named_by_file_and_byte(
@@ -206,7 +167,7 @@ def test_tfrecords_file_that_was_cut_off_is_named(tmp_path: Path, cut: int, prob
             b"not a TFRecord file, by far",
             "no record can be packed: '.*', record 0 at byte 0: its length has the checksum",
         ),
-        (_frame(b"x"), "no record can be packed: .*is not a tf.train.Example"),
+        (frame(b"x"), "no record can be packed: .*is not a tf.train.Example"),
     ],
 )
 def test_tfrecords_file_that_is_none_is_an_error(tmp_path: Path, content: bytes, message: str) -> None:
@@ -217,7 +178,7 @@ def test_tfrecords_file_that_is_none_is_an_error(tmp_path: Path, content: bytes,
 def test_tfrecords_labels_that_disagree_are_an_error(tmp_path: Path) -> None:
     def write(**labels: Any) -> Path:
         frames = [
-            _frame(_example({"image": encode_photo(), "label": one, "label/text": two})) for one, two in labels.values()
+            frame(example({"image": encode_photo(), "label": one, "label/text": two})) for one, two in labels.values()
         ]
         return _write(tmp_path / "a.tfrecord", *frames)
 

@@ -3,14 +3,17 @@
 import os
 import ssl
 from base64 import b64encode
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from dali_pipes.errors import StoreError
-from dali_pipes.fetch.event_loop import Task
-from dali_pipes.fetch.http1 import Answer, HttpConnection, dial
+from dali_pipes.errors import StoreError, keep_secret
+from dali_pipes.fetch.transport.event_loop import Task
+from dali_pipes.fetch.transport.http1 import HttpConnection, dial
+from dali_pipes.fetch.transport.http_head import Answer
+from dali_pipes.store.cluster.token import Token, is_token_for
+from dali_pipes.store.cluster.transport.proxies import Proxies, split_endpoints
 from dali_pipes.store.messages import is_loopback
 
 MAX_IDLE_CONNECTIONS = 32
@@ -25,8 +28,8 @@ class ClusterAccess:
     """The address of a cluster, and the token and certificates for it."""
 
     endpoint: str
-    """URL of an AIStore proxy, ``http://host:51080``."""
-    token: str | None = field(default=None, repr=False)
+    """URL of an AIStore proxy, ``http://host:51080``, or several with commas between them; kept is the first."""
+    token: Token | None = None
     """Token of AIStore's AuthN."""
     ca: Path | None = None
     """Certificates to trust, a file or a directory; ``None``: those that `requests` trusts."""
@@ -34,28 +37,28 @@ class ClusterAccess:
     """Certificate and key, for a cluster that authenticates its clients."""
     skip_verify: bool = False
     """Accept any certificate."""
+    proxies: Proxies = None  # type: ignore[assignment]  # made from the endpoint, if not given
+    """The proxies of the cluster, which a store shares with its fetchers."""
 
     def __post_init__(self) -> None:
-        try:
-            parts = urlsplit(self.endpoint)
-            is_url = parts.scheme in _PORTS and bool(parts.hostname) and _port_of(parts) > 0
-        except ValueError:
-            is_url = False
-        if is_url and "@" in parts.netloc:
-            raise ValueError(f"the endpoint at '{parts.hostname}' must not hold a password; pass a token")
-        if not is_url:
-            raise ValueError(f"endpoint must be a URL such as http://localhost:51080, got '{self.endpoint}'")
-        if self.token and not (self.token.isascii() and self.token.isprintable()):
-            raise ValueError("the token must have only printable ASCII characters; is AIS_AUTHN_TOKEN complete?")
+        named = split_endpoints(self.endpoint)
+        object.__setattr__(self, "endpoint", named[0])
+        object.__setattr__(self, "proxies", self.proxies or Proxies(named))
+
+    @property
+    def bearer(self) -> str | None:
+        """The token as it is now."""
+        return self.token.current() if self.token else None
 
     @classmethod
-    def from_environment(cls, endpoint: str) -> "ClusterAccess":
-        """Read the variables of the ``aistore`` SDK: AIS_AUTHN_TOKEN, AIS_CLIENT_CA, AIS_CRT, AIS_CRT_KEY,
-        AIS_SKIP_VERIFY_CRT.
+    def from_environment(cls, endpoint: str, *, proxies: Proxies | None = None) -> "ClusterAccess":
+        """Read the variables of the ``aistore`` SDK: AIS_CLIENT_CA, AIS_CRT, AIS_CRT_KEY, AIS_SKIP_VERIFY_CRT.
+
+        The token is found by `dali_pipes.store.cluster.token.Token.from_environment`.
 
         If AIS_CLIENT_CA is not set, REQUESTS_CA_BUNDLE and CURL_CA_BUNDLE count. (In `requests`, which the SDK uses,
         they take precedence over it, and over AIS_SKIP_VERIFY_CRT.) They do not count for an endpoint on this machine,
-        as in `dali_pipes.store.cluster.ais`.
+        as in `dali_pipes.store.cluster.client`.
         """
         environment = os.environ
         certificate, key = environment.get("AIS_CRT"), environment.get("AIS_CRT_KEY")
@@ -64,7 +67,8 @@ class ClusterAccess:
         ca = next(filter(None, map(environment.get, ["AIS_CLIENT_CA", *bundles])), None)
         return cls(
             endpoint=endpoint,
-            token=environment.get("AIS_AUTHN_TOKEN") or None,
+            proxies=proxies,  # type: ignore[arg-type]
+            token=Token.from_environment(),
             ca=Path(ca) if ca else None,
             client_cert=(Path(certificate), Path(key)) if certificate and key else None,
             skip_verify=skips.strip().lower() in _TRUE,
@@ -108,21 +112,6 @@ class ClusterAccess:
         return proxy if proxy is None or "://" in proxy else f"http://{proxy}"
 
 
-def is_token_for(endpoint: str, url: str) -> bool:
-    """Whether a request for ``url`` carries the endpoint's token, by the rule of `requests` and so of the SDK.
-
-    Only the same scheme, host and port get the token. A target has another address; it trusts the proxy's redirect.
-
-    >>> is_token_for("https://ais:51080", "https://ais:51080/v1/objects/b/o")
-    True
-    >>> is_token_for("https://ais:51080", "https://ais:51081/v1/objects/b/o")
-    False
-    """
-    from requests.sessions import SessionRedirectMixin
-
-    return not SessionRedirectMixin().should_strip_auth(endpoint, url)
-
-
 def host_of(url: str) -> str:
     """``host:port``, for messages.
 
@@ -152,14 +141,18 @@ class ConnectionPool:
         while self._idle:
             self._idle.pop().close()
 
-    def get(self, url: str, *, byte_range: tuple[int, int] | None) -> Task[tuple[HttpConnection, Answer]]:
+    def get(
+        self, url: str, *, byte_range: tuple[int, int] | None, body: bytes = b""
+    ) -> Task[tuple[HttpConnection, Answer]]:
         """Ask for a URL, or for bytes ``[start, stop)``: the answer's head, and its connection, to be given back.
+
+        ``body`` is JSON that goes with the request: AIStore takes the arguments of some questions there.
 
         Raises:
             OSError, ProtocolError: If nothing answers, or the answer is not HTTP.
             StoreError: If a certificate cannot be read, or the environment's proxy is of a kind that we cannot use.
         """
-        request = self._request(url, byte_range)
+        request = self._request(url, byte_range, body)
         while True:
             connection = yield from self._borrow(urlsplit(url))
             is_used = connection.num_answers > 0
@@ -183,7 +176,7 @@ class ConnectionPool:
         if len(self._idle) > MAX_IDLE_CONNECTIONS:
             self._idle.pop(0).close()
 
-    def _request(self, url: str, byte_range: tuple[int, int] | None) -> bytes:
+    def _request(self, url: str, byte_range: tuple[int, int] | None, body: bytes) -> bytes:
         parts = urlsplit(url)
         proxy = self._proxy_of(_origin_of(parts)) if parts.scheme == "http" else None
         lines = [
@@ -195,11 +188,13 @@ class ConnectionPool:
         ]
         if proxy:
             lines += _proxy_headers(proxy)
-        if self._access.token and is_token_for(self._access.endpoint, url):
-            lines.append(f"Authorization: Bearer {self._access.token}")
+        if self._access.token and any(is_token_for(named, url) for named in self._access.proxies.named):
+            lines.append(f"Authorization: Bearer {self._access.bearer}")
         if byte_range:
             lines.append(f"Range: bytes={byte_range[0]}-{byte_range[1] - 1}")
-        return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+        if body:
+            lines += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
+        return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1") + body
 
     def _borrow(self, parts: SplitResult) -> Task[HttpConnection]:
         origin = _origin_of(parts)
@@ -244,8 +239,11 @@ def _proxy_headers(proxy: str) -> list[str]:
     parts = urlsplit(proxy)
     if parts.username is None:
         return []
-    credentials = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
-    return [f"Proxy-Authorization: Basic {b64encode(credentials.encode()).decode()}"]
+    password = unquote(parts.password or "")
+    encoded = b64encode(f"{unquote(parts.username)}:{password}".encode()).decode()
+    keep_secret(password)
+    keep_secret(encoded)
+    return [f"Proxy-Authorization: Basic {encoded}"]
 
 
 def _origin_of(parts: SplitResult) -> str:

@@ -5,12 +5,16 @@ clients (`requests`, `http.client`, libcurl) copy each byte through a buffer of 
 each connection, or call back every 16 KiB. This one moves a body from its socket to a file inside the kernel, with
 ``splice``. Note [no libcurl] has the measurements.
 
-It can do what reading an object needs: a request without a body, the head of the answer, a body that ends by its
-length, by chunks or with the connection, TLS by `ssl`, and connections that stay open. It leaves out requests with a
-body, compressed bodies, pipelining, cookies and HTTP/2. Redirects, tokens and proxies are in
-`dali_pipes.fetch.connection_pool` and `dali_pipes.fetch.objects`.
+It can do what reading an object needs: a request, whose body is short, the head of the answer, a body that ends by its
+length, by chunks or with the connection, TLS by `ssl`, and connections that stay open. It leaves out long
+requests, compressed bodies, pipelining, cookies and HTTP/2. Redirects, tokens and proxies are in
+`dali_pipes.fetch.transport.connection_pool` and `dali_pipes.fetch.objects`.
 
-Every function that has to wait is a task, a generator, of `dali_pipes.fetch.event_loop`.
+A server that lies or is broken costs a bounded time and little memory. `dali_pipes.fetch.transport.http_head` refuses
+heads and chunks that are not valid; the lines of an answer, its interim answers and its slowness have limits, see
+`dali_pipes.store.cluster.transport.http_limits`. Bytes that no request asked for end the connection.
+
+Every function that has to wait is a task, a generator, of `dali_pipes.fetch.transport.event_loop`.
 
 # Note [no libcurl]: libcurl's callbacks get 16 KiB at a time, copied into an object, and every byte crosses into this
 # process and back into the page cache. With ``splice`` only the hash reads the bytes. CPU seconds per GiB, for 64 MiB
@@ -21,8 +25,7 @@ Every function that has to wait is a task, a generator, of `dali_pipes.fetch.eve
 
 import contextlib
 import fcntl
-import http.client
-import io
+import http
 import os
 import select
 import socket
@@ -30,20 +33,22 @@ import ssl
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
-from dali_pipes.fetch.event_loop import Task, Wait
+from dali_pipes.fetch.transport.event_loop import Task, Wait
+from dali_pipes.fetch.transport.http_head import Answer, chunk_size, has_lone_line_feed, parse_head
+from dali_pipes.store.cluster.transport.http_limits import (
+    MAX_ERROR_BYTES,
+    MAX_INTERIM_ANSWERS,
+    MAX_LINES_BYTES,
+    Pace,
+    ProtocolError,
+    max_lines_bytes,
+)
 
 PIPE_BYTES = 1 << 20  # the most that a process without privileges may ask for
-MAX_HEAD_BYTES = 64 << 10
-# The most to read of an error's body, to quote it and to keep the connection.
-MAX_ERROR_BYTES = 64 << 10
 
 Result = TypeVar("Result")
-
-
-class ProtocolError(Exception):
-    """The server's answer is not HTTP/1.1, or ends early."""
 
 
 class Pipe:
@@ -59,32 +64,6 @@ class Pipe:
         """Close both ends; call it once."""
         os.close(self.source)
         os.close(self.sink)
-
-
-class Answer(NamedTuple):
-    """The head of an answer."""
-
-    status: int
-    reason: str
-    headers: http.client.HTTPMessage
-    is_1_1: bool
-
-    @property
-    def length(self) -> int | None:
-        """Bytes of the body; ``None`` if the head does not state them."""
-        text = self.headers.get("Content-Length", "")
-        return int(text) if text.isascii() and text.isdigit() and not self.is_chunked else None
-
-    @property
-    def is_chunked(self) -> bool:
-        """Whether the body comes in chunks, each with its size."""
-        return self.headers.get("Transfer-Encoding", "").lower() == "chunked"
-
-    @property
-    def is_last(self) -> bool:
-        """Whether the server closes the connection after it."""
-        option = self.headers.get("Connection", "").lower()
-        return option == "close" or (not self.is_1_1 and option != "keep-alive")
 
 
 def dial(host: str, port: int, *, timeout_s: float) -> Task[socket.socket]:
@@ -118,11 +97,15 @@ def dial(host: str, port: int, *, timeout_s: float) -> Task[socket.socket]:
 class HttpConnection:
     """One connection; owns its socket. After an error, or in the middle of an answer, it cannot be used again.
 
-    It serves requests for its ``origin``, ``http://host:port``. ``silence_s`` without a byte is a `TimeoutError`.
+    It serves requests for its ``origin``, ``http://host:port``. ``silence_s`` without a byte is a `TimeoutError`; so is
+    an answer that comes too slowly for that time, see `Pace`.
     """
 
     def __init__(self, sock: socket.socket, *, origin: str, silence_s: float) -> None:
         self._sock, self._silence_s = sock, silence_s
+        self._pace = Pace(silence_s)
+        self._waited_s = 0.0
+        """Seconds that were waited since the last bytes came."""
         self.origin = origin
         self._rest = memoryview(b"")
         """Bytes that came with a head, and are not read yet."""
@@ -135,31 +118,48 @@ class HttpConnection:
         self._sock.close()
 
     def encrypt(self, context: ssl.SSLContext, host: str) -> Task[None]:
-        """Do the TLS handshake; everything after it is encrypted."""
+        """Do the TLS handshake, within ``silence_s``; everything after it is encrypted."""
+        if self._rest:
+            raise ProtocolError("bytes came before the TLS connection was made")
         secure = context.wrap_socket(self._sock, server_hostname=host, do_handshake_on_connect=False)
         self._sock = secure
-        yield from self._patiently(secure.do_handshake, events=select.POLLIN)
+        until = time.monotonic() + self._silence_s
+        try:
+            yield from self._patiently(secure.do_handshake, events=select.POLLIN, until=until)
+        except TimeoutError:
+            raise TimeoutError(f"no TLS connection within {self._silence_s:g} s") from None
 
     @property
     def is_stale(self) -> bool:
         """Whether the server has closed it, or sent bytes without a request."""
+        if self.has_rest:
+            return True
         poller = select.poll()
         poller.register(self._sock.fileno(), select.POLLIN)
         return bool(poller.poll(0))
 
+    @property
+    def has_rest(self) -> bool:
+        """Whether bytes were received that nobody has read."""
+        return bool(self._rest) or (isinstance(self._sock, ssl.SSLSocket) and self._sock.pending() > 0)
+
     def ask(self, request: bytes) -> Task[Answer]:
-        """Send a request without a body, and return the head of the answer."""
+        """Send a request, and return the head of the answer."""
         self.is_idle = False
         view = memoryview(request)
         while view:
             sent = yield from self._patiently(partial(self._sock.send, view), events=select.POLLOUT)
             view = view[sent:]
-        while True:
-            head = yield from self.receive_until(b"\r\n\r\n")
-            answer = _parse_head(head)
+        self._pace.restart()
+        for _ in range(MAX_INTERIM_ANSWERS + 1):
+            answer = parse_head((yield from self.receive_until(b"\r\n\r\n", max_bytes=MAX_LINES_BYTES)))
             self.num_answers += 1
             if answer.status >= 200:
+                self._pace.restart()
                 return answer
+            if answer.status == http.HTTPStatus.SWITCHING_PROTOCOLS:
+                raise ProtocolError("it switches to a protocol that was not asked for")
+        raise ProtocolError(f"more than {MAX_INTERIM_ANSWERS} interim answers came in place of an answer")
 
     def receive(self, into: memoryview) -> Task[int]:
         """Receive bytes and return their number, at least one; 0 at the end of the connection."""
@@ -174,7 +174,7 @@ class HttpConnection:
         with contextlib.suppress(OSError):
             while isinstance(sock, ssl.SSLSocket) and 0 < num < len(into) and (more := sock.recv_into(into[num:])):
                 num += more
-        return num
+        return self._counted(num)
 
     @property
     def can_splice(self) -> bool:
@@ -184,24 +184,37 @@ class HttpConnection:
     def splice(self, pipe: Pipe, limit: int) -> Task[int]:
         """Move bytes into an empty pipe: their number, at least one, or 0 at the end of the connection."""
         file = self._sock.fileno()
-        return (yield from self._patiently(partial(os.splice, file, pipe.sink, limit), events=select.POLLIN))
+        return self._counted(
+            (yield from self._patiently(partial(os.splice, file, pipe.sink, limit), events=select.POLLIN))
+        )
 
-    def receive_until(self, end: bytes) -> Task[bytes]:
-        """Read the bytes before ``end``, and skip it."""
+    def receive_until(self, end: bytes, *, max_bytes: int) -> Task[bytes]:
+        """Read the bytes before ``end``, at most ``max_bytes``, and skip it."""
         found = bytearray(self._rest)
         self._rest = memoryview(b"")
         block = memoryview(bytearray(16 << 10))
-        while (stop := found.find(end)) < 0:
-            if len(found) > MAX_HEAD_BYTES:
-                raise ProtocolError(f"the head of its answer is longer than {MAX_HEAD_BYTES} bytes")
+        num_searched = 0
+        while (stop := found.find(end, max(0, num_searched - len(end)))) < 0:
+            _check_lines(found, num_searched)
+            num_searched = len(found)
+            if num_searched > max_bytes:
+                break
             num = yield from self.receive(block)
             if not num:
                 raise ConnectionResetError("the connection was closed in place of an answer")
             found += block[:num]
+        if not 0 <= stop <= max_bytes:
+            raise ProtocolError(f"more than {max_bytes} bytes of lines come before or between the bytes of its body")
+        _check_lines(found[:stop], num_searched)
         self._rest = memoryview(bytes(found[stop + len(end) :]))
         return bytes(found[:stop])
 
-    def _patiently(self, act: Callable[[], Result], *, events: int) -> Task[Result]:
+    def _counted(self, num: int) -> int:
+        self._pace.count(num, waited_s=self._waited_s)
+        self._waited_s = 0.0
+        return num
+
+    def _patiently(self, act: Callable[[], Result], *, events: int, until: float | None = None) -> Task[Result]:
         while True:
             wanted = events
             try:
@@ -209,10 +222,17 @@ class HttpConnection:
             except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError) as exc:
                 if isinstance(exc, ssl.SSLError):
                     wanted = select.POLLIN if isinstance(exc, ssl.SSLWantReadError) else select.POLLOUT
+            started = time.monotonic()
             try:
-                yield Wait(self._sock.fileno(), wanted, time.monotonic() + self._silence_s)
+                yield Wait(self._sock.fileno(), wanted, started + self._silence_s if until is None else until)
             except TimeoutError:
                 raise TimeoutError(f"no byte for {self._silence_s:g} s") from None
+            self._waited_s += time.monotonic() - started
+
+
+def _check_lines(lines: bytearray, start: int) -> None:
+    if has_lone_line_feed(lines, start):
+        raise ProtocolError("a line of its answer ends without a carriage return")
 
 
 class AnswerBody:
@@ -230,6 +250,8 @@ class AnswerBody:
         if self._is_chunked or answer.status in (204, 304):
             self._left = 0
         self._num_bytes = 0
+        self._num_line_bytes = 0
+        """Bytes of the lines between chunks."""
         self._check_end()
 
     @property
@@ -259,11 +281,11 @@ class AnswerBody:
         self._count(num)
         return num
 
-    def read_error(self) -> Task[bytes]:
+    def read_short(self, max_bytes: int = MAX_ERROR_BYTES) -> Task[bytes]:
         """Read a short body, or the beginning of a long one, after which the connection cannot be used."""
         found = bytearray()
         block = memoryview(bytearray(16 << 10))
-        while len(found) <= MAX_ERROR_BYTES and (num := (yield from self.receive(block))):
+        while len(found) <= max_bytes and (num := (yield from self.receive(block))):
             found += block[:num]
         return bytes(found)
 
@@ -277,32 +299,23 @@ class AnswerBody:
 
     def _check_end(self) -> None:
         if self.is_complete:
-            self._connection.is_idle = not self._answer.is_last
+            # Nobody asked for bytes behind the body; they would be taken for the next answer.
+            self._connection.is_idle = not (self._answer.is_last or self._connection.has_rest)
 
     def _next_chunk(self) -> Task[bool]:
-        if self._num_bytes:
-            yield from self._connection.receive_until(b"\r\n")  # the end of the chunk before
-        text = (yield from self._connection.receive_until(b"\r\n")).partition(b";")[0].strip()
-        try:
-            self._left = int(text, 16)
-        except ValueError:
-            raise ProtocolError("a chunk of the body has no size") from None
+        # The end of the chunk before.
+        if self._num_bytes and (yield from self._next_line()):
+            raise ProtocolError("a chunk of the body is longer than its size")
+        self._left = chunk_size((yield from self._next_line()))
         if self._left == 0:
-            while (yield from self._connection.receive_until(b"\r\n")):
+            while (yield from self._next_line()):
                 pass  # trailers
             self._is_chunked = False
             self._check_end()
         return bool(self._left)
 
-
-def _parse_head(head: bytes) -> Answer:
-    first, _, lines = head.partition(b"\r\n")
-    version, _, rest = first.decode("latin-1").partition(" ")
-    status, _, reason = rest.partition(" ")
-    if version not in ("HTTP/1.0", "HTTP/1.1") or not (len(status) == 3 and status.isascii() and status.isdigit()):
-        raise ProtocolError("the server does not speak HTTP/1.1")
-    try:
-        headers = http.client.parse_headers(io.BytesIO(lines + b"\r\n\r\n"))
-    except http.client.HTTPException as exc:
-        raise ProtocolError(f"the head of its answer cannot be read ({exc})") from exc
-    return Answer(int(status), reason.strip(), headers, version == "HTTP/1.1")
+    def _next_line(self) -> Task[bytes]:
+        left = max_lines_bytes(self._num_bytes) - self._num_line_bytes
+        line = yield from self._connection.receive_until(b"\r\n", max_bytes=left)
+        self._num_line_bytes += len(line) + 2
+        return line

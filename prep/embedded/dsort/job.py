@@ -19,7 +19,7 @@ from dali_pipes.errors import DataError
 from dali_pipes.formats.keys import split_key
 from dali_pipes.formats.tar_reader import BLOCK
 from prep.embedded import wire
-from prep.embedded.reshard import (
+from prep.embedded.dsort.reshard import (
     FileHead,
     InputShard,
     OutputShard,
@@ -29,7 +29,7 @@ from prep.embedded.reshard import (
     scan,
     tar_chunks,
 )
-from prep.embedded.sortspec import SortSpec, with_extension
+from prep.embedded.dsort.spec import SortSpec, with_extension
 from prep.embedded.storage import BucketExistsError, BucketMissingError, ObjectMissingError, Storage
 from prep.shuffle.key_map import cut_by_map, parse_key_map
 from prep.shuffle.order import parse_content

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from dali_pipes.store.templates import Template
-from prep.embedded.dsort import SortJob, read_status
-from prep.embedded.sortspec import SortSpec
+from prep.embedded.dsort.job import SortJob, read_status
+from prep.embedded.dsort.spec import SortSpec
 from prep.embedded.storage import Storage
 from prep.embedded.wire import RefusalError
 from tests.prep.embedded.tars import make_tar, read_tar

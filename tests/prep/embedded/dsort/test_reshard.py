@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dali_pipes.errors import DataError
 from dali_pipes.formats.keys import split_key
-from prep.embedded.reshard import InputShard, OutputShard, plan, scan, tar_chunks
+from prep.embedded.dsort.reshard import InputShard, OutputShard, plan, scan, tar_chunks
 from prep.shuffle.order import Algorithm, arrange, cut, cut_mapped, parse_content, shuffled
 from tests.prep.embedded.tars import make_tar, read_tar
 
@@ -50,7 +50,7 @@ def test_shuffled_is_the_same_everywhere_and_for_ever() -> None:
     """The order must be the same on every machine and Python version: another order would be another data set."""
     assert shuffled([f"{index:02}" for index in range(8)], seed=0) == [6, 3, 7, 2, 1, 4, 0, 5]
     code = "from prep.shuffle.order import shuffled; print(shuffled([f'{i:02}' for i in range(8)], seed=0))"
-    root = str(Path(__file__).parents[3])
+    root = str(Path(__file__).parents[4])
     other = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root, env={"PYTHONHASHSEED": "5"}
     )

@@ -1,0 +1,57 @@
+"""Check the types of arguments, and keep their values as plain Python ones.
+
+numpy's numbers and bools are taken as Python's, because they come out of configurations and array code; the kept value
+is a plain int or bool, so that the state of a loader is plain JSON. Nothing else is converted: ``"False"`` is no bool,
+1 is no bool, and 8.0 is no integer.
+"""
+
+import numbers
+import operator
+import sys
+
+
+def as_integer(name: str, value: object) -> int:
+    """``value`` as an int.
+
+    Raises:
+        TypeError: If it is not an integer: a float would give another order.
+    """
+    try:
+        if _is_bool(value):
+            raise TypeError
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, got {value!r}") from None
+
+
+def as_bool(name: str, value: object) -> bool:
+    """``value`` as a bool.
+
+    Raises:
+        TypeError: If it is not a bool: every text that is not empty is true, ``"False"``, too.
+    """
+    if not _is_bool(value):
+        raise TypeError(f"{name} must be a bool, got {value!r}")
+    return bool(value)
+
+
+def as_number(name: str, value: object) -> float:
+    """``value``, an integer or a float of Python or numpy, as a float.
+
+    Raises:
+        TypeError: If it is not a number.
+        ValueError: If it is an integer beyond the range of a float.
+    """
+    if _is_bool(value) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+    try:
+        return float(value)
+    except OverflowError:
+        num_bits = int(value).bit_length()  # type: ignore[call-overload]  # only an integer is too large
+        raise ValueError(f"{name} must be finite, got an integer of {num_bits} bits") from None
+
+
+def _is_bool(value: object) -> bool:
+    # Commands show their help without loading numpy; a bool of numpy's is there only if numpy is.
+    numpy = sys.modules.get("numpy")
+    return isinstance(value, bool) or (numpy is not None and isinstance(value, numpy.bool_))

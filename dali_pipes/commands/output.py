@@ -1,0 +1,20 @@
+"""Print lines that may contain texts from data or from a server."""
+
+import os
+from typing import Any
+
+import click
+
+from dali_pipes.errors import printable
+
+# A line may hold several names; what is longer is no line for people.
+LINE_CHARS = 4000
+
+
+def print_line(text: str, *, err: bool = False, **style: Any) -> None:
+    """Print one line, to stderr if ``err``; characters that a terminal would obey are shown as escapes.
+
+    With ``style``, as `click.style` takes it, the line is in colour if that is a terminal and ``NO_COLOR`` is not set.
+    """
+    colour = False if os.environ.get("NO_COLOR") else None
+    click.secho(printable(text, max_chars=LINE_CHARS), err=err, color=colour, **style)

@@ -1,0 +1,1 @@
+"""HTTP connections of the fetch threads, driven by an event loop."""

@@ -1,0 +1,232 @@
+"""Wait for a store that is away: how long, with which pauses, and what the user is told meanwhile.
+
+A cluster restarts, rebalances or limits its rate. A request that fails because of this is sent again until it
+succeeds, or until `Patience.patience_s` have passed without progress. A `Waiting` counts the time of one request.
+
+The patience is a value of the context (`use_patience`), not an argument of each function: a command or a loader sets it
+once, and every store that it opens keeps the value that it found, also in other threads and processes.
+"""
+
+import contextlib
+import contextvars
+import logging
+import random
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, ParamSpec, TypeVar
+
+from dali_pipes.arguments import as_number
+from dali_pipes.errors import printable
+
+_log = logging.getLogger(__name__)
+
+PATIENCE_S = 600.0
+"""A cluster's restart takes a minute, the replacement of a node some minutes."""
+_FIRST_PAUSE_S = 0.1
+# Shorter waits are not worth a line.
+_QUIET_S = 3.0
+_TOLD_EACH_S = 60.0
+
+_Arguments = ParamSpec("_Arguments")
+_Returned = TypeVar("_Returned")
+
+
+class InterruptedWaitError(Exception):
+    """The thread was told to end while it waited for a store."""
+
+
+class PatienceOverError(Exception):
+    """A store was away for longer than the patience lasts; the text says for how long, why, and what to do."""
+
+
+def as_seconds(name: str, value: object) -> float:
+    """``value``, a number of seconds, 0 or more, as a float: see `dali_pipes.arguments.as_number`."""
+    seconds = as_number(name, value)
+    if not 0 <= seconds < float("inf"):
+        raise ValueError(f"{name} must be 0 or more seconds, and finite, got {value}")
+    return seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patience:
+    """How long to wait for a store that is away."""
+
+    patience_s: float = PATIENCE_S
+    """Seconds without progress after which a request fails; 0: the first failure is final."""
+    start_s: float = 0.0
+    """The same for a cluster that has not answered yet. A wrong address must be told within seconds."""
+    longest_pause_s: float = 5.0
+    """The pause after n failures is a random time up to ``0.1 * 2 ** n`` seconds, at most this: clients that failed at
+    the same time do not come back at the same time."""
+    advice: str = "run the command again: what it has written is kept"
+    """What to do once a request has failed."""
+
+    def __post_init__(self) -> None:
+        for name in ("patience_s", "start_s", "longest_pause_s"):
+            object.__setattr__(self, name, as_seconds(name, getattr(self, name)))
+
+
+IMPATIENT = Patience(patience_s=0.0)
+
+_current: contextvars.ContextVar[Patience | None] = contextvars.ContextVar("patience", default=None)
+_ending: contextvars.ContextVar[threading.Event | None] = contextvars.ContextVar("ending", default=None)
+
+
+def current_patience() -> Patience:
+    """The patience that stores take when they are opened."""
+    return _current.get() or Patience()
+
+
+@contextlib.contextmanager
+def use_patience(patience: Patience) -> Iterator[None]:
+    """Give the stores that are opened in this block a patience."""
+    token = _current.set(patience)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def pause(seconds: float) -> None:
+    """Sleep, but wake up when this thread is told to end.
+
+    Raises:
+        InterruptedWaitError: If the threads of `PatientThreads` are told to end.
+    """
+    ending = _ending.get()
+    if ending is None:
+        time.sleep(seconds)  # in the main thread; Ctrl-C ends it
+    elif ending.wait(seconds):
+        raise InterruptedWaitError
+
+
+class PatientThreads(ThreadPoolExecutor):
+    """A pool of threads with the caller's patience. An exception in its ``with`` block ends their waits at once."""
+
+    def __init__(self, num_threads: int) -> None:
+        super().__init__(num_threads)
+        self._is_ending = threading.Event()
+
+    def submit(
+        self, function: Callable[_Arguments, _Returned], /, *args: _Arguments.args, **kwargs: _Arguments.kwargs
+    ) -> "Future[_Returned]":
+        context = contextvars.copy_context()
+        context.run(_ending.set, self._is_ending)
+        call: Any = context.run
+        future: Future[_Returned] = super().submit(call, function, *args, **kwargs)
+        return future
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self._is_ending.set()
+        self.shutdown(cancel_futures=kind is not None)
+
+
+class Waiting:
+    """The time for which one request waits for ``whom``, an endpoint.
+
+    ``since`` starts with the first failure after the last progress.
+    """
+
+    def __init__(self, patience: Patience, whom: str) -> None:
+        self._patience, self._whom = patience, whom
+        self._jitter = random.Random()
+        self.num_failures = 0
+        """Failures since the last progress after which there was a pause."""
+        self._since: float | None = None
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds since the first failure after the last progress."""
+        return 0.0 if self._since is None else time.monotonic() - self._since
+
+    def next_pause_s(self, cause: str, *, retry_after_s: float = 0.0, has_answered: bool = True) -> float | None:
+        """Count a failure: the seconds to pause before the next attempt, or ``None`` if the patience is at its end.
+
+        ``retry_after_s`` is the pause that the server asked for. Tells the user once a minute.
+        """
+        now = time.monotonic()
+        if self._since is None:
+            self._since = now
+        limit_s = self._patience.patience_s if has_answered else self._patience.start_s
+        left_s = self._since + limit_s - now
+        if left_s <= 0:
+            _outages.end(self._whom, self, is_over=False)
+            return None
+        pause_s = max(self.brief_pause_s(), retry_after_s)
+        _outages.tell(self._whom, self, cause, waited_s=now - self._since, limit_s=limit_s)
+        return min(pause_s, left_s)
+
+    def brief_pause_s(self) -> float:
+        """Count a failure that another rule limits: the seconds to pause before the next attempt."""
+        self.num_failures += 1
+        longest_s = min(self._patience.longest_pause_s, _FIRST_PAUSE_S * 2.0 ** min(self.num_failures, 10))
+        return self._jitter.uniform(0, longest_s)
+
+    def over(self, cause: str) -> PatienceOverError:
+        """The error for a patience at its end."""
+        return PatienceOverError(
+            f"given up after {self.num_failures + 1} attempts in {self.waited_s:.1f} s without progress "
+            f"(patience: {self._patience.patience_s:g} s), the last one: {cause}; is the cluster well? "
+            f"{self._patience.advice}"
+        )
+
+    def progress(self) -> None:
+        """Begin anew: the request succeeded, or brought bytes."""
+        if self._since is not None:
+            _outages.end(self._whom, self, is_over=True)
+        self._since, self.num_failures = None, 0
+
+
+@dataclass
+class _Outage:
+    """The requests of this process that wait for one endpoint."""
+
+    since: float
+    told_at: float | None = None
+    waiting: "weakref.WeakSet[Waiting]" = field(default_factory=weakref.WeakSet)
+    """A request that its caller gave up disappears by itself."""
+
+
+class _Outages:
+    """Tells the user about waits: one line a minute for each endpoint, however many requests wait."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._of: dict[str, _Outage] = {}
+
+    def tell(self, whom: str, request: Waiting, cause: str, *, waited_s: float, limit_s: float) -> None:
+        now = time.monotonic()
+        with self._lock:
+            outage = self._of.get(whom)
+            if outage is None or not outage.waiting:
+                outage = self._of[whom] = _Outage(now)
+            outage.waiting.add(request)
+            if waited_s < _QUIET_S or (outage.told_at is not None and now - outage.told_at < _TOLD_EACH_S):
+                return
+            outage.told_at = now
+        _log.warning(
+            "waiting for AIStore at %s for %.0f s so far, up to %.0f s without progress: %s",
+            whom,
+            waited_s,
+            limit_s,
+            printable(cause),
+        )
+
+    def end(self, whom: str, request: Waiting, *, is_over: bool) -> None:
+        with self._lock:
+            if (outage := self._of.get(whom)) is None or request not in outage.waiting:
+                return
+            outage.waiting.discard(request)
+            if outage.waiting:
+                return
+            del self._of[whom]
+        if is_over and outage.told_at is not None:
+            _log.warning("AIStore at %s answers again: going on after %.0f s", whom, time.monotonic() - outage.since)
+
+
+_outages = _Outages()

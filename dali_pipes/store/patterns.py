@@ -1,0 +1,171 @@
+"""URLs that do not spell the names of their shards: the beginning of names, a directory, a glob of local tars."""
+
+import fnmatch
+import glob
+import os
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from dali_pipes.errors import DataError, StoreError
+from dali_pipes.formats.names import index_name, manifest_name
+from dali_pipes.store.base import Store
+from dali_pipes.store.local import LocalStore
+from dali_pipes.store.shard_names import ending_of, extension_of, is_object_name, stem_of, without_nul
+
+
+class Listing(NamedTuple):
+    """What a store lists for a pattern."""
+
+    shards: list[str]
+    """URLs or paths of all objects that are named as shards are, sorted, each once."""
+    manifest_prefixes: list[str]
+    """The prefixes (names relative to the pattern's store) of the manifests among the listed objects."""
+    indexed: list[str]
+    """URLs or paths of the shards whose indexes are among the listed objects; the shards may be missing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pattern:
+    """A URL whose shards a manifest or a listing must name."""
+
+    url: str
+    """As the user wrote it; a local one without its scheme."""
+    store: Store
+    """The bucket, or the directory in which the names begin."""
+    prefix: str
+    """The text with which the names start, relative to ``store``. Of a glob: what stands before its first wildcard."""
+    is_glob: bool = False
+
+    @property
+    def manifest_prefixes(self) -> list[str]:
+        """The prefixes under which the manifest is looked for without a listing, best first.
+
+        ``samples-0001`` names some of the shards of ``samples-manifest.safetensors``.
+        """
+        return list(dict.fromkeys([self.prefix, self.prefix.rstrip("0123456789")]))
+
+    def matching(self, names: Iterable[str], store: Store) -> list[str]:
+        """The names for whose shards, in ``store``, the pattern stands. For a glob that may be a folder of its own."""
+        if self.is_glob:
+            pattern = os.path.abspath(self.url)  # noqa: PTH100 (a pattern is no path)
+            return [name for name in names if _glob_matches(pattern, store.locate(name))]
+        # A directory's pattern does not reach into the folders below, a bucket's does.
+        is_flat = self.store.directory is not None
+        return [name for name in names if name.startswith(self.prefix) and not (is_flat and "/" in name)]
+
+    def listing(self) -> Listing:
+        """Everything that the store lists for the pattern now.
+
+        Raises:
+            DataError: If a bucket lists a shard whose name would mean another object in an HTTP path or on a disk.
+            StoreError: If there is no such directory, or the listing of a bucket is not complete: see
+                `Store.list_all`.
+        """
+        names = self._listed_names()
+        shards = [name for name in names if ending_of(name)]
+        if self.store.directory is None and (odd := next((n for n in shards if not is_object_name(n)), None)):
+            raise DataError(
+                f"bucket '{self.store.url}' lists a shard '{without_nul(odd)}'; expected a name without NUL whose "
+                "parts are not empty, '.' or '..'; give it another, or name the shards with braces"
+            )
+        ending, place = manifest_name(""), self.store.url.rstrip("/")
+        indexed = [f"{name.removesuffix(index_name(''))}.tar" for name in names if name.endswith(index_name(""))]
+        return Listing(
+            [f"{place}/{name}" for name in self.matching(shards, self.store)],
+            [name.removesuffix(ending) for name in names if name.endswith(ending)],
+            [f"{place}/{name}" for name in self.matching(indexed, self.store)],
+        )
+
+    def _listed_names(self) -> list[str]:
+        folder = self.store.directory
+        if folder is None:
+            return [entry.name for entry in self.store.list_all(self.prefix)]
+        if self.is_glob:
+            # The manifest of a glob's shards does not match the glob.
+            pattern = os.path.abspath(self.url)  # noqa: PTH100 (a pattern is no path)
+            found = glob.glob(pattern) + glob.glob(f"{glob.escape(str(folder / self.prefix))}*")  # noqa: PTH207
+            return sorted({os.path.relpath(path, folder) for path in found})
+        if not folder.is_dir():
+            raise StoreError(f"no such directory: '{folder}', of '{self.url}'")
+        return sorted(path.name for path in folder.iterdir() if path.name.startswith(self.prefix))
+
+    def choose(self, listed: Sequence[str]) -> list[str]:
+        """The shards among listed ones: without compressed copies of them.
+
+        Raises:
+            StoreError: If there is none.
+            ValueError: If they are of several data sets, and the pattern is not a glob.
+        """
+        if not listed and self.store.directory is not None and not self.prefix and not self.is_glob:
+            raise StoreError(f"directory '{self.url}' holds no .tar; expected shards such as samples-000000.tar")
+        found = _plain_first(listed)
+        if not found:
+            raise StoreError(
+                f"'{self.url}' matches no .tar; expected shards such as {self.url.rstrip('*/-_')}-000000.tar"
+            )
+        if not self.is_glob:
+            _check_one_set(found, url=self.url)
+        return found
+
+
+def local_pattern(text: str) -> Pattern | None:
+    """The pattern that a local path stands for; ``None`` if it names one shard."""
+    exists = os.path.exists(text)  # noqa: PTH110 (false, not an error, for impossible names)
+    is_glob, is_directory = glob.has_magic(text) and not exists, Path(text).is_dir()
+    if ending_of(text) and not is_glob and (text.endswith(".tar") or not is_directory):
+        return None
+    if is_glob:
+        start = text[: min(text.find(mark) for mark in "*?[" if mark in text)]
+        folder, _, prefix = start.rpartition("/")
+        folder = folder or ("/" if start.startswith("/") else ".")
+    elif is_directory:
+        folder, prefix = text, ""
+    else:
+        folder, prefix = os.path.split(text)
+    return Pattern(
+        url=text,
+        # Absolute, because a program may change its directory while a loader lives. Links stay as they are.
+        store=LocalStore(Path(os.path.abspath(folder))),  # noqa: PTH100
+        prefix=prefix,
+        is_glob=is_glob,
+    )
+
+
+def _glob_matches(pattern: str, path: str) -> bool:
+    """Whether `glob.glob` could find this absolute path."""
+    wanted, found = pattern.split("/"), path.split("/")
+    return len(wanted) == len(found) and all(
+        fnmatch.fnmatchcase(name, part) and (not name.startswith(".") or part.startswith("."))
+        for part, name in zip(wanted, found, strict=True)
+    )
+
+
+def _plain_first(found: Sequence[str]) -> list[str]:
+    """Drop compressed shards that were also found as ``.tar``, and those of sets without a ``.tar``.
+
+    If no ``.tar`` was found, keep the shards that ``prep`` can unpack, or else all.
+    """
+    plain = {stem_of(name) for name in found if name.endswith(".tar")}
+    if not plain:
+        return [name for name in found if extension_of(name)] or list(found)
+    sets = set(map(_without_number, plain))
+    return [
+        name
+        for name in found
+        if name.endswith(".tar") or (stem_of(name) not in plain and _without_number(stem_of(name)) in sets)
+    ]
+
+
+def _without_number(stem: str) -> str:
+    return stem.rstrip("0123456789")
+
+
+def _check_one_set(found: Sequence[str], *, url: str) -> None:
+    """Refuse shards of two data sets, for example the packed shards and the shards shuffled from them."""
+    sets = Counter(_without_number(stem_of(name)) for name in found)
+    if len(sets) > 1:
+        counted = ", ".join(f"'{prefix}' ({count} shards)" for prefix, count in sorted(sets.items())[:4])
+        raise ValueError(f"'{url}' holds shards of {len(sets)} sets: {counted}; name one of them, or list the shards")

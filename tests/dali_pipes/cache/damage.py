@@ -1,0 +1,189 @@
+"""A loader's dealings with a cache file whose right bytes are known, and random damage to a cache directory."""
+
+import os
+import random
+import shutil
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from dali_pipes.cache.blocks import reserve
+from dali_pipes.cache.cache import NodeCache, Verify
+from dali_pipes.cache.extents import extent_starts
+
+PAGE = 4096
+NUM_SHARDS = 6
+STARTS = extent_starts([PAGE] * NUM_SHARDS)
+
+
+class Loader:
+    """A loader of ``NUM_SHARDS`` shards of one page, which checks what is there before it believes it."""
+
+    def __init__(self, directory: Path, key: str, *, verify: Verify = "first") -> None:
+        self.key = key
+        self.cache = NodeCache(directory)
+        try:
+            size = NUM_SHARDS * PAGE
+            limits = {"reserved": size, "cache_bytes": 4 * size}
+            self.slot = self.cache.join(key, starts=STARTS, source=key, group=1, keep=True, verify=verify, **limits)
+        except BaseException:
+            self.cache.close()
+            raise
+        self.file = self.cache.open_cache_file(self.slot)
+
+    def content(self, shard: int) -> bytes:
+        return f"{self.key[0]}{shard:07d}".encode() * (PAGE // 8)
+
+    def wrong(self) -> list[int]:
+        """The shards whose bytes are not there."""
+        return [shard for shard in range(NUM_SHARDS) if os.pread(self.file, PAGE, shard * PAGE) != self.content(shard)]
+
+    def hold_all(self) -> int:
+        """Hold all shards; returns the number of those that had to be written."""
+        left, num_written = list(range(NUM_SHARDS)), 0
+        while left:
+            taken = self.cache.take(self.slot, np.array(left), most=4, most_bytes=4 * PAGE)
+            fill = taken.fill.tolist()
+            assert fill or len(taken.ready), f"nothing to be had: {taken}"
+            for shard in fill:
+                start = shard * PAGE
+                if not (taken.is_there and os.pread(self.file, PAGE, start) == self.content(shard)):
+                    reserve(self.file, start, PAGE)
+                    os.pwrite(self.file, self.content(shard), start)
+                    num_written += 1
+            if fill:
+                self.cache.finish(self.slot, fill)
+            left = [shard for shard in left if shard not in {*fill, *taken.ready.tolist()}]
+        return num_written
+
+    def close(self) -> None:
+        try:
+            self.cache.leave(self.slot)
+        finally:
+            self.die()
+
+    def die(self) -> None:
+        """As after SIGKILL: the locks go with the files."""
+        if self.file >= 0:
+            os.close(self.file)
+        self.file = -1
+        self.cache.close()
+
+
+def fill(directory: Path, *keys: str) -> None:
+    """Leave a full cache file of each key."""
+    for key in keys:
+        loader = Loader(directory, key)
+        loader.hold_all()
+        loader.close()
+
+
+def replace_by(kind: str, path: Path, elsewhere: Path) -> None:
+    """Put something else in a file's place; ``elsewhere`` is a file that must not be touched."""
+    path.unlink()
+    if kind == "directory":
+        (path / "in").mkdir(parents=True)
+    elif kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "link":
+        path.symlink_to(elsewhere)
+    elif kind == "hard link":
+        os.link(elsewhere, path)
+    elif kind == "loop":
+        path.symlink_to(path)
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind(os.path.relpath(path))
+    elif kind == "empty":
+        path.touch()
+    elif kind == "other":
+        path.write_bytes(b"\x81" * 70_000)
+    else:
+        assert kind == "nothing", kind
+
+
+KINDS = ["directory", "fifo", "link", "hard link", "loop", "socket", "empty", "other", "nothing"]
+_NUMBERS = [0, 1, -1, 2, 7, 255, 256, 2**31, 2**32 - 1, 2**40, 2**62, 2**63 - 1, -(2**63)]
+
+
+def change(path: Path, draw: random.Random) -> str:
+    """Change some bytes or numbers of a file, mostly at the beginning of its columns, or its length."""
+    size = path.stat().st_size
+    how = draw.choice(["flip", "flip", "flip", "number", "number", "cut", "extend"])
+    if how in ("cut", "extend"):
+        to = draw.randrange(size) if how == "cut" else size + draw.randrange(1, 10_000)
+        os.truncate(path, to)
+        return f"{path.name}: {size} bytes -> {to}"
+    done = []
+    with path.open("r+b") as stream:
+        for _ in range(draw.choice([1, 1, 1, 2, 5, 40])):
+            page = draw.randrange(max(1, min(size // PAGE, 10))) * PAGE
+            position = min(page + draw.choice([draw.randrange(64), draw.randrange(PAGE)]), max(0, size - 8))
+            stream.seek(position)
+            old = stream.read(8)
+            new = bytearray(old)
+            if how == "flip" and new:
+                new[0] ^= 1 << draw.randrange(8)
+            elif how == "number":
+                new[:] = draw.choice(_NUMBERS).to_bytes(8, "little", signed=True)[: len(new)] if new else b""
+            stream.seek(position)
+            stream.write(new)
+            done.append(f"{position}: {old.hex()} -> {bytes(new).hex()}")
+    return f"{path.name}: {'; '.join(done)}"
+
+
+def copy(source: Path, target: Path) -> None:
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(source, target, symlinks=True)
+
+
+def damage(root: Path, draw: random.Random, elsewhere: Path) -> str:
+    """Damage one file of a cache directory, or two; returns what was done."""
+    told = []
+    for _ in range(draw.choice([1, 1, 1, 2])):
+        names = [path for path in sorted(root.iterdir()) if path.is_file() and not path.is_symlink()]
+        names = [path for path in names if path.stat().st_nlink == 1]  # not the file elsewhere
+        weights = [6 if path.suffix == ".table" else 5 if path.name == "slots" else 1 for path in names]
+        (path,) = draw.choices(names, weights)
+        if path.stat().st_size and draw.random() < 0.85:
+            told.append(change(path, draw))
+        else:
+            kind = draw.choice(KINDS)
+            replace_by(kind, path, elsewhere)
+            told.append(f"{path.name}: {kind}")
+    return ", ".join(told)
+
+
+def trial(template: Path, directory: Path, seed: int, keys: tuple[str, str], elsewhere: Path) -> tuple[str, int]:
+    """Damage a copy of a cache directory, and run a loader of each key there.
+
+    Returns:
+        What was damaged, and the number of shards that had to be written again.
+    """
+    draw = random.Random(seed)
+    copy(template, directory)
+    before = elsewhere.read_bytes()
+    (root,) = directory.iterdir()
+    told = damage(root, draw, elsewhere)
+    order = draw.sample(keys, 2)
+    close: list[Callable[[], None]] = []
+    num_written = 0
+    for key in order:
+        loader = Loader(directory, key)
+        num_written += loader.hold_all()
+        assert loader.wrong() == [], f"seed {seed}: {told}"
+        if draw.random() < 0.5:
+            close.append(loader.close)
+        else:
+            draw.choice([loader.close, loader.die])()
+    for each in close:
+        each()
+    cache = NodeCache(directory)
+    cache.status()
+    cache.clear()
+    assert not cache.damaged()
+    cache.close()
+    assert elsewhere.read_bytes() == before, f"seed {seed}: {told}"
+    return told, num_written

@@ -1,0 +1,218 @@
+"""Shards that are in a kept cache file already: how often they are checked, and what becomes of a wrong one."""
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from nvidia.dali import fn, types
+
+import dali_pipes as dp
+from dali_pipes.cache.cache import NodeCache, Verify
+from dali_pipes.cache.extents import Extent, extent_starts
+from dali_pipes.cache.files import cache_root
+from dali_pipes.cache.table import State
+from dali_pipes.data_set.data_set import DataSet
+from dali_pipes.store.urls import resolve_shards
+from tests.conftest import make_samples, write_shards
+
+NUM_SHARDS = 8
+PAGE = 4096
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_shards(tmp_path_factory.mktemp("shards"), make_samples([(60, 50)] * (3 * NUM_SHARDS)), per_shard=3)
+
+
+class Job:
+    """A share of the cache file in ``cache_dir``, and a stager."""
+
+    def __init__(self, shards: Path, cache_dir: Path, verify: Verify = "first") -> None:
+        self.directory = shards
+        self.data = DataSet(resolve_shards(shards, endpoint=None))
+        self.share = self.data.open_share(
+            reserved=None, is_windowed=False, group=1, cache_dir=cache_dir, cache_bytes=None, verify=verify
+        )
+        self.stager = self.data.open_stager(self.share, num_fetchers=3)
+        self.all = list(range(NUM_SHARDS))
+
+    def wrong(self) -> list[int]:
+        """The shards that do not lie there byte for byte."""
+        names = self.data.manifest.names
+        return [
+            shard
+            for shard in self.all
+            if self.share.shard_extent(shard).read() != (self.directory / names[shard]).read_bytes()
+            or self.share.index_extent(shard).read() != self.data.read_index(shard)
+        ]
+
+    def close(self) -> None:
+        self.stager.close()
+        self.share.close()
+
+
+@pytest.fixture
+def open_job(shards: Path, tmp_path: Path) -> Iterator[Callable[..., Job]]:
+    jobs: list[Job] = []
+
+    def open_(verify: Verify = "first") -> Job:
+        jobs.append(Job(shards, tmp_path, verify))
+        return jobs[-1]
+
+    yield open_
+    for job in jobs:
+        job.close()
+
+
+def change(cache_dir: Path, *positions: int) -> None:
+    (path,) = cache_root(cache_dir).glob("*.image")
+    with path.open("r+b") as stream:
+        for position in positions:
+            stream.seek(position)
+            (byte,) = stream.read(1)
+            stream.seek(position)
+            stream.write(bytes([byte ^ 0x40]))
+
+
+def fill_and_close(open_job: Callable[..., Job]) -> list[int]:
+    """Fill a cache file; returns where its shards start."""
+    job = open_job()
+    job.stager.need(job.all)
+    starts: list[int] = job.share.starts.tolist()
+    job.close()
+    return starts
+
+
+@pytest.mark.parametrize("verify", ["first", "always"])
+def test_changed_shards_of_a_kept_cache_file_are_fetched_again(
+    open_job: Callable[..., Job], tmp_path: Path, verify: Verify, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One byte each, in shards and in an index: they are fetched again, the others are not, and the log says it."""
+    starts = fill_and_close(open_job)
+    job = open_job()
+    index_start = job.share.index_extent(6).start
+    job.close()
+    change(tmp_path, starts[1] + 700, starts[4], index_start + 20)
+    job = open_job(verify)
+    with caplog.at_level(logging.WARNING):
+        job.stager.need(job.all)
+    assert job.wrong() == []
+    assert job.stager.fetched_bytes == sum(
+        job.share.shard_extent(shard).size + job.share.index_extent(shard).size for shard in (1, 4, 6)
+    )
+    assert "held other bytes than those of shard" in caplog.text
+
+
+def test_never_believes_what_is_there(open_job: Callable[..., Job], tmp_path: Path) -> None:
+    starts = fill_and_close(open_job)
+    change(tmp_path, starts[2])
+    job = open_job("never")
+    job.stager.need(job.all)
+    assert job.wrong() == [2]
+    # A loader that joins it does not believe it, and mends the shard for both.
+    other = open_job("first")
+    other.stager.need(other.all)
+    assert job.wrong() == other.wrong() == []
+
+
+@pytest.mark.parametrize(("verify", "num_checks"), [("first", 1), ("always", 2), ("never", 0)])
+def test_loaders_at_work_share_a_check(
+    open_job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch, verify: Verify, num_checks: int
+) -> None:
+    """Two ranks, and what each reads twice: the shards are checked once, and by each rank under "always"."""
+    fill_and_close(open_job)
+    one, two = open_job(verify), open_job(verify)
+    checked: list[int] = []
+    checksum = Extent.checksum_unless
+
+    def counted(extent: Extent, stopped: Callable[[], bool]) -> int | None:
+        checked.append(extent.start)
+        return checksum(extent, stopped)
+
+    monkeypatch.setattr(Extent, "checksum_unless", counted)
+    for job in (one, two, one):
+        job.stager.need(job.all)
+        job.stager.done(job.all)
+    assert len(checked) == 2 * NUM_SHARDS * num_checks
+    assert len(set(checked)) == (2 * NUM_SHARDS if num_checks else 0)
+
+
+def test_check_waits_until_a_shard_is_wanted(open_job: Callable[..., Job]) -> None:
+    """The first batch waits for the check of its own shards, and not of others."""
+    fill_and_close(open_job)
+    job = open_job()
+    job.stager.need([5])
+    table = job.share._cache._joined[job.share._slot].table
+    assert np.flatnonzero(table.checked).tolist() == [5]
+
+
+def test_fallen_checker_loses_nothing(tmp_path: Path) -> None:
+    """A loader that is killed while it checks a shard, or gives up, leaves its bytes; also to one that reads them."""
+
+    def join(verify: Verify) -> tuple[NodeCache, int]:
+        cache = NodeCache(tmp_path)
+        starts = extent_starts([PAGE, PAGE])
+        limits = {"reserved": 2 * PAGE, "cache_bytes": 2 * PAGE}
+        return cache, cache.join("a" * 32, starts=starts, source="", group=1, keep=True, verify=verify, **limits)
+
+    wanted = np.array([0, 1])
+    first, slot = join("first")
+    assert first.take(slot, wanted, most=2, most_bytes=2 * PAGE).fill.tolist() == [0, 1]
+    file = first.open_cache_file(slot)
+    os.pwrite(file, b"x" * 2 * PAGE, 0)
+    first.finish(slot, wanted)
+    first.leave(slot)
+    first.close()
+    reader, reader_slot = join("never")
+    assert reader.take(reader_slot, wanted).ready.tolist() == [0, 1]
+    killed, killed_slot = join("always")
+    taken = killed.take(killed_slot, wanted, most=2, most_bytes=2 * PAGE)
+    assert (taken.fill.tolist(), taken.is_there) == ([0, 1], True)
+    killed.fail(killed_slot, [1])
+    killed.close()  # without leaving: its locks are gone
+    last, last_slot = join("never")
+    assert os.pread(file, 2 * PAGE, 0) == b"x" * 2 * PAGE
+    states = last._joined[last_slot].table.state
+    assert states.tolist() == [State.UNCHECKED] * 2
+    taken = last.take(last_slot, wanted, most=2, most_bytes=2 * PAGE)
+    assert (taken.fill.tolist(), taken.is_there) == ([0, 1], True)  # "never" checks what it must
+    for cache, joined in ((last, last_slot), (reader, reader_slot)):
+        cache.leave(joined)
+        cache.close()
+    os.close(file)
+
+
+def photo_sums(components: dp.Components, random: dp.Random) -> dict[str, Any]:
+    total = fn.cast(fn.reductions.sum(components["image.jpg"], dtype=types.UINT64), dtype=types.INT64)
+    return {"ordinal": components.array(lambda batch: batch.ordinals), "sum": total}
+
+
+def test_loader_over_a_changed_cache_gives_the_stored_photos(tmp_path: Path) -> None:
+    """A byte is changed in each photo between two jobs."""
+    samples = make_samples([(60, 50)] * 24)
+    directory = write_shards(tmp_path / "shards", samples, per_shard=3)
+    (tmp_path / "cache").mkdir()
+
+    def summed() -> dict[int, int]:
+        """The sum of each photo's bytes, as the loader gives it, by ordinal."""
+        cache = dp.Cache(directory=tmp_path / "cache", show_progress=False)
+        with dp.loader(str(directory), photo_sums, batch_size=4, device="cpu", cache=cache) as loader:
+            return {
+                int(ordinal): int(total)
+                for (batch,) in loader
+                for ordinal, total in zip(batch["ordinal"], batch["sum"], strict=True)
+            }
+
+    expected = summed()
+    assert len(expected) == 24
+    (path,) = cache_root(tmp_path / "cache").glob("*.image")
+    data = bytearray(path.read_bytes())
+    for sample in samples:
+        photo = sample.components["image.jpg"]
+        data[data.index(photo) + len(photo) // 2] ^= 0x10
+    path.write_bytes(data)
+    assert summed() == expected

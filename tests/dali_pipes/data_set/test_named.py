@@ -1,0 +1,291 @@
+"""The manifest is the truth: which shards a URL names, and what is said of those that are not there."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import dali_pipes as dp
+from dali_pipes.data_set.data_set import DataSet
+from dali_pipes.data_set.named import compare_shards, list_shards, name_shards
+from dali_pipes.errors import DataError, StoreError
+from dali_pipes.formats.names import index_name, manifest_name
+from dali_pipes.store.cluster import transformed
+from dali_pipes.store.cluster.ais import AisStore
+from dali_pipes.store.entries import ObjectEntry
+from dali_pipes.store.urls import ShardUrls, resolve_shards
+from prep.index import index_shards
+from tests.conftest import make_samples, write_shards, write_tar
+
+NAMES = tuple(f"s-{row:06d}.tar" for row in range(4))
+LACKING = NAMES[2]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Four indexed shards of three samples."""
+    return write_shards(tmp_path / "data", make_samples([(30, 30)] * 12), per_shard=3)
+
+
+@pytest.fixture
+def filled(bucket: AisStore, folder: Path) -> AisStore:
+    """The same shards, with their manifest and indexes, in a bucket."""
+    bucket.create()
+    for path in folder.iterdir():
+        bucket.write(path.name, path.read_bytes())
+    return bucket
+
+
+@pytest.fixture
+def unlisted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Listings fail."""
+
+    def refuse(self: AisStore, prefix: str) -> list[ObjectEntry]:
+        raise AssertionError(f"'{prefix}' is listed")
+
+    monkeypatch.setattr(AisStore, "list", refuse)
+
+
+def loader(shards: ShardUrls | dp.Mixture, **options: object) -> dp.Loader:
+    return dp.loader(shards, dp.segmentation(crop=16), batch_size=4, device="cpu", **options)  # type: ignore[arg-type]
+
+
+def num_delivered(opened: dp.Loader) -> int:
+    with opened:
+        return sum(len(batch[0]["label"]) for batch in opened)
+
+
+# --- a bucket ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("unlisted")
+@pytest.mark.parametrize(
+    ("rest", "names"),
+    [
+        ("s-", NAMES),
+        ("s-00000", NAMES),  # the manifest's prefix without the digits that count
+        ("s-000001", NAMES[1:2]),
+    ],
+)
+def test_prefix_in_a_bucket_is_answered_by_its_manifest_without_a_listing(
+    filled: AisStore, rest: str, names: tuple[str, ...]
+) -> None:
+    filled.delete(LACKING)
+    shards = name_shards(f"{filled.url}/{rest}", endpoint=filled.endpoint)
+    assert shards.names == names
+    assert shards.url == f"{filled.url}/s-"
+    assert DataSet(shards).manifest.num_samples == 3 * len(names)
+
+
+@pytest.mark.parametrize("rest", ["", "s"])
+def test_short_prefix_in_a_bucket_is_answered_by_the_manifest_under_it(
+    filled: AisStore, monkeypatch: pytest.MonkeyPatch, rest: str
+) -> None:
+    """A listing finds the manifest, and does not decide which shards there are: here it lacks all but one."""
+    whole = filled.list("")
+    some = [entry for entry in whole if entry.name == NAMES[3]]
+    monkeypatch.setattr(AisStore, "list", lambda self, prefix: some)
+    assert name_shards(f"{filled.url}/{rest}", endpoint=filled.endpoint).names == NAMES
+
+
+def test_loader_of_a_bucket_that_lacks_a_shard_names_it_and_does_not_end_early(filled: AisStore) -> None:
+    """Without the manifest's word it would deliver 9 of 12 samples."""
+    filled.delete(LACKING)
+    opened = loader(f"{filled.url}/s-", endpoint=filled.endpoint)
+    assert opened.num_samples == 12
+    with pytest.raises(StoreError, match=rf"{filled.url}/{LACKING}.* put it back; .*allow_missing=True"):
+        num_delivered(opened)
+
+
+def test_loader_that_allows_missing_shards_reads_the_others(filled: AisStore, caplog: pytest.LogCaptureFixture) -> None:
+    """It is another data set: a state of the whole one is refused."""
+    with loader(f"{filled.url}/s-", endpoint=filled.endpoint) as whole:
+        next(iter(whole))
+        state = whole.state_dict()
+    filled.delete(LACKING)
+    options = {"endpoint": filled.endpoint, "select": dp.Select(allow_missing=True)}
+    caplog.clear()
+    assert num_delivered(loader(f"{filled.url}/s-", **options)) == 9
+    warned = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert warned == [f"'{filled.url}/s-' lacks 1 of 4 shards, which are left out: '{LACKING}'"]
+    with pytest.raises(dp.StateError, match="manifest"):
+        loader(f"{filled.url}/s-", state=state, **options)
+
+
+@pytest.mark.parametrize("select", [dp.Select(), dp.Select(allow_missing=True)])
+def test_without_any_shard_nothing_is_opened(filled: AisStore, folder: Path, select: dp.Select) -> None:
+    for name in NAMES:
+        filled.delete(name)
+        (folder / name).unlink()
+    with pytest.raises(StoreError, match=f"no shard '{folder}/{NAMES[0]}', .* lists 4, 4 of them missing"):
+        loader(folder, select=select)
+    with pytest.raises(StoreError, match=rf"{filled.url}/s-00000\d.tar"):
+        num_delivered(loader(f"{filled.url}/s-", endpoint=filled.endpoint, select=select))
+
+
+def test_indexes_without_their_manifest_are_not_taken_for_a_data_set(filled: AisStore) -> None:
+    """A node that is away takes the manifest with it, and some of the shards. An interrupted index looks the same."""
+    filled.delete(manifest_name("s-"))
+    with pytest.raises(StoreError, match=r"4 shards have an index, and there is no manifest.*prep index 'ais://.*/s-'"):
+        name_shards(f"{filled.url}/s-", endpoint=filled.endpoint)
+    assert list_shards(f"{filled.url}/s-", endpoint=filled.endpoint).names == NAMES
+    filled.delete(LACKING)
+    with pytest.raises(StoreError, match=r"4 shards have an index, and there is no manifest; is a node .* away"):
+        list_shards(f"{filled.url}/s-", endpoint=filled.endpoint)
+
+
+def test_listed_shards_are_read_where_there_is_no_manifest(filled: AisStore, caplog: pytest.LogCaptureFixture) -> None:
+    """Shards that were never indexed: nothing says how many there should be."""
+    for name in [manifest_name("s-"), LACKING, *map(index_name, NAMES)]:
+        filled.delete(name)
+    assert loader(f"{filled.url}/s-", endpoint=filled.endpoint).num_samples == 9
+    assert "no manifest beside the shards" in caplog.text
+
+
+@pytest.mark.usefixtures("unlisted")
+def test_shards_through_an_etl_are_named_by_their_manifest_or_that_of_the_stored_shards(
+    filled: AisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transformed, "check_running", lambda store, etl: None)  # the node runs none
+    filled.delete(LACKING)
+    shards = name_shards(f"{filled.url}/s-", endpoint=filled.endpoint, etl="small")
+    assert (shards.names, shards.store.etl, shards.manifest) == (NAMES, "small", None)
+    stored = name_shards(f"{filled.url}/s-", endpoint=filled.endpoint).manifest
+    assert stored is not None
+    own = replace(stored.select(NAMES[:2], where="m"), etl="small")
+    shards.store.write(manifest_name("s-"), own.to_bytes())
+    again = name_shards(f"{filled.url}/s-", endpoint=filled.endpoint, etl="small")
+    assert again.names == NAMES[:2]
+    assert again.manifest is not None
+    assert again.manifest.digest == own.digest
+
+
+# --- directories ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "{folder}",
+        "{folder}/",
+        "{folder}/s",
+        "{folder}/s-",
+        "{folder}/s-0000",
+        "{folder}/*.tar",
+        "{folder}/s-*",
+        "{folder}/s-00000[0-9].tar",
+        "{folder}/../*/s-*.tar",
+        "{folder}/s-{{000000..000003}}.tar",
+        "file://{folder}/s-",
+    ],
+)
+def test_missing_file_is_named_before_a_loader_opens(folder: Path, url: str) -> None:
+    """However the directory's shards are named."""
+    (folder / LACKING).unlink()
+    with pytest.raises(StoreError, match=rf"no shard '{folder}/{LACKING}'; "):
+        loader(url.format(folder=folder))
+    shards = name_shards(url.format(folder=folder), endpoint=None, allow_missing=True)
+    assert shards.names == tuple(name for name in NAMES if name != LACKING)
+    assert DataSet(shards).manifest.num_samples == 9
+
+
+def test_missing_file_of_a_list_and_of_a_mixture_is_named(folder: Path, tmp_path: Path) -> None:
+    (folder / LACKING).unlink()
+    other = write_shards(tmp_path / "other", make_samples([(30, 30)] * 2, first=50), per_shard=2)
+    with pytest.raises(StoreError, match=LACKING):
+        loader([folder / name for name in NAMES])
+    with pytest.raises(StoreError, match=f"data set 'pets': no shard '{folder}/{LACKING}'"):
+        loader(dp.Mixture({"other": other, "pets": folder}))
+    allowed = loader(dp.Mixture({"other": other, "pets": folder}), select=dp.Select(allow_missing=True))
+    assert allowed.num_samples == 2 + 9
+
+
+@pytest.mark.parametrize("pattern", ["{one}/[st]-*.tar", "{root}/*/*.tar"])
+def test_missing_file_of_a_glob_over_several_data_sets_is_named(folder: Path, tmp_path: Path, pattern: str) -> None:
+    """There is no manifest of all of them; each has its own."""
+    for row in range(2):
+        for place in (folder, tmp_path / "other"):
+            place.mkdir(exist_ok=True)
+            write_tar(place / f"t-{row:06d}.tar", make_samples([(30, 30)], first=60 + row))
+    for prefix in (folder / "t-", tmp_path / "other" / "t-"):
+        index_shards(resolve_shards(prefix, endpoint=None))
+    url = pattern.format(one=folder, root=tmp_path)
+    whole = name_shards(url, endpoint=None)
+    (folder / LACKING).unlink()
+    (folder / "t-000001.tar").unlink()
+    with pytest.raises(StoreError, match=rf"no shard '{folder}/{LACKING}', '{folder}/t-000001.tar'; "):
+        name_shards(url, endpoint=None)
+    assert len(name_shards(url, endpoint=None, allow_missing=True).names) == len(whole.names) - 2
+
+
+def test_manifest_is_found_whatever_the_remaining_shards_are_called(tmp_path: Path) -> None:
+    """'x-a' and 'x-ab' share more text than the manifest's prefix 'x-'."""
+    for name in ("x-a.tar", "x-ab.tar", "x-b.tar"):
+        write_tar(tmp_path / name, make_samples([(30, 30)], first=len(name) + ord(name[2])))
+    index_shards(resolve_shards([tmp_path / "x-a.tar", tmp_path / "x-ab.tar", tmp_path / "x-b.tar"], endpoint=None))
+    (tmp_path / "x-b.tar").unlink()
+    with pytest.raises(StoreError, match=r"x-b\.tar"):
+        name_shards(tmp_path / "x-*.tar", endpoint=None)
+    with pytest.raises(StoreError, match=r"x-b\.tar"):
+        name_shards(tmp_path / "x-", endpoint=None)
+
+
+def test_shard_beside_the_manifest_is_not_read_and_is_told(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_tar(folder / "s-000004.tar", make_samples([(30, 30)], first=90))
+    assert name_shards(folder, endpoint=None).names == NAMES
+    assert f"'{folder}/s-': 1 shards are not in its manifest, and are not read: '{folder}/s-000004.tar'" in caplog.text
+    with pytest.raises(DataError, match=r"lists 4 shards, not 's-000004.tar'; index them"):
+        loader(f"{folder}/s-{{000000..000004}}.tar")
+
+
+def test_one_manifest_of_several_in_a_bucket_is_that_of_the_prefix(filled: AisStore) -> None:
+    """A longer prefix is another data set; a prefix of two sets is refused, as before."""
+    filled.write("s-val-000000.tar", filled.read(NAMES[0]))
+    index_shards(resolve_shards(f"{filled.url}/s-val-", endpoint=filled.endpoint))
+    assert name_shards(f"{filled.url}/s-", endpoint=filled.endpoint).names == NAMES
+    assert name_shards(f"{filled.url}/s-val-", endpoint=filled.endpoint).names == ("s-val-000000.tar",)
+    with pytest.raises(ValueError, match="holds shards of 2 sets"):
+        name_shards(f"{filled.url}/s", endpoint=filled.endpoint)
+    assert compare_shards(f"{filled.url}/s-", endpoint=filled.endpoint).beyond == []
+
+
+# --- comparing, listing -----------------------------------------------------------------------------------------------
+
+
+def test_compare_names_what_is_missing_and_what_is_beyond(filled: AisStore, folder: Path) -> None:
+    filled.delete(LACKING)
+    filled.write("s-000007.tar", b"x")
+    (folder / LACKING).unlink()
+    (folder / "s-000007.tar").touch()
+    for url, endpoint in ((f"{filled.url}/s-", filled.endpoint), (f"{filled.url}/", filled.endpoint), (folder, None)):
+        present, missing, beyond = compare_shards(url, endpoint=endpoint)
+        where = filled.url if endpoint else str(folder)
+        assert present.names == tuple(name for name in NAMES if name != LACKING)
+        assert (missing, beyond) == ([f"{where}/{LACKING}"], [f"{where}/s-000007.tar"])
+
+
+def test_compare_with_a_broken_manifest_gives_what_is_listed(folder: Path) -> None:
+    (folder / manifest_name("s-")).write_bytes(b"no manifest")
+    assert compare_shards(folder, endpoint=None).present.names == NAMES
+    with pytest.raises(DataError, match="manifest"):
+        name_shards(folder, endpoint=None)
+
+
+@pytest.mark.parametrize("url", ["{folder}", "{folder}/s-", "{folder}/*.tar"])
+def test_list_refuses_to_go_on_without_a_shard_of_the_manifest(folder: Path, url: str) -> None:
+    """Shuffle, pack, transform: they would lose its samples."""
+    write_tar(folder / "s-000004.tar", make_samples([(30, 30)], first=90))
+    assert list_shards(url.format(folder=folder), endpoint=None).names == (*NAMES, "s-000004.tar")
+    (folder / LACKING).unlink()
+    with pytest.raises(StoreError, match=rf"no shard '{folder}/{LACKING}'; .* lists 4, 1 of them missing"):
+        list_shards(url.format(folder=folder), endpoint=None)
+
+
+def test_one_name_listed_twice_is_one_shard(filled: AisStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As AIS lists an object that it is moving to another target."""
+    filled.delete(manifest_name("s-"))
+    once: Callable[..., list[object]] = type(filled._bucket).list_all_objects
+    monkeypatch.setattr(type(filled._bucket), "list_all_objects", lambda *args, **kw: 2 * once(*args, **kw))
+    assert resolve_shards(f"{filled.url}/s-", endpoint=filled.endpoint).names == NAMES

@@ -1,0 +1,111 @@
+"""An index is used only for the shard that it was made from: by its name, size, checksum and number of samples."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import dali_pipes as dp
+from dali_pipes.cli import main
+from dali_pipes.errors import DataError
+from dali_pipes.formats.manifest import Manifest, checksum
+from dali_pipes.formats.names import index_name, manifest_name
+from tests.conftest import make_samples, write_shards
+from tests.dali_pipes.raw import raw
+
+SHARDS = ("s-000000.tar", "s-000001.tar")
+
+
+@pytest.fixture
+def swapped(tmp_path: Path) -> Path:
+    """Two shards of two samples and equal sizes, whose indexes were swapped, in the manifest as well."""
+    samples = make_samples([(40, 33)] * 4)
+    for sample in samples:  # equal lengths, so that the places are equal too
+        sample.components["image.jpg"] += b"\0" * (2000 - len(sample.components["image.jpg"]))
+        sample.components["trimap.png"] += b"\0" * (500 - len(sample.components["trimap.png"]))
+    shards = write_shards(tmp_path / "set", samples, per_shard=2)
+    first, second = (shards / index_name(name) for name in SHARDS)
+    first_data, second_data = first.read_bytes(), second.read_bytes()
+    first.write_bytes(second_data)
+    second.write_bytes(first_data)
+    path = shards / manifest_name("s-")
+    manifest = Manifest.from_bytes(path.read_bytes(), where="m")
+    assert len({*manifest.shard_bytes.tolist()}) == 1
+    manifest.index_checksums[:] = [checksum(second_data), checksum(first_data)]
+    manifest.index_bytes[:] = [len(second_data), len(first_data)]
+    digest = manifest.digest
+    path.write_bytes(manifest.to_bytes())
+    assert Manifest.from_bytes(path.read_bytes(), where="m").digest == digest
+    return shards
+
+
+EXPECTED = r"is of shard 's-000001.tar': 2 samples, \d+ bytes, xxhash2 \w+; the manifest lists shard 's-000000.tar'"
+
+
+def test_loader_refuses_the_index_of_another_shard(swapped: Path, tmp_path: Path) -> None:
+    """Its keys and labels belong to other photos: no batch comes."""
+    with pytest.raises(DataError, match=EXPECTED):
+        list(dp.loader(swapped, raw, batch_size=2, cache=dp.Cache(directory=tmp_path)))
+
+
+def test_mixture_refuses_the_index_of_another_shard(swapped: Path, tmp_path: Path) -> None:
+    """Also where the data set's name stands before the shard's; a set with the right indexes is taken."""
+    right = write_shards(tmp_path / "right", make_samples([(40, 33)] * 4), per_shard=2)
+    cache = dp.Cache(directory=tmp_path)
+    with dp.loader(
+        dp.Mixture({"a": str(right), "b": str(right)}), raw, batch_size=2, cache=cache, shuffle=False
+    ) as loader:
+        assert sum(len(batch[0]["label"]) for batch in loader) == 8
+    with pytest.raises(DataError, match=r"the manifest lists shard 'b/s-000000.tar'"):
+        list(dp.loader(dp.Mixture({"a": str(right), "b": str(swapped)}), raw, batch_size=2, cache=cache, shuffle=False))
+
+
+def test_exclusion_refuses_the_index_of_another_shard(swapped: Path, tmp_path: Path) -> None:
+    """A listed sample would be another one."""
+    (tmp_path / "bad.txt").write_text("s-000000.tar\ts00000\n")
+    with pytest.raises(DataError, match=EXPECTED):
+        dp.loader(
+            swapped,
+            raw,
+            batch_size=2,
+            cache=dp.Cache(directory=tmp_path),
+            select=dp.Select(exclude=str(tmp_path / "bad.txt")),
+        )
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["info", "{in}"],
+        ["view", "{in}", "{out}.png"],
+        ["export", "tfrecord", "{in}", "{out}", "--jobs", "1"],
+        ["shuffle", "{in}", "--dry-run"],
+    ],
+)
+def test_preparation_refuses_the_index_of_another_shard(
+    command: list[str], swapped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every command that reads shard indexes names both shards."""
+    paths = {"in": str(swapped), "out": str(tmp_path / "out")}
+    assert main(["prep", *(argument.format(**paths) for argument in command)]) == 1
+    text = capsys.readouterr().err
+    assert "is of shard 's-000001.tar'" in text
+    assert "the manifest lists shard 's-000000.tar'" in text
+
+
+def test_verify_names_the_index_of_another_shard(swapped: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It reads the shards, and compares with them."""
+    assert main(["prep", "verify", "--workers", "1", str(swapped)]) == 1
+    text = capsys.readouterr().out
+    assert "is of shard 's-000001.tar'" in text
+    assert "2  shard indexes that do not fit" in text
+
+
+def test_index_of_the_shard_as_it_was_is_refused(swapped: Path) -> None:
+    """A shard of the same name, size and number of samples, but other bytes, has another index."""
+    manifest = Manifest.from_bytes((swapped / manifest_name("s-")).read_bytes(), where="m")
+    data = (swapped / index_name(SHARDS[0])).read_bytes()  # that of SHARDS[1]
+    assert manifest.shard_index(1, data, where="i").shard == SHARDS[1]
+    manifest.checksums[1] ^= np.uint64(1)
+    with pytest.raises(DataError, match=r"the manifest lists shard 's-000001.tar'"):
+        manifest.shard_index(1, data, where="i")

@@ -1,0 +1,119 @@
+"""Formats and sizes are those that Pillow reads, for every format and mode; no bytes raise an error."""
+
+import io
+import random
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from dali_pipes.formats.photo_header import PHOTO_FORMATS, PhotoHeader, PhotoRules, read_photo_header
+from tests.hostile_photos import animated_png, encoded, jpeg2000, tiff
+
+MODES = {
+    "JPEG": ("L", "RGB", "CMYK"),
+    "PNG": ("L", "RGB", "RGBA", "P", "1", "I;16"),
+    "WEBP": ("RGB", "RGBA"),
+    "BMP": ("L", "RGB", "P", "1", "RGBA"),
+    "PPM": ("L", "RGB", "1", "I;16"),
+    "TIFF": ("L", "RGB"),
+    "JPEG2000": ("L", "RGB"),
+    "GIF": ("P", "L"),
+}
+
+
+@pytest.mark.parametrize(("name", "mode"), [(name, mode) for name, modes in MODES.items() for mode in modes])
+def test_size_is_the_photo_s(name: str, mode: str) -> None:
+    generator = random.Random(0)
+    for _ in range(5):
+        width, height = generator.randint(1, 400), generator.randint(1, 400)
+        options = {"lossless": generator.random() < 0.5} if name == "WEBP" else {}
+        data = encoded(Image.new(mode, (width, height)), name, **options)
+        assert read_photo_header(data) == read_photo_header(memoryview(data)) == PhotoHeader(name, height, width)
+
+
+def test_jpeg_with_other_segments_before_its_frame() -> None:
+    """EXIF data, a colour profile of several segments, a comment, fill bytes."""
+    data = encoded(Image.new("RGB", (30, 20)), "JPEG", exif=b"Exif\0\0" + bytes(5000), icc_profile=bytes(200_000))
+    assert read_photo_header(data) == PhotoHeader("JPEG", 20, 30)
+    assert read_photo_header(data[:2] + b"\xff\xfe\0\x04\xff\xc0\xff\xff" + data[2:]) == PhotoHeader("JPEG", 20, 30)
+
+
+@pytest.mark.parametrize(
+    ("header", "size"),
+    [
+        (b"P6 3 4 255\n", (4, 3)),
+        (b"P5\n# a comment 9 9\n3\n# another\n4\n255\n", (4, 3)),
+        (b"P5\n#" + b"x" * 300 + b"\n3 4\n255\n", (4, 3)),
+        (b"P7\nWIDTH 3\n", None),  # PAM, which DALI does not decode
+        (b"P5 3 x", (0, 0)),
+        (b"P5 99999999999 4 255\n", (0, 0)),
+    ],
+)
+def test_pnm(header: bytes, size: tuple[int, int] | None) -> None:
+    expected = PhotoHeader("unknown", 0, 0) if size is None else PhotoHeader("PPM", *size)
+    assert read_photo_header(header + bytes(20)) == expected
+
+
+def test_bmp_of_os_2_and_upside_down() -> None:
+    core = b"BM" + bytes(12) + struct.pack("<IHHHH", 12, 3, 4, 1, 24)
+    assert read_photo_header(core) == PhotoHeader("BMP", 4, 3)
+    info = b"BM" + bytes(12) + struct.pack("<Iii", 40, 3, -4) + bytes(28)
+    assert read_photo_header(info) == PhotoHeader("BMP", 4, 3)
+
+
+def test_a_cut_header_has_no_size() -> None:
+    """A PNG's header goes on to its pixels: until there it may become an animation."""
+    for data in (encoded(Image.new("RGB", (30, 20)), "JPEG"), animated_png(), jpeg2000(), tiff()):
+        formats = {read_photo_header(data[:num]).format for num in range(16, len(data))}
+        assert len(formats - {"PNG"}) == 1
+    png = encoded(Image.new("RGB", (30, 20)), "PNG")
+    assert read_photo_header(png[: png.index(b"IDAT")]) == PhotoHeader("PNG", 0, 0)
+
+
+def test_many_chunks_end_the_search() -> None:
+    """A PNG of a million empty chunks before its pixels has no readable header; it takes no time."""
+    png = encoded(Image.new("RGB", (30, 20)), "PNG")
+    at = png.index(b"IDAT") - 4
+    chunk = b"\0\0\0\0tEXt" + bytes(4)
+    assert read_photo_header(png[:at] + 5 * chunk + png[at:]) == PhotoHeader("PNG", 20, 30)
+    assert read_photo_header(png[:at] + 1_000_000 * chunk + png[at:]) == PhotoHeader("PNG", 0, 0)
+
+
+SEEDS = [encoded(Image.new(modes[0], (30, 20)), name) for name, modes in MODES.items()] + [animated_png()]
+
+
+@given(st.sampled_from(SEEDS), st.lists(st.tuples(st.integers(0, 63), st.integers(0, 255))), st.integers(0, 200))
+def test_no_bytes_raise(seed: bytes, changes: list[tuple[int, int]], size: int) -> None:
+    data = bytearray(seed)
+    for at, value in changes:
+        data[at % len(data)] = value
+    header = read_photo_header(bytes(data[:size]))
+    assert header.format in PHOTO_FORMATS
+    assert (0 < header.height < 2**31 and 0 < header.width < 2**31) or header[1:] == (0, 0)
+    assert (PhotoRules().problem(header) is None) == (
+        header.format in ("JPEG", "PNG", "WEBP", "BMP", "PPM") and 0 < header.height * header.width <= 89_478_485
+    )
+
+
+def test_pillow_agrees_on_mutated_headers() -> None:
+    """Wherever Pillow reads a size from a mutated JPEG, PNG or WEBP, it is the same."""
+    generator = random.Random(1)
+    num_read = 0
+    for name in ("JPEG", "PNG", "WEBP"):
+        data = encoded(Image.new("RGB", (30, 20)), name)
+        for _ in range(300):
+            mutant = bytearray(data)
+            mutant[generator.randrange(16, min(len(data), 200))] = generator.randrange(256)
+            header = read_photo_header(bytes(mutant))
+            try:
+                with Image.open(io.BytesIO(bytes(mutant)), formats=(name,)) as photo:
+                    size = photo.size
+            except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+                continue
+            if header.height:
+                num_read += 1
+                assert (header.width, header.height) == size
+    assert num_read > 500

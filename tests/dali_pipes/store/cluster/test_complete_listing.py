@@ -1,0 +1,190 @@
+"""A listing is complete, or an error says that the cluster cannot list everything now."""
+
+import json
+import logging
+import threading
+from collections.abc import Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+import requests
+from aistore.sdk.errors import AISError
+from aistore.sdk.job import Job
+from aistore.sdk.types import AggregatedJobSnap
+
+from dali_pipes.errors import StoreError
+from dali_pipes.store.cluster.ais import AisStore
+from dali_pipes.store.entries import ObjectEntry
+from dali_pipes.store.urls import resolve_shards
+from prep.index import index_shards
+
+
+def job(kind: str, *, started: str, ended: str = "0001-01-01T00:00:00Z", aborted: bool = False) -> dict[str, object]:
+    """A target's job, with the fields that AIS 4.9 sends."""
+    bucket = {"name": "", "provider": "", "namespace": {"uuid": "", "name": ""}}
+    return {
+        "ext": None,
+        "start-time": f"2026-11-22T13:{started}.257261811Z",
+        "end-time": ended,
+        "bck": bucket,
+        "id": "g1",
+        "kind": kind,
+        "ctlmsg": "t[ZdPt52081]:<traverse>",
+        "abort-err": "aborted by user" if aborted else "",
+        "err": "",
+        "glob.id": "0",
+        "stats": {"loc-objs": "0", "loc-bytes": "0", "in-objs": "20001", "in-bytes": "116399082"},
+        "aborted": aborted,
+        "is_idle": False,
+    }
+
+
+ENDED = "2026-11-22T13:35:43.53635993Z"
+
+
+def say(monkeypatch: pytest.MonkeyPatch, kind: str, *answers: Sequence[dict[str, object]]) -> None:
+    """Have a target tell these jobs of one kind, an answer for each time that it is asked."""
+    left = list(answers)
+
+    def details(self: Job) -> AggregatedJobSnap:
+        jobs = (left.pop(0) if len(left) > 1 else left[0]) if self.job_kind == kind else []
+        return AggregatedJobSnap.model_validate({"ZdPt52081": jobs, "JTpt52082": []})
+
+    monkeypatch.setattr(Job, "get_details", details)
+
+
+class StoredAnswer(ThreadingHTTPServer):
+    """A server that answers every GET with one document."""
+
+    def __init__(self, document: dict[str, object]) -> None:
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                data = json.dumps(document).encode()
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+        super().__init__(("127.0.0.1", 0), Handler)
+
+    def __enter__(self) -> str:  # type: ignore[override]
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+        return f"http://127.0.0.1:{self.server_port}"
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+        self.server_close()
+
+
+@pytest.fixture
+def filled(bucket: AisStore) -> AisStore:
+    bucket.create()
+    for row in range(3):
+        bucket.write(f"s-{row}.tar", b"x")
+    return bucket
+
+
+@pytest.mark.parametrize("kind", ["rebalance", "resilver"])
+@pytest.mark.parametrize(
+    ("started", "refused"),
+    [
+        ([{"started": "34:57"}], "runs"),
+        ([{"started": "34:57", "ended": ENDED}], ""),
+        ([], ""),
+        ([{"started": "34:57", "ended": ENDED, "aborted": True}], "was aborted"),
+        ([{"started": "30:00", "ended": ENDED, "aborted": True}, {"started": "34:57", "ended": ENDED}], ""),
+        ([{"started": "30:00", "ended": ENDED}, {"started": "34:57"}], "runs"),
+    ],
+)
+def test_cluster_that_moves_objects_is_not_listed(
+    filled: AisStore, monkeypatch: pytest.MonkeyPatch, kind: str, started: list[dict[str, object]], refused: str
+) -> None:
+    """The last job of a kind decides."""
+    say(monkeypatch, kind, [job(kind, **fields) for fields in started])  # type: ignore[arg-type]
+    if not refused:
+        assert [entry.name for entry in filled.list_all("s-")] == ["s-0.tar", "s-1.tar", "s-2.tar"]
+        return
+    with pytest.raises(StoreError, match=rf"'{filled.url}/s-' at .* cannot be listed now: a {kind} .* {refused}"):
+        filled.list_all("s-")
+    with pytest.raises(StoreError, match=r"cannot be listed now"):
+        resolve_shards(f"{filled.url}/s-", endpoint=filled.endpoint)
+
+
+def test_rebalance_that_begins_while_it_lists_is_noticed(filled: AisStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The listings agree: on AIS 4.9 all of them lacked the same half for five seconds."""
+    say(monkeypatch, "rebalance", [], [job("rebalance", started="34:57")])
+    with pytest.raises(StoreError, match="a rebalance of the cluster runs"):
+        filled.list_all("s-")
+
+
+def test_listing_is_taken_again_until_two_agree(filled: AisStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = filled.list("s-")
+    listings = [whole[:1], whole[:2], whole, whole]
+    monkeypatch.setattr(AisStore, "list", lambda self, prefix: listings.pop(0))
+    assert filled.list_all("s-") == whole
+    assert listings == []
+
+
+def test_listing_that_keeps_changing_is_refused(filled: AisStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[ObjectEntry] = []
+
+    def growing(self: AisStore, prefix: str) -> list[ObjectEntry]:
+        made.append(ObjectEntry(name=f"s-{len(made)}.tar", size=1, checksum=None))
+        return list(made)
+
+    monkeypatch.setattr(AisStore, "list", growing)
+    with pytest.raises(StoreError, match="5 listings differ, the last ones have 4 and 5 objects"):
+        filled.list_all("s-")
+
+
+def refuse_jobs(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
+    """As for a token that may only read."""
+
+    def refuse(self: Job) -> AggregatedJobSnap:
+        raise AISError(403, "user `reader` has insufficient permissions", endpoint, requests.Request())
+
+    monkeypatch.setattr(Job, "get_details", refuse)
+
+
+def test_cluster_that_does_not_tell_its_jobs_is_listed_with_a_warning(
+    filled: AisStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    refuse_jobs(monkeypatch, filled.endpoint)
+    with caplog.at_level(logging.WARNING):
+        assert len(filled.list_all("s-")) == 3
+    assert "does not tell its jobs" in caplog.text
+    assert "insufficient permissions" in caplog.text
+
+
+@pytest.mark.parametrize(("flags", "refused"), [(6, False), (14, True)])
+def test_health_of_the_proxy_tells_of_a_rebalance_to_those_who_may_not_see_the_jobs(
+    filled: AisStore, monkeypatch: pytest.MonkeyPatch, flags: int, refused: bool
+) -> None:
+    """The flags of a proxy of AIS 4.9, at rest and in a rebalance."""
+    refuse_jobs(monkeypatch, filled.endpoint)
+    node = StoredAnswer({"smap": {"version": "5"}, "rmd": {"version": "1"}, "flags": flags})
+    with node as endpoint:
+        other = AisStore(endpoint, filled.bucket)
+        monkeypatch.setattr(AisStore, "list", lambda self, prefix: [])
+        if not refused:
+            assert other.list_all("s-") == []
+            return
+        with pytest.raises(StoreError, match="a rebalance of the cluster runs"):
+            other.list_all("s-")
+
+
+def test_cloud_lists_its_bucket_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the cluster moves."""
+    say(monkeypatch, "rebalance", [job("rebalance", started="34:57")])
+    monkeypatch.setattr(AisStore, "list", lambda self, prefix: [])
+    assert AisStore("http://127.0.0.1:1", "pets", provider="aws").list_all("") == []
+
+
+def test_index_of_a_bucket_in_a_rebalance_leaves_the_manifest(
+    filled: AisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    say(monkeypatch, "rebalance", [job("rebalance", started="34:57")])
+    filled.write("s-manifest.safetensors", b"the good one")
+    with pytest.raises(StoreError, match="a rebalance of the cluster runs"):
+        index_shards(resolve_shards(f"{filled.url}/s-", endpoint=filled.endpoint))
+    assert filled.read("s-manifest.safetensors") == b"the good one"

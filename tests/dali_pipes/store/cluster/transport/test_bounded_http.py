@@ -1,0 +1,200 @@
+"""Answers to the SDK, and to the sessions of worker processes, that no honest cluster sends."""
+
+import gzip
+import json
+import resource
+import ssl
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+import requests
+import trustme
+
+from dali_pipes.errors import StoreError
+from dali_pipes.store.cluster import client as client_module
+from dali_pipes.store.cluster import listing_pages, transformed
+from dali_pipes.store.cluster.ais import AisStore
+from dali_pipes.store.cluster.health import check_endpoint
+from dali_pipes.store.cluster.transformed import TransformedStore
+from dali_pipes.store.cluster.transport import bounded_http
+from dali_pipes.store.cluster.transport.bounded_http import limit_answers
+from tests.scripted import Script, Visit, never_ends, says, scripted
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/msgpack\r\n"
+CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
+MAX_MORE_KIB = 300 << 10
+"""Memory that a hostile answer may cost: `MAX_ANSWER_BYTES`, a few times over."""
+SOON_S = 60.0
+
+
+def whole(body: bytes, *, more: bytes = b"") -> bytes:
+    return OK + more + b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+
+
+def page(number: int, *, token: str, names: int = 3) -> bytes:
+    entries = [{"n": f"{number:06d}-{row}", "s": 1} for row in range(names)]
+    return whole(msgspec.msgpack.encode({"UUID": "u", "ContinuationToken": token, "Flags": 0, "Entries": entries}))
+
+
+def lists(token: Callable[[int], str], *, names: int = 3) -> Script:
+    return lambda visit: visit.send(page(visit.number, token=token(visit.number), names=names))
+
+
+def nested(depth: int) -> bytes:
+    return b"\x91" * depth + b"\x90"
+
+
+TURN = b"HTTP/1.1 307 Go\r\nLocation: /v1\r\nContent-Length: 0\r\n\r\n"
+BOMB = gzip.compress(bytes(512 << 20), compresslevel=9)
+NAMELESS = msgspec.msgpack.encode({"UUID": "u", "ContinuationToken": "", "Flags": 0, "Entries": [{"n": "", "s": 1}]})
+NEGATIVE = msgspec.msgpack.encode({"UUID": "u", "ContinuationToken": "", "Flags": 0, "Entries": [{"n": "a", "s": -1}]})
+
+ATTACKS: list[tuple[str, Script, str]] = [
+    ("100 Continue for ever", never_ends(b"", b"HTTP/1.1 100 Continue\r\n\r\n"), "bytes of lines"),
+    ("a head without end", never_ends(OK, b"X: " + b"a" * 1000 + b"\r\n"), "bytes of lines|more than 100 headers"),
+    ("trailers without end", never_ends(CHUNKED + b"0\r\n", b"X: y\r\n"), "bytes of lines"),
+    ("an extension without end", never_ends(CHUNKED + b"5;", b"a" * 1000), "bytes of lines"),
+    ("an extension at each byte", never_ends(CHUNKED, b"1;%b\r\na\r\n" % (b"x" * 8000)), "bytes of lines"),
+    ("chunk size -1", never_ends(CHUNKED + b"-1\r\n", bytes(1 << 20)), "has no length"),
+    ("a body without end", never_ends(OK + b"\r\n", bytes(1 << 20)), "more than 67108864 bytes"),
+    ("chunks without end", never_ends(CHUNKED, b"10000\r\n%b\r\n" % bytes(65536)), "more than 67108864 bytes"),
+    ("an error without end", never_ends(b"HTTP/1.1 400 No\r\n\r\n", bytes(1 << 16)), "more than 1048576 bytes"),
+    ("a 503 without end", never_ends(b"HTTP/1.1 503 No\r\n\r\n", bytes(1 << 16)), "more than 1048576 bytes|503"),
+    ("a redirect without end", never_ends(b"HTTP/1.1 307 Go\r\nLocation: /\r\n\r\n", bytes(1 << 16)), "1048576 bytes"),
+    ("a redirect to itself", lambda visit: visit.send(TURN), "[Rr]edirect"),
+    ("a bomb", says(whole(BOMB, more=b"Content-Encoding: gzip\r\n")), "compressed"),
+    ("an empty length", says(OK + b"Content-Length: \r\n\r\nabc"), "not one number"),
+    ("two lengths", says(whole(b"abc", more=b"Content-Length: 1\r\n")), "not one number"),
+    ("a length of 10,000 digits", says(OK + b"Content-Length: " + b"9" * 10_000 + b"\r\n\r\n"), "not one number"),
+    ("a length and chunks", says(whole(b"abc", more=b"Transfer-Encoding: chunked\r\n")), "both a Content-Length and"),
+    ("line feeds only", says(whole(b"abc").replace(b"\r\n", b"\n")), "carriage return"),
+    ("a head in single bytes", never_ends(OK + b"X: ", b"a", 0.1), "[Tt]imed out|bytes/s"),
+    ("a body in single bytes", never_ends(OK + b"Content-Length: 1000\r\n\r\n", b"a", 0.1), "[Tt]imed out|bytes/s"),
+]
+LISTINGS: list[tuple[str, Script, str]] = [
+    ("a token that repeats", lists(lambda _: "again"), "page 2 leads back"),
+    ("tokens that repeat in turn", lists(lambda number: "ab"[number % 2]), "page 3 leads back"),
+    ("tokens without end", lists(str), "more than 50 pages"),
+    ("tokens without end and names", lists(str, names=0), "more than 50 pages"),
+    ("an entry without a name", says(whole(NAMELESS)), "an entry without a name"),
+    ("an entry of -1 bytes", says(whole(NEGATIVE)), "an entry without a name"),
+    ("a name that is not UTF-8", says(whole(NAMELESS.replace(b"\xa1n\xa0", b"\xa1n\xa1\xff"))), "not UTF-8"),
+    ("2^32 entries", says(whole(b"\x84\xa4UUID\xa1u\xa7Entries\xdd\xff\xff\xff\xff")), "not an AIStore"),
+    ("nested arrays", says(whole(b"\x81\xa7Entries\x91\x81\xa6object" + nested(100_000))), "not an AIStore"),
+    ("JSON", says(whole(b"[1]").replace(b"msgpack", b"json")), "not an AIStore"),
+    ("text", says(whole(b"hello")), "not an AIStore"),
+]
+
+
+def _ids(rows: list[tuple[str, Script, str]]) -> list[str]:
+    return [row[0] for row in rows]
+
+
+@pytest.fixture(autouse=True)
+def prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short time-outs."""
+    monkeypatch.setattr(client_module, "ANSWER_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(client_module, "READ_TIMEOUT_S", 1.0)
+
+
+def _fails(ask: Callable[[], object], text: str) -> None:
+    before_kib, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
+    with pytest.raises(StoreError, match=text):
+        ask()
+    assert time.monotonic() - started < SOON_S
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib < MAX_MORE_KIB
+
+
+@pytest.mark.parametrize("ask", [lambda store: store.list("a"), lambda store: store.find("manifest")])
+@pytest.mark.parametrize(("script", "text"), [row[1:] for row in ATTACKS], ids=_ids(ATTACKS))
+def test_hostile_answer_is_an_error_soon_and_in_little_memory(
+    ask: Callable[[AisStore], object], script: Script, text: str
+) -> None:
+    """A listing and a manifest, read through the SDK."""
+    with scripted(script) as server:
+        store = AisStore(server.endpoint, "b")
+        _fails(lambda: ask(store), text)
+        assert not server.num_endless
+
+
+@pytest.mark.parametrize(("script", "text"), [row[1:] for row in LISTINGS], ids=_ids(LISTINGS))
+def test_hostile_listing_is_an_error(script: Script, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A listing that has no end, or cannot be one."""
+    monkeypatch.setattr(listing_pages, "MAX_PAGES", 50)
+    with scripted(script) as server:
+        _fails(lambda: AisStore(server.endpoint, "b").list("a"), text)
+        assert len(server.requests) <= 51
+
+
+def test_listing_in_pages_is_read() -> None:
+    """Pages are put together, also an empty one in the middle."""
+
+    def script(visit: Visit) -> None:
+        body = json.loads(visit.request.partition(b"\r\n\r\n")[2])["value"]
+        assert body.get("continuation_token", "") == (str(visit.number) if visit.number else "")
+        token = "" if visit.number == 3 else str(visit.number + 1)
+        visit.send(page(visit.number, token=token, names=0 if visit.number == 1 else 3))
+
+    with scripted(script) as server:
+        assert len(AisStore(server.endpoint, "b").list("a")) == 9
+
+
+def test_object_longer_than_the_limit_is_refused_before_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is read whole has a limit, however long the answer says it is; a range is never longer than it was asked."""
+    monkeypatch.setattr(bounded_http, "MAX_OBJECT_BYTES", 1 << 20)
+
+    with scripted(never_ends(OK + b"Content-Length: %d\r\n\r\n" % (1 << 50), bytes(1 << 16))) as server:
+        store = AisStore(server.endpoint, "b")
+        _fails(lambda: store.read("manifest"), "more than 1048576 bytes")
+        _fails(lambda: store.read_range("x.tar", start=0, size=100), "more than 100 bytes")
+    monkeypatch.undo()
+    with scripted(says(OK + b"Content-Length: %d\r\n\r\n" % (1 << 50))) as server:
+        _fails(
+            lambda: AisStore(server.endpoint, "b").read("manifest"), f"more than {bounded_http.MAX_OBJECT_BYTES} bytes"
+        )
+
+
+def test_transformed_shard_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An ETL sends a shard without its length; what is read into memory has a limit nevertheless."""
+    monkeypatch.setattr(transformed, "MAX_OBJECT_BYTES", 4 << 20)
+    with scripted(never_ends(CHUNKED, b"10000\r\n%b\r\n" % bytes(65536))) as server:
+        store = TransformedStore(AisStore(server.endpoint, "b"), "e")
+        _fails(lambda: store.read("x.tar"), "more than 4194304 bytes")
+
+
+@pytest.mark.parametrize("size", [3, bounded_http.MAX_ANSWER_BYTES + 1])
+def test_object_that_tells_its_length_is_read(size: int) -> None:
+    """A column file may be longer than a listing."""
+    data = bytes(size)
+    with scripted(lambda visit: visit.send(whole(data))) as server:
+        assert AisStore(server.endpoint, "b").read("columns") == data
+
+
+@pytest.mark.parametrize(("script", "text"), [row[1:] for row in ATTACKS], ids=_ids(ATTACKS))
+def test_hostile_answer_to_a_health_check_is_an_error(script: Script, text: str) -> None:
+    """The first request of every command."""
+    del text
+    with scripted(script) as server:
+        _fails(lambda: check_endpoint(server.endpoint), "AIStore|answers")
+        assert not server.num_endless
+
+
+def test_sessions_do_not_follow_from_https_to_http(tmp_path: Path) -> None:
+    """The sessions of the SDK and of workers."""
+    ca = trustme.CA()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    ca.issue_cert("127.0.0.1").configure_cert(context)
+    ca.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+
+    with scripted(lambda visit: visit.send(whole(b"abc"))) as target:
+        location = f"Location: {target.endpoint}/o\r\n".encode()
+        answer = b"HTTP/1.1 307 Go\r\nContent-Length: 0\r\n" + location + b"\r\n"
+        with scripted(lambda visit: visit.send(answer), context=context) as entry, requests.Session() as session:
+            limit_answers(session)
+            session.trust_env, session.verify = False, str(tmp_path / "ca.pem")
+            with pytest.raises(requests.RequestException, match="redirected from https to http"):
+                session.get(entry.endpoint)
+        assert not target.requests

@@ -1,0 +1,105 @@
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+import trustme
+
+from dali_pipes.errors import StoreError
+from dali_pipes.store.cluster.ais import AisStore
+from dali_pipes.store.cluster.health import check_endpoint
+
+
+class Healthy(BaseHTTPRequestHandler):
+    """Answers a health check as AIStore does."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Ais-Daemon-Id", "p")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+class SaysHttps(Healthy):
+    """Answers plain HTTP as Go's server with TLS does."""
+
+    def do_GET(self) -> None:
+        body = b"Client sent an HTTP request to an HTTPS server.\n"
+        self.send_response(400)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+@contextmanager
+def serving(handler: type[Healthy] = Healthy, context: ssl.SSLContext | None = None) -> Iterator[int]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        if context is not None:
+            server.socket = context.wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_address[1]
+        server.shutdown()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """``ca.pem`` signed the servers' certificate, ``other.pem`` did not, ``bad.pem`` is none."""
+    ca = trustme.CA()
+    ca.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    trustme.CA().cert_pem.write_to_path(str(tmp_path / "other.pem"))
+    (tmp_path / "bad.pem").write_text("no certificate")
+    certificate = ca.issue_cert("127.0.0.1")
+    for name, part in (("server.pem", certificate.cert_chain_pems[0]), ("server.key", certificate.private_key_pem)):
+        part.write_to_path(str(tmp_path / name))
+    return tmp_path
+
+
+def context_of(folder: Path, *, asks: bool) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "server.pem", folder / "server.key")
+    context.load_verify_locations(folder / "ca.pem")
+    context.verify_mode = ssl.CERT_REQUIRED if asks else ssl.CERT_NONE
+    return context
+
+
+@pytest.mark.parametrize(
+    ("server", "scheme", "variables", "expected"),
+    [
+        ("tls", "https", {"AIS_CLIENT_CA": "ca.pem"}, ""),
+        ("tls", "https", {}, r"cannot be trusted \(self.signed.*\); set AIS_CLIENT_CA to the file of the CA"),
+        ("tls", "https", {"AIS_CLIENT_CA": "other.pem"}, r"cannot be trusted .*; set AIS_CLIENT_CA"),
+        ("tls", "https", {"AIS_CLIENT_CA": "none.pem"}, r"invalid path: .*none.pem; check AIS_CLIENT_CA"),
+        ("tls", "https", {"AIS_CLIENT_CA": "bad.pem"}, r"a certificate or key cannot be read .*; check AIS_CLIENT_CA"),
+        ("tls", "https", {"AIS_CRT": "none.pem", "AIS_CRT_KEY": "none.key"}, r"none.pem; check AIS_CLIENT_CA, AIS_CRT"),
+        ("strict", "https", {"AIS_CLIENT_CA": "ca.pem"}, r"client's certificate, set AIS_CRT and AIS_CRT_KEY"),
+        ("plain", "https", {}, r"does not speak TLS .*; should the endpoint begin with http://\?"),
+        ("says", "http", {}, r"speaks TLS; the endpoint must begin with https://"),
+    ],
+)
+def test_tls_trouble_has_its_own_advice(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, server: str, scheme: str, variables: dict[str, str], expected: str
+) -> None:
+    """When a command checks its endpoint, and when a store is asked later; never "is it running?" alone."""
+    for name in ("AIS_CLIENT_CA", "AIS_CRT", "AIS_CRT_KEY", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, str(folder / value))
+    context = context_of(folder, asks=server == "strict") if server in ("tls", "strict") else None
+    with ExitStack() as stack:
+        port = stack.enter_context(serving(SaysHttps if server == "says" else Healthy, context))
+        endpoint = f"{scheme}://127.0.0.1:{port}"
+        if not expected:
+            check_endpoint(endpoint)
+            return
+        with pytest.raises(StoreError, match=expected) as raised:
+            check_endpoint(endpoint)
+        assert endpoint in str(raised.value)
+        if server != "says":
+            with pytest.raises(StoreError, match=expected):
+                AisStore(endpoint, "b").list("")

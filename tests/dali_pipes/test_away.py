@@ -1,0 +1,389 @@
+"""A cluster that is away for a while costs a wait, not the job."""
+
+import errno
+import itertools
+import json
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import dali_pipes as dp
+from dali_pipes.errors import StoreError
+from dali_pipes.fetch.answers import StoredObjects
+from dali_pipes.fetch.fetcher import Wanted
+from dali_pipes.fetch.objects import ObjectFetcher
+from dali_pipes.fetch.transport.connection_pool import ClusterAccess
+from dali_pipes.formats.manifest import Manifest
+from dali_pipes.store import patience
+from dali_pipes.store.cluster import embedded_node
+from dali_pipes.store.cluster.ais import AisStore
+from dali_pipes.store.cluster.health import check_endpoint
+from dali_pipes.store.cluster.token import Token
+from dali_pipes.store.cluster.transfer import BucketAccess
+from dali_pipes.store.cluster.transport.proxies import Proxies
+from dali_pipes.store.patience import Patience, use_patience
+from dali_pipes.store.urls import resolve_shards
+from prep.index import index_shards
+from prep.pack.pack import pack
+from tests.conftest import make_samples, write_shards
+from tests.dali_pipes.fetch.served import Exchange, Place, answering, checksum
+from tests.faults import faulty
+from tests.scripted import Script, scripted
+from tests.sources import make_source
+
+BODY = bytes(range(256)) * 200
+PATIENT = Patience(patience_s=60, longest_pause_s=0.1)
+AWAY_S = 4.0
+"""Longer than the three seconds after which attempts without patience have ended."""
+
+
+@contextmanager
+def restarting(folder: Path) -> Iterator[tuple[str, Callable[[], None]]]:
+    """A node, and a function that stops it and has it back after `AWAY_S`."""
+    nodes = [embedded_node.start(folder)]
+    endpoint = nodes[0].endpoint
+    timers: list[threading.Timer] = []
+
+    def start() -> None:
+        nodes.append(embedded_node.start(folder, port=int(endpoint.rpartition(":")[2])))
+
+    def restart() -> None:
+        nodes[-1].close()
+        timers.append(threading.Timer(AWAY_S, start))
+        timers[-1].start()
+
+    try:
+        yield endpoint, restart
+    finally:
+        for timer in timers:
+            timer.join()
+        nodes[-1].close()
+
+
+def filled(endpoint: str, folder: Path) -> AisStore:
+    """A bucket with ten indexed shards of two samples."""
+    store = AisStore(endpoint, "pets")
+    store.create()
+    for path in write_shards(folder, make_samples([(40, 30)] * 20), per_shard=2, index=False).glob("*.tar"):
+        store.upload(path.name, path)
+    index_shards(resolve_shards("ais://pets/s-", endpoint=endpoint))
+    return store
+
+
+def loader_of(endpoint: str, tmp_path: Path, **cache: float) -> dp.Loader:
+    """One that stages a window of two shards at a time, so that most are fetched in the middle of the epoch."""
+    (tmp_path / "cache").mkdir(parents=True)
+    return dp.loader(
+        "ais://pets/s-",
+        dp.segmentation(crop=16),
+        batch_size=2,
+        device="cpu",
+        endpoint=endpoint,
+        shuffle=dp.Shuffle(enabled=False, window_bytes=1),
+        outputs=dp.Outputs(keys=True),
+        decode=dp.Decode(queue_depth=1),
+        cache=dp.Cache(directory=tmp_path / "cache", **cache),  # type: ignore[arg-type]
+    )
+
+
+def rows_of(batches: Iterator[list[dict[str, object]]]) -> list[tuple[str, bytes]]:
+    return [
+        (key, photo.numpy().tobytes())
+        for (batch,) in batches
+        for key, photo in zip(batch["key"], batch["image"], strict=True)  # type: ignore[call-overload]
+    ]
+
+
+def test_loader_waits_for_a_node_that_restarts(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each sample once, with the same bytes; one line says for whom it waits, one that it goes on."""
+    monkeypatch.setattr(patience, "_QUIET_S", 0.3)
+    with restarting(tmp_path / "node") as (endpoint, restart):
+        filled(endpoint, tmp_path / "shards")
+        with loader_of(endpoint, tmp_path / "1") as loader:
+            expected = rows_of(iter(loader))
+        with loader_of(endpoint, tmp_path / "2") as loader:
+            batches = iter(loader)
+            rows = rows_of(itertools.islice(batches, 1))
+            restart()
+            rows += rows_of(batches)
+    assert rows == expected
+    assert len({key for key, _ in rows}) == 20
+    lines = [record.getMessage() for record in caplog.records if record.name.endswith("patience")]
+    assert [line.split(" at ")[0] for line in lines] == ["waiting for AIStore", "AIStore"]
+    assert re.search(
+        rf"{endpoint} for \d s so far, up to 600 s without progress: 'ais://pets/s-.*' *: no ans", lines[0]
+    )
+
+
+def test_loader_that_waited_in_vain_says_how_to_go_on(tmp_path: Path) -> None:
+    """And does: a new loader continues at the exact next sample."""
+    with embedded_node.start(tmp_path / "node") as node:
+        filled(node.endpoint, tmp_path / "shards")
+        loader = loader_of(node.endpoint, tmp_path / "1", patience_s=0.5)
+        batches = iter(loader)
+        rows = rows_of(itertools.islice(batches, 1))
+    text = r"given up after .* \(patience: 0.5 s without progress\), .* no answer from .*exact next sample .*state="
+    with loader:
+        with pytest.raises(StoreError, match=text):
+            rows.extend(row for batch in batches for row in rows_of(iter([batch])))
+        state = json.loads(json.dumps(loader.state_dict()))
+    with embedded_node.start(tmp_path / "node") as node, loader_of(node.endpoint, tmp_path / "2") as again:
+        again.load_state_dict(state)
+        rows += rows_of(iter(again))
+    assert len(rows) == len({key for key, _ in rows}) == 20
+
+
+def test_loader_rides_out_a_limited_rate(tmp_path: Path) -> None:
+    """429 for four seconds, to each GET of an object."""
+    with embedded_node.start(tmp_path / "node") as node:
+        filled(node.endpoint, tmp_path / "shards")
+        with faulty(node.endpoint, rate=0, kinds=["429"]) as proxy, loader_of(proxy.endpoint, tmp_path) as loader:
+            batches = iter(loader)
+            rows = rows_of(itertools.islice(batches, 1))
+            proxy.rate = 1
+            threading.Timer(AWAY_S, lambda: setattr(proxy, "rate", 0)).start()
+            rows += rows_of(batches)
+            assert proxy.faults["429"] > 3
+    assert len({key for key, _ in rows}) == 20
+
+
+def test_pack_and_index_wait_for_a_node_that_restarts(tmp_path: Path) -> None:
+    """Every shard is there, whole: the index reads all of them."""
+    with restarting(tmp_path / "node") as (endpoint, restart), use_patience(PATIENT):
+        store = AisStore(endpoint, "pets")
+        store.create()
+        restart()
+        pack(make_source(12), store=store, prefix="p-", max_count=2)
+        shards = resolve_shards("ais://pets/p-{000000..000005}.tar", endpoint=endpoint)
+        assert shards.store.exists()
+        restart()
+        index_shards(shards)
+        assert Manifest.from_bytes(store.read("p-manifest.safetensors"), where="p").num_samples == 12
+
+
+# Answers of a cluster that changes
+
+
+def fetch(server_endpoint: str, *, patience: Patience = PATIENT, token: Token | None = None) -> bool:
+    place = Place(len(BODY))
+    source = StoredObjects(ClusterAccess(endpoint=server_endpoint, token=token), "b")
+    with ObjectFetcher(source, patience=patience) as fetcher:
+        done = fetcher.fetch([Wanted("x.tar", place.extent, checksum(BODY))])
+    return done and place.holds(BODY)
+
+
+@pytest.mark.parametrize(
+    ("status", "text"),
+    [
+        (400, "no storage targets in the cluster"),
+        (503, "p[x] primary: not ready yet (cluster is starting up)"),
+        (429, "rate limit exceeded"),
+        (500, "failed to call t[x]: connect: connection refused"),
+        (502, "bad gateway"),
+    ],
+)
+def test_a_cluster_without_its_nodes_is_waited_for(status: int, text: str) -> None:
+    """By the fetcher, and by the SDK's sessions."""
+    num_left = 20
+
+    def act(exchange: Exchange) -> None:
+        nonlocal num_left
+        num_left -= 1
+        if num_left % 20:
+            exchange.say(status, json.dumps({"message": text, "status": status}).encode())
+        else:
+            exchange.say(200, BODY)
+
+    with answering(act) as server, use_patience(PATIENT):
+        assert fetch(server.endpoint)
+        num_left = 20
+        assert AisStore(server.endpoint, "b").read("x.tar") == BODY
+        num_left = 20
+        with AisStore(server.endpoint, "b").open("x.tar") as stream:
+            assert stream.read() == BODY
+
+
+def map_of(version: int, *targets: str) -> bytes:
+    node = {"public_net": {"direct_url": "http://127.0.0.1:1"}, "flags": 0}
+    return json.dumps({"version": str(version), "pmap": {}, "tmap": dict.fromkeys(targets, node)}).encode()
+
+
+def test_a_missing_shard_is_waited_for_as_long_as_a_target_is_missing() -> None:
+    """Its target restarts: the map lacks it, then it is back, and with it the shard."""
+    asked = 0
+
+    def act(exchange: Exchange) -> None:
+        nonlocal asked
+        if "what=smap" in exchange.path:
+            exchange.say(200, map_of(5, "t1", "t2") if not asked else map_of(6, "t1"))
+        elif "what=status" in exchange.path:
+            exchange.say(404, b"no such job")
+        else:
+            asked += 1
+            exchange.say(*((200, BODY) if asked > 20 else (404, b'{"message": "x.tar does not exist"}')))
+
+    with answering(act) as server, use_patience(PATIENT):
+        store = AisStore(server.endpoint, "b")
+        place = Place(len(BODY))
+        with store.open_fetcher() as fetcher:
+            assert fetcher.fetch([Wanted("x.tar", place.extent, checksum(BODY))])
+        assert place.holds(BODY)
+        asked = 0
+        with AisStore(server.endpoint, "b").open("x.tar") as stream:
+            assert stream.read() == BODY
+
+
+def test_a_stream_goes_on_where_it_broke(tmp_path: Path) -> None:
+    """A shard that is indexed comes over one connection after the other."""
+    with embedded_node.start(tmp_path / "node") as node:
+        store = AisStore(node.endpoint, "b")
+        store.create()
+        store.write("x.tar", BODY * 40)
+        with faulty(node.endpoint, rate=1, kinds=["reset_body", "short"], max_faults=4, seed=2) as proxy:
+            with use_patience(PATIENT), AisStore(proxy.endpoint, "b").open("x.tar") as stream:
+                assert stream.read() == BODY * 40
+            assert proxy.faults.total() == 4
+
+
+def test_a_missing_shard_is_waited_for_while_the_cluster_rebalances() -> None:
+    """Then it is an error that names the shard: nothing changes any more."""
+    is_over = False
+    looks = 0
+
+    def act(exchange: Exchange) -> None:
+        nonlocal looks, is_over
+        if "what=smap" in exchange.path:
+            exchange.say(200, map_of(5, "t1"))
+        elif "what=status" in exchange.path:
+            looks += 1
+            is_over = looks > 5
+            exchange.say(200, json.dumps({"kind": "rebalance", "end_time": 7 if is_over else 0}).encode())
+        else:
+            exchange.say(404, b'{"message": "x.tar does not exist"}')
+
+    with answering(act) as server, use_patience(PATIENT):
+        store = AisStore(server.endpoint, "b")
+        place = Place(len(BODY))
+        with store.open_fetcher() as fetcher, pytest.raises(StoreError, match=r"ais://b/x.tar' at .*was it deleted"):
+            fetcher.fetch([Wanted("x.tar", place.extent, checksum(BODY))])
+    assert is_over
+
+
+# Several proxies
+
+
+def test_another_named_proxy_is_asked(tmp_path: Path, closed_port: int) -> None:
+    """The first does not answer: at the start, and for each client."""
+    dead = f"http://127.0.0.1:{closed_port}"
+    with embedded_node.start(tmp_path / "node") as node:
+        filled(node.endpoint, tmp_path / "shards")
+        both = f"{dead},{node.endpoint}"
+        assert check_endpoint(both) == f"{node.endpoint},{dead}"
+        with use_patience(Patience(patience_s=20, start_s=20)):
+            store = AisStore(both, "pets")
+            assert len(store.list("s-")) > 10
+            store.access().write_stream("w", lambda: [memoryview(b"abc")], num_bytes=3)
+            assert store.read("w") == b"abc"
+        with loader_of(both, tmp_path) as loader:
+            assert len(rows_of(iter(loader))) == 20
+
+
+def test_a_proxy_of_the_map_is_asked_when_the_named_one_is_away(closed_port: int) -> None:
+    """But not with a token, which goes to no host that the user did not name."""
+    paths: list[str] = []
+
+    def other(exchange: Exchange) -> None:
+        paths.append(exchange.path)
+        exchange.say(200, BODY)
+
+    with answering(other) as second:
+
+        def act(exchange: Exchange) -> None:
+            node = {"public_net": {"direct_url": second.endpoint}}
+            exchange.say(200, json.dumps({"version": "3", "pmap": {"p2": node}, "tmap": {}}).encode())
+
+        with answering(act) as first, use_patience(Patience(patience_s=5, longest_pause_s=0.05)):
+            store = AisStore(first.endpoint, "b")
+            store.learn_map()
+        place = Place(len(BODY))
+        with store.open_fetcher() as fetcher:
+            assert fetcher.fetch([Wanted("x.tar", place.extent, checksum(BODY))])
+        assert store.read("x.tar") == BODY
+        assert len(paths) == 2
+
+
+def test_a_look_at_the_map_does_not_wait_for_a_cluster_that_is_away(closed_port: int) -> None:
+    """The threads that fetch take it, and a loader that is closed waits for their end."""
+    with use_patience(Patience(patience_s=60)):
+        store = AisStore(f"http://127.0.0.1:{closed_port}", "b")
+    store.proxies.has_answered = True
+    started = time.monotonic()
+    store.open_fetcher().close()
+    assert time.monotonic() - started < 10
+    assert not store.proxies.has_asked_map, "it is looked at when the cluster is back"
+
+
+def test_a_proxy_that_is_starting_is_left_for_another_one_by_writes() -> None:
+    """As by reads: a proxy answers 503 while it starts, for half a minute."""
+
+    def says(status: bytes) -> Script:
+        return lambda visit: visit.send(b"HTTP/1.1 " + status + b"\r\nContent-Length: 0\r\n\r\n")
+
+    with scripted(says(b"503 Starting")) as starting, scripted(says(b"404 None")) as other:
+        access = BucketAccess(
+            proxies=Proxies((starting.endpoint, other.endpoint)), bucket="b", url="ais://b", patience=PATIENT
+        )
+        with pytest.raises(StoreError, match="404"):
+            access.write_stream("x", lambda: [memoryview(b"abc")], num_bytes=3)
+        assert len(starting.requests) == 1
+
+
+def test_an_error_of_whoever_reads_an_object_is_not_the_clusters(tmp_path: Path) -> None:
+    """A full local disk is not reported as a cluster that cannot be reached."""
+    with embedded_node.start(tmp_path / "node") as node:
+        store = AisStore(node.endpoint, "b")
+        store.create()
+        store.write("x", b"abc")
+        with pytest.raises(OSError, match="No space left"), store.open("x"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_proxy_of_the_map_gets_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not asked at all."""
+    monkeypatch.setenv("AIS_AUTHN_TOKEN", "t0ken")
+    node = {"public_net": {"direct_url": "http://127.0.0.1:1"}}
+    body = json.dumps({"version": "3", "pmap": {"p2": node}, "tmap": {}}).encode()
+    with answering(lambda exchange: exchange.say(200, body)) as first:
+        store = AisStore(first.endpoint, "b")
+        store.learn_map()
+        assert store.proxies.map is not None
+        store.proxies.turn_from(first.endpoint)
+        assert store.proxies.current == first.endpoint
+
+
+# The start
+
+
+def test_a_cluster_that_is_away_at_the_start_is_waited_for_if_asked(tmp_path: Path, closed_port: int) -> None:
+    """By default it is an error at once: its address may be wrong."""
+    endpoint = f"http://127.0.0.1:{closed_port}"
+    started = time.monotonic()
+    with use_patience(Patience()), pytest.raises(StoreError, match=f"no answer from AIStore at {endpoint}"):
+        AisStore(endpoint, "b").list("")
+    with pytest.raises(StoreError, match=f"no answer from AIStore at {endpoint}"):
+        loader_of(endpoint, tmp_path / "1")
+    assert time.monotonic() - started < 20
+    nodes = []
+    timer = threading.Timer(1.0, lambda: nodes.append(embedded_node.start(tmp_path / "node", port=closed_port)))
+    timer.start()
+    with pytest.raises(StoreError, match="no bucket"):  # it answers
+        loader_of(endpoint, tmp_path / "2", start_patience_s=60)
+    timer.join()
+    nodes[0].close()

@@ -1,0 +1,174 @@
+"""What counts as delivered: exactly the batches that the loop has, wherever an exception interrupts it."""
+
+import dis
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+import dali_pipes as dp
+from tests.conftest import Sample, make_samples, write_shards
+from tests.dali_pipes.bad_samples.test_bad_samples import cut, garbage, spoilt
+
+NUM_SAMPLES = 20
+KEYS = [f"s{number:05d}" for number in range(NUM_SAMPLES)]
+# The modules through which a batch is handed over.
+HAND_OVER = ("dali_pipes/iterator.py", "dali_pipes/epoch.py", "dali_pipes/integrations/")
+# Python looks for Ctrl-C when a function is entered, after a call, and when a loop goes round.
+INTERRUPTIBLE = ("RESUME", "CALL", "JUMP_BACKWARD")
+
+
+@pytest.fixture(scope="module")
+def samples() -> list[Sample]:
+    return make_samples([(20, 24)] * NUM_SAMPLES)
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory, samples: list[Sample]) -> Path:
+    return write_shards(tmp_path_factory.mktemp("delivered"), samples, per_shard=5)
+
+
+def open_loader(shards: Path, **options: Any) -> dp.Loader:
+    defaults: dict[str, Any] = {
+        "batch_size": 5,
+        "device": "cpu",
+        "shuffle": False,
+        "outputs": dp.Outputs(keys=True),
+        "decode": dp.Decode(threads=1),
+    }
+    return dp.loader(shards, dp.segmentation(crop=16), **(defaults | options))
+
+
+FACES: dict[str, Callable[[dp.Loader], Callable[[], dict[str, Any]]]] = {
+    "loader": lambda loader: lambda: next(loader)[0],
+    "dicts": lambda loader: loader.as_dicts().__next__,
+    "dali": lambda loader: lambda: next(loader.as_dali(output_map=["a", "b", "c"]))[0],
+    "dataset": lambda loader: iter(loader.as_dataset()).__next__,
+}
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_exception_at_each_line_of_the_hand_over_loses_no_batch(shards: Path, face: str) -> None:
+    """Raised at any line before the batch is counted: the state says what the loop has, and the rest comes once."""
+    with open_loader(shards) as loader, open_loader(shards) as other:
+        num_interrupted = 0
+        while True:
+            loader.set_epoch(num_interrupted + 1)
+            seen = list(FACES[face](loader)()["key"])
+            take, counted = FACES[face](loader), loader.state_dict()["delivered"]
+            lines = 0
+
+            def interrupt(frame: FrameType, event: str, _: Any) -> Any:
+                nonlocal lines
+                if not any(part in frame.f_code.co_filename for part in HAND_OVER):
+                    return None
+                if event == "line" and loader._epoch.position == counted:  # noqa: B023
+                    lines += 1
+                    if lines > num_interrupted:  # noqa: B023
+                        sys.settrace(None)
+                        raise KeyboardInterrupt
+                return interrupt
+
+            sys.settrace(interrupt)
+            try:
+                seen += take()["key"]
+            except KeyboardInterrupt:
+                num_interrupted += 1
+            else:
+                break
+            finally:
+                sys.settrace(None)
+            state = loader.state_dict()
+            assert state["delivered"] == len(seen)
+            if num_interrupted % 8 == 0:  # another job resumes
+                other.load_state_dict(state)
+                assert seen + [key for (batch,) in other for key in batch["key"]] == KEYS
+            assert seen + [key for (batch,) in loader for key in batch["key"]] == KEYS
+        assert num_interrupted > 30  # lines of the hand-over
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_nothing_interrupts_between_counting_and_hand_over(shards: Path, face: str) -> None:
+    """After a batch is counted, no instruction runs at which Python would raise the exception of a signal."""
+    with open_loader(shards) as loader:
+        take = FACES[face](loader)
+        take()
+        counted, ran = loader.state_dict()["delivered"], []
+
+        def watch(frame: FrameType, event: str, _: Any) -> Any:
+            frame.f_trace_opcodes = True
+            if loader._epoch.position > counted and "dali_pipes/" in frame.f_code.co_filename and event == "opcode":
+                names = {one.offset: one.opname for one in dis.get_instructions(frame.f_code)}
+                ran.append((frame.f_code.co_name, names[frame.f_lasti]))
+            return watch
+
+        sys.settrace(watch)
+        try:
+            take()
+        finally:
+            sys.settrace(None)
+        ran = [(where, name) for where, name in ran if where not in ("position", "_position", "<lambda>")]
+        assert ran  # the counting itself was seen
+        assert not [(where, name) for where, name in ran if name.startswith(INTERRUPTIBLE)]
+
+
+@pytest.mark.parametrize("how", [cut, garbage], ids=["by DALI", "by the index"])
+@pytest.mark.parametrize("bad", [2, 12, 19])
+def test_state_after_an_error_has_the_lost_batch_to_come(
+    tmp_path: Path, samples: list[Sample], how: Callable[[bytes], bytes], bad: int
+) -> None:
+    """Saved on the exception: a job that resumes and substitutes has all samples but the bad one."""
+    shards = write_shards(tmp_path, spoilt(samples, [bad], how=how), per_shard=5)
+    seen: list[str] = []
+    # on_error="raise" would refuse the data set that the index shows to be bad; this raises at the sample.
+    strict = dp.BadSamples(on_error="substitute", max_bad=0, quarantine=tmp_path / "strict")
+    with open_loader(shards, bad_samples=strict) as loader:
+        with pytest.raises(dp.DecodeError, match=KEYS[bad]):  # noqa: PT012 (raised in the batch of the bad sample)
+            for (batch,) in loader:
+                seen += batch["key"]
+        state = loader.state_dict()
+        assert state["delivered"] == len(seen) == bad // 5 * 5
+        # The loop may go on: the state then has the batches that it takes.
+        rest = [key for (batch,) in loader for key in batch["key"]]
+        assert rest == KEYS[bad // 5 * 5 + 5 :]
+        assert loader.state_dict()["delivered"] == NUM_SAMPLES
+        # The next epoch loses the batch again, and then stands where it did.
+        loader.set_epoch(0)
+        assert loader.state_dict()["delivered"] == 0
+    policy = dp.BadSamples(on_error="substitute", quarantine=tmp_path / "again")
+    with open_loader(shards, bad_samples=policy, state=state) as loader:
+        for (batch,) in loader:
+            seen += [key for key, at in zip(batch["key"], range(5), strict=True) if at not in loader.substituted]
+    assert seen == [key for key in KEYS if key != KEYS[bad]]
+
+
+def test_error_after_an_error_counts_neither(tmp_path: Path, samples: list[Sample]) -> None:
+    """Two batches lost in a row, and an interruption after them: the state still says where the loop stands."""
+    shards = write_shards(tmp_path, spoilt(samples, [7, 11], how=cut), per_shard=5)
+    with open_loader(shards) as loader:
+        assert next(loader)[0]["key"] == KEYS[:5]
+        for key in (KEYS[7], KEYS[11]):
+            with pytest.raises(dp.DecodeError, match=key):
+                next(loader)
+            assert loader.state_dict()["delivered"] == 5
+        assert next(loader)[0]["key"] == KEYS[15:]
+        assert loader.state_dict()["delivered"] == NUM_SAMPLES
+        with pytest.raises(StopIteration):
+            next(loader)
+        loader.set_epoch(0)
+        batches = _without_errors(loader)
+        assert next(batches) == KEYS[:5]
+        assert next(batches) == KEYS[15:]
+
+
+def _without_errors(loader: dp.Loader) -> Iterator[list[str]]:
+    while True:
+        try:
+            yield next(loader)[0]["key"]
+        except dp.DecodeError:
+            continue
+        except StopIteration:
+            return

@@ -1,0 +1,178 @@
+"""No token and no password is shown, whatever a server repeats: in output, logs, tracebacks and records."""
+
+import base64
+import json
+import logging
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+
+import dali_pipes as dp
+from dali_pipes.cli import main
+from dali_pipes.errors import PipesError, keep_secret, printable
+from dali_pipes.store.cluster.ais import AisStore
+from dali_pipes.store.cluster.token import Token
+from dali_pipes.store.cluster.transfer import BucketAccess
+from dali_pipes.store.cluster.transport.proxies import Proxies
+from tests.scripted import Script, Visit, scripted
+
+TOKEN = "eyJhbGciOi-t0ken-of-this-test"
+PASSWORD = "hunter2-and-more"
+SECRETS = (TOKEN, PASSWORD, base64.b64encode(f"user:{PASSWORD}".encode()).decode())
+STATUSES = (200, 206, 307, 400, 401, 403, 404, 422, 500)
+
+_COMMANDS = [
+    "doctor",
+    "tune ais://b/x-",
+    "profile ais://b/x-",
+    "prep index ais://b/x-",
+    "prep info ais://b/x-",
+    "prep verify ais://b/x-",
+    "prep view ais://b/x- out.png",
+    "prep pack imagefolder photos ais://b/x",
+    "prep shuffle ais://b/x- ais://b/y",
+    "prep shuffle ais://b/x- ais://b/y --engine client",
+    "prep shuffle ais://b/x- ais://b/y --engine dsort",
+    "prep transform ais://b/x- ais://b/y --function f:g",
+    "prep export tfrecord ais://b/x- out",
+    "prep etl get ais://b/x-0.tar out.tar --etl e",
+    "prep etl run ais://b/x- ais://b/y --etl e",
+    "prep etl stop e",
+    "bench run --shards ais://b/x- --loaders dali,webloader --repeats 1 --direct --json record.json",
+    "bench run --shards ais://b/x- --loaders dali,webloader --repeats 1 --json record.json",
+]
+
+
+def echo(status: int) -> Script:
+    """A server that is an AIStore by its health, and answers everything else with what it was asked, in every field."""
+
+    def script(visit: Visit) -> None:
+        asked = " ".join(visit.request.decode("latin-1").split())
+        text = f"{TOKEN} {asked}"
+        code = 200 if b"/v1/health" in visit.request else status
+        body = json.dumps({"message": f"ais://b/x {text}", "status": code}).encode()
+        fields = {
+            "Ais-Version": TOKEN,
+            "Ais-Checksum-Type": TOKEN,
+            "Ais-Checksum-Value": TOKEN,
+            "Ais-Bucket-Props": json.dumps({"checksum": {"type": TOKEN}}) if visit.number % 2 else text,
+            "Hdr-Error": text,
+            "Content-Range": text,
+            "Location": f"http://127.0.0.1:1/{quote(TOKEN)}" if visit.number % 2 else f"nowhere {text}",
+            "Content-Type": "application/json",
+        }
+        lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+        head = f"HTTP/1.1 {code} {text}\r\n{lines}Content-Length: {len(body)}\r\n\r\n"
+        visit.send(head.encode("latin-1") + (b"" if visit.request.startswith(b"HEAD") else body))
+
+    return script
+
+
+def _shown(exc: BaseException) -> str:
+    return "".join(traceback.format_exception(exc)) + repr(exc)
+
+
+@pytest.fixture(autouse=True)
+def surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A token, and a place of this test's own."""
+    (tmp_path / "photos" / "cat").mkdir(parents=True)
+    (tmp_path / "photos" / "cat" / "a.jpg").write_bytes(b"\xff\xd8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("AIS_AUTHN_TOKEN", TOKEN)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def all_output(
+    capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> Callable[[], str]:
+    """Everything that was printed, logged or written."""
+    caplog.set_level(logging.DEBUG)
+
+    def collect() -> str:
+        written = "".join(path.read_text("latin-1") for path in tmp_path.glob("*.json"))
+        return "\n".join([*capfd.readouterr(), caplog.text, written])
+
+    return collect
+
+
+@pytest.mark.parametrize(
+    ("status", "is_verbose"), [*((status, False) for status in STATUSES), (307, True), (403, True)]
+)
+@pytest.mark.parametrize("line", _COMMANDS)
+def test_no_command_shows_the_token(
+    line: str, status: int, is_verbose: bool, monkeypatch: pytest.MonkeyPatch, all_output: Callable[[], str]
+) -> None:
+    """Each command, against a server that repeats the request; with ``-v`` its tracebacks are searched, too."""
+    with scripted(echo(status)) as server:
+        monkeypatch.setenv("AIS_ENDPOINT", server.endpoint)
+        main([*(["-v"] if is_verbose else []), *line.split()])
+        assert any(f"Bearer {TOKEN}".encode() in request for request in server.requests)
+    shown = all_output()
+    assert shown.strip()
+    assert not [secret for secret in SECRETS if secret in shown]
+
+
+@pytest.mark.parametrize("status", STATUSES)
+def test_no_loader_shows_the_token(status: int, all_output: Callable[[], str]) -> None:
+    """The traceback of a training that ends, with all its causes."""
+    with scripted(echo(status)) as server, pytest.raises(PipesError) as raised:
+        dp.loader("ais://b/x-{0..3}.tar", dp.segmentation(), batch_size=2, endpoint=server.endpoint)
+    shown = all_output() + _shown(raised.value)
+    assert not [secret for secret in SECRETS if secret in shown]
+
+
+@pytest.mark.parametrize("status", STATUSES)
+def test_no_store_shows_the_token(status: int) -> None:
+    """Each request that a store can send."""
+    with scripted(echo(status)) as server:
+        store = AisStore(server.endpoint, "b")
+        access = BucketAccess(proxies=Proxies((server.endpoint,)), bucket="b", url="ais://b", token=Token(TOKEN))
+        asks: list[Callable[[], object]] = [
+            store.exists,
+            store.create,
+            lambda: store.list("x"),
+            lambda: store.find("x"),
+            lambda: store.read("x"),
+            lambda: store.read_range("x", start=0, size=3),
+            lambda: store.write("x", b"abc"),
+            lambda: store.size("x"),
+            lambda: store.delete("x"),
+            store.access,
+            lambda: access.write_stream("x", lambda: [memoryview(b"abc")], num_bytes=3),
+            lambda: access.read_range("x", start=0, stop=3),
+            lambda: access.file("x", size=3).read_into(memoryview(bytearray(3)), offset=0),
+        ]
+        for ask in asks:
+            try:
+                shown = repr(store) + repr(access)
+                ask()
+            except PipesError as exc:
+                shown += _shown(exc)
+            assert not [secret for secret in SECRETS if secret in shown]
+
+
+@pytest.mark.parametrize("line", _COMMANDS)
+@pytest.mark.parametrize("is_verbose", [False, True])
+def test_no_command_shows_a_password_in_the_endpoint(
+    line: str, is_verbose: bool, monkeypatch: pytest.MonkeyPatch, all_output: Callable[[], str]
+) -> None:
+    """An endpoint with a password is refused before it is asked; the error names the host alone."""
+    with scripted(echo(200)) as server:
+        monkeypatch.setenv("AIS_ENDPOINT", server.endpoint.replace("://", f"://user:{PASSWORD}@"))
+        assert main([*(["-v"] if is_verbose else []), *line.split()])
+        assert not server.requests
+    shown = all_output()
+    assert "must not hold a password" in shown
+    assert not [secret for secret in SECRETS if secret in shown]
+
+
+def test_secret_is_masked_before_a_text_is_cut() -> None:
+    """No half of a token is left at the end of a text that was cut."""
+    keep_secret(TOKEN)
+    for length in range(len(TOKEN) + 5, 80):
+        shown = printable("x" * 20 + TOKEN + "y" * 100, max_chars=length)
+        assert not any(TOKEN[:stop] in shown for stop in range(8, len(TOKEN) + 1))

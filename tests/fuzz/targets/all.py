@@ -1,0 +1,29 @@
+"""All targets, by name."""
+
+from tests.fuzz.target import Target
+from tests.fuzz.targets.archives import Archives
+from tests.fuzz.targets.cache_files import CacheSlots, CacheTables
+from tests.fuzz.targets.formats import ColumnFiles, Manifests, ShardIndexes
+from tests.fuzz.targets.http_answers import ListingAnswers, ObjectAnswers
+from tests.fuzz.targets.node_requests import NodeRequests
+from tests.fuzz.targets.photos import Photos
+from tests.fuzz.targets.texts import Texts
+from tests.fuzz.targets.tfrecords import TFRecords
+
+TARGETS: dict[str, type[Target]] = {
+    target.name: target
+    for target in (
+        Photos,
+        Archives,
+        Manifests,
+        ShardIndexes,
+        ColumnFiles,
+        TFRecords,
+        Texts,
+        CacheTables,
+        CacheSlots,
+        NodeRequests,
+        ObjectAnswers,
+        ListingAnswers,
+    )
+}

@@ -1,0 +1,142 @@
+"""No command sends to a terminal what the data say: results and errors show escapes."""
+
+import io
+import json
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from dali_pipes.cli import main
+from tests.conftest import make_samples, photo_bytes, write_shards
+from tests.fuzz.seeds.tfrecords import example, frame
+
+EVIL = "\x1b[2J\x9b31m\nerror: \u202egpj"
+"""Clears the screen, colours, begins a line that looks like ours, turns the direction of writing."""
+PHOTO = photo_bytes(0, 40, 33)
+
+
+def write_evil_tar(path: Path, members: dict[str, bytes]) -> Path:
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as archive:
+        for name, data in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    return path
+
+
+TARS = {
+    "key": {f"a{EVIL}.jpg": PHOTO},
+    "folder": {f"a{EVIL}/b.jpg": PHOTO, f"a{EVIL}/b.cls": b"1"},
+    "component": {f"a.{EVIL}": PHOTO, "a.jpg": PHOTO},
+    "component twice": {f"a.{EVIL}": b"", f"a.{EVIL.upper()}": b""},
+    "label": {"a.jpg": PHOTO, "a.cls": EVIL.encode()},
+    "text": {"a.jpg": EVIL.encode()},
+    "outside": {f"{EVIL}": b"", "a.jpg": b"\xff\xd8\xff" + EVIL.encode()},
+    "long": {f"{'x' * 100_000}.jpg": b"", f"{'x' * 100_000}.{'y' * 50_000}": b"1"},
+}
+COMMANDS = {
+    "index": ["prep", "index", "{in}"],
+    "verify": ["prep", "verify", "--workers", "1", "{in}"],
+    "info": ["prep", "info", "{in}"],
+    "view": ["prep", "view", "{in}", "{out}.png"],
+    "pack": ["prep", "pack", "tars", "{in}", "{out}", "--max-bytes", "1MiB", "--jobs", "1", "--on-bad", "skip"],
+    "shuffle": ["prep", "shuffle", "{in}", "--engine", "client"],
+    "shuffle by class": ["prep", "shuffle", "{in}", "--by", "class", "--dry-run"],
+    "shuffle by content": ["prep", "shuffle", "{in}", "--algorithm", "content", "--component", "cls"],
+    "transform": ["prep", "transform", "{in}", "{out}", "--function", "pets", "--jobs", "1"],
+    "export": ["prep", "export", "tfrecord", "{in}", "{out}", "--jobs", "1"],
+}
+
+
+def run(arguments: list[str], capsys: pytest.CaptureFixture[str], **paths: Path) -> tuple[int, str]:
+    """Run a command; check that all that it printed is harmless and of bounded length."""
+    code = main([argument.format(**{name: str(path) for name, path in paths.items()}) for argument in arguments])
+    printed = "".join(capsys.readouterr())
+    for line in printed.split("\n"):
+        for piece in line.split("\r"):  # a progress bar's, if there is one
+            assert piece.isprintable(), piece
+        assert not line.startswith("error: gpj")
+        assert len(line) < 10_000
+    return code, printed
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("case", TARS)
+def test_hostile_tars(case: str, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Members' names, components, labels and contents that would act on a terminal do not, under any command."""
+    (tmp_path / "in").mkdir()
+    write_evil_tar(tmp_path / "in" / "s-0.tar", TARS[case])
+    code, printed = run(COMMANDS[command], capsys, **{"in": tmp_path / "in", "out": tmp_path / "out"})
+    assert printed
+    assert code in (0, 1)
+    assert "internal" not in printed
+
+
+@pytest.mark.parametrize("command", ["index", "info", "verify", "view", "export"])
+def test_hostile_class_names(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Names of a class table are shown as escapes, also in info's table and in view's picture."""
+    shards = write_shards(tmp_path / "in", make_samples([(40, 33)] * 4), per_shard=2, index=False)
+    (shards / "s-classes.json").write_text(json.dumps({str(label): f"{EVIL}{label}" for label in range(1, 9)}))
+    assert main(["prep", "index", str(shards)]) == 0
+    code, printed = run(COMMANDS[command], capsys, **{"in": shards, "out": tmp_path / "out"})
+    assert code == 0, printed
+    if command == "info":
+        assert r"\x1b[2J\x9b31m\nerror: \u202egpj1" in printed
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        f'path,"{EVIL}"\na.jpg,1\n',
+        f'path,label\n"{EVIL}.jpg",1\n',
+        f'path,label,key\na.jpg,1,"{EVIL}"\n',
+        f'"{EVIL}",label\na.jpg,1\n',
+    ],
+)
+def test_hostile_tables(table: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Columns, paths and keys of a table."""
+    (tmp_path / "a.jpg").write_bytes(PHOTO)
+    (tmp_path / "t.csv").write_text(table)
+    command = ["prep", "pack", "table", "{table}", "{out}", "--max-bytes", "1MiB", "--label", "missing"]
+    code, printed = run(command, capsys, table=tmp_path / "t.csv", out=tmp_path / "out")
+    assert code in (1, 2)
+    assert r"\x1b[2J" in printed or "missing" in printed
+    code, printed = run([*command[:-2], "--unlabelled"], capsys, table=tmp_path / "t.csv", out=tmp_path / "out")
+    assert "internal" not in printed
+
+
+def test_hostile_features(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Names of a record's features, and a label that is a text."""
+    path = tmp_path / "a.tfrecord"
+    path.write_bytes(frame(example({EVIL: EVIL, "image": PHOTO, "label": EVIL})))
+    for more in ([], ["--key", EVIL], ["--label", EVIL], ["--component", "x.jpg=nothing"]):
+        command = ["prep", "pack", "tfrecords", "{file}", "{out}", "--max-bytes", "1MiB", "--jobs", "1", *more]
+        _, printed = run(command, capsys, file=path, out=tmp_path / "out")
+        assert "internal" not in printed
+
+
+def test_hostile_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Names of folders and files."""
+    folder = tmp_path / "in" / EVIL.replace("/", "")
+    folder.mkdir(parents=True)
+    (folder / f"{EVIL}.jpg").write_bytes(PHOTO)
+    (folder / f"{EVIL}.txt").write_bytes(b"")
+    command = ["prep", "pack", "imagefolder", "{in}", "{out}", "--max-bytes", "1MiB", "--jobs", "1"]
+    for more in ([], ["--on-bad", "skip"]):
+        _, printed = run([*command, *more], capsys, **{"in": tmp_path / "in", "out": tmp_path / "out"})
+        assert "internal" not in printed
+
+
+def test_verbose_traceback_is_harmless(tmp_path: Path) -> None:
+    """With -v, a traceback keeps its lines, and the data in it are escapes."""
+    (tmp_path / "in").mkdir()
+    write_evil_tar(tmp_path / "in" / "s-0.tar", TARS["label"])
+    command = [sys.executable, "-m", "dali_pipes", "-v", "prep", "index", str(tmp_path / "in")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1
+    lines = done.stderr.split("\n")
+    assert "Traceback (most recent call last):" in lines
+    assert all(line.isprintable() for line in lines)

@@ -1,0 +1,100 @@
+"""``prep pack``, ``prep verify`` and a loader say the same about each photo, by one function."""
+
+from pathlib import Path
+
+import pytest
+
+from dali_pipes.data_set import indexing
+from dali_pipes.formats.photo_header import PhotoHeader, PhotoRules, read_photo_header
+from dali_pipes.store.local import LocalStore
+from dali_pipes.store.urls import resolve_shards
+from prep.inspect.verify import verify
+from prep.pack.pack import pack
+from prep.sources.record import Record, Source
+from tests.conftest import Sample, write_shards
+from tests.hostile_photos import animated_png, broken_jpeg2000, encoded, gif, jpeg2000, large_png, pixels_of, tiff
+
+REFUSED = {
+    "jpeg2000": jpeg2000(),
+    "broken jpeg2000": broken_jpeg2000(),
+    "tiff": tiff(),
+    "gif": gif(),
+    "apng": animated_png(),
+    "bomb": large_png(10_000, 9_000),
+    "text": b"<html>" + bytes(100),
+}
+ALLOWED = {
+    "jpeg": encoded(pixels_of(), "JPEG"),
+    "png": encoded(pixels_of(), "PNG"),
+    "webp": encoded(pixels_of(), "WEBP"),
+    "bmp": encoded(pixels_of(), "BMP"),
+    "pgm": encoded(pixels_of(mode="L"), "PPM"),
+    "ppm": encoded(pixels_of(), "PPM"),
+}
+
+
+def packed(photo: bytes, directory: Path, *, formats: tuple[str, ...] = ()) -> list[str]:
+    records = [Record(key=key, components={"jpg": data}, label=None) for key, data in (("a", photo), ("b", OTHER))]
+    source = Source(name="here", records=records, classes={})
+    return list(pack(source, store=LocalStore(directory / "out"), on_bad="skip", formats=formats, jobs=1).skipped)
+
+
+def verified(photo: bytes, directory: Path, *, formats: tuple[str, ...] = ()) -> list[str]:
+    write_shards(directory, [Sample("a", {"jpg": photo})], per_shard=1)
+    report = verify(resolve_shards(directory, endpoint=None), formats=formats, workers=1)
+    return [finding.text for finding in report.findings if finding.kind != "note"]
+
+
+OTHER = ALLOWED["jpeg"]
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_photo_that_a_loader_refuses_is_bad_everywhere(tmp_path: Path, name: str) -> None:
+    """With the loader's words, whatever the file is called; the loader's own tests have the rest."""
+    text = PhotoRules().problem(read_photo_header(REFUSED[name]))
+    assert text is not None
+    (skipped,) = packed(REFUSED[name], tmp_path)
+    assert skipped.startswith(f"a: jpg {text}")
+    (finding,) = verified(REFUSED[name], tmp_path / "shards")
+    assert finding.startswith(text)
+
+
+@pytest.mark.parametrize("name", ALLOWED)
+def test_a_photo_that_a_loader_decodes_is_good_everywhere(tmp_path: Path, name: str) -> None:
+    assert PhotoRules().problem(read_photo_header(ALLOWED[name])) is None
+    assert packed(ALLOWED[name], tmp_path) == []
+    assert verified(ALLOWED[name], tmp_path / "shards") == []
+
+
+@pytest.mark.parametrize("name", ["jpeg2000", "tiff", "gif", "apng"])
+def test_a_format_that_is_asked_for_is_good_everywhere(tmp_path: Path, name: str) -> None:
+    """Verify decodes it as a loader does, in a process of its own: a broken one is a finding."""
+    assert packed(REFUSED[name], tmp_path, formats=(name,)) == []
+    assert verified(REFUSED[name], tmp_path / "shards", formats=(name,)) == []
+    if name == "jpeg2000":
+        (finding,) = verified(broken_jpeg2000(), tmp_path / "broken", formats=(name,))
+        assert finding.startswith("cannot be decoded by Pillow: ")
+
+
+def test_an_animated_png_is_found_behind_other_chunks(tmp_path: Path) -> None:
+    """Pack reads on where the first bytes of a PNG do not show whether it is animated."""
+    plain = animated_png()
+    at = plain.index(b"acTL") - 4
+    text = b"\0\0\x02\0tEXt" + b"IDAT" * 128 + bytes(4)  # its content does not count
+    photo = plain[:at] + text + plain[at:]
+    assert read_photo_header(photo) == PhotoHeader("APNG", 40, 50)
+    (skipped,) = packed(photo, tmp_path)
+    assert skipped.startswith("a: jpg holds an animated PNG")
+
+
+def test_verify_compares_the_index_with_the_photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loader refuses a photo of another size than its index says."""
+    monkeypatch.setattr(indexing, "read_photo_header", lambda data: PhotoHeader("JPEG", 10, 10))
+    write_shards(tmp_path, [Sample("a", {"jpg": OTHER}), Sample("b", {"jpg": OTHER})], per_shard=2)
+    monkeypatch.undo()
+    report = verify(resolve_shards(tmp_path, endpoint=None), workers=1)
+    (finding,) = (finding for finding in report.findings if finding.kind == "index")
+    assert (
+        "has a JPEG of 10 x 10 pixels as component 'jpg' of key 'a'; in the shard it is a JPEG of 40 x 50"
+        in finding.text
+    )

@@ -1,0 +1,194 @@
+"""`prep index` and a manifest that is there; what `verify` and `info` say of shards that differ from it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from dali_pipes.data_set.data_set import DataSet
+from dali_pipes.data_set.named import name_shards
+from dali_pipes.errors import DataError, StoreError
+from dali_pipes.formats.names import manifest_name
+from dali_pipes.store.cluster.ais import AisStore
+from dali_pipes.store.urls import resolve_shards
+from prep.commands.group import prep
+from prep.index import index_shards
+from tests.conftest import make_samples, write_shards, write_tar
+
+NAMES = tuple(f"s-{row:06d}.tar" for row in range(4))
+LACKING = NAMES[1]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Four indexed shards of three samples."""
+    return write_shards(tmp_path / "data", make_samples([(30, 30)] * 12), per_shard=3)
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(prep, list(map(str, arguments)))
+
+
+def manifest_of(folder: Path) -> bytes:
+    return (folder / manifest_name("s-")).read_bytes()
+
+
+@pytest.mark.parametrize("url", ["{folder}", "{folder}/s-", "{folder}/*.tar", "{folder}/s-{{000002..000003}}.tar"])
+def test_index_drops_no_shard_from_a_manifest_without_overwrite(folder: Path, url: str) -> None:
+    """A listing that lacks a shard, or a part of the set that is named, is no reason."""
+    if "{{" not in url:
+        (folder / LACKING).unlink()
+    before, url = manifest_of(folder), url.format(folder=folder)
+    done = run("index", url)
+    assert isinstance(done.exception, StoreError)
+    assert LACKING in str(done.exception)
+    assert "--overwrite" in str(done.exception)
+    assert manifest_of(folder) == before
+    assert run("index", url, "--overwrite").exit_code == 0
+    assert LACKING not in name_shards(folder, endpoint=None).names
+
+
+def test_index_of_a_bucket_drops_no_shard(folder: Path, bucket: AisStore) -> None:
+    bucket.create()
+    for path in folder.iterdir():
+        bucket.write(path.name, path.read_bytes())
+    bucket.delete(LACKING)
+    before = bucket.read(manifest_name("s-"))
+    done = run("index", f"{bucket.url}/s-", "--endpoint", bucket.endpoint)
+    assert isinstance(done.exception, StoreError)
+    assert f"'{bucket.url}/{LACKING}'" in str(done.exception)
+    assert bucket.read(manifest_name("s-")) == before
+
+
+def test_index_adds_shards_and_keeps_the_others(folder: Path) -> None:
+    write_tar(folder / "s-000004.tar", make_samples([(30, 30)], first=50))
+    assert run("index", folder).exit_code == 0
+    assert name_shards(folder, endpoint=None).names == (*NAMES, "s-000004.tar")
+
+
+def test_index_replaces_a_manifest_that_it_cannot_read(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Such as one of an earlier version."""
+    (folder / manifest_name("s-")).write_bytes(b"no manifest")
+    assert run("index", folder).exit_code == 0
+    assert "it is replaced" in caplog.text
+    assert name_shards(folder, endpoint=None).names == NAMES
+
+
+def test_index_that_fails_in_between_leaves_the_manifest_whole(folder: Path) -> None:
+    (folder / "s-000004.tar").write_bytes(b"cut off")
+    before = manifest_of(folder)
+    with pytest.raises(DataError, match=r"s-000004\.tar"):
+        index_shards(resolve_shards(folder, endpoint=None))
+    assert manifest_of(folder) == before
+    assert_opens(folder)
+
+
+def test_index_that_is_killed_leaves_the_manifest_whole(folder: Path) -> None:
+    """In the middle of a shard, which is a pipe here."""
+    os.mkfifo(folder / "s-000004.tar")
+    before = manifest_of(folder)
+    code = (
+        "import sys; from prep.index import index_shards; from dali_pipes.store.urls import resolve_shards; "
+        "from dali_pipes.store.shard_set import ShardSet; shards = resolve_shards(sys.argv[1], endpoint=None); "
+        "ShardSet.entries = lambda self: [type('E', (), {'size': 1 << 20})] * 5; index_shards(shards)"
+    )
+    with (
+        subprocess.Popen([sys.executable, "-c", code, str(folder)]) as process,
+        (folder / "s-000004.tar").open("wb") as pipe,  # waits until the indexer opens it
+    ):
+        pipe.write((folder / NAMES[0]).read_bytes()[:1024])
+        pipe.flush()
+        time.sleep(0.2)
+        process.send_signal(signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL
+    assert manifest_of(folder) == before
+    assert_opens(folder)
+
+
+def assert_opens(folder: Path) -> None:
+    indexed = DataSet(name_shards(folder, endpoint=None))
+    assert indexed.manifest.names == NAMES
+    assert [len(indexed.read_index(row)) for row in range(4)] == indexed.manifest.index_bytes.tolist()
+
+
+# --- what verify and info say -----------------------------------------------------------------------------------------
+
+
+def test_verify_names_missing_shards_and_those_beyond_the_manifest(folder: Path) -> None:
+    assert run("verify", folder, "--workers", "1").exit_code == 0
+    (folder / LACKING).unlink()
+    write_tar(folder / "s-000004.tar", make_samples([(30, 30)], first=50))
+    done = run("verify", folder, "--workers", "1", "--json")
+    assert done.exit_code == 1
+    found = json.loads(done.stdout)
+    assert (found["num_shards"], found["num_samples"], found["num_problems"]) == (3, 9, 2)
+    assert [(one["kind"], one["shard"]) for one in found["findings"]] == [
+        ("gone", f"{folder}/{LACKING}"),
+        ("beyond", f"{folder}/s-000004.tar"),
+    ]
+    text = run("verify", folder, "--workers", "1").stdout
+    assert "1  shards that the manifest lists and the store lacks" in text
+    assert "1  shards that the manifest does not list" in text
+    assert "nothing is wrong" not in text
+
+
+def test_verify_of_a_bucket_that_lacks_a_shard_fails(folder: Path, bucket: AisStore) -> None:
+    bucket.create()
+    for path in folder.iterdir():
+        bucket.write(path.name, path.read_bytes())
+    bucket.delete(LACKING)
+    done = run("verify", f"{bucket.url}/s-", "--workers", "1", "--endpoint", bucket.endpoint)
+    assert done.exit_code == 1
+    assert f"shard '{bucket.url}/{LACKING}': is not there" in done.stdout
+
+
+def test_info_names_missing_shards_and_those_beyond_the_manifest(folder: Path) -> None:
+    """Shards beyond the manifest are a remark, missing ones are an error."""
+    write_tar(folder / "s-000004.tar", make_samples([(30, 30)], first=50))
+    done = run("info", folder)
+    assert done.exit_code == 0
+    assert f"1 shard there that the manifest does not list: '{folder}/s-000004.tar'" in done.stdout
+    (folder / LACKING).unlink()
+    done = run("info", folder, "--json")
+    assert done.exit_code == 1
+    found = json.loads(done.stdout)
+    assert (found["num_shards"], found["num_samples"]) == (3, 9)
+    assert found["missing"] == [f"{folder}/{LACKING}"]
+    assert found["beyond"] == [f"{folder}/s-000004.tar"]
+    assert "1 shard missing, which the manifest lists" in run("info", folder).stdout
+
+
+def test_view_and_export_leave_missing_shards_out_if_they_may(folder: Path, tmp_path: Path) -> None:
+    (folder / LACKING).unlink()
+    for arguments in (("view", folder, tmp_path / "a.png"), ("export", "tfrecord", folder, tmp_path / "out/r-")):
+        done = run(*arguments)
+        assert isinstance(done.exception, StoreError)
+        assert LACKING in str(done.exception)
+        done = run(*arguments, "--allow-missing", "--json")
+        assert done.exit_code == 0
+        found = json.loads(done.stdout)
+        assert found.get("num_samples", found.get("num_matching")) == 9
+
+
+@pytest.mark.parametrize("command", ["shuffle", "transform", "pack"])
+def test_commands_that_write_samples_refuse_to_lose_those_of_a_missing_shard(
+    folder: Path, tmp_path: Path, command: str
+) -> None:
+    (folder / LACKING).unlink()
+    out = tmp_path / "out"
+    arguments = {
+        "shuffle": ("shuffle", folder),
+        "transform": ("transform", folder, out, "--function", "pets"),
+        "pack": ("pack", "tars", folder, out, "--max-count", "5"),
+    }[command]
+    done = run(*arguments)
+    assert isinstance(done.exception, StoreError)
+    assert f"no shard '{folder}/{LACKING}'" in str(done.exception)
+    assert not out.exists()
+    assert not list(folder.glob("shuffled-*"))
