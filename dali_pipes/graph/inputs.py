@@ -22,6 +22,7 @@ from dali_pipes.reader.batch import Batch, DecodedPhotos
 Int32s = npt.NDArray[np.int32]
 T = TypeVar("T")
 ArrayFunction = Callable[[Batch], npt.NDArray[Any]]
+DecoderDevice = Literal["cpu", "mixed"]
 
 _DALI_TYPES = {
     np.dtype(np.float32): types.FLOAT,
@@ -117,10 +118,10 @@ class Components:
         check: Callable[[str], None],
         check_labels: Callable[[], None],
         example: Batch,
-        device: Literal["cpu", "mixed"],
+        device: DecoderDevice,
     ) -> None:
         self.device = device
-        """``device=`` for `fn.decoders`: ``"mixed"`` if a GPU decodes, else ``"cpu"``."""
+        """``device=`` for the decoders of photos: ``"mixed"`` if a GPU decodes, else ``"cpu"``."""
         self.inputs = GraphInputs()
         self._source, self._check, self._check_labels, self._example = source, check, check_labels, example
         self._json: dict[str, Parser] = {}
@@ -166,6 +167,14 @@ class Components:
             self.inputs.photos.add(component)
             self._check(component)
         self.inputs.same_size.append((photo, mask))
+
+    def on_device(self, node: Any) -> Any:
+        """Move a node to the loader's device, where the operators after it then run; on the CPU it is unchanged.
+
+        For masks: ``components.on_device(fn.decoders.image(components["png"], device="cpu", output_type=types.GRAY))``.
+        No NVIDIA decoder decodes PNG on a GPU, and DALI runs one ``"mixed"`` decoder at a time.
+        """
+        return node if self.device == "cpu" or node.device == "gpu" else node.gpu()
 
     def array(self, function: ArrayFunction) -> Any:
         """A node fed with the rows of ``function(batch)``, a float32, int32, int64 or uint8 array [B, ...].

@@ -5,7 +5,7 @@ graph runs inside a DALI pipeline definition, so it may use any ``fn.`` operator
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,7 @@ from nvidia.dali import fn, types
 from dali_pipes.arguments import as_integer
 from dali_pipes.graph.crop import center_crop_start, crop_position, resized_shape
 from dali_pipes.graph.decode import Graph
-from dali_pipes.graph.inputs import Components, once_a_batch
+from dali_pipes.graph.inputs import Components, DecoderDevice, once_a_batch
 from dali_pipes.graph.random import Random
 from dali_pipes.reader.batch import Batch
 
@@ -38,6 +38,7 @@ def segmentation(
     layout: Layout = "CHW",
     photo: str = "image.jpg",
     mask: str = "trimap.png",
+    mask_device: DecoderDevice = "cpu",
 ) -> Graph:
     """Cut or pad photo and mask to ``crop`` about the centre, normalise the photo, and give the label.
 
@@ -63,21 +64,28 @@ def segmentation(
         layout: ``"CHW"`` or ``"HWC"``.
         photo: The component that holds the photo.
         mask: The component that holds the mask.
+        mask_device: Where a GPU decodes the photos: ``"cpu"`` decodes the masks in DALI's CPU operators, and then
+            copies their crops to the GPU; ``"mixed"`` leaves masks to the decoder that the photos have, too. The values
+            are the same. Where no GPU decodes, it changes nothing.
 
     Raises:
-        ValueError: If ``crop`` is not positive, or ``dtype`` or ``layout`` is not one of these.
+        ValueError: If ``crop`` is not positive, or ``dtype``, ``layout`` or ``mask_device`` is not one of these.
     """
     _check(crop=crop, dtype=dtype, layout=layout)
+    if mask_device not in get_args(DecoderDevice):
+        raise ValueError(f"mask_device must be one of {', '.join(get_args(DecoderDevice))}, got {mask_device!r}")
 
     def graph(components: Components, random: Random) -> dict[str, Any]:
         components.same_size(photo, mask)
         # Only the crop is decoded; where the photo is smaller than it, crop_mirror_normalize pads it.
         start, shape, position = _centre_crop(components, photo, crop)
-        pixels = _decode_crop(components, photo, start, shape, types.RGB)
+        pixels = _decode_crop(components, photo, start, shape, types.RGB, device=components.device)
         image = _normalised(pixels, crop, position, mean=mean, std=std, dtype=dtype, layout=layout)
-        # PNG is decoded on the CPU in every NVIDIA stack; "mixed" adds the copy to the GPU.
+        # PNG is decoded on the CPU in every NVIDIA stack, and DALI runs one "mixed" operator at a time: photos would
+        # wait for masks, and the JPEG engines with them.
         start, shape, position = _centre_crop(components, mask, crop)
-        ids = _decode_crop(components, mask, start, shape, types.GRAY)
+        device = "cpu" if mask_device == "cpu" else components.device
+        ids = components.on_device(_decode_crop(components, mask, start, shape, types.GRAY, device=device))
         trimap = _normalised(ids, crop, position, mean=(0,), std=(1,), dtype="uint8", layout=layout)
         return {"image": image, "trimap": trimap, "label": components.label}
 
@@ -126,7 +134,7 @@ def classification_train(
 
     def graph(components: Components, random: Random) -> dict[str, Any]:
         start, shape = random.resized_crop(photo, scale=scale, ratio=ratio, stream="crop")
-        pixels = _decode_crop(components, photo, start, shape, types.RGB)
+        pixels = _decode_crop(components, photo, start, shape, types.RGB, device=components.device)
         pixels = fn.resize(pixels, size=(crop, crop), interp_type=types.INTERP_LINEAR, antialias=True)
         mirror = random.coin_flip(flip, stream="flip")
         image = _normalised(pixels, crop, None, mirror=mirror, mean=mean, std=std, dtype=dtype, layout=layout)
@@ -206,14 +214,16 @@ def _centre_crop(components: Components, photo: str, crop: int) -> tuple[Any, An
     return start, shape, position
 
 
-def _decode_crop(components: Components, component: str, start: Any, shape: Any, output_type: Any) -> Any:
+def _decode_crop(
+    components: Components, component: str, start: Any, shape: Any, output_type: Any, *, device: DecoderDevice
+) -> Any:
     """Decode only the crop with this start and shape (rows, columns)."""
     return fn.decoders.image_slice(
         components[component],
         start,
         shape,
         axes=(0, 1),
-        device=components.device,
+        device=device,
         output_type=output_type,
         # Crops are computed from the sizes of the stored photos.
         adjust_orientation=False,
