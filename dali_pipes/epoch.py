@@ -29,6 +29,7 @@ from dali_pipes.order.state import LoaderState
 from dali_pipes.reader.batching import Batching
 from dali_pipes.reader.feed import Feed
 from dali_pipes.reader.samples import Samples
+from dali_pipes.reader.segments import SegmentReader
 
 _log = logging.getLogger(__name__)
 
@@ -117,6 +118,7 @@ class LoaderParts:
     decode: DecodePipeline
     share: CacheShare
     stager: Stager
+    reader: SegmentReader
     seen: BadSamplesSeen
     repair: Repair
     outputs: Outputs
@@ -204,6 +206,7 @@ class Feeds:
                 components=parts.decode.read_components,
                 share=parts.share,
                 stager=parts.stager,
+                reader=parts.reader,
                 batching=batching,
                 start=start,
                 show_progress=parts.show_progress,

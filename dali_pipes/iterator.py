@@ -31,6 +31,7 @@ from dali_pipes.integrations.dali_iterator import DaliIterator
 from dali_pipes.integrations.torch_dataset import DictBatches, LoaderDataset
 from dali_pipes.order.state import LoaderState
 from dali_pipes.processes.agreement import Agreement
+from dali_pipes.reader.aio_reader import in_reader
 from dali_pipes.reader.batch import Batch
 
 _log = logging.getLogger(__name__)
@@ -309,7 +310,7 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
         # There is nothing to close if the constructor failed. In a forked child the loader belongs to the parent.
         if getattr(self, "_closed", True) or os.getpid() != self._pid:
             return
-        if in_mutex() or in_fetcher():
+        if in_mutex() or in_fetcher() or in_reader():
             # The garbage collector runs in the middle of work on a cache, of this loader or another one. The threads
             # that close() ends may wait for that work.
             threading.Thread(target=self.close, name="dali-pipes-close", daemon=True).start()

@@ -49,6 +49,7 @@ from dali_pipes.order.state import LoaderState
 from dali_pipes.processes.ranks import Rank, find_rank, num_local_ranks
 from dali_pipes.reader.batching import Batching
 from dali_pipes.reader.samples import Samples, StoredSamples
+from dali_pipes.reader.segments import open_reader
 from dali_pipes.reader.shard_table import SampleRules
 from dali_pipes.store.patience import Patience, use_patience
 from dali_pipes.store.urls import ShardUrls
@@ -176,6 +177,8 @@ def loader(
         resources.callback(share.close)
         stager = data_set.open_stager(share, num_fetchers=cache.fetchers)
         resources.callback(stager.close)
+        reader = open_reader(share.path, kind=decode.reader)
+        resources.callback(reader.close)
         samples = Samples(data_set.manifest, lambda shard: share.index_extent(shard).read(), rules=rules)
         seen = BadSamplesSeen(bad_samples, quarantine=_open_quarantine(bad_samples, data_set, batching))
         repair = Repair(pipeline, stored=stored, seen=seen, read=_range_reader(data_set, share, stager))
@@ -186,6 +189,7 @@ def loader(
             decode=pipeline,
             share=share,
             stager=stager,
+            reader=reader,
             seen=seen,
             repair=repair,
             outputs=outputs,

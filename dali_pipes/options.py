@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 Missing = Literal["error", "skip", "empty"]
 OnError = Literal["raise", "substitute"]
 Labels = Literal["raw", "contiguous"]
+ReaderKind = Literal["auto", "aio", "webdataset"]
 Paths = str | Path | Iterable[str | Path]
 
 _Arguments = ParamSpec("_Arguments")
@@ -199,6 +200,11 @@ class Decode:
     formats could end the process, or DALI does not decode them as others do; so Pillow decodes them, in processes of
     their own, and of an animation the first picture. This is slower. Photos of formats that are not named are bad
     samples."""
+    reader: ReaderKind = "auto"
+    """How encoded bytes are read from the cache file. ``"aio"``: a batch with one system call, by Linux's asynchronous
+    I/O, into memory that is used again. ``"webdataset"``: by DALI's ``fn.readers.webdataset``, which takes about three
+    times the CPU time. ``"auto"``: the first, where the system allows it; a container's filter of system calls may
+    not. Batches are the same."""
     max_batch_pixels: int | None = None
     """The largest number of pixels that the photos of a batch may have together, as stored; masks count, too. Decoded
     pixels take 3 bytes of memory each, for each batch that is decoded ahead. A batch with more is decoded in parts: it
@@ -218,6 +224,7 @@ class Decode:
                 raise ValueError(f"engine_share must be in [0, 1], got {share}")
             object.__setattr__(self, "engine_share", share)
         _check_path("tuning", self.tuning)
+        _check_choice("reader", self.reader, ReaderKind)
 
 
 @dataclass(frozen=True, kw_only=True)

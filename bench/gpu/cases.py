@@ -23,7 +23,7 @@ from PIL import Image
 import dali_pipes as dp
 from bench.gpu.workload import GpuSetting, Workload
 from dali_pipes.errors import PipesError
-from dali_pipes.reader.segments import Segment
+from dali_pipes.reader.webdataset import WebdatasetSegment
 
 # Values of the recipe; mean and deviation are torchvision's.
 _MEAN, _STD = [0.485 * 255, 0.456 * 255, 0.406 * 255], [0.229 * 255, 0.224 * 255, 0.225 * 255]
@@ -182,7 +182,7 @@ def _two_halves(kind: Literal["shared", "copied", "pinned"]) -> Define:
 
     def define(workload: Workload, setting: GpuSetting, stack: ExitStack) -> tuple[Any, float]:
         path, index = workload.lines(setting)
-        segment = Segment(str(path), index, num_components=1, batch_size=setting.batch_size)
+        segment = WebdatasetSegment(str(path), index, num_components=1, batch_size=setting.batch_size)
         stack.callback(segment.close)
         source = _pinned_source(segment, setting) if kind == "pinned" else lambda: segment.read()[0]
         encoded = fn.external_source(source=source, batch=True, dtype=types.UINT8, ndim=1, no_copy=kind != "copied")
@@ -191,7 +191,7 @@ def _two_halves(kind: Literal["shared", "copied", "pinned"]) -> Define:
     return define
 
 
-def _pinned_source(segment: Segment, setting: GpuSetting) -> Callable[[], list[Any]]:
+def _pinned_source(segment: WebdatasetSegment, setting: GpuSetting) -> Callable[[], list[Any]]:
     """Copy each batch into page-locked memory, in turns into more buffers than batches can be in flight.
 
     Without a GPU the memory is ordinary, which only exercises the code.

@@ -22,7 +22,8 @@ from bench.tools.repeat import encoded
 from dali_pipes.errors import DataError
 from dali_pipes.formats.tar_reader import BLOCK
 from dali_pipes.graph.decode import Graph
-from dali_pipes.reader.segments import MAX_LINES, index_text
+from dali_pipes.reader.feed import MAX_LINES
+from dali_pipes.reader.webdataset import index_text
 from dali_pipes.store.shard_set import ShardSet
 
 Device = Literal["gpu", "cpu"]

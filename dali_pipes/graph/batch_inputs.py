@@ -26,8 +26,8 @@ class BatchInputs(NamedTuple):
 
     batch: Batch
     encoded: Sequence[Any]
-    """One entry for each of `DecodePipeline.read_components`: a TensorList, or a list of uint8 arrays, one for each
-    sample."""
+    """One entry for each of `DecodePipeline.read_components`: the bytes of each sample: a TensorList, an
+    `dali_pipes.reader.buffers.EncodedBatch`, or a list of uint8 arrays."""
     arrays: Sequence[npt.NDArray[Any]]
     """One entry for each of `GraphInputs.arrays`: an array [B, ...]."""
     parsed: Sequence[npt.NDArray[Any] | list[npt.NDArray[Any]]] = ()

@@ -35,6 +35,7 @@ from dali_pipes.graph.random import Random
 from dali_pipes.processes.forks import keep_in_children
 from dali_pipes.processes.pillow import PillowProcesses
 from dali_pipes.reader.batch import Batch, DecodedPhotos
+from dali_pipes.reader.buffers import as_dali
 from dali_pipes.reader.samples import StoredSamples
 
 _log = logging.getLogger(__name__)
@@ -381,7 +382,9 @@ class DecodePipeline:
                 raise StopIteration
             self.scheduled.append(inputs)
             fed = inputs.split(self._max_batch_pixels)[0]  # `take` decodes the further parts
-            values = {f"component/{part}": data for part, data in zip(self.inputs.read, fed.encoded, strict=True)}
+            values = {
+                f"component/{part}": as_dali(data) for part, data in zip(self.inputs.read, fed.encoded, strict=True)
+            }
             values |= {f"array/{number}": array for number, array in enumerate(fed.arrays)}
             values |= {f"parsed/{number}": arrays for number, arrays in enumerate(fed.parsed)}
             for waiting, queue in self._waiting.items():

@@ -27,10 +27,12 @@ from dali_pipes.progress import bar
 from dali_pipes.reader.batch import Batch, Rows
 from dali_pipes.reader.batching import Batching
 from dali_pipes.reader.samples import Samples
-from dali_pipes.reader.segments import MAX_LINES, Segment, index_text
+from dali_pipes.reader.segments import Lines, Segment, SegmentReader
 
 _log = logging.getLogger(__name__)
 
+# A segment's rows are computed at once, in the thread that iterates: 1 us a line.
+MAX_LINES = 8192
 # If shards must still be staged, the first segment is one batch, so that it waits for its own shards only. Each further
 # segment is longer by this factor, up to MAX_LINES.
 SEGMENT_GROWTH = 4
@@ -46,8 +48,7 @@ class _Opened(NamedTuple):
     segment: Segment
     steps: list[Step]
     rows: Rows
-    starts: list[Int64s]  # for each component, where each row's bytes lie in the cache file
-    sizes: list[Int64s]
+    lines: Lines
     shards: list[int]
 
 
@@ -65,6 +66,7 @@ class Feed:
         components: Sequence[str],
         share: CacheShare,
         stager: Stager,
+        reader: SegmentReader,
         batching: Batching,
         start: int = 0,
         show_progress: bool = False,
@@ -73,6 +75,7 @@ class Feed:
         self.wait_s = 0.0
         """Seconds for which `next` has waited for shards."""
         self._samples, self._components, self._share, self._stager = samples, components, share, stager
+        self._reader = reader
         self._show_progress = show_progress
         self._streams: dict[str, Stream] = {}
         # For each lane: the windows that are still to be staged, and those that are staged, by number.
@@ -130,7 +133,9 @@ class Feed:
         return self._ahead is not None or self._run is None or self._is_faulty
 
     def next(self) -> tuple[Batch, Sequence[Any]] | None:
-        """Read the next batch: its rows, and for each component a TensorList of encoded bytes; ``None`` at the end.
+        """Read the next batch: its rows, and for each component the encoded bytes; ``None`` at the end.
+
+        The bytes are as `dali_pipes.reader.segments.Segment.read` returns them.
 
         Raises:
             CacheError, DataError, StoreError: If a shard of the batch could not be staged.
@@ -210,18 +215,13 @@ class Feed:
             places = [rows.places(component) for component in self._components]
             # A sample that lacks the component has an offset of -1 and no bytes.
             starts = [extents + np.maximum(place.offset, 0) for place in places]
-            sizes = [place.size for place in places]
-            segment = Segment(
-                self._share.path,
-                index_text(ordinals, starts, sizes),
-                num_components=len(places),
-                batch_size=len(run[0].ordinals),
-            )
+            lines = Lines(ordinals, starts, [place.size for place in places])
+            segment = self._reader.open(lines, batch_size=len(run[0].ordinals))
         except BaseException:
             self._stager.done(shards)
             raise
         self._run = next(self._runs, None)
-        return _Opened(segment=segment, steps=run, rows=rows, starts=starts, sizes=sizes, shards=shards)
+        return _Opened(segment=segment, steps=run, rows=rows, lines=lines, shards=shards)
 
     def _close_open(self) -> None:
         if self._open is not None:
@@ -229,7 +229,7 @@ class Feed:
             self._open = None
 
     def _close_segment(self, opened: _Opened) -> None:
-        # The reader is closed first: it may be reading past its last line.
+        # The segment is closed first: its reader may still read.
         opened.segment.close()
         self._stager.done(opened.shards)
         self._forget(opened.shards)
@@ -260,7 +260,7 @@ class Feed:
             return
         size = len(opened.steps[0].ordinals)
         rows = slice(first * size, first * size + sum(len(step.ordinals) for step in steps))
-        for starts, sizes in zip(opened.starts, opened.sizes, strict=True):
+        for starts, sizes in zip(opened.lines.starts, opened.lines.sizes, strict=True):
             self._share.read_ahead(starts[rows], sizes[rows])
 
     def _shards(self, run: list[Step]) -> list[int]:

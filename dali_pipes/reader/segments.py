@@ -1,80 +1,78 @@
-"""Read a segment of the plan: a reader pipeline over the cache file, with an index of the segment's samples.
+"""What a segment is to its reader: lines to read, in batches.
 
-A segment is one reader for at most `MAX_LINES` index lines. It is built, read once and closed. Building it holds the
-GIL for about 16 us a line, so segments are short. Reading costs one Python call for each batch, and none for a sample.
+There are two readers. `dali_pipes.reader.aio_reader` reads a batch with one system call into memory that is used again.
+`dali_pipes.reader.webdataset` runs DALI's `fn.readers.webdataset`, where the system does not allow the first.
 """
 
-import os
+import logging
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
-from nvidia.dali import fn
-from nvidia.dali.pipeline import Pipeline
 
-from dali_pipes.processes.forks import keep_in_children
+from dali_pipes.reader.buffers import Buffers
 
-MAX_LINES = 8192
+_log = logging.getLogger(__name__)
 
 Int64s = npt.NDArray[np.int64]
 
 
-def index_text(ordinals: Int64s, offsets: Sequence[Int64s], sizes: Sequence[Int64s]) -> str:
-    """Write a DALI index, version 1.2, with one line for each sample, in this order.
+class Lines(NamedTuple):
+    """The places of a segment's samples in the cache file; one line a sample, in the order of the batches."""
 
-    The reader does not compare an index with the archive. So components are called ``c0``, ``c1``, ... here, whatever
-    their names are in the archive. The member's name, which DALI repeats in its errors, is the sample's ordinal. So the
-    index holds no names with white space, which its format does not allow.
-
-    >>> print(index_text(np.array([42]), [np.array([512]), np.array([1536])], [np.array([7]), np.array([3])]), end="")
-    v1.2 1
-    c0 512 7 42 c1 1536 3 42
-    """
-    columns = [column.tolist() for pair in zip(offsets, sizes, strict=True) for column in (*pair, ordinals)]
-    line = " ".join(f"c{number} %d %d %d" for number in range(len(offsets)))
-    lines = [line % values for values in zip(*columns, strict=True)]
-    return "\n".join([f"v1.2 {len(ordinals)}", *lines, ""])
+    ordinals: Int64s
+    """int64 [N]."""
+    starts: Sequence[Int64s]
+    """For each component, int64 [N]: the first byte of each sample's."""
+    sizes: Sequence[Int64s]
+    """For each component, int64 [N]: bytes; 0 where a sample lacks the component."""
 
 
-class Segment:
-    """A `fn.readers.webdataset` over the cache file, alone in its pipeline.
-
-    Args:
-        cache_path: The cache file.
-        index: From `index_text`.
-        num_components: Components in a line; the pipeline has as many outputs.
-        batch_size: Must divide the number of lines: a reader wraps round to fill its last batch.
-    """
-
-    def __init__(self, cache_path: str, index: str, *, num_components: int, batch_size: int) -> None:
-        # A file without a name: the reader needs a path, and the file is gone when it is closed.
-        index_file = os.memfd_create("dali-pipes-index", os.MFD_CLOEXEC)
-        try:
-            with os.fdopen(os.dup(index_file), "w", encoding="ascii") as stream:
-                stream.write(index)
-            # Without exec_dynamic the next run would overwrite the TensorLists that were handed on.
-            self._pipeline = Pipeline(batch_size=batch_size, num_threads=1, device_id=None, exec_dynamic=True)
-            with self._pipeline:
-                outputs = fn.readers.webdataset(
-                    paths=[cache_path],
-                    index_paths=[f"/proc/self/fd/{index_file}"],
-                    ext=[f"c{number}" for number in range(num_components)],
-                    missing_component_behavior="error",
-                    # A mapped read of unallocated blocks allocates pages on tmpfs, and it can end in SIGBUS.
-                    dont_use_mmap=True,
-                )
-                # One component gives a node, several a list.
-                self._pipeline.set_outputs(*(outputs if isinstance(outputs, list | tuple) else [outputs]))
-            self._pipeline.build()
-            keep_in_children(self._pipeline)
-        finally:
-            os.close(index_file)
+class Segment(Protocol):
+    """Some lines that are read in batches, in order."""
 
     def read(self) -> Sequence[Any]:
-        """Read the next batch's encoded bytes: for each component a TensorListCPU of uint8 [bytes]."""
-        return self._pipeline.run()  # type: ignore[no-any-return]
+        """Read the next batch.
+
+        Returns:
+            For each component a sequence of uint8 arrays [bytes], one a sample: a TensorListCPU or an `EncodedBatch`.
+        """
 
     def close(self) -> None:
-        """Destroy the reader, which closes the cache file. Can be called twice."""
-        self._pipeline = None
+        """Wait until nothing is read any more. Can be called twice. Batches that were read stay as they are."""
+
+
+class SegmentReader(Protocol):
+    """Opens the segments of one loader."""
+
+    def open(self, lines: Lines, *, batch_size: int) -> Segment:
+        """Open a segment, and begin to read its first batch. ``batch_size`` divides the number of lines."""
+
+    def close(self) -> None:
+        """Free what is shared by all segments, which are closed. Can be called twice."""
+
+
+def open_reader(path: str, *, kind: str = "auto", buffers: Buffers | None = None) -> SegmentReader:
+    """Open a reader of the cache file.
+
+    Args:
+        path: The cache file.
+        kind: ``"aio"``, ``"webdataset"``, or ``"auto"``: the first that the system allows.
+        buffers: Where ``"aio"`` puts encoded bytes; ``None``: in ordinary memory.
+
+    Raises:
+        OSError: If ``kind`` is ``"aio"`` and the system does not allow it.
+    """
+    if kind != "webdataset":
+        from dali_pipes.reader.aio_reader import AioReader
+
+        try:
+            return AioReader(path, buffers=buffers or Buffers())
+        except OSError as exc:
+            if kind == "aio":
+                raise
+            _log.info("Linux's asynchronous I/O is not to be had (%s): DALI's own reader is used", exc)
+    from dali_pipes.reader.webdataset import WebdatasetReader
+
+    return WebdatasetReader(path)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as numpy_st
 
 from dali_pipes.graph import parse
-from dali_pipes.reader.segments import Segment, index_text
+from dali_pipes.reader.segments import Lines, open_reader
 
 FLOAT32 = np.dtype(np.float32)
 
@@ -367,11 +367,12 @@ def test_empty_file_that_is_there_is_parsed_like_any_other() -> None:
         assert list(parse_all(parser, [b"", b""], there)[1]) == [1]
 
 
-# --- bytes as the reader half gives them ------------------------------------------------------------------------------
+# --- bytes as a reader gives them -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size_of", [lambda i: 100, lambda i: 100 + 37 * i, lambda i: 0, lambda i: (i % 3) * 50])
-def test_views_of_a_reader_half(tmp_path: Path, size_of: Callable[[int], int]) -> None:
+@pytest.mark.parametrize("kind", ["aio", "webdataset"])
+def test_views_of_encoded_bytes(tmp_path: Path, kind: str, size_of: Callable[[int], int]) -> None:
     """Of equal lengths, of different ones, with and of nothing: each sample's bytes, read-only, good when all else is
     gone.
     """
@@ -379,15 +380,17 @@ def test_views_of_a_reader_half(tmp_path: Path, size_of: Callable[[int], int]) -
     image = tmp_path / "image"
     image.write_bytes(b"".join(data.ljust(1024, b"\0") for data in files))
     numbers = np.arange(12)
-    index = index_text(numbers, [numbers * 1024], [np.array([len(data) for data in files])])
+    lines = Lines(numbers, [numbers * 1024], [np.array([len(data) for data in files])])
     seen = []
-    with contextlib.closing(Segment(str(image), index, num_components=1, batch_size=4)) as segment:
+    reader = open_reader(str(image), kind=kind)
+    with contextlib.closing(reader), contextlib.closing(reader.open(lines, batch_size=4)) as segment:
         for _ in range(3):
             (encoded,) = segment.read()
             seen += parse.views(encoded)
             del encoded
-        for _ in range(6):  # what the reader reads next comes elsewhere
-            segment.read()
+        for _ in range(6):  # what is read next comes elsewhere
+            with contextlib.closing(reader.open(lines, batch_size=12)) as other:
+                other.read()
     assert [view.tobytes() for view in seen] == files
     assert all(view.dtype == np.uint8 and view.ndim == 1 and not view.flags.writeable for view in seen)
 

@@ -19,6 +19,7 @@ from dali_pipes.epoch import PlanInputs
 from dali_pipes.fetch.local import LocalFetcher
 from dali_pipes.fetch.stager import Stager
 from dali_pipes.order.plan import Plan
+from dali_pipes.reader import buffers
 from dali_pipes.reader.feed import Feed
 from dali_pipes.reader.samples import Samples
 from tests.conftest import Sample, make_samples, photo_bytes, write_shards
@@ -413,3 +414,23 @@ def test_a_rank_that_breaks_off_holds_only_its_windows(
     assert max(held) <= loader.parts.share.reserved
     assert np.ptp([len(loader.parts.stager._demand.needs) for _ in held]) == 0
     assert sys.getrefcount(loader) < 10
+
+
+def test_loader_keeps_few_buffers(
+    open_loader: Callable[..., dp.Loader], samples: list[Sample], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many batches pass: the bytes of none wait for the garbage collector."""
+    made: list[int] = []
+    mapped = buffers._mapped
+    monkeypatch.setattr(buffers, "_mapped", lambda num_bytes: made.append(num_bytes) or mapped(num_bytes))
+    loader = open_loader(shuffle=True)
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(5):
+            read_epoch([loader], samples)
+    finally:
+        gc.enable()
+    # Two are decoded ahead, one is delivered, one is kept as proof that the graph can be run, and two are read ahead:
+    # by this epoch's segment and by the next one's.
+    assert 1 < len(made) <= 6

@@ -1,79 +1,308 @@
-"""The index as a program: lines in any order, repeated, from anywhere in the file; DALI reads exactly those."""
+"""The index as a program: lines in any order, repeated, from anywhere in the file; both readers read exactly those."""
 
 import contextlib
+import gc
 import os
+import re
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nvidia.dali import fn, types
+from nvidia.dali.pipeline import Pipeline
 
-from dali_pipes.reader.segments import Segment, index_text
+from dali_pipes.reader import segments as segments_module
+from dali_pipes.reader.aio import MAX_READS, Aio
+from dali_pipes.reader.aio_reader import AioReader
+from dali_pipes.reader.buffers import Buffers, as_dali
+from dali_pipes.reader.segments import Lines, SegmentReader, open_reader
+from dali_pipes.reader.webdataset import WebdatasetReader
 
 BLOCKS = 64
+KINDS = ["aio", "webdataset"]
+
+Open = Callable[..., SegmentReader]
 
 
 @pytest.fixture(scope="module")
-def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("image") / "image"
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("file") / "file"
     path.write_bytes(os.urandom(512 * BLOCKS))
     return path
 
 
+@pytest.fixture(scope="module")
+def readers(file: Path) -> Iterator[dict[str, SegmentReader]]:
+    with contextlib.ExitStack() as opened:
+        made = {kind: open_reader(str(file), kind=kind) for kind in KINDS}
+        for reader in made.values():
+            opened.callback(reader.close)
+        yield made
+
+
+def lines(offsets: list[np.ndarray], sizes: list[np.ndarray]) -> Lines:
+    return Lines(np.arange(len(offsets[0])), offsets, sizes)
+
+
+def holders(path: Path) -> int:
+    links = [str(link.readlink()) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    return links.count(str(path))
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=25, deadline=None)
 @given(st.data())
-def test_segment_reads_exactly_its_lines(image: Path, data: st.DataObject) -> None:
+def test_segment_reads_exactly_its_lines(
+    readers: dict[str, SegmentReader], file: Path, kind: str, data: st.DataObject
+) -> None:
     """Whatever the lines, in whatever order, however often: the batches are those bytes, in that order."""
     batch_size, num_batches, num_components = (data.draw(st.integers(1, limit)) for limit in (5, 4, 3))
     num = batch_size * num_batches
     places = st.lists(st.integers(0, BLOCKS - 2), min_size=num, max_size=num)
     offsets = [np.array(data.draw(places)) * 512 for _ in range(num_components)]
-    sizes = [np.array(data.draw(st.lists(st.integers(1, 1000), min_size=num, max_size=num))) for _ in offsets]
-    content = image.read_bytes()
-    text = index_text(np.arange(num), offsets, sizes)
-    with contextlib.closing(Segment(str(image), text, num_components=num_components, batch_size=batch_size)) as segment:
+    sizes = [np.array(data.draw(st.lists(st.integers(0, 1000), min_size=num, max_size=num))) for _ in offsets]
+    content = file.read_bytes()
+    with contextlib.closing(readers[kind].open(lines(offsets, sizes), batch_size=batch_size)) as segment:
         for first in range(0, num, batch_size):
             outputs = segment.read()
             assert len(outputs) == num_components
             for output, offset, size in zip(outputs, offsets, sizes, strict=True):
-                found = [np.asarray(output.at(i)).tobytes() for i in range(batch_size)]
+                found = [np.asarray(output[i]).tobytes() for i in range(batch_size)]
+                as_tensors = [np.asarray(as_dali(output)[i]).tobytes() for i in range(batch_size)]
                 rows = range(first, first + batch_size)
-                assert found == [content[offset[row] : offset[row] + size[row]] for row in rows]
+                assert found == as_tensors == [content[offset[row] : offset[row] + size[row]] for row in rows]
 
 
-def test_outputs_stay_while_later_batches_are_read(image: Path) -> None:
-    """TensorLists are held at the seam while the reader goes on."""
-    offsets, sizes = [np.arange(40) * 512], [np.full(40, 300)]
-    content = image.read_bytes()
-    with contextlib.closing(
-        Segment(str(image), index_text(np.arange(40), offsets, sizes), num_components=1, batch_size=2)
-    ) as segment:
-        held = [segment.read()[0] for _ in range(20)]
-        for batch, output in enumerate(held):
-            assert np.asarray(output.at(1)).tobytes() == content[(2 * batch + 1) * 512 :][:300]
+@pytest.mark.parametrize("kind", KINDS)
+def test_batches_stay_while_later_ones_are_read(readers: dict[str, SegmentReader], file: Path, kind: str) -> None:
+    """Batches are held between the two pipelines while the reader goes on, and after it is closed."""
+    content = file.read_bytes()
+    with contextlib.closing(readers[kind].open(lines([np.arange(40) * 512], [np.full(40, 300)]), batch_size=2)) as made:
+        held = [made.read()[0] for _ in range(20)]
+    for batch, output in enumerate(held):
+        assert np.asarray(output[1]).tobytes() == content[(2 * batch + 1) * 512 :][:300]
 
 
-def test_source_info_ends_in_the_ordinal(image: Path) -> None:
-    """What DALI's own errors repeat: image, offset, ordinal."""
-    text = index_text(np.array([2**40]), [np.array([512])], [np.array([5])])
-    with contextlib.closing(Segment(str(image), text, num_components=1, batch_size=1)) as segment:
+@pytest.mark.parametrize("kind", KINDS)
+def test_pipeline_takes_batches_without_a_copy(readers: dict[str, SegmentReader], file: Path, kind: str) -> None:
+    """DALI reads where the reader wrote; the result is right while buffers are used again."""
+    content = np.frombuffer(file.read_bytes(), np.uint8)
+    offsets, sizes = np.arange(60) % 50 * 512, 100 + np.arange(60)
+    with contextlib.closing(readers[kind].open(lines([offsets], [sizes]), batch_size=3)) as segment:
+        pipeline = Pipeline(batch_size=3, num_threads=1, device_id=None, prefetch_queue_depth=3, exec_dynamic=True)
+        left = iter(range(20))
+        with pipeline:
+            encoded = fn.external_source(
+                source=lambda: as_dali(segment.read()[0]) if next(left, None) is not None else None,
+                batch=True,
+                no_copy=True,
+                dtype=types.UINT8,
+                ndim=1,
+            )
+            pipeline.set_outputs(fn.reductions.sum(encoded))
+        sums = [int(np.asarray(pipeline.run()[0][0])) for _ in range(17)]
+    assert sums == [int(content[offsets[3 * i] :][: sizes[3 * i]].sum()) for i in range(17)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_first_batch_is_read_when_the_segment_is_opened(
+    readers: dict[str, SegmentReader], tmp_path: Path, kind: str
+) -> None:
+    """Not when it is asked for: bytes that change afterwards are not seen."""
+    path = tmp_path / "file"
+    path.write_bytes(b"a" * 4096)
+    reader = open_reader(str(path), kind=kind)
+    with (
+        contextlib.closing(reader),
+        contextlib.closing(reader.open(lines([np.array([0])], [np.array([9])]), batch_size=1)) as made,
+    ):
+        deadline = threading.Event()
+        deadline.wait(1.0)
+        path.write_bytes(b"b" * 4096)
+        assert np.asarray(made.read()[0][0]).tobytes() == b"a" * 9
+
+
+def test_dalis_reader_hardly_reads_past_the_last_line(tmp_path: Path) -> None:
+    """It reads on while it waits: lines without bytes, instead of the first lines again."""
+    path = tmp_path / "file"
+    path.write_bytes(os.urandom(1 << 20))
+    wanted = lines([np.arange(64) * 16384], [np.full(64, 16384)])
+
+    def num_read() -> int:
+        return int(Path("/proc/self/io").read_text().split()[1])
+
+    with contextlib.closing(WebdatasetReader(str(path)).open(wanted, batch_size=16)) as segment:
+        before = num_read()
+        for _ in range(4):
+            segment.read()
+        threading.Event().wait(0.5)
+        assert num_read() - before <= 1 << 20
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_file_that_is_too_short_is_an_error(tmp_path: Path, kind: str) -> None:
+    """Never a batch of other bytes, or of what was in the buffer before."""
+    path = tmp_path / "file"
+    path.write_bytes(b"a" * 1000)
+    reader = open_reader(str(path), kind=kind)
+    with contextlib.closing(reader):
+        good = reader.open(lines([np.array([0])], [np.array([1000])]), batch_size=1)
+        assert np.asarray(good.read()[0][0]).tobytes() == b"a" * 1000
+        good.close()
+        with (
+            contextlib.closing(reader.open(lines([np.array([512])], [np.array([1000])]), batch_size=1)) as bad,
+            pytest.raises((OSError, RuntimeError), match=r"ends at byte 1000|Error reading"),
+        ):
+            bad.read()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_close_closes_the_file(file: Path, kind: str) -> None:
+    """A shard may be evicted after its last reader: the reader's descriptor is gone, not just unused."""
+    before = holders(file)
+    reader = open_reader(str(file), kind=kind)
+    segment = reader.open(lines([np.zeros(9, np.int64)], [np.full(9, 5)]), batch_size=1)
+    segment.read()
+    assert holders(file) == before + 1
+    for _ in range(2):
+        segment.close()
+        reader.close()
+    assert holders(file) == before
+
+
+def test_segment_may_be_closed_before_it_is_read(readers: dict[str, SegmentReader]) -> None:
+    """While its batch is being read, or before: the next segment's batches are right."""
+    wanted = lines([np.arange(40) * 512], [np.full(40, 300)])
+    for _ in range(50):
+        readers["aio"].open(wanted, batch_size=40).close()
+
+
+def test_source_info_ends_in_the_ordinal(file: Path) -> None:
+    """What DALI's own errors repeat: file, offset, ordinal."""
+    reader = WebdatasetReader(str(file))
+    wanted = Lines(np.array([2**40]), [np.array([512])], [np.array([5])])
+    with contextlib.closing(reader.open(wanted, batch_size=1)) as segment:
         assert segment.read()[0][0].source_info().endswith(f":512:{2**40}")
 
 
-def test_close_closes_the_image(image: Path) -> None:
-    """A shard may be evicted after its last reader: the reader's descriptor is gone, not just unused."""
+def test_auto_takes_dalis_reader_where_the_system_allows_no_other(
+    file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A container may filter the system calls; a user who asked for them is told."""
 
-    def holders() -> int:
-        links = [str(link.readlink()) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
-        return links.count(str(image))
+    def refuse(*_: object, **__: object) -> AioReader:
+        raise PermissionError(1, "Operation not permitted")
 
-    before = holders()
-    segment = Segment(
-        str(image), index_text(np.array([0]), [np.array([0])], [np.array([5])]), num_components=1, batch_size=1
-    )
-    segment.read()
-    assert holders() == before + 1
-    segment.close()
-    segment.close()
-    assert holders() == before
+    monkeypatch.setattr("dali_pipes.reader.aio_reader.AioReader", refuse)
+    caplog.set_level("INFO", segments_module.__name__)
+    assert isinstance(open_reader(str(file)), WebdatasetReader)
+    assert "Operation not permitted" in caplog.text
+    with pytest.raises(PermissionError):
+        open_reader(str(file), kind="aio")
+
+
+# Linux's asynchronous I/O
+
+
+@pytest.fixture
+def aio() -> Iterator[Aio]:
+    with contextlib.closing(Aio()) as opened:
+        yield opened
+
+
+def read_all(aio: Aio, file: Path, offsets: np.ndarray, sizes: np.ndarray) -> list[bytes]:
+    starts = np.cumsum(sizes) - sizes
+    memory = np.full(int(sizes.sum()), 0xEE, np.uint8)
+    with file.open("rb") as stream:
+        aio.read(stream.fileno(), offsets=offsets, sizes=sizes, addresses=memory.ctypes.data + starts)
+    return [memory[start : start + size].tobytes() for start, size in zip(starts, sizes, strict=True)]
+
+
+@pytest.mark.parametrize("num", [0, 1, MAX_READS - 1, MAX_READS, MAX_READS + 1, 3 * MAX_READS + 7])
+def test_any_number_of_reads(aio: Aio, file: Path, num: int) -> None:
+    """The kernel takes a limited number at a time."""
+    content = file.read_bytes()
+    random = np.random.default_rng(num)
+    offsets, sizes = random.integers(0, 512 * BLOCKS - 1000, num), random.integers(1, 1000, num)
+    expected = [content[offset : offset + size] for offset, size in zip(offsets, sizes, strict=True)]
+    assert read_all(aio, file, offsets, sizes) == expected
+
+
+def test_read_that_fails_is_an_error(aio: Aio, file: Path) -> None:
+    """A descriptor that cannot be read, and a place behind the end."""
+    one = np.array([1])
+    memory = np.zeros(1, np.uint8)
+    write_only = os.open(file, os.O_WRONLY)
+    try:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            aio.read(write_only, offsets=one, sizes=one, addresses=one * memory.ctypes.data)
+    finally:
+        os.close(write_only)
+    with pytest.raises(OSError, match=re.escape(f"the file ends at byte {512 * BLOCKS}")):
+        read_all(aio, file, np.array([512 * BLOCKS - 10]), np.array([20]))
+    assert read_all(aio, file, np.array([5]), np.array([3])) == [file.read_bytes()[5:8]]
+
+
+def test_forked_child_may_close_its_copy(file: Path) -> None:
+    """The context is the parent's."""
+    with contextlib.closing(Aio()) as aio:
+        if not (child := os.fork()):
+            try:
+                aio.close()
+            finally:
+                os._exit(0 if aio._context is None else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert read_all(aio, file, np.array([5]), np.array([3])) == [file.read_bytes()[5:8]]
+
+
+# Buffers
+
+
+def test_buffer_is_used_again_when_nothing_views_it() -> None:
+    """Neither a slice nor a tensor of DALI's."""
+    made: list[int] = []
+
+    def allocate(num_bytes: int) -> bytearray:
+        made.append(num_bytes)
+        return bytearray(num_bytes)
+
+    buffers = Buffers(allocate)
+    first = buffers.take(1000)
+    view = first[10:20]
+    del first
+    second = buffers.take(1000)
+    assert len(made) == 2
+    del view
+    third = buffers.take(1000)
+    assert len(made) == 2
+    second[:], third[:] = 1, 2
+    assert set(second.tolist()) == {1}
+    del second, third
+    larger = buffers.take(10 * made[0])
+    assert len(made) == 3
+    assert len(larger) >= 10 * made[0]
+
+
+def test_reader_keeps_few_buffers(file: Path) -> None:
+    """However many batches pass: none waits for the garbage collector."""
+    made: list[int] = []
+
+    def allocate(num_bytes: int) -> bytearray:
+        made.append(num_bytes)
+        return bytearray(num_bytes)
+
+    gc.disable()
+    try:
+        with contextlib.closing(AioReader(str(file), buffers=Buffers(allocate))) as reader:
+            for _ in range(5):
+                segment = reader.open(lines([np.arange(40) * 512], [np.full(40, 300)]), batch_size=4)
+                for _ in range(10):
+                    segment.read()
+                segment.close()
+    finally:
+        gc.enable()
+    assert len(made) <= 3

@@ -1,0 +1,125 @@
+"""Read many places of a file with one system call: Linux's asynchronous I/O (``io_submit``), by its raw calls.
+
+For a file that is read through the page cache, as ours is, the kernel does the reads inside the call, one after the
+other. So nothing is asynchronous here. What counts is that the calling thread does not hold Python's GIL meanwhile:
+`os.preadv` takes one place of a file per call, and after each call the thread waits for the GIL, up to 5 ms if another
+thread computes.
+
+The structures and numbers are those of ``linux/aio_abi.h`` and of the kernel's tables of system calls.
+"""
+
+import ctypes
+import errno
+import os
+import platform
+
+import numpy as np
+import numpy.typing as npt
+
+# Reads in one call. The kernel limits the sum over the machine's contexts: /proc/sys/fs/aio-max-nr, 65,536 by default.
+MAX_READS = 256
+
+_PREAD = 0  # IOCB_CMD_PREAD
+_IOCB = np.dtype(
+    [
+        ("data", "<u8"),
+        ("key", "<u4"),
+        ("rw_flags", "<u4"),
+        ("opcode", "<u2"),
+        ("priority", "<i2"),
+        ("file", "<u4"),
+        ("address", "<u8"),
+        ("size", "<u8"),
+        ("offset", "<i8"),
+        ("reserved", "<u8"),
+        ("flags", "<u4"),
+        ("event_file", "<u4"),
+    ]
+)
+_EVENT = np.dtype([("data", "<u8"), ("iocb", "<u8"), ("result", "<i8"), ("result2", "<i8")])
+# io_setup, io_destroy, io_submit, io_getevents
+_CALLS = {"x86_64": (206, 207, 209, 208), "aarch64": (0, 1, 2, 4)}
+
+Int64s = npt.NDArray[np.int64]
+
+
+class Aio:
+    """A context for reads of one thread at a time.
+
+    Raises:
+        OSError: If the kernel, or the container's filter of system calls, does not allow it.
+    """
+
+    def __init__(self) -> None:
+        calls = _CALLS.get(platform.machine())
+        if calls is None or not hasattr(os, "preadv"):
+            raise OSError(errno.ENOSYS, f"no asynchronous I/O is known for {platform.system()} on {platform.machine()}")
+        self._setup, self._destroy, self._submit, self._get_events = calls
+        self._syscall = ctypes.CDLL(None, use_errno=True).syscall
+        self._syscall.restype = ctypes.c_long
+        context = ctypes.c_ulong(0)
+        self._call(self._setup, MAX_READS, ctypes.addressof(context))
+        self._context: int | None = context.value
+        self._pid = os.getpid()
+        self._iocbs = np.zeros(MAX_READS, _IOCB)
+        self._iocbs["opcode"] = _PREAD
+        self._iocbs["data"] = np.arange(MAX_READS)
+        # The kernel takes a list of pointers.
+        self._pointers = self._iocbs.ctypes.data + _IOCB.itemsize * np.arange(MAX_READS, dtype=np.uint64)
+        self._events = np.zeros(MAX_READS, _EVENT)
+
+    def read(self, file: int, *, offsets: Int64s, sizes: Int64s, addresses: Int64s) -> None:
+        """Read ``sizes`` bytes at ``offsets`` of an open file to ``addresses`` in memory; all are int64 [N].
+
+        Raises:
+            OSError: If a read fails, or the file ends before the last byte of a place.
+        """
+        for first in range(0, len(sizes), MAX_READS):
+            part = slice(first, first + MAX_READS)
+            self._read(file, offsets[part], sizes[part], addresses[part])
+
+    def _read(self, file: int, offsets: Int64s, sizes: Int64s, addresses: Int64s) -> None:
+        num = len(sizes)
+        iocbs = self._iocbs[:num]
+        iocbs["file"], iocbs["offset"], iocbs["size"], iocbs["address"] = file, offsets, sizes, addresses
+        results = np.zeros(num, np.int64)
+        submitted = finished = 0
+        while finished < num:
+            if submitted < num:
+                pointers = self._pointers.ctypes.data + 8 * submitted
+                submitted += self._call(self._submit, self._context, num - submitted, pointers)
+            found = self._call(
+                self._get_events, self._context, submitted - finished, MAX_READS, self._events.ctypes.data, 0
+            )
+            events = self._events[:found]
+            results[events["data"].astype(np.int64)] = events["result"]
+            finished += found
+        for position in np.flatnonzero(results != sizes).tolist():
+            result, offset, size = (int(column[position]) for column in (results, offsets, sizes))
+            if result < 0:
+                raise OSError(-result, os.strerror(-result))
+            _read_rest(file, offset, size, int(addresses[position]), result)
+
+    def close(self) -> None:
+        """Free the context. Can be called twice; a forked child has no context to free."""
+        context, self._context = self._context, None
+        if context is not None and os.getpid() == self._pid:
+            self._call(self._destroy, context)
+
+    def _call(self, number: int, *arguments: int | None) -> int:
+        while True:
+            result = int(self._syscall(ctypes.c_long(number), *(ctypes.c_ulong(value or 0) for value in arguments)))
+            if result >= 0:
+                return result
+            if (code := ctypes.get_errno()) != errno.EINTR:
+                raise OSError(code, os.strerror(code))
+
+
+def _read_rest(file: int, offset: int, size: int, address: int, done: int) -> None:
+    """Finish a read that returned fewer bytes: the kernel gives at most 2 GiB at a time."""
+    memory = memoryview((ctypes.c_char * size).from_address(address)).cast("B")
+    while done < size:
+        num = os.preadv(file, [memory[done:]], offset + done)
+        if not num:
+            raise OSError(errno.EIO, f"the file ends at byte {offset + done}, expected {size} bytes from {offset}")
+        done += num

@@ -1,0 +1,101 @@
+"""Read segments with one system call a batch, in a thread, into memory that is used again."""
+
+import os
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+
+from dali_pipes import profiling
+from dali_pipes.reader.aio import Aio
+from dali_pipes.reader.buffers import ALIGNMENT, Buffers, EncodedBatch
+from dali_pipes.reader.segments import Lines
+
+_this_thread = threading.local()
+
+
+def in_reader() -> bool:
+    """Whether this thread reads for a loader: it cannot wait for its own end."""
+    return getattr(_this_thread, "reads", False)
+
+
+class AioReader:
+    """The reading thread of a loader, and its buffers; see `dali_pipes.reader.segments.SegmentReader`.
+
+    Raises:
+        OSError: If the system does not allow asynchronous I/O.
+    """
+
+    def __init__(self, path: str, *, buffers: Buffers) -> None:
+        self._aio, self._buffers = Aio(), buffers
+        self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._thread = ThreadPoolExecutor(
+            1, thread_name_prefix="dali-pipes-read", initializer=setattr, initargs=(_this_thread, "reads", True)
+        )
+
+    def open(self, lines: Lines, *, batch_size: int) -> "AioSegment":
+        return AioSegment(self, lines, batch_size=batch_size)
+
+    def begin(self, lines: Lines, rows: slice) -> "Future[list[EncodedBatch]]":
+        """Begin to read one batch."""
+        return self._thread.submit(self._read, lines, rows)
+
+    def close(self) -> None:
+        self._thread.shutdown()
+        self._aio.close()
+        file, self._file = self._file, -1
+        if file >= 0:
+            os.close(file)
+
+    def _read(self, lines: Lines, rows: slice) -> list[EncodedBatch]:
+        with profiling.busy("read"):
+            sizes = np.concatenate([column[rows] for column in lines.sizes])
+            offsets = np.concatenate([column[rows] for column in lines.starts])
+            padded = -(-sizes // ALIGNMENT) * ALIGNMENT
+            starts = np.cumsum(padded) - padded
+            buffer = self._buffers.take(int(padded.sum()))
+            there = np.flatnonzero(sizes)
+            self._aio.read(
+                self._file,
+                offsets=offsets[there],
+                sizes=sizes[there],
+                addresses=buffer.ctypes.data + starts[there],
+            )
+            num = len(lines.sizes)
+            batches = [
+                EncodedBatch(buffer, *columns, is_pinned=self._buffers.is_pinned)
+                for columns in zip(np.split(starts, num), np.split(sizes, num), strict=True)
+            ]
+            for batch in batches:
+                batch.tensor_list  # noqa: B018 (made here, and not in the thread that trains)
+            return batches
+
+
+class AioSegment:
+    """Reads one batch ahead; see `dali_pipes.reader.segments.Segment`."""
+
+    def __init__(self, reader: AioReader, lines: Lines, *, batch_size: int) -> None:
+        self._reader, self._lines, self._batch_size = reader, lines, batch_size
+        self._next = 0  # the first row that is not begun
+        self._reading: Future[list[EncodedBatch]] | None = None
+        self._begin()
+
+    def read(self) -> Sequence[EncodedBatch]:
+        assert self._reading is not None, "a segment has as many batches as steps"
+        batches = self._reading.result()
+        self._begin()
+        return batches
+
+    def close(self) -> None:
+        reading, self._reading = self._reading, None
+        self._next = len(self._lines.ordinals)
+        if reading is not None and not reading.cancel():
+            reading.exception()  # waits
+
+    def _begin(self) -> None:
+        self._reading = None
+        if self._next < len(self._lines.ordinals):
+            rows = slice(self._next, self._next + self._batch_size)
+            self._reading = self._reader.begin(self._lines, rows)
+            self._next = rows.stop
