@@ -3,15 +3,67 @@
 Written for DALI 2.4. `tests/dali_pipes/graph/test_dali_internals.py` checks all assumptions of this module.
 """
 
+import functools
+import itertools
+import logging
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+import numpy as np
 from nvidia.dali import backend, types
 from nvidia.dali.data_node import DataNode
 from nvidia.dali.pipeline import Pipeline
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 from nvidia.dali.plugin.pytorch import DALIGenericIterator
+
+_log = logging.getLogger(__name__)
+
+# Memory of CPU tensors: ``DALI_MALLOC_POOL_THRESHOLD``, and when DALI reads it.
+
+_THRESHOLD = "DALI_MALLOC_POOL_THRESHOLD"
+_THRESHOLDS = (_THRESHOLD, "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_")  # DALI takes the first that is set
+_BLOCK_BYTES = 100 << 10  # above the threshold
+
+
+@functools.cache
+def pool_host_memory() -> bool:
+    """Have DALI reuse the memory of CPU tensors from 64 KiB on; return whether it does.
+
+    By default DALI takes all tensors below 32 MiB from ``malloc``, which returns their pages to the kernel and gets new
+    ones for the next batch: up to one page fault for each 4 KiB. The pool gives back nothing while the process lives,
+    so the process keeps the most that it ever needed at a time. It is safe for threads. Page-locked memory has a pool
+    of its own.
+
+    DALI reads the threshold when it first allocates, and never again. A threshold in the environment is respected,
+    also one of glibc's; the environment is as before when this returns. If DALI has allocated before, the log says
+    once that the pool cannot be used any more.
+    """
+    is_chosen = any(os.environ.get(name) for name in _THRESHOLDS)  # DALI takes an empty one for none
+    if not is_chosen:
+        os.environ[_THRESHOLD] = "64k"
+    try:
+        is_pooled = _has_host_pool()
+    finally:
+        if not is_chosen:
+            del os.environ[_THRESHOLD]
+    if not is_pooled and not is_chosen:
+        _log.info(
+            "DALI was used before the first loader, so it takes new memory for each batch, which costs CPU time; open "
+            "the loader first, or set %s=64k in the environment of the job",
+            _THRESHOLD,
+        )
+    return is_pooled
+
+
+def _has_host_pool() -> bool:
+    # ``malloc`` keeps a header before each block, so its blocks never touch. The pool cuts them from larger ones.
+    part = backend.TensorCPU(np.zeros(_BLOCK_BYTES // 2, np.uint8))
+    lists = [backend.TensorListCPU([part, part]) for _ in range(8)]  # each is a copy in a block of its own
+    starts = [blocks[0].data_ptr() for blocks in lists]
+    return any(after - before == _BLOCK_BYTES for before, after in itertools.pairwise(starts))
+
 
 # Operators: ``Pipeline._ops``, and of an operator ``spec``, ``name``, ``inputs`` and ``outputs``.
 

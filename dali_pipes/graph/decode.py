@@ -23,6 +23,7 @@ from dali_pipes.graph.dali_internals import (
     iterator_scope,
     on_gpu,
     outputs_of,
+    pool_host_memory,
     random_operators,
     refuse_any_data,
     schedule_batch,
@@ -85,6 +86,7 @@ class DecodePipeline:
     ) -> None:
         if hw_decoder_load is not None and not 0 <= hw_decoder_load <= 1:
             raise ValueError(f"hw_decoder_load must be in [0, 1], got {hw_decoder_load}")
+        pool_host_memory()  # before any pipeline of the loader
         self.feed: Callable[[], BatchInputs | None] = lambda: None
         """Returns the next batch, ``None`` at the end of the epoch; set it before the first batch is scheduled."""
         self.scheduled: deque[BatchInputs] = deque()
