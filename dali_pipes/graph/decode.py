@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from nvidia.dali import fn
-from nvidia.dali.pipeline import Pipeline
 
 from dali_pipes import profiling
 from dali_pipes.formats.names import LABEL_COMPONENT
 from dali_pipes.graph.batch_inputs import BatchInputs, complete_batch
 from dali_pipes.graph.dali_internals import (
+    QuickPipeline,
     decoded_inputs,
     decoders_behind,
     inputs_in_use,
@@ -113,7 +113,7 @@ class DecodePipeline:
         """
         self.scheduled.clear()
         self._close_second()
-        self.pipeline = Pipeline(
+        self.pipeline: Any = QuickPipeline(
             batch_size=self._batch_size,
             num_threads=self.num_threads,
             device_id=self.device_id,

@@ -2,6 +2,7 @@
 
 import os
 import threading
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -18,6 +19,11 @@ _this_thread = threading.local()
 def in_reader() -> bool:
     """Whether this thread reads for a loader: it cannot wait for its own end."""
     return getattr(_this_thread, "reads", False)
+
+
+# Small batches are read several at a time, up to this many samples: to hand work to a thread and back takes as long as
+# to read a few samples.
+MIN_SAMPLES = 64
 
 
 class AioReader:
@@ -37,9 +43,9 @@ class AioReader:
     def open(self, lines: Lines, *, batch_size: int) -> "AioSegment":
         return AioSegment(self, lines, batch_size=batch_size)
 
-    def begin(self, lines: Lines, rows: slice) -> "Future[list[EncodedBatch]]":
-        """Begin to read one batch."""
-        return self._thread.submit(self._read, lines, rows)
+    def begin(self, lines: Lines, rows: slice, *, batch_size: int) -> "Future[deque[list[EncodedBatch]]]":
+        """Begin to read some rows; the result is their batches, each a list of its components."""
+        return self._thread.submit(self._read, lines, rows, batch_size)
 
     def close(self) -> None:
         self._thread.shutdown()
@@ -48,7 +54,7 @@ class AioReader:
         if file >= 0:
             os.close(file)
 
-    def _read(self, lines: Lines, rows: slice) -> list[EncodedBatch]:
+    def _read(self, lines: Lines, rows: slice, batch_size: int) -> deque[list[EncodedBatch]]:
         with profiling.busy("read"):
             sizes = np.concatenate([column[rows] for column in lines.sizes])
             offsets = np.concatenate([column[rows] for column in lines.starts])
@@ -62,40 +68,46 @@ class AioReader:
                 sizes=sizes[there],
                 addresses=buffer.ctypes.data + starts[there],
             )
-            num = len(lines.sizes)
-            batches = [
-                EncodedBatch(buffer, *columns, is_pinned=self._buffers.is_pinned)
-                for columns in zip(np.split(starts, num), np.split(sizes, num), strict=True)
+            # [component, batch, sample]
+            shape = (len(lines.sizes), -1, batch_size)
+            components = [
+                [
+                    EncodedBatch(buffer, *columns, is_pinned=self._buffers.is_pinned)
+                    for columns in zip(*both, strict=True)
+                ]
+                for both in zip(starts.reshape(shape), sizes.reshape(shape), strict=True)
             ]
-            for batch in batches:
-                batch.tensor_list  # noqa: B018 (made here, and not in the thread that trains)
-            return batches
+            return deque(map(list, zip(*components, strict=True)))
 
 
 class AioSegment:
-    """Reads one batch ahead; see `dali_pipes.reader.segments.Segment`."""
+    """Reads ahead while batches are taken; see `dali_pipes.reader.segments.Segment`."""
 
     def __init__(self, reader: AioReader, lines: Lines, *, batch_size: int) -> None:
         self._reader, self._lines, self._batch_size = reader, lines, batch_size
+        self._rows_at_once = -(-MIN_SAMPLES // batch_size) * batch_size
         self._next = 0  # the first row that is not begun
-        self._reading: Future[list[EncodedBatch]] | None = None
+        self._done: deque[list[EncodedBatch]] = deque()
+        self._reading: Future[deque[list[EncodedBatch]]] | None = None
         self._begin()
 
     def read(self) -> Sequence[EncodedBatch]:
-        assert self._reading is not None, "a segment has as many batches as steps"
-        batches = self._reading.result()
-        self._begin()
-        return batches
+        if not self._done:
+            assert self._reading is not None, "a segment has as many batches as steps"
+            self._done = self._reading.result()
+            self._begin()
+        return self._done.popleft()
 
     def close(self) -> None:
         reading, self._reading = self._reading, None
         self._next = len(self._lines.ordinals)
+        self._done.clear()
         if reading is not None and not reading.cancel():
             reading.exception()  # waits
 
     def _begin(self) -> None:
         self._reading = None
         if self._next < len(self._lines.ordinals):
-            rows = slice(self._next, self._next + self._batch_size)
-            self._reading = self._reader.begin(self._lines, rows)
+            rows = slice(self._next, min(self._next + self._rows_at_once, len(self._lines.ordinals)))
+            self._reading = self._reader.begin(self._lines, rows, batch_size=self._batch_size)
             self._next = rows.stop

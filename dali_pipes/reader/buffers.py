@@ -6,7 +6,6 @@ To allocate each batch anew costs a page fault for every 4 KiB of it, which is m
 import mmap
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -77,10 +76,12 @@ class EncodedBatch(Sequence[UInt8s]):
 
     def __init__(self, buffer: UInt8s, starts: Int64s, sizes: Int64s, *, is_pinned: bool = False) -> None:
         self.buffer, self.starts, self.sizes = buffer, starts, sizes
-        self._is_pinned = is_pinned
         self._samples = [
             buffer[start:stop] for start, stop in zip(starts.tolist(), (starts + sizes).tolist(), strict=True)
         ]
+        tensors = [TensorCPU(sample, is_pinned=is_pinned) for sample in self._samples]
+        self.tensor_list = TensorListCPU(tensors, contiguous=False)
+        """The same bytes as DALI takes them, without a copy."""
 
     def __len__(self) -> int:
         return len(self._samples)
@@ -90,12 +91,6 @@ class EncodedBatch(Sequence[UInt8s]):
 
     def __iter__(self) -> Iterator[UInt8s]:
         return iter(self._samples)
-
-    @cached_property
-    def tensor_list(self) -> TensorListCPU:
-        """The same bytes as DALI takes them, without a copy."""
-        tensors = [TensorCPU(sample, is_pinned=self._is_pinned) for sample in self._samples]
-        return TensorListCPU(tensors, contiguous=False)
 
 
 def as_dali(encoded: Any) -> Any:
