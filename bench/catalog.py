@@ -4,6 +4,7 @@ import importlib
 from typing import Any
 
 SCENARIOS = {
+    "feed": "Time loaders without decoding: what reading and the hand-over cost.",
     "fetch": "Fetch the same objects with our transport, the SDK and curl.",
     "pack": "Pack the same files with `prep pack`, and with tar and curl.",
     "resume": "Time the first batch after a resume, and at the start of an epoch.",

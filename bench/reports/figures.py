@@ -47,6 +47,18 @@ FIGURES: Mapping[str, Figure] = {
         2,
         "CPU time, user and system, of all processes that the loader works in. Servers are not included.",
     ),
+    "cpu_us_per_sample": _time("CPU-us/sample", "CPU-us a sample", 1, "The same in microseconds, without decoding."),
+    "kernel_us_per_sample": _time("in the kernel", "CPU-us a sample", 1, "The part of it that the kernel spends."),
+    "reader_us_per_sample": _time("reader", "CPU-us a sample", 1, "The part of threads that read bytes."),
+    "executor_us_per_sample": _time("executor", "CPU-us a sample", 1, "The part of DALI's other threads."),
+    "main_us_per_sample": _time("main", "CPU-us a sample", 1, "The part of the thread that takes the batches."),
+    "worker_us_per_sample": _time("worker", "CPU-us a sample", 1, "The part of worker processes."),
+    "other_us_per_sample": _time("other", "CPU-us a sample", 1, "The part of all other threads."),
+    "faults_per_sample": _low("faults", "faults a sample", 1, "Minor page faults of the loader's processes."),
+    "read_ratio": _low(
+        "read/delivered", "bytes a byte", 3, "Bytes that system calls read, over the bytes of photos and masks."
+    ),
+    "num_reading": _low("reading threads", "threads", 1, "Threads that read many bytes at the same time."),
     "time_to_first_batch_s": _time(
         "first batch",
         "s",

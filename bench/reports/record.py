@@ -20,6 +20,8 @@ from dali_pipes.store.local import LocalStore
 PROGRAM = "dali-pipes"
 FORMAT = f"{PROGRAM}-bench"
 RUN_FORMAT = f"{FORMAT}-run"
+RUN_FORMATS = (RUN_FORMAT, f"{FORMAT}-feed")
+"""The formats whose records have loaders, settings and repeats, and can be compared."""
 VERSION = 1
 _MALFORMED = (LookupError, TypeError, AttributeError, ValueError, ZeroDivisionError)
 """Exceptions that a malformed record may raise while its fields are read."""
@@ -119,7 +121,7 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 def read_run(path: Path) -> dict[str, Any]:
-    """Read a record of `bench run` or `bench sweep`, and convert it to the present form.
+    """Read a record of `bench run`, `bench sweep` or `bench feed`, and convert it to the present form.
 
     Raises:
         DataError: If it is not such a record, or has an unknown version.
@@ -133,11 +135,13 @@ def as_run(report: dict[str, Any], path: Path) -> dict[str, Any]:
     Raises:
         DataError: As `read_run`.
     """
-    if "format" in report and report["format"] != RUN_FORMAT:
-        raise DataError(f"'{path}': expected the record of a run, format '{RUN_FORMAT}', found '{report['format']}'")
+    kind = report.get("format", RUN_FORMAT)  # the oldest have none
+    if kind not in RUN_FORMATS:
+        expected = "' or '".join(RUN_FORMATS)
+        raise DataError(f"'{path}': expected the record of a run, format '{expected}', found '{kind}'")
     if "format" in report and report.get("version") != VERSION:
         raise DataError(
-            f"'{path}': version {report.get('version')} of '{RUN_FORMAT}'; this program reads versions 0 to {VERSION}"
+            f"'{path}': version {report.get('version')} of '{kind}'; this program reads versions 0 to {VERSION}"
         )
     try:
         if "format" not in report:

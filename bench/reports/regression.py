@@ -37,6 +37,9 @@ from bench.reports.tables import format_rows
 JUDGED = (
     "samples_per_s",
     "cpu_ms_per_sample",
+    "cpu_us_per_sample",
+    "faults_per_sample",
+    "read_ratio",
     "time_to_first_batch_s",
     "loader_memory_mib",
     "shared_memory_mib",
@@ -181,6 +184,7 @@ def _conditions(report: Report) -> dict[str, object]:
     environment = report["environment"]
     cpu, gib = environment.get("cpu", {}), environment.get("memory_gib")
     return {
+        "benchmark": report["format"],
         "CPU model": cpu.get("model"),
         "CPU cores available": cpu.get("cores_available"),
         # Rounded: the memory that a kernel keeps for itself differs from start to start.
@@ -189,7 +193,7 @@ def _conditions(report: Report) -> dict[str, object]:
         "data": [_data(data) for data in report["data"]],
         **{
             name: report["options"].get(name)
-            for name in ("photo", "mask", "seed", "device", "epochs", "source", "direct")
+            for name in ("photo", "mask", "seed", "device", "epochs", "passes", "source", "direct")
         },
     }
 

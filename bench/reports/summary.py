@@ -14,6 +14,8 @@ Report = Mapping[str, Any]
 """The record of a run, in its present form."""
 
 SETTING_TITLES: Mapping[str, str] = {
+    "photo_kb": "photo kB",
+    "masks": "masks",
     "threads": "threads",
     "ranks": "ranks",
     "batch_size": "batch",

@@ -20,7 +20,7 @@ from bench.reports.summary import (
 
 Columns = Mapping[str, str | Callable[[Any], str]]
 """The columns of a table, as `records_table` takes them."""
-RATIOS = ("samples_per_s", "cpu_ms_per_sample")
+RATIOS = ("samples_per_s", "cpu_ms_per_sample", "cpu_us_per_sample")
 """The figures that have a column for the ratio to the baseline."""
 UNITS = ("%", "ms", "s", "MiB")
 """Units that a column's title must add; the other titles are units themselves."""

@@ -51,7 +51,7 @@ def open_loader(shards: ShardSet, *, options: LoaderOptions) -> contextlib.Abstr
     from bench.loaders.peers.plain_dali import PlainEpochs, padded_keys, plain_pipeline, segmentation_outputs
 
     device = options.delivery_device
-    pipeline = plain_pipeline(device, options, py_num_workers=1, py_start_method=_start_method(device))
+    pipeline = plain_pipeline(device, options, py_num_workers=1, py_start_method=start_method(device))
     with pipeline:
         photo, mask, label, key = fn.external_source(
             source=ShardBatches(shard_urls(shards), endpoint=shards.store.endpoint, options=options),
@@ -80,7 +80,7 @@ def open_loader(shards: ShardSet, *, options: LoaderOptions) -> contextlib.Abstr
     )
 
 
-def _start_method(device: str) -> str:
+def start_method(device: str) -> str:
     # A rank is a child of multiprocessing, forked from a server that has started no thread.
     return "fork" if device == "cpu" and multiprocessing.parent_process() is not None else "spawn"
 

@@ -1,0 +1,1 @@
+"""The data and the loaders of ``bench feed``."""

@@ -1,0 +1,282 @@
+"""The loaders of ``bench feed``: each gives the sizes of photos, and labels, and decodes nothing.
+
+All but ``preadv`` have the same graph, ``fn.peek_image_shape`` of photo and mask, and the label. ``preadv`` makes the
+system calls for the same rows in the same order as ours, into a buffer that is used again, and nothing else: the limit.
+It is a Python loop, which costs some 1 us a call.
+"""
+
+import contextlib
+import functools
+import itertools
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+
+from bench.feed.data import Array, Batch, FeedData, size_of
+from bench.loaders.encoded import KEY, encoded_samples, label_of, shard_urls
+from bench.loaders.peers.dali_external import BYTES_PER_SAMPLE, SOURCE_PREFETCH, start_method
+from bench.loaders.peers.plain_dali import PREFETCH_QUEUE_DEPTH, padded_text
+from bench.tools.processes import end_with_main
+from dali_pipes.formats.names import LABEL_COMPONENT
+
+Epoch = Callable[[], Iterator[Batch]]
+"""Yields the batches of the next epoch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeedOptions:
+    """What a loader gives, and with how many threads."""
+
+    components: Sequence[str]
+    """The photo, and the mask if it is taken."""
+    batch_size: int
+    passes: int
+    """Passes over the samples in an epoch."""
+    num_threads: int
+    """DALI's threads."""
+    seed: int
+    preadv_threads: int = 1
+    order: Array | None = None
+    """int64 [samples of an epoch], the rows in the order of our loader, for `open_preadv`."""
+    keys: bool = False
+    """Give the keys, too, to compare outputs."""
+
+
+Opened = contextlib.AbstractContextManager[Epoch]
+
+
+@contextlib.contextmanager
+def open_ours(data: FeedData, options: FeedOptions) -> Iterator[Epoch]:
+    """Open our loader; its shards stay in the cache file."""
+    import dali_pipes as dp
+
+    def graph(components: Any, random: Any) -> dict[str, Any]:
+        outputs = {name: _peeked(components[name]) for name in options.components}
+        return {**outputs, "label": components.label}
+
+    with dp.loader(
+        shard_urls(data.shards),
+        graph,
+        batch_size=options.batch_size,
+        seed=options.seed,
+        last_batch_policy="PARTIAL",
+        device="cpu",
+        select=dp.Select(epoch_samples=data.num_samples * options.passes),
+        cache=dp.Cache(directory=data.cache, show_progress=False),
+        decode=dp.Decode(threads=options.num_threads),
+        outputs=dp.Outputs(keys=options.keys),
+    ) as loader:
+
+        def epoch() -> Iterator[Batch]:
+            for (batch,) in loader:
+                yield batch
+
+        yield epoch
+
+
+@contextlib.contextmanager
+def open_webdataset(data: FeedData, options: FeedOptions, *, mapped: bool = False) -> Iterator[Epoch]:
+    """Open DALI's reader over the whole shards, in their order; after the last sample it goes on with the first.
+
+    ``mapped``: the reader's default form. It maps the shards, and only the photos' headers are touched here.
+    """
+    from nvidia.dali import fn
+
+    def inputs() -> tuple[list[Any], Any, Any]:
+        *encoded, label = fn.readers.webdataset(
+            paths=shard_urls(data.shards),
+            index_paths=[str(path) for path in data.index_paths],
+            ext=[*options.components, LABEL_COMPONENT],
+            missing_component_behavior="error",
+            dont_use_mmap=not mapped,
+            name="reader",
+        )
+        key = fn.get_property(encoded[0], key="source_info") if options.keys else None
+        return encoded, fn.pad(label), key
+
+    pipeline = _pipeline(inputs, options)
+    num_batches = -(-data.num_samples * options.passes // options.batch_size)
+
+    def epoch() -> Iterator[Batch]:
+        for _ in range(num_batches):
+            batch = _batch(pipeline.run(), options)
+            batch["label"] = _numbers(batch["label"])
+            if options.keys:  # PATH:OFFSET:KEY.COMPONENT
+                names = [text.partition(".tar:")[2].partition(":")[2] for text in map(padded_text, batch["key"])]
+                batch["key"] = [name.removesuffix(f".{options.components[0]}") for name in names]
+            yield batch
+
+    yield epoch
+
+
+@contextlib.contextmanager
+def open_external(data: FeedData, options: FeedOptions) -> Iterator[Epoch]:
+    """Open an external source: one worker process streams the tars, as `bench.loaders.peers.dali_external` does."""
+    from nvidia.dali import fn, types
+
+    def inputs() -> tuple[list[Any], Any, Any]:
+        kinds = [(types.UINT8, 1)] * len(options.components) + [(types.INT64, 0)] + [(types.UINT8, 1)] * options.keys
+        nodes = fn.external_source(
+            source=TarBatches(shard_urls(data.shards), options),
+            num_outputs=len(kinds),
+            batch=True,
+            parallel=True,
+            cycle="raise",
+            prefetch_queue_depth=SOURCE_PREFETCH,
+            bytes_per_sample_hint=BYTES_PER_SAMPLE,
+            dtype=[dtype for dtype, _ in kinds],
+            ndim=[ndim for _, ndim in kinds],
+        )
+        key = nodes.pop() if options.keys else None
+        *encoded, label = nodes
+        return encoded, label, key
+
+    pipeline = _pipeline(inputs, options, py_num_workers=1, py_start_method=start_method("cpu"))
+
+    def epoch() -> Iterator[Batch]:
+        with contextlib.suppress(StopIteration):
+            while True:
+                batch = _batch(pipeline.run(), options)
+                if options.keys:
+                    batch["key"] = list(map(padded_text, batch["key"]))
+                yield batch
+        pipeline.reset()
+
+    yield epoch
+
+
+class TarBatches:
+    """The encoded samples of tars, front to back, in batches; it runs in a worker process, so it must be picklable."""
+
+    def __init__(self, paths: Sequence[str], options: FeedOptions) -> None:
+        self._paths, self._options = paths, options
+        self._main_pid = os.getpid()
+
+    def __iter__(self) -> Iterator[tuple[list[Array], ...]]:
+        if os.getpid() != self._main_pid:
+            end_with_main(self._main_pid)  # DALI's worker outlives a main process that is killed
+        samples = (
+            sample for _ in range(self._options.passes) for path in self._paths for sample in self._samples(path)
+        )
+        while batch := list(itertools.islice(samples, self._options.batch_size)):
+            yield tuple(map(list, zip(*batch, strict=True)))
+
+    def _samples(self, path: str) -> Iterator[tuple[Array, ...]]:
+        with Path(path).open("rb") as stream:
+            for sample in encoded_samples(stream, shard=path):
+                encoded = (np.frombuffer(sample[name], np.uint8) for name in self._options.components)
+                label = np.array(label_of(sample[LABEL_COMPONENT], key=sample[KEY], shard=path), np.int64)
+                key = [np.frombuffer(sample[KEY].encode(), np.uint8)] if self._options.keys else []
+                yield *encoded, label, *key
+
+
+@contextlib.contextmanager
+def open_preadv(data: FeedData, options: FeedOptions) -> Iterator[Epoch]:
+    """Open the loop of system calls; each thread has one buffer for a whole batch."""
+    assert options.order is not None, "the rows to read"
+    cuts = range(0, len(options.order), options.batch_size)
+    batches = [options.order[start : start + options.batch_size] for start in cuts]
+    with contextlib.ExitStack() as stack:
+        files = [stack.enter_context(Path(path).open("rb")).fileno() for path in shard_urls(data.shards)]
+        calls = [_calls(data, options, rows, files) for rows in batches]
+        longest = max(sum(size for _, size, _ in batch) for batch in calls)
+        buffers: SimpleQueue[memoryview] = SimpleQueue()
+        for _ in range(options.preadv_threads):
+            buffers.put(memoryview(bytearray(longest)))
+
+        def read(number: int) -> Batch:
+            buffer, end = buffers.get(), 0
+            for file, size, offset in calls[number]:
+                start, end = end, end + size
+                os.preadv(file, (buffer[start:end],), offset)
+            rows = batches[number]
+            batch: dict[str, Any] = {"label": data.labels[rows]}
+            if options.keys:
+                batch |= _sizes_in(buffer, calls[number], options.components)
+                batch["key"] = [data.keys[row] for row in rows]
+            buffers.put(buffer)
+            return batch
+
+        if options.preadv_threads == 1:
+            yield lambda: map(read, range(len(batches)))
+        else:
+            pool = stack.enter_context(ThreadPoolExecutor(options.preadv_threads))
+            yield lambda: pool.map(read, range(len(batches)))
+
+
+def _calls(data: FeedData, options: FeedOptions, rows: Array, files: Sequence[int]) -> list[tuple[int, int, int]]:
+    """File, size and offset of each system call for a batch: the components of one sample after another."""
+    sizes, offsets = (
+        np.stack([column[name][rows] for name in options.components], axis=1).ravel().tolist()
+        for column in (data.sizes, data.offsets)
+    )
+    shards = data.shard[rows].repeat(len(options.components)).tolist()
+    return [(files[shard], size, offset) for shard, size, offset in zip(shards, sizes, offsets, strict=True)]
+
+
+def _sizes_in(buffer: memoryview, calls: Sequence[tuple[int, int, int]], components: Sequence[str]) -> dict[str, Array]:
+    """The sizes of the photos and masks in a buffer that these calls filled."""
+    ends = list(itertools.accumulate(size for _, size, _ in calls))
+    found = [size_of(bytes(buffer[end - size : end])) for end, (_, size, _) in zip(ends, calls, strict=True)]
+    num = len(components)
+    return {name: np.array(found[number::num]) for number, name in enumerate(components)}
+
+
+def _peeked(encoded: Any) -> Any:
+    """The node of height, width and channels, read from the header by DALI."""
+    from nvidia.dali import fn
+
+    return fn.peek_image_shape(encoded, adjust_orientation=False)
+
+
+def _pipeline(inputs: Callable[[], tuple[list[Any], Any, Any]], options: FeedOptions, **arguments: Any) -> Any:
+    """Make a pipeline of the graph; ``inputs`` makes the nodes of the encoded components, the label and the key."""
+    from nvidia.dali import fn
+    from nvidia.dali.pipeline import Pipeline
+
+    pipeline = Pipeline(
+        batch_size=options.batch_size,
+        num_threads=options.num_threads,
+        device_id=None,
+        prefetch_queue_depth=PREFETCH_QUEUE_DEPTH,
+        exec_dynamic=True,
+        **arguments,
+    )
+    with pipeline:
+        encoded, label, key = inputs()
+        pipeline.set_outputs(*map(_peeked, encoded), label, *([] if key is None else [fn.pad(key)]))
+    pipeline.build()
+    return pipeline
+
+
+def _batch(outputs: Sequence[Any], options: FeedOptions) -> dict[str, Any]:
+    """A pipeline's outputs by name, as arrays that share their memory."""
+    names = [*options.components, "label", *(["key"] if options.keys else [])]
+    return {name: np.asarray(output.as_tensor()) for name, output in zip(names, outputs, strict=True)}
+
+
+def _numbers(digits: Array) -> Array:
+    """Numbers, int64 [B], of their digits: uint8 [B, length], padded with zeros.
+
+    >>> _numbers(np.array([[51, 55], [57, 0]], np.uint8))
+    array([37,  9])
+    """
+    found = np.zeros(len(digits), np.int64)
+    for column in digits.T.astype(np.int64):
+        found = np.where(column > 0, 10 * found + column - ord("0"), found)
+    return found
+
+
+SUBJECTS: Mapping[str, Callable[[FeedData, FeedOptions], Opened]] = {
+    "dali-pipes": open_ours,
+    "webdataset": open_webdataset,
+    "webdataset-mapped": functools.partial(open_webdataset, mapped=True),
+    "external-source": open_external,
+    "preadv": open_preadv,
+}
