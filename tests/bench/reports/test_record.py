@@ -43,7 +43,7 @@ def test_runs_of_before_there_was_a_format_are_read() -> None:
         ('{"records": []}', "expected a file that `bench run --json` wrote"),  # no loader, no environment
         ('{"records": [{"loader": "dali"}]}', "expected a file that `bench run --json` wrote"),
         ('{"records": null, "environment": {"options": {}}}', "expected a file that `bench run --json` wrote"),
-        ('{"format": "dali-pipes-bench-fetch"}', "expected .*-run', found 'dali-pipes-bench-fetch'"),
+        ('{"format": "dali-pipes-bench-fetch"}', "expected .*-feed', found 'dali-pipes-bench-fetch'"),
         ('{"format": "dali-pipes-bench-run", "version": 9}', "version 9 of .*; this program reads versions 0 to 1"),
         ('{"format": "dali-pipes-bench-run", "version": 1, "records": []}', "expected a file that `bench run --json`"),
         ('{"format": "dali-pipes-bench-run", "version": 1, "records": [{"repeats": []}]}', "expected a file that"),

@@ -122,7 +122,7 @@ def test_feed_writes_a_record_that_can_be_compared(tmp_path: Path) -> None:
     assert list(cache.iterdir()) == []
     compared = CliRunner().invoke(bench_command, ["compare", str(out), str(out)], catch_exceptions=False)
     assert compared.exit_code == 0
-    assert "dali-pipes  CPU-us/sample" in " ".join(compared.stdout.split())
+    assert "dali-pipes CPU-us/sample" in " ".join(compared.stdout.split())
 
 
 def test_feed_reads_given_shards(bucket: ShardSet, tmp_path: Path) -> None:
