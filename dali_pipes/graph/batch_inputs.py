@@ -26,8 +26,8 @@ class BatchInputs(NamedTuple):
 
     batch: Batch
     encoded: Sequence[Any]
-    """One entry for each of `DecodePipeline.read_components`: the bytes of each sample: a TensorList, an
-    `dali_pipes.reader.buffers.EncodedBatch`, or a list of uint8 arrays."""
+    """One entry for each of `DecodePipeline.read_components`: an `dali_pipes.reader.buffers.EncodedBatch`, a TensorList, or
+    a list of uint8 arrays [bytes], one for each sample."""
     arrays: Sequence[npt.NDArray[Any]]
     """One entry for each of `GraphInputs.arrays`: an array [B, ...]."""
     parsed: Sequence[npt.NDArray[Any] | list[npt.NDArray[Any]]] = ()
@@ -74,7 +74,7 @@ def complete_batch(
 ) -> tuple[BatchInputs, Problems]:
     """Make a batch's inputs, and find its samples that must not be decoded or cannot be parsed.
 
-    ``encoded`` has for each of ``asked.read`` a TensorList, or a list of arrays, of uint8 [bytes]. Photos are judged by
+    ``encoded`` is as `BatchInputs.encoded`, with one entry for each of ``asked.read``. Photos are judged by
     their first bytes, whatever the index says. Allowed photos that DALI must not decode become PNM files, by
     ``pillow``. With ``rules.missing="empty"`` a photo that a sample lacks becomes one black pixel.
 

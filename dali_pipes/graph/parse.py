@@ -56,7 +56,7 @@ def parse_batch(
 
     Args:
         parsers: Any number, of any components.
-        encoded: Component -> a TensorListCPU, or a list, of uint8 [bytes].
+        encoded: Component -> a TensorListCPU, or a sequence, of uint8 [bytes].
         is_there: Gives the samples that have a component: bool [B]. The bytes of the other samples are ignored.
 
     Returns:

@@ -3,6 +3,7 @@
 To allocate each batch anew costs a page fault for every 4 KiB of it, which is more than to read it.
 """
 
+import contextlib
 import mmap
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -60,7 +61,8 @@ class Buffers:
 
 def _mapped(num_bytes: int) -> mmap.mmap:
     memory = mmap.mmap(-1, num_bytes)
-    memory.madvise(mmap.MADV_HUGEPAGE)  # 512 times fewer page faults, where the system allows it
+    with contextlib.suppress(OSError):  # a kernel without huge pages
+        memory.madvise(mmap.MADV_HUGEPAGE)  # 512 times fewer page faults
     return memory
 
 
