@@ -44,8 +44,8 @@ class Buffers:
         if memory is None:
             capacity = max(1, int(num_bytes * HEADROOM))
             memory = self._allocate(-(-capacity // _HUGE_PAGE) * _HUGE_PAGE)
-        # A new array each time: numpy's views refer to it, and not to the memory itself.
-        buffer = np.frombuffer(memory, np.uint8)
+        # A new array each time. Its base is no array: so numpy's views refer to it, and not to the memory itself.
+        buffer = np.frombuffer(memoryview(memory), np.uint8)
         weakref.finalize(buffer, self._free.append, memory).atexit = False
         return buffer
 

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nvidia.dali import fn, types
 from nvidia.dali.pipeline import Pipeline
+from nvidia.dali.tensors import TensorCPU, TensorListCPU
 
 from dali_pipes.reader import segments as segments_module
 from dali_pipes.reader.aio import MAX_READS, Aio
@@ -262,17 +263,18 @@ def test_forked_child_may_close_its_copy(file: Path) -> None:
 # Buffers
 
 
-def test_buffer_is_used_again_when_nothing_views_it() -> None:
+@pytest.mark.parametrize("memory", [bytearray, lambda num_bytes: np.zeros(num_bytes, np.uint8)], ids=["bytes", "array"])
+def test_buffer_is_used_again_when_nothing_views_it(memory: Callable[[int], Any]) -> None:
     """Neither a slice nor a tensor of DALI's."""
     made: list[int] = []
 
-    def allocate(num_bytes: int) -> bytearray:
+    def allocate(num_bytes: int) -> Any:
         made.append(num_bytes)
-        return bytearray(num_bytes)
+        return memory(num_bytes)
 
     buffers = Buffers(allocate)
     first = buffers.take(1000)
-    view = first[10:20]
+    view = TensorListCPU([TensorCPU(first[10:20])], contiguous=False)
     del first
     second = buffers.take(1000)
     assert len(made) == 2
