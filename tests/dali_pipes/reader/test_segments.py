@@ -7,6 +7,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,8 +26,6 @@ from dali_pipes.reader.webdataset import WebdatasetReader
 
 BLOCKS = 64
 KINDS = ["aio", "webdataset"]
-
-Open = Callable[..., SegmentReader]
 
 
 @pytest.fixture(scope="module")
