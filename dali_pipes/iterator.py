@@ -51,9 +51,11 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
     An epoch ends with `StopIteration`. After `break`, iterating again continues the same epoch, as in DALI. After the
     end, iterating again, or `reset`, starts the next epoch. `reset` in mid-epoch gives up the rest of it.
 
-    On a GPU a batch belongs to torch's current stream at the time when the batch is taken. The host may not have waited
-    for it, and its memory is reused when that stream has passed the last use. If another stream reads the tensors, this
-    stream must wait for it (``current_stream().wait_stream(other)``) before they are dropped.
+    On a GPU a batch belongs to the stream of its device that is torch's current one when the batch is taken: that
+    stream waits until the batch is decoded, the host does not. If another stream reads the batch, it must first wait
+    for that one: ``other.wait_stream(torch.cuda.current_stream(device))``. A batch may be dropped at any time: DALI
+    reuses its memory when the GPU has done all that was launched before. Capture a CUDA graph with
+    ``capture_error_mode="thread_local"``, because DALI's threads use the GPU in the meantime.
     """
 
     def __init__(self, parts: LoaderParts, *, state: LoaderState | None) -> None:
@@ -158,7 +160,7 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
             DecodeError: See `dali_pipes.loader`.
         """
         profiling.look_for_profiler()
-        with profiling.busy("hand-over"):
+        with profiling.busy("hand-over"), self._decode.as_current_device():
             self._check_usable()
             if self._epoch.is_over:
                 self._epoch.end()

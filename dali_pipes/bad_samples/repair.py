@@ -9,10 +9,15 @@ DALI does not always name the sample that it cannot decode, and loses the batch.
 The repair finds bad samples by decoding halves of the batch, and halves of these, in a retry pipeline apart from the
 batches in flight. The retry pipeline also decodes the repaired batch: by the same graph, on the same device, with the
 same random numbers.
+
+The retry pipeline does not use a GPU's JPEG engines. Which photos they get depends on the number of samples (a sample
+alone goes to an engine), and they may decode a photo that the other decoders refuse: with them, halves of a batch prove
+nothing. If the retry pipeline can decode all samples of a batch, none is bad, and its batch is delivered.
 """
 
 import contextlib
 import io
+import logging
 import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -39,6 +44,7 @@ NUM_PROOFS = 8
 MAX_UNFIT = 1000
 
 Int64s = npt.NDArray[np.int64]
+_log = logging.getLogger(__name__)
 
 
 class Repair:
@@ -76,7 +82,7 @@ class Repair:
         Raises:
             DecodeError: If bad samples must not be substituted, too many are bad, or no sample is at fault.
         """
-        with contextlib.closing(self._decode.second_pipeline()) as retry:
+        with contextlib.closing(self._decode.second_pipeline(hw_decoder_load=0.0)) as retry:
             while True:
                 bad = self._culprits(retry, inputs, error)
                 if bad:
@@ -84,7 +90,7 @@ class Repair:
                     inputs = self._completed(inputs.batch, inputs.encoded, set(bad))
                 try:
                     # Copied, because they are used after the pipeline that made them is closed.
-                    return inputs, {
+                    decoded = {
                         name: output if isinstance(output, list) else from_dlpack(output).clone()
                         for name, output in retry.decode(inputs).items()
                     }
@@ -95,6 +101,14 @@ class Repair:
                             f"{reason_of(exc)}"
                         ) from exc
                     error = exc
+                    continue
+                if not bad:
+                    _log.warning(
+                        "DALI failed on the batch of %s (%s), and then decoded each of its samples: none is replaced",
+                        inputs.batch.some_keys,
+                        reason_of(error),
+                    )
+                return inputs, decoded
 
     def close(self) -> None:
         """Drop the kept batch. Can be called twice."""
@@ -109,6 +123,9 @@ class Repair:
         }
         found: dict[int, RuntimeError] = {}
         parts = [(sorted(each.values()), error)]
+        if len(each) == 1:
+            again = _refusal(retry, inputs.part(parts[0][0]))
+            parts = [] if again is None else [(parts[0][0], again)]
         while parts:
             part, refused = parts.pop()
             if len(part) == 1:

@@ -157,18 +157,30 @@ def outputs_of(operators: Iterable[Any]) -> list[Any]:
     return [node for operator in operators for node in operator.outputs]
 
 
-def set_hw_decoder_load(decoders: Iterable[Any], hw_decoder_load: float) -> None:
-    """Give this share of a batch's JPEGs to the GPU's JPEG engines, in decoders whose pipeline is not built yet.
+def add_decoder_arguments(decoders: Iterable[Any], **arguments: float | int) -> None:
+    """Give arguments, such as ``hw_decoder_load=0.5``, to decoders whose pipeline is not built yet.
 
-    A decoder keeps its share if the graph has set ``hw_decoder_load=``.
+    A decoder keeps what the graph has set; a decoder that does not know the argument goes without.
     """
     for decoder in decoders:
-        if any(line.startswith("hw_decoder_load: ") for line in argument_lines(decoder)):
-            continue
-        if backend.GetSchema(operator_name(decoder)).HasArgument("hw_decoder_load"):
-            # A pipeline has no defaults for its operators' arguments, and the user wrote the graph. So the argument is
-            # added to the operator's specification, as the operator's call would have done.
-            decoder.spec.AddArg("hw_decoder_load", float(hw_decoder_load))
+        given = {line.partition(": ")[0] for line in argument_lines(decoder)}
+        schema = backend.GetSchema(operator_name(decoder))
+        for name, value in arguments.items():
+            if name not in given and schema.HasArgument(name):
+                # A pipeline has no defaults for its operators' arguments, and the user wrote the graph. So the argument
+                # is added to the operator's specification, as the operator's call would have done.
+                decoder.spec.AddArg(name, value)
+
+
+def photos_of(decoder: Any, nodes: Mapping[str, Any]) -> list[str]:
+    """List the names of the ``nodes`` whose bytes a decoder gets."""
+    found = _sources(decoder.inputs[:1])
+    return [name for name, node in nodes.items() if id(node.source) in found]
+
+
+def is_mixed(operator: Any) -> bool:
+    """Whether an operator takes its inputs from the CPU and gives its outputs on the GPU, as decoders on a GPU do."""
+    return "device: mixed" in argument_lines(operator)
 
 
 def refuse_any_data(pipeline: Pipeline) -> None:

@@ -8,6 +8,7 @@ import logging
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 from nvidia.dali import fn
@@ -27,9 +28,9 @@ from dali_pipes.graph.dali_internals import (
     random_operators,
     refuse_any_data,
     schedule_batch,
-    set_hw_decoder_load,
     shared_crops,
 )
+from dali_pipes.graph.engines import full_batch, set_up_engines
 from dali_pipes.graph.inputs import Components, ListOutput
 from dali_pipes.graph.parse import Problems
 from dali_pipes.graph.random import Random
@@ -91,6 +92,7 @@ class DecodePipeline:
         """Returns the next batch, ``None`` at the end of the epoch; set it before the first batch is scheduled."""
         self.scheduled: deque[BatchInputs] = deque()
         """Batches that were pulled and not yet delivered, oldest first: DALI loses a batch that it cannot decode."""
+        self._ahead: deque[BatchInputs] = deque()  # pulled from the feed, and not yet by DALI
         self.waits_on_host = False
         """Whether `take` waits until a GPU has made the outputs: set it to measure how long that takes."""
         self.prefetch_queue_depth, self.num_threads = prefetch_queue_depth, num_threads
@@ -112,6 +114,7 @@ class DecodePipeline:
         would have one batch's pixels and another's labels.
         """
         self.scheduled.clear()
+        self._ahead.clear()
         self._close_second()
         self.pipeline: Any = QuickPipeline(
             batch_size=self._batch_size,
@@ -126,8 +129,15 @@ class DecodePipeline:
             components = self._new_components()
             nodes = self._run_graph(components)
             decoders = decoders_behind(nodes)
-            if self._hw_decoder_load is not None:
-                set_hw_decoder_load(decoders, self._hw_decoder_load)
+            self.starts_full = set_up_engines(
+                decoders,
+                photos={name: self.inputs.nodes[f"component/{name}"] for name in self.inputs.components},
+                places=self._example.rows.of_whole_shards().places,
+                hw_decoder_load=self._hw_decoder_load,
+                batch_size=self._batch_size,
+                max_pixels=self._samples.rules.photos.max_pixels,
+            )
+            """Whether a short batch must not be the first that is decoded, see Note [the engines' share]."""
             if self._only_decoders:
                 nodes = outputs_of(decoders) or nodes
             self.pipeline.set_outputs(*(nodes if self.device_id is None else map(on_gpu, nodes)))
@@ -152,7 +162,8 @@ class DecodePipeline:
                 batch=True,
                 dtype=dtype,
                 ndim=ndim,
-                # Encoded bytes are not copied again: DALI shares the TensorList, which lives until it is decoded.
+                # DALI shares the TensorList, which lives until it is decoded. Decoders on the CPU read it where it is;
+                # for those on a GPU, DALI copies bytes that are not page-locked into memory that is, in its threads.
                 no_copy=name.startswith("component/"),
             )
 
@@ -194,6 +205,18 @@ class DecodePipeline:
             tuple(pair for pair in pairs if decoded.issuperset(pair)),
         )
 
+    def as_current_device(self) -> AbstractContextManager[None]:
+        """Make this device torch's current one inside the context; on the CPU this does nothing.
+
+        A loader's device may be another than torch's current device: `dali_pipes.loader` takes that of ``local_rank``
+        if the process has set none. Batches are taken inside this context.
+        """
+        if self.device_id is None:
+            return nullcontext()
+        import torch
+
+        return torch.cuda.device(self.device_id)
+
     @property
     def torch_device(self) -> str:
         """The device of the outputs, as torch names it."""
@@ -232,7 +255,33 @@ class DecodePipeline:
     def schedule(self) -> None:
         """Pull a batch and start decoding it; at the end of the epoch's feed this does nothing."""
         with profiling.busy("inputs"):
+            if self.starts_full and not self.scheduled:
+                self._start_full()
             schedule_batch(self.pipeline)
+
+    # Note [the engines' share]: a decoder gives the JPEG engines the same number of photos of every batch: their share
+    # of the first batch that it ever decodes. After a short first batch (the last of an epoch, to which a job resumes;
+    # the first part of a batch of huge photos) the engines would be left idle for the loader's whole life. So a full
+    # batch is decoded first and discarded.
+    def _start_full(self) -> None:
+        inputs = self.feed()
+        if inputs is None:
+            return
+        first = inputs.split(self._max_batch_pixels)[0]
+        full = full_batch(first, batch_size=self._batch_size, max_batch_pixels=self._max_batch_pixels)
+        if full is not None:
+            self._ahead.append(full)
+            try:
+                schedule_batch(self.pipeline)
+                self._discard()
+                self.starts_full = False
+            except RuntimeError:
+                _log.debug("a full batch could not be decoded before the first one", exc_info=True)
+            finally:
+                self.scheduled.clear()
+        else:
+            self.starts_full = False
+        self._ahead.append(inputs)
 
     def take(self) -> tuple[BatchInputs, dict[str, Any]]:
         """Wait for the oldest batch in flight; return its inputs, and its outputs by name: DALI tensors, or lists.
@@ -323,11 +372,15 @@ class DecodePipeline:
         for part in inputs.split(self._max_batch_pixels):
             self._schedule_alone(part)
             try:
-                with iterator_scope(self.pipeline):
-                    self.pipeline.share_outputs()
-                    self.pipeline.release_outputs()
+                self._discard()
             finally:
                 self.scheduled.clear()
+
+    def _discard(self) -> None:
+        """Wait for the oldest batch in flight and drop its outputs."""
+        with iterator_scope(self.pipeline):
+            self.pipeline.share_outputs()
+            self.pipeline.release_outputs()
 
     def drain(self) -> None:
         """Discard the batches in flight and prepare for another epoch's feed."""
@@ -359,12 +412,12 @@ class DecodePipeline:
         if second is not None:
             second.close()
 
-    # Note [whose stream]: an output's memory returns to DALI's pool when its last tensor is dropped, in the order of
-    # the stream to which the output is bound. Without such a stream it is overwritten at once, while kernels that were
-    # launched before and have not run yet still read it: a step is launched long before it runs. If the output is bound
-    # to the stream on which the step is launched, the memory is free when that stream has come to that point.
+    # Note [whose stream]: `share_outputs(stream)` makes the stream wait until the outputs are computed, so that the
+    # host need not. It does not change the order in which their memory is freed. What was handed on by DLPack is not
+    # freed when its last tensor is dropped: a thread of DALI's first waits until the GPU has done all that was launched
+    # before. So kernels that were launched and have not run yet may still read a dropped batch, in any stream.
     def _consumer_stream(self) -> Any:
-        """Return the stream to which outputs are bound; ``None`` on the CPU, and if the host must wait for them."""
+        """Return the stream that waits for the outputs; ``None`` on the CPU, and if the host must wait for them."""
         if self.device_id is None or self.waits_on_host:
             return None
         import torch
@@ -379,7 +432,7 @@ class DecodePipeline:
     def _next_input(self, name: str) -> Any:
         """Return one input's data for DALI; the first input of an iteration pulls the batch for all inputs."""
         if not self._waiting[name]:
-            inputs = self.feed()
+            inputs = self._ahead.popleft() if self._ahead else self.feed()
             if inputs is None:
                 raise StopIteration
             self.scheduled.append(inputs)

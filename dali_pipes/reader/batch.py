@@ -102,6 +102,11 @@ class Rows:
         """Take other samples of the same shards, without reading anything."""
         return Rows(ordinals, self._tables, rules=self._rules)
 
+    def of_whole_shards(self) -> "Rows":
+        """Take all samples of the same shards, without reading anything."""
+        ordinals = [np.arange(table.first, table.first + len(table), dtype=np.int64) for table in self._tables]
+        return self.of(np.concatenate(ordinals))
+
     def places(self, component: str) -> Places:
         """Locate one component of each sample, or the first that it has of alternatives such as ``"jpg;jpeg"``."""
         if component not in self._places:

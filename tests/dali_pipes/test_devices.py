@@ -1,8 +1,11 @@
 """What of a batch lies on which device, and on whose stream."""
 
 import ctypes
+import os
+import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -105,30 +108,109 @@ def test_a_batch_is_taken_without_waiting_for_the_gpu(gpu: None, small_shards: P
         assert batch["valid"].device.type == "cuda"
 
 
-@pytest.mark.gpu
-def test_a_batch_keeps_its_values_until_the_kernels_that_read_it_have_run(gpu: None, tmp_path: Path) -> None:
-    """The stream is held up, so that the host runs ahead and drops batches whose kernels have not begun."""
-    shards = draw_shards(tmp_path, num=NUM_PHOTOS)
-
-    def sums(*, is_held_up: bool) -> list[float]:
-        # engine_share=0: which photo goes to the engines depends on nothing but its place, but keep one decoder.
-        with dp.loader(
-            shards.store.locate(""),
-            dp.segmentation(),
-            batch_size=BATCH,
-            device="gpu",
-            shuffle=False,
-            decode=dp.Decode(engine_share=0.0),
-            cache=dp.Cache(show_progress=False),
-        ) as loader:
-            found = []
-            for (batch,) in loader:
-                if is_held_up:
+def sums(shards: Path, *, device: str = "cuda:0", is_held_up: bool) -> list[float]:
+    """The sum of each batch, by kernels that begin late if the stream is held up."""
+    # engine_share=0: which photo goes to the engines depends on nothing but its place, but keep one decoder.
+    with dp.loader(
+        shards,
+        dp.segmentation(),
+        batch_size=BATCH,
+        device=device,
+        shuffle=False,
+        decode=dp.Decode(engine_share=0.0),
+        cache=dp.Cache(show_progress=False),
+    ) as loader:
+        found = []
+        for (batch,) in loader:
+            if is_held_up:
+                with torch.cuda.device(batch["image"].device):
                     torch.cuda._sleep(SLEEP_CYCLES)
-                found.append(batch["image"].double().sum())
-                del batch
-                if not is_held_up:
-                    torch.cuda.synchronize()
-            return [float(value) for value in found]
+            found.append(batch["image"].double().sum())
+            del batch
+            if not is_held_up:
+                torch.cuda.synchronize(device)
+        return [float(value) for value in found]
 
-    assert sums(is_held_up=True) == sums(is_held_up=False)
+
+@pytest.fixture
+def drawn(tmp_path: Path) -> Path:
+    """The directory of `NUM_PHOTOS` photos in shards."""
+    return Path(draw_shards(tmp_path, num=NUM_PHOTOS).store.locate(""))
+
+
+@pytest.mark.gpu
+def test_a_batch_keeps_its_values_until_the_kernels_that_read_it_have_run(gpu: None, drawn: Path) -> None:
+    """The stream is held up, so that the host runs ahead and drops batches whose kernels have not begun."""
+    assert sums(drawn, is_held_up=True) == sums(drawn, is_held_up=False)
+
+
+@pytest.mark.gpu
+def test_a_device_that_is_not_the_current_one(gpu: None, drawn: Path) -> None:
+    """A rank that never called `set_device` has its batches on its device, and torch's current device stays."""
+    if torch.cuda.device_count() < 2:
+        pytest.skip("one CUDA device")
+    torch.cuda.set_device(0)
+    assert sums(drawn, device="cuda:1", is_held_up=True) == sums(drawn, device="cuda:0", is_held_up=False)
+    assert torch.cuda.current_device() == 0
+
+
+@pytest.mark.gpu
+def test_batches_are_dropped_while_a_cuda_graph_is_captured(gpu: None, drawn: Path) -> None:
+    """A device cannot be synchronised then, as DALI does before it frees them; neither graph nor batches suffer."""
+    expected = sums(drawn, is_held_up=False)
+    with dp.loader(
+        drawn,
+        dp.segmentation(),
+        batch_size=BATCH,
+        device="cuda:0",
+        shuffle=False,
+        decode=dp.Decode(engine_share=0.0),
+        cache=dp.Cache(show_progress=False),
+    ) as loader:
+        images = [next(loader)[0]["image"] for _ in range(3)]
+        found = [float(image.double().sum()) for image in images]
+        still = images[0].clone()
+        captured = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(captured, capture_error_mode="thread_local"):
+            doubled = still * 2
+            images.clear()
+            time.sleep(0.1)  # DALI's thread tries to free them every millisecond
+        captured.replay()
+        assert torch.equal(doubled, still + still)
+        found += [float(batch["image"].double().sum()) for (batch,) in loader]
+    assert found == expected
+
+
+ENGINES = """
+import sys
+import dali_pipes as dp
+options = {"batch_size": 64, "device": "cuda:0", "decode": dp.Decode(engine_share=0.5), "shuffle": False}
+graph = dp.classification_eval(crop=8, resize=8)
+with dp.loader(sys.argv[1], graph, **options) as loader:
+    for _ in range(8):
+        next(loader)
+    state = loader.state_dict()
+print("resumed", file=sys.stderr, flush=True)
+with dp.loader(sys.argv[1], graph, state=state, **options) as loader:
+    print(len(next(loader)[0]["label"]))
+    next(iter(loader))
+"""
+
+
+@pytest.mark.gpu
+def test_engines_keep_their_share_after_a_short_first_batch(gpu: None, tmp_path: Path) -> None:
+    """nvImageCodec fixes the number of photos for the engines with the first batch that it decodes, and logs it."""
+    shards = draw_shards(tmp_path, num=8 * 64 + 3)
+    done = subprocess.run(
+        [sys.executable, "-c", ENGINES, shards.store.locate("")],
+        env=os.environ | {"DALI_NVIMGCODEC_LOG_LEVEL": "3"},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.split()[-1] == "3", "the job resumes into a short batch"
+    log = (done.stdout + done.stderr).partition("resumed")[2]
+    chosen = [int(number) for number in re.findall(r"hw.*selecting max batch size to (\d+)", log)]
+    if not chosen:
+        pytest.skip("no JPEG engines")
+    assert chosen[0] >= 32

@@ -15,6 +15,7 @@ from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 from nvidia.dali.plugin.pytorch import DALIGenericIterator
 
 from dali_pipes.graph.dali_internals import (
+    add_decoder_arguments,
     argument_lines,
     decoded_inputs,
     decoders_behind,
@@ -29,7 +30,6 @@ from dali_pipes.graph.dali_internals import (
     schedule_batch,
     set_auto_reset,
     set_epoch_size,
-    set_hw_decoder_load,
     set_pipelines,
     shared_crops,
 )
@@ -124,9 +124,9 @@ def test_a_share_of_the_engines_is_added_to_an_operator() -> None:
         photos.append(fn.cast(fn.decoders.inflate(data, dtype=types.UINT8, shape=[1]), dtype=types.UINT8))
         pipeline.set_outputs(*photos)
     decoders = decoders_behind(photos)
-    set_hw_decoder_load(decoders, 0.25)
+    add_decoder_arguments(decoders, hw_decoder_load=0.25)
     shares = [line for decoder in decoders for line in argument_lines(decoder) if line.startswith("hw_decoder_load")]
-    text = f"DALI {VERSION}: mend set_hw_decoder_load()"
+    text = f"DALI {VERSION}: mend add_decoder_arguments()"
     assert sorted(shares) == ["hw_decoder_load: 0.250000", "hw_decoder_load: 0.750000"], text
 
 

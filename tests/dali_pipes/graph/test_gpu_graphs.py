@@ -41,3 +41,42 @@ def test_masks_are_decoded_on_the_cpu_and_photos_on_the_gpu(
     assert devices(pipeline) == expected
     others = [argument_lines(found) for found in operators_of(pipeline.pipeline)]
     assert sum("device: gpu" in lines for lines in others) == 2, "both are cut and normalised on the GPU"
+
+
+def arguments(pipeline: DecodePipeline, name: str) -> list[str]:
+    """One argument of each decoder, ``"-"`` where it has its default."""
+    return [dict(line.split(": ", 1) for line in lines if ": " in line).get(name, "-") for lines in decoders(pipeline)]
+
+
+def photo_and_mask(components: dp.Components, random: dp.Random) -> dict[str, Any]:
+    """Two decoders on the GPU: the first sets the engines' share itself, the second decodes no JPEG."""
+    del random
+    photo = fn.decoders.image(components["image.jpg"], device=components.device, hw_decoder_load=0.75)
+    mask = fn.decoders.image(components["trimap.png"], device=components.device, output_type=types.GRAY)
+    return {name: fn.resize(node, size=(8, 8)) for name, node in {"photo": photo, "mask": mask}.items()}
+
+
+def test_engines_preallocate_for_the_largest_photo(small_shards: Path) -> None:
+    """Of the first shard, whose index is at hand; decoders of other formats and without engines get no hint."""
+    pipeline = on_a_gpu(small_shards, photo_and_mask, hw_decoder_load=0.25)
+    assert arguments(pipeline, "hw_decoder_load") == ["0.750000", "0.250000"], "the graph's own share stays"
+    assert arguments(pipeline, "preallocate_height_hint") == ["58", "-"]
+    assert arguments(pipeline, "preallocate_width_hint") == ["68", "-"]
+    assert pipeline.starts_full
+    without = on_a_gpu(small_shards, photo_and_mask, hw_decoder_load=0.0)
+    assert arguments(without, "preallocate_width_hint") == ["-", "-"]
+    assert not without.starts_full
+
+
+def test_retries_leave_the_engines_out(small_shards: Path) -> None:
+    """They take a sample alone whatever their share of a batch, and may decode what other decoders refuse."""
+    pipeline = on_a_gpu(small_shards, dp.classification_train(crop=8), hw_decoder_load=0.5)
+    retry = pipeline.second_pipeline(hw_decoder_load=0.0)
+    assert [arguments(one, "hw_decoder_load") for one in (pipeline, retry)] == [["0.500000"], ["0.000000"]]
+    assert (pipeline.starts_full, retry.starts_full) == (True, False)
+
+
+def test_the_cpu_has_no_engines_to_set_up(small_shards: Path) -> None:
+    pipeline = on_a_gpu(small_shards, dp.classification_train(crop=8), device_id=None)
+    assert arguments(pipeline, "preallocate_width_hint") == ["-"]
+    assert not pipeline.starts_full
