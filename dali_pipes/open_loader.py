@@ -48,6 +48,7 @@ from dali_pipes.order.selection import Selection
 from dali_pipes.order.state import LoaderState
 from dali_pipes.processes.ranks import Rank, find_rank, num_local_ranks
 from dali_pipes.reader.batching import Batching
+from dali_pipes.reader.buffers import Buffers, pinned_buffers
 from dali_pipes.reader.samples import Samples, StoredSamples
 from dali_pipes.reader.segments import open_reader
 from dali_pipes.reader.shard_table import SampleRules
@@ -177,7 +178,8 @@ def loader(
         resources.callback(share.close)
         stager = data_set.open_stager(share, num_fetchers=cache.fetchers)
         resources.callback(stager.close)
-        reader = open_reader(share.path, kind=decode.reader)
+        buffers = Buffers() if device_id is None else pinned_buffers()
+        reader = open_reader(share.path, kind=decode.reader, buffers=buffers)
         resources.callback(reader.close)
         samples = Samples(data_set.manifest, lambda shard: share.index_extent(shard).read(), rules=rules)
         seen = BadSamplesSeen(bad_samples, quarantine=_open_quarantine(bad_samples, data_set, batching))

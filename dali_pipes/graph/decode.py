@@ -92,6 +92,7 @@ class DecodePipeline:
         """Returns the next batch, ``None`` at the end of the epoch; set it before the first batch is scheduled."""
         self.scheduled: deque[BatchInputs] = deque()
         """Batches that were pulled and not yet delivered, oldest first: DALI loses a batch that it cannot decode."""
+        self._delivered: deque[tuple[Any, BatchInputs]] = deque()  # with an event, see Note [pinned bytes]
         self._ahead: deque[BatchInputs] = deque()  # pulled from the feed, and not yet by DALI
         self.waits_on_host = False
         """Whether `take` waits until a GPU has made the outputs: set it to measure how long that takes."""
@@ -298,6 +299,7 @@ class DecodePipeline:
             with profiling.waiting("hand-over"):
                 tensor_lists = iter(self.pipeline.share_outputs(self._consumer_stream()))
             inputs = self.scheduled.popleft()
+            self._keep_while_copied(inputs)
             outputs: dict[str, Any] = {}
             for name in self.output_names:
                 if name in inputs.lists:
@@ -404,6 +406,7 @@ class DecodePipeline:
         """Destroy the pipeline, its threads and buffers. Can be called twice."""
         self.feed = lambda: None
         self.pipeline = None
+        self._delivered.clear()
         self._close_second()
         self._pillow.close()
 
@@ -411,6 +414,17 @@ class DecodePipeline:
         second, self._for_parts = self._for_parts, None
         if second is not None:
             second.close()
+
+    # Note [pinned bytes]: a GPU copies encoded bytes from page-locked buffers by itself, perhaps after DALI has dropped
+    # its tensors, and a buffer that nothing views is used again. So a batch's inputs are kept until the stream has
+    # passed the batch's outputs, which depend on these copies.
+    def _keep_while_copied(self, inputs: BatchInputs) -> None:
+        stream = self._consumer_stream()
+        if stream is None:
+            return
+        self._delivered.append((stream.record_event(), inputs))
+        while self._delivered and self._delivered[0][0].query():
+            self._delivered.popleft()
 
     # Note [whose stream]: `share_outputs(stream)` makes the stream wait until the outputs are computed, so that the
     # host need not. It does not change the order in which their memory is freed. What was handed on by DLPack is not

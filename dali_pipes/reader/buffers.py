@@ -59,6 +59,16 @@ class Buffers:
         return None
 
 
+def pinned_buffers() -> Buffers:
+    """Make buffers in page-locked memory, from which a GPU copies by itself; from other memory DALI copies first."""
+    import torch
+
+    def allocate(num_bytes: int) -> UInt8s:
+        return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True).numpy()
+
+    return Buffers(allocate, is_pinned=True)
+
+
 def _mapped(num_bytes: int) -> mmap.mmap:
     memory = mmap.mmap(-1, num_bytes)
     with contextlib.suppress(OSError):  # a kernel without huge pages

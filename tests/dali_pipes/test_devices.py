@@ -1,11 +1,13 @@
 """What of a batch lies on which device, and on whose stream."""
 
 import ctypes
+import gc
 import os
 import re
 import subprocess
 import sys
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -214,3 +216,55 @@ def test_engines_keep_their_share_after_a_short_first_batch(gpu: None, tmp_path:
     if not chosen:
         pytest.skip("no JPEG engines")
     assert chosen[0] >= 32
+
+
+class _Stream:
+    """A stream of a GPU that has done nothing yet."""
+
+    def __init__(self) -> None:
+        self.is_done = False
+
+    def record_event(self) -> "_Stream":
+        return self
+
+    def query(self) -> bool:
+        return self.is_done
+
+
+def test_encoded_bytes_are_kept_while_a_gpu_may_copy_them(drawn: Path) -> None:
+    """Their buffers are page-locked there: until the stream has passed a batch, no other batch is read into them."""
+    with dp.loader(drawn, dp.segmentation(), batch_size=BATCH, device="cpu") as loader:
+        decode, stream = loader.parts.decode, _Stream()
+        loader.next_batch()
+        inputs = decode.scheduled[0]
+        kept = weakref.ref(inputs.encoded[0].buffer)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(decode, "_consumer_stream", lambda: stream)
+            decode._keep_while_copied(inputs)
+            del inputs
+            patch.undo()
+            for _ in range(4):
+                loader.next_batch()
+            gc.collect()
+            assert kept() is not None
+            stream.is_done = True
+            patch.setattr(decode, "_consumer_stream", lambda: stream)
+            decode._keep_while_copied(decode.scheduled[0])
+        assert kept() is None
+
+
+@pytest.mark.gpu
+def test_page_locked_buffers_hold_the_right_bytes(gpu: None, drawn: Path) -> None:
+    """However far the host runs ahead: the pixels are those of DALI's own reader, whose memory is its own."""
+
+    def images(reader: str) -> list[float]:
+        decode = dp.Decode(engine_share=0.0, reader=reader)
+        with dp.loader(drawn, dp.segmentation(), batch_size=BATCH, device="cuda:0", decode=decode) as loader:
+            found = []
+            for _ in range(4):
+                for (batch,) in loader:
+                    torch.cuda._sleep(SLEEP_CYCLES // 10)
+                    found.append(batch["image"].double().sum())
+            return [float(value) for value in found]
+
+    assert images("aio") == images("webdataset")
