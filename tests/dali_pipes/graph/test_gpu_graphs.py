@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from nvidia.dali import fn, types
 
 import dali_pipes as dp
 from dali_pipes.data_set.data_set import DataSet
