@@ -19,7 +19,8 @@ from nvidia.dali import fn
 def graph(components, random):
     return {"shape": fn.peek_image_shape(components["image.jpg"], adjust_orientation=False)}
 
-with dp.loader(sys.argv[1], graph, batch_size=16, device="cpu") as loader:
+decode = dp.Decode(reader="webdataset")  # the other reader has memory of its own
+with dp.loader(sys.argv[1], graph, batch_size=16, device="cpu", decode=decode) as loader:
     for epoch in range(35):
         if epoch == 5:
             before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
