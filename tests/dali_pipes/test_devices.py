@@ -134,6 +134,21 @@ def sums(shards: Path, *, device: str = "cuda:0", is_held_up: bool) -> list[floa
         return [float(value) for value in found]
 
 
+@pytest.mark.gpu
+def test_masks_are_the_same_by_either_decoder(gpu: None, small_shards: Path) -> None:
+    """On the CPU and then copied, or by the decoder of the photos."""
+
+    def masks(mask_device: Any) -> list[torch.Tensor]:
+        graph = dp.segmentation(crop=48, mask_device=mask_device)
+        with dp.loader(
+            small_shards, graph, batch_size=4, device="gpu", shuffle=False, cache=dp.Cache(show_progress=False)
+        ) as loader:
+            return [batch["trimap"].cpu() for (batch,) in loader]
+
+    for one, other in zip(masks("cpu"), masks("mixed"), strict=True):
+        assert torch.equal(one, other)
+
+
 @pytest.fixture
 def drawn(tmp_path: Path) -> Path:
     """The directory of `NUM_PHOTOS` photos in shards."""

@@ -97,7 +97,13 @@ def test_a_full_first_batch_is_decoded_once(small_shards: Path) -> None:
     ) as loader:  # fmt: skip
         loader._decode.starts_full = True
         real = loader._decode.feed
-        loader._decode.feed = lambda: fed.append(len(made.batch)) or made if (made := real()) is not None else None
+
+        def feed() -> Any:
+            inputs = real()
+            fed.append(0 if inputs is None else len(inputs.batch))
+            return inputs
+
+        loader._decode.feed = feed
         assert [len(batch["label"]) for (batch,) in loader] == [10, 10, 3]
         assert not loader._decode.starts_full
     assert fed == [10, 10, 3]
