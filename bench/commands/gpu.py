@@ -49,10 +49,13 @@ def _sweeps(
 @click.command()
 @click.option("--shards", help="Photos, masks and labels.  [default: drawn]")
 @click.option("--scenarios", help="Comma separated; see above.  [default: rn50]")
+@click.option("--all", "everything", is_flag=True, help="Run all scenarios, the most important first.")
 @click.option(
-    "--all", "everything", is_flag=True, help="Run all scenarios, the most important first; each writes a file in -o."
+    "-o",
+    "--output",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Directory for the records, gpu-SCENARIO.json, and report.md. Records that are there are gone on with.",
 )
-@click.option("-o", "--output", type=click.Path(file_okay=False, path_type=Path), help="Directory for --all.")
 @json_option
 @click.option("--device", default="auto", type=click.Choice(["auto", "cpu", "gpu"]))
 @click.option("--num-threads", type=at_least(1), help="DALI's threads.  [default: cores]")
@@ -81,12 +84,19 @@ def _sweeps(
     type=click.FloatRange(min=0.001),
     help="Each point is timed for this long in each repeat.",
 )
+@click.option(
+    "--warm-up",
+    "warm_up_s",
+    default=1.0,
+    type=click.FloatRange(min=0),
+    help="Seconds that each point runs before it is timed, at least.",
+)
 @click.option("--repeats", default=2, type=at_least(1), help="Times that each point is opened; points take turns.")
 @click.option(
     "--minutes",
-    default=25.0,
+    default=8.0,
     type=click.FloatRange(min=0.01),
-    help="For --all: points that would begin later are left out, and listed.",
+    help="The time of the command. What would begin later is left out, and listed; with -o the same command goes on.",
 )
 @cluster_options
 @click.pass_context
@@ -114,28 +124,30 @@ def gpu(
     """Time decoding, one setting changed at a time, and print a table for each scenario:
 
     \b
-    path          an epoch of each graph through a loader on the device: every key once, finite
-    parity        pixels of the GPU's decoders against the CPU's, as a distribution
-    rn50          the recipe of DALI's own benchmark: random crop, resize, normalise to float16
-    decode        decoding alone
-    segmentation  the whole loader, photo and mask
-    halves        a reader pipeline and a decode pipeline against one; unpinned, copied, pinned
-    roi           a window decoded alone, against the whole photo
-    masks         PNG, LZ4 blocks inflated on the GPU, raw
+    path    an epoch of each graph through a loader on the device: every key once, finite
+    parity  pixels of the GPU's decoders against the CPU's, as a distribution
+    rn50    the recipe of DALI's own benchmark, in our loader and from DALI's reader of local files
+    masks   the segmentation loader, its masks decoded on the CPU or beside the photos; PNG, LZ4 blocks, raw alone
+    decode  decoding alone: the JPEG engines' share, progressive photos, sizes
+    roi     a window decoded alone, against the whole photo; also all on the engines
+    halves  a reader pipeline and a decode pipeline against one; unpinned, copied, pinned
+    step    the loader beside an emulated training step of 7,010 photos/s: the share of the time that is the step's
 
-    With a GPU, one command measures everything: dali-pipes bench gpu --all --shards URL -o DIR. It takes 25 minutes at
-    most, begins with the most important scenario, and writes each record as soon as it has it. A point that fails is
-    recorded as failed. On the CPU every scenario runs that can run there, and the report makes no statement about GPUs.
-    Exit code 1 if path or parity failed.
+    They stand in the order of their worth. With a GPU, this command measures everything, run again until it says that
+    all is done: dali-pipes bench gpu --all --shards URL -o DIR. Each time it takes --minutes at most. A record is
+    written before and after every turn, so a command that is killed loses one turn. Each scenario runs in a process of
+    its own. A point that fails, or ends its process twice, is recorded as failed. On the CPU every scenario runs that
+    can run there, and the report makes no statement about GPUs. Exit code 1 if path or parity failed.
     """
     import time
 
-    if everything and (output is None or scenarios is not None or json_path is not None):
-        raise ValueError("--all needs -o DIR, and goes with neither --scenarios nor --json")
-    if output is not None and not everything:
-        raise ValueError("-o goes with --all; pass --json FILE for one scenario")
-    from bench.engine.run import run_scenario
-    from bench.gpu.sweep import SCENARIOS, default_sweeps, gpu_scenario
+    if everything and (output is None or scenarios is not None):
+        raise ValueError("--all needs -o DIR, and does not go with --scenarios")
+    if output is not None and json_path is not None:
+        raise ValueError("-o writes a record for each scenario; drop --json")
+    from bench.gpu.points import SCENARIOS, default_sweeps
+    from bench.gpu.session import is_done, take_scenario
+    from bench.gpu.sweep import gpu_scenario
     from bench.gpu.tables import format_markdown
     from bench.reports.record import write_record, write_text
 
@@ -143,32 +155,33 @@ def gpu(
     if unknown := [name for name in wanted if name not in SCENARIOS]:
         raise ValueError(f"--scenarios must be of {', '.join(SCENARIOS)}, got {', '.join(unknown)}")
     if json_path is not None and len(wanted) != 1:
-        raise ValueError(f"--json takes one scenario, got {len(wanted)}; pass --all -o DIR for several")
+        raise ValueError(f"--json takes one scenario, got {len(wanted)}; pass -o DIR for several")
     settings |= _device_settings(device, settings)
     settings["sweeps"] = {} if no_sweep else default_sweeps(settings["device"]) if sweeps is None else sweeps
-    deadline = time.monotonic() + 60 * minutes if everything else None
+    deadline = time.monotonic() + 60 * minutes
     if output is not None:
         output.mkdir(parents=True, exist_ok=True)
     reports: list[dict[str, Any]] = []
-
-    def keep(report: dict[str, Any]) -> None:
-        """Print and write each record as soon as it is there: the session may end early."""
-        reports.append(report)
-        click.echo(scenario.table(report))
-        if json_path is not None:
-            write_record(report, json_path)
-        if output is not None:
-            write_record(report, output / _file_name(report))
-            write_text(format_markdown(reports), output / "report.md")
-
     with _opened_workload(
         shards, photo=photo, mask=mask, num_photos=num_photos, endpoint=endpoint, embedded_dir=embedded_dir
-    ) as (workload, servers):
+    ) as (workload, servers, directory):
         for name in wanted:
+            path = (output or directory) / f"gpu-{name}.json"
+            if time.monotonic() > deadline and not path.exists():
+                continue
             scenario = gpu_scenario(name, workload, deadline=deadline, bystanders=sorted(servers), **settings)
-            keep(run_scenario(scenario, keep=keep))
-    if output is not None:
-        click.echo(f"wrote {len(reports)} records and report.md into '{output}'")
+            reports.append(take_scenario(scenario, path))
+            click.echo(scenario.table(reports[-1]))
+            if json_path is not None:
+                write_record(reports[-1], json_path)
+            if output is not None:
+                write_text(format_markdown(reports), output / "report.md")
+    done = [report["scenario"] for report in reports if is_done(report)]
+    if left := [name for name in wanted if name not in done]:
+        how = "the same command goes on" if output is not None else "pass more --minutes, or -o DIR and run it again"
+        click.echo(f"the time was over: {', '.join(left)} not done; {how}")
+    elif output is not None:
+        click.echo(f"all done: {len(reports)} records and report.md in '{output}'")
     # If the path fails, the figures of the session mean nothing. Its records are written all the same.
     context.exit(int(any("error" in report.get("check", ()) for report in reports)))
 
@@ -192,8 +205,8 @@ def _device_settings(device: str, settings: dict[str, Any]) -> dict[str, Any]:
 @contextlib.contextmanager
 def _opened_workload(
     shards: str | None, *, photo: str, mask: str, num_photos: int, endpoint: str | None, embedded_dir: Path | None
-) -> "Iterator[tuple[Workload, set[int]]]":
-    """Open photos and shards; yields them and the processes that were started to serve them."""
+) -> "Iterator[tuple[Workload, set[int], Path]]":
+    """Open photos and shards; yields them, the processes that were started to serve them, and an empty directory."""
     from bench.engine.scenario import MEMORY
     from bench.gpu.workload import Workload
     from bench.tools.drawn_shards import draw_shards
@@ -208,15 +221,4 @@ def _opened_workload(
         workload = Workload(
             found, photo=photo, mask=mask, num_photos=num_photos, directory=folder.new(), is_drawn=shards is None
         )
-        yield workload, servers
-
-
-def _file_name(report: dict[str, Any]) -> str:
-    """``gpu-decode_nvidia-h100_2026-11-21.json``: scenario, hardware, date."""
-    import re
-
-    environment = report["environment"]
-    gpu = report.get("gpu")
-    model = gpu["name"] if gpu else f"{environment['cpu']['model']} {environment['cpu']['cores_available']} cores"
-    hardware = re.sub(r"[^a-z0-9]+", "-", model.lower()).strip("-")
-    return f"gpu-{report['scenario']}_{hardware}_{environment['date'][:10]}.json"
+        yield workload, servers, folder.new()

@@ -1,12 +1,13 @@
 """Run a scenario: rounds of turns, interleaved, to one record.
 
 A round has one turn of every subject, so a drift of the machine affects all subjects alike. If Ctrl-C, SIGTERM or a
-turn that fails ends a run before its last round, the complete rounds before it are kept.
+turn that fails ends a run before its last round, the complete rounds before it are kept. A caller may also keep the
+record around every turn, and go on with it later, in another process.
 """
 
 import os
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from contextlib import ExitStack
 from typing import Any, TypeVar
 
@@ -25,7 +26,11 @@ Row = TypeVar("Row")
 
 
 def run_scenario(
-    scenario: Scenario[Made, Subject, Row], *, keep: Callable[[dict[str, Any]], None] | None = None
+    scenario: Scenario[Made, Subject, Row],
+    *,
+    keep: Callable[[dict[str, Any]], None] | None = None,
+    keep_turns: Callable[[dict[str, Any]], None] | None = None,
+    earlier: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Prepare, take turns, and report.
 
@@ -33,6 +38,9 @@ def run_scenario(
         scenario: What to do.
         keep: Called with the record of the complete rounds, if there is at least one, when something ends the run
             before its last round. The exception that ended it is raised afterwards.
+        keep_turns: Called before and after every turn with the record so far; ``at`` names the turn that is being
+            taken, so that a reader knows what a killed process was doing.
+        earlier: A record that ``keep_turns`` was given; its turns are not taken again.
 
     Returns:
         The scenario's report with ``format``, ``version``, ``command``, ``environment``, ``complete``, ``num_rounds``
@@ -52,11 +60,13 @@ def run_scenario(
         made = scenario.prepare(folder, stack)
         rounds: Rounds[Subject, Row] = Rounds(scenario.subjects(made), wanted=scenario.repeats)
 
-        def record() -> dict[str, Any]:
+        at_start = {} if keep_turns is None else describe_environment()  # it asks git, so not around every turn
+
+        def record(environment: Mapping[str, Any]) -> dict[str, Any]:
             report = scenario.report(made, rounds)
             return stamped(
                 {
-                    "environment": {**describe_environment(), "load_at_start": load_at_start},
+                    "environment": {**environment, "load_at_start": load_at_start},
                     **report,
                     "complete": rounds.is_complete,
                     "num_rounds": rounds.num_whole,
@@ -65,28 +75,42 @@ def run_scenario(
                 kind=scenario.kind,
             )
 
+        def tell(at: str | None) -> None:
+            if keep_turns is not None:
+                keep_turns({**record(at_start), "at": at})
+
         try:
-            _take_turns(scenario, made, rounds)
-            return record()
+            if earlier is not None:
+                scenario.go_on(rounds, earlier)
+            _take_turns(scenario, made, rounds, tell)
+            return record(describe_environment())
         except BaseException:
             if rounds.num_whole and keep is not None:
-                keep(record())
+                keep(record(describe_environment()))
             raise
 
 
-def _take_turns(scenario: Scenario[Made, Subject, Row], made: Made, rounds: Rounds[Subject, Row]) -> None:
+def _take_turns(
+    scenario: Scenario[Made, Subject, Row],
+    made: Made,
+    rounds: Rounds[Subject, Row],
+    tell: Callable[[str | None], None],
+) -> None:
     with bar(what=scenario.title, total=rounds.wanted * len(rounds.subjects), unit="turn") as drawn:
         for number in range(rounds.wanted):
             for subject in scenario.order(rounds.subjects, number):
                 is_late = scenario.deadline is not None and time.monotonic() > scenario.deadline
-                if subject not in rounds.errors and not is_late:
+                is_due = subject not in rounds.errors and len(rounds.rows[subject]) <= number
+                if is_due and not is_late:
                     rounds.at = f"round {number + 1} of {rounds.wanted}, {scenario.name_of(subject)}"
+                    tell(scenario.name_of(subject))
                     try:
                         rounds.rows[subject].append(_measure(scenario, made, subject, number))
                     except Exception as exc:
                         if not scenario.goes_on_without(subject):
                             raise
                         rounds.errors[subject] = failure_text(exc)
+                    tell(None)
                 drawn.update(1)
 
 

@@ -38,6 +38,8 @@ class Rounds(Generic[Subject, Row]):
     """The measurements of each subject, in the order of the rounds."""
     errors: dict[Subject, str] = field(default_factory=dict)
     """The error that ended a subject's turns, by subject, if the scenario `goes_on_without` it."""
+    tries: dict[Subject, int] = field(default_factory=dict)
+    """How often a process ended in a turn of a subject, in the runs that this one goes on with."""
     at: str = ""
     """The turn that is being taken, in words."""
 
@@ -177,6 +179,10 @@ class Scenario(ABC, Generic[Made, Subject, Row]):
     def goes_on_without(self, subject: Subject) -> bool:
         """Return whether an exception in a turn ends the turns of this subject only, and is kept in `Rounds.errors`."""
         return False
+
+    def go_on(self, rounds: Rounds[Subject, Row], earlier: Mapping[str, Any]) -> None:
+        """Put the turns of an earlier record into ``rounds``; a scenario that is resumed defines it."""
+        raise NotImplementedError(f"a run of '{self.kind}' cannot be resumed")
 
     def order(self, subjects: Sequence[Subject], number: int) -> Sequence[Subject]:
         """Return the order of round ``number``; it changes, so that no subject always follows the same other one."""

@@ -1,35 +1,39 @@
 """List the ways to decode that `bench gpu` times, each as a pipeline that runs batch after batch.
 
-``decode`` and ``rn50`` are the two recipes of DALI's own ``hw_decoder_bench.py``, operator for operator, so that their
-figures can be compared with those that DALI's authors publish. The others are ours: the segmentation graph in a real
-loader, two pipelines against one, a window decoded against a whole photo, masks as PNG against LZ4 blocks. Each also
-runs on the CPU, as far as DALI supports it there.
+``decode`` and ``rn50`` hold the two recipes of DALI's own ``hw_decoder_bench.py``, operator for operator, so that their
+figures can be compared with those that DALI's authors publish. The others are ours: loaders with our graphs, masks
+decoded on the CPU or beside the photos, masks as PNG against LZ4 blocks, a window decoded against a whole photo, two
+pipelines against one, a loader beside a training step. Each also runs on the CPU, as far as DALI supports it there.
+
+DALI's memory pools keep what a case has freed: memory is not released between points, so that no point pays for
+allocating it again. The points of a scenario share a process, and scenarios do not.
 """
 
 import contextlib
-import io
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from nvidia.dali import backend, fn, tensors, types
+from nvidia.dali import fn, tensors, types
 from nvidia.dali.pipeline import Pipeline
-from PIL import Image
 
 import dali_pipes as dp
+from bench.gpu.mask_cases import Define, lz4_masks, png_masks, raw_masks
 from bench.gpu.workload import GpuSetting, Workload
-from dali_pipes.errors import PipesError
-from dali_pipes.reader.webdataset import WebdatasetSegment
+from bench.tools.step import open_step
+from dali_pipes.graph.decode import Graph
 
 # Values of the recipe; mean and deviation are torchvision's.
 _MEAN, _STD = [0.485 * 255, 0.456 * 255, 0.406 * 255], [0.229 * 255, 0.224 * 255, 0.225 * 255]
 _SIDE = 224
 # A window of half the height and width, anywhere: a quarter of the pixels.
 _WINDOW = 0.5
+STEP_SAMPLES_PER_S = 7010
+"""Photos a second of the emulated training step: what a ResNet-50 trains on one fast GPU."""
 
 
 class Running(NamedTuple):
@@ -39,10 +43,8 @@ class Running(NamedTuple):
     """Draws a batch and returns the number of its samples."""
     host_bytes: float | None
     """The smallest number of bytes of a sample that must cross to the device, computed; ``None``: it is not known."""
-
-
-Define = Callable[[Workload, GpuSetting, ExitStack], tuple[Any, float]]
-"""Defines a pipeline: returns its outputs and `Running.host_bytes`. The stack closes what its inputs need."""
+    step_s: float = 0.0
+    """Seconds of the emulated training step, for each sample."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +57,8 @@ class Case:
     needs_gpu: bool = False
     """Whether the case has no counterpart on the CPU."""
     needs_masks: bool = False
+    change: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Fields of `GpuSetting` that this case fixes."""
 
 
 def pipeline_of(setting: GpuSetting) -> Pipeline:
@@ -65,38 +69,24 @@ def pipeline_of(setting: GpuSetting) -> Pipeline:
 def _pipeline(define: Define) -> Callable[[Workload, GpuSetting], AbstractContextManager[Running]]:
     @contextlib.contextmanager
     def open_case(workload: Workload, setting: GpuSetting) -> Iterator[Running]:
-        with ExitStack() as stack:
-            pipeline = pipeline_of(setting)
-            with pipeline:
-                outputs, host_bytes = define(workload, setting, stack)
-                pipeline.set_outputs(outputs)
-            pipeline.build()
-            # The only reference: threads and buffers must be gone before the next case is timed, even if `step` stays.
-            held = [pipeline]
-            del pipeline, outputs
+        pipeline = pipeline_of(setting)
+        with pipeline:
+            outputs, host_bytes = define(workload, setting)
+            pipeline.set_outputs(outputs)
+        pipeline.build()
 
-            def step() -> int:
-                held[0].run()
-                return setting.batch_size
+        def step() -> int:
+            pipeline.run()
+            return setting.batch_size
 
-            try:
-                yield Running(step, host_bytes)
-            finally:
-                held.clear()
-                if setting.device == "gpu":
-                    # DALI's pool would keep the memory of one point, perhaps half of the GPU's, from all later points.
-                    backend.ReleaseUnusedMemory()
+        yield Running(step, host_bytes)
 
     return open_case
 
 
-def _device(setting: GpuSetting) -> Literal["mixed", "cpu"]:
-    return "mixed" if setting.device == "gpu" else "cpu"
-
-
 def _decoding(setting: GpuSetting) -> dict[str, Any]:
     return {
-        "device": _device(setting),
+        "device": setting.decoder_device,
         "output_type": types.RGB,
         "hw_decoder_load": setting.hw_decoder_load,
         "preallocate_width_hint": setting.size_hint,
@@ -105,7 +95,7 @@ def _decoding(setting: GpuSetting) -> dict[str, Any]:
 
 
 def _recipe(decode: Callable[[Any, GpuSetting], Any]) -> Define:
-    def define(workload: Workload, setting: GpuSetting, stack: ExitStack) -> tuple[Any, float]:
+    def define(workload: Workload, setting: GpuSetting) -> tuple[Any, float]:
         encoded, _ = fn.readers.file(file_root=str(workload.files(setting)))
         # The minimum: a hybrid decoder sends more to the device than the bytes that it read.
         return decode(encoded, setting), workload.photos(setting).encoded_bytes
@@ -145,53 +135,86 @@ def _window_only(encoded: Any, setting: GpuSetting) -> Any:
     return fn.resize(pixels, resize_x=_SIDE, resize_y=_SIDE)
 
 
-@contextlib.contextmanager
-def _loader(workload: Workload, setting: GpuSetting) -> Iterator[Running]:
-    """Open the whole loader, with all shards staged; batches are delivered as tensors."""
-    with workload.open_loader(
-        dp.segmentation(photo=workload.photo, mask=workload.mask),
-        device=setting.device,
-        batch_size=setting.batch_size,
-        decode=dp.Decode(threads=setting.num_threads, engine_share=setting.hw_decoder_load),
-    ) as loader:
-        for _ in loader:  # stages all shards
-            pass
+def _loader(
+    make_graph: Callable[[Workload], Graph], *, step_s: float = 0.0
+) -> Callable[[Workload, GpuSetting], AbstractContextManager[Running]]:
+    """Open the whole loader, with all shards staged; it delivers tensors to a step of ``step_s`` for each sample."""
 
-        def step() -> int:
-            try:
-                (batch,) = next(loader)
-            except StopIteration:
-                (batch,) = next(iter(loader))
-            return len(batch["label"])
+    @contextlib.contextmanager
+    def open_case(workload: Workload, setting: GpuSetting) -> Iterator[Running]:
+        device = "cuda" if setting.device == "gpu" else "cpu"
+        train = open_step(step_s * setting.batch_size, device=device)
+        with workload.open_loader(
+            make_graph(workload),
+            device=setting.device,
+            batch_size=setting.batch_size,
+            decode=dp.Decode(threads=setting.num_threads, engine_share=setting.hw_decoder_load),
+        ) as loader:
+            for _ in loader:  # stages all shards
+                pass
 
-        yield Running(step, None)
+            def step() -> int:
+                try:
+                    (batch,) = next(loader)
+                except StopIteration:
+                    (batch,) = next(iter(loader))
+                num_samples = len(batch["label"])
+                train(num_samples / setting.batch_size)
+                return num_samples
+
+            yield Running(step, None, step_s)
+
+    return open_case
 
 
-def _one_pipeline(workload: Workload, setting: GpuSetting, stack: ExitStack) -> tuple[Any, float]:
+def _rn50_graph(workload: Workload) -> Graph:
+    """The recipe as our graph: a random crop of 224, float16, NCHW."""
+    return dp.classification_train(crop=_SIDE, dtype="float16", photo=workload.photo)
+
+
+def _segmentation_graph(mask_device: Literal["cpu", "mixed"]) -> Callable[[Workload], Graph]:
+    return lambda workload: dp.segmentation(photo=workload.photo, mask=workload.mask, mask_device=mask_device)
+
+
+def _lines_reader(workload: Workload, setting: GpuSetting) -> Any:
+    """Define the reader of the halves' scenario: lines of an index, in order, as our loaders read them."""
     path, index = workload.lines(setting)
     index_path = path.with_suffix(".idx")
     index_path.write_text(index)
     encoded = fn.readers.webdataset(paths=[str(path)], index_paths=[str(index_path)], ext=["c0"], dont_use_mmap=True)
     # For one component DALI returns a node or a list of one, depending on its version.
-    encoded = encoded[0] if isinstance(encoded, list | tuple) else encoded
-    return _decode(encoded, setting), workload.photos(setting).encoded_bytes
+    return encoded[0] if isinstance(encoded, list | tuple) else encoded
+
+
+def _one_pipeline(workload: Workload, setting: GpuSetting) -> tuple[Any, float]:
+    return _decode(_lines_reader(workload, setting), setting), workload.photos(setting).encoded_bytes
 
 
 def _two_halves(kind: Literal["shared", "copied", "pinned"]) -> Define:
     """Read in one pipeline and decode in another, which gets shared, copied or page-locked (pinned) batches."""
 
-    def define(workload: Workload, setting: GpuSetting, stack: ExitStack) -> tuple[Any, float]:
-        path, index = workload.lines(setting)
-        segment = WebdatasetSegment(str(path), index, num_components=1, batch_size=setting.batch_size)
-        stack.callback(segment.close)
-        source = _pinned_source(segment, setting) if kind == "pinned" else lambda: segment.read()[0]
+    def define(workload: Workload, setting: GpuSetting) -> tuple[Any, float]:
+        # As many threads as the one pipeline has, whose reader uses them, too. Without exec_dynamic the next run would
+        # overwrite the batches that were handed on.
+        reading = Pipeline(
+            batch_size=setting.batch_size, num_threads=setting.num_threads, device_id=None, exec_dynamic=True
+        )
+        # This pipeline is being defined inside of another.
+        with reading:
+            reading.set_outputs(_lines_reader(workload, setting))
+        reading.build()
+
+        def read() -> Any:
+            return reading.run()[0]
+
+        source = _pinned_source(read, setting) if kind == "pinned" else read
         encoded = fn.external_source(source=source, batch=True, dtype=types.UINT8, ndim=1, no_copy=kind != "copied")
         return _decode(encoded, setting), workload.photos(setting).encoded_bytes
 
     return define
 
 
-def _pinned_source(segment: WebdatasetSegment, setting: GpuSetting) -> Callable[[], list[Any]]:
+def _pinned_source(read: Callable[[], Any], setting: GpuSetting) -> Callable[[], list[Any]]:
     """Copy each batch into page-locked memory, in turns into more buffers than batches can be in flight.
 
     Without a GPU the memory is ordinary, which only exercises the code.
@@ -201,7 +224,7 @@ def _pinned_source(segment: WebdatasetSegment, setting: GpuSetting) -> Callable[
     turns = itertools.cycle(range(len(arenas)))
 
     def source() -> list[Any]:
-        encoded = segment.read()[0]
+        encoded = read()
         samples = [np.asarray(encoded[number]) for number in range(setting.batch_size)]
         turn, needed = next(turns), sum(len(sample) for sample in samples)
         if len(arenas[turn]) < needed:
@@ -217,74 +240,38 @@ def _pinned_source(segment: WebdatasetSegment, setting: GpuSetting) -> Callable[
     return source
 
 
-def _png_masks(workload: Workload, setting: GpuSetting, stack: ExitStack) -> tuple[Any, float]:
-    masks = workload.photos(setting).masks
-    encoded = _fed([np.frombuffer(mask, np.uint8) for mask in masks], setting, ndim=1)
-    decoded = fn.decoders.image(encoded, device=_device(setting), output_type=types.GRAY)
-    # Also "mixed" decodes PNG on the CPU, so pixels cross.
-    return decoded, _mean_size([_pixels(mask) for mask in masks])
-
-
-def _raw_masks(workload: Workload, setting: GpuSetting, stack: ExitStack) -> tuple[Any, float]:
-    pixels = [_pixels(mask) for mask in workload.photos(setting).masks]
-    masks = _fed(pixels, setting, ndim=3, layout="HWC")
-    return masks.gpu() if setting.device == "gpu" else masks, _mean_size(pixels)
-
-
-def _lz4_masks(workload: Workload, setting: GpuSetting, stack: ExitStack) -> tuple[Any, float]:
-    try:
-        import lz4.block  # type: ignore[import-untyped]
-    except ImportError as exc:
-        raise PipesError("masks as LZ4 blocks need lz4; install: pip install 'dali-pipes[gpu-bench]'") from exc
-    pixels = [_pixels(mask) for mask in workload.photos(setting).masks]
-    blocks = [np.frombuffer(lz4.block.compress(mask.tobytes(), store_size=False), np.uint8) for mask in pixels]
-    host_bytes = _mean_size(blocks)
-    if setting.device == "gpu":
-        # The two inputs give shapes and blocks in the same order.
-        shape = _fed([np.array(mask.shape, np.int32) for mask in pixels], setting, ndim=1, dtype=types.INT32)
-        return fn.decoders.inflate(_fed(blocks, setting, ndim=1).gpu(), shape=shape, layout="HWC"), host_bytes
-
-    def inflate(number: int) -> Any:
-        data = lz4.block.decompress(blocks[number].tobytes(), uncompressed_size=pixels[number].size)
-        return np.frombuffer(data, np.uint8).reshape(pixels[number].shape)
-
-    # DALI inflates on the GPU only. On the CPU the thread that iterates does it.
-    return _fed(range(len(blocks)), setting, made=inflate, ndim=3, layout="HWC"), host_bytes
-
-
-def _fed(
-    values: Sequence[Any], setting: GpuSetting, *, made: Callable[[Any], Any] = lambda value: value, **options: Any
-) -> Any:
-    """Make an input that feeds ``made(value)`` for each value in turn, again and again."""
-    turns = map(made, itertools.cycle(values))
-    return fn.external_source(
-        source=lambda: list(itertools.islice(turns, setting.batch_size)),
-        batch=True,
-        **{"dtype": types.UINT8, **options},
-    )
-
-
-def _mean_size(arrays: Sequence[Any]) -> float:
-    return float(np.mean([array.size for array in arrays]))
-
-
-def _pixels(mask: bytes) -> Any:
-    with Image.open(io.BytesIO(mask)) as image:
-        return np.ascontiguousarray(np.asarray(image.convert("L"))[:, :, None])
-
+_ENGINES_ONLY = {"hw_decoder_load": 1.0}
 
 CASES: tuple[Case, ...] = (
-    Case(scenario="rn50", variant="rn50", open=_pipeline(_recipe(_rn50))),
+    Case(scenario="rn50", variant="DALI's file reader", open=_pipeline(_recipe(_rn50))),
+    Case(scenario="rn50", variant="loader", open=_loader(_rn50_graph)),
+    Case(scenario="masks", variant="loader, masks cpu", open=_loader(_segmentation_graph("cpu")), needs_masks=True),
+    Case(scenario="masks", variant="loader, masks mixed", open=_loader(_segmentation_graph("mixed")), needs_masks=True),
+    Case(scenario="masks", variant="png cpu", open=_pipeline(png_masks("cpu")), needs_masks=True),
+    Case(scenario="masks", variant="png mixed", open=_pipeline(png_masks("mixed")), needs_masks=True, needs_gpu=True),
+    Case(scenario="masks", variant="lz4", open=_pipeline(lz4_masks), needs_masks=True),
+    Case(scenario="masks", variant="raw", open=_pipeline(raw_masks), needs_masks=True),
     Case(scenario="decode", variant="decode", open=_pipeline(_recipe(_decode))),
-    Case(scenario="segmentation", variant="loader", open=_loader, needs_masks=True),
+    Case(scenario="roi", variant="whole, then window", open=_pipeline(_recipe(_whole_then_window))),
+    Case(scenario="roi", variant="window only", open=_pipeline(_recipe(_window_only))),
+    Case(
+        scenario="roi",
+        variant="whole, then window, all on engines",
+        open=_pipeline(_recipe(_whole_then_window)),
+        needs_gpu=True,
+        change=_ENGINES_ONLY,
+    ),
+    Case(
+        scenario="roi",
+        variant="window only, all on engines",
+        open=_pipeline(_recipe(_window_only)),
+        needs_gpu=True,
+        change=_ENGINES_ONLY,
+    ),
     Case(scenario="halves", variant="one pipeline", open=_pipeline(_one_pipeline)),
     Case(scenario="halves", variant="two, shared", open=_pipeline(_two_halves("shared"))),
     Case(scenario="halves", variant="two, copied", open=_pipeline(_two_halves("copied"))),
     Case(scenario="halves", variant="two, pinned", open=_pipeline(_two_halves("pinned")), needs_gpu=True),
-    Case(scenario="roi", variant="whole, then window", open=_pipeline(_recipe(_whole_then_window))),
-    Case(scenario="roi", variant="window only", open=_pipeline(_recipe(_window_only))),
-    Case(scenario="masks", variant="png", open=_pipeline(_png_masks), needs_masks=True),
-    Case(scenario="masks", variant="lz4", open=_pipeline(_lz4_masks), needs_masks=True),
-    Case(scenario="masks", variant="raw", open=_pipeline(_raw_masks), needs_masks=True),
+    Case(scenario="step", variant="loader", open=_loader(_rn50_graph, step_s=1 / STEP_SAMPLES_PER_S)),
 )
-"""All cases, in the order of the tables."""
+"""All cases: scenarios in the order of their worth, and cases in the order of the tables."""

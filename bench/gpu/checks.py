@@ -1,7 +1,7 @@
 """Check a GPU before anything is timed: does the whole path run there, and how far are its pixels from the CPU's?
 
 Nothing here sets a bound. The differences of two decoders are measured as a distribution, from which a tolerance can be
-chosen.
+chosen. Each check has steps, so that a run that ends early keeps those that are done.
 """
 
 import math
@@ -120,36 +120,66 @@ def describe(counts: Int64s, largest: Sequence[int]) -> dict[str, Any]:
     }
 
 
-def measure_parity(workload: Workload, *, device: Device) -> dict[str, Any]:
-    """Compare the GPU's decoders with the CPU's, over the stored photos.
-
-    Without a GPU the record says so. It then compares the CPU's slow inverse transform with its fast one, which only
-    shows that the comparison works.
-    """
-    photos = workload.stored.photos
-    reference = DecodeWay(device="cpu")
-    if device == "cpu":
-        return {
-            "measured": False,
-            "reason": "parity of 'mixed' with 'cpu' needs a CUDA device, and torch finds none",
-            "num_photos": len(photos),
-            "cpu_fast_idct": describe(*differences(photos, reference, DecodeWay(device="cpu", fast_idct=True))),
-            "cpu_graph_twice": graph_differences(workload, "cpu", "cpu"),
-        }
-    ways = {
-        "hybrid": DecodeWay(device="mixed", hw_decoder_load=0.0),
-        "engines": DecodeWay(device="mixed", hw_decoder_load=1.0),
-        "default": DecodeWay(device="mixed"),
-        "default, fancy upsampling": DecodeWay(device="mixed", fancy_upsampling=True),
-    }
-    found = {name: describe(*differences(photos, reference, way)) for name, way in ways.items()}
+_CPU = DecodeWay(device="cpu")
+_HYBRID = DecodeWay(device="mixed", hw_decoder_load=0.0)
+_ENGINES = DecodeWay(device="mixed", hw_decoder_load=1.0)
+_WAYS = {
+    "hybrid": (_CPU, _HYBRID),
+    "engines": (_CPU, _ENGINES),
+    "default": (_CPU, DecodeWay(device="mixed")),
+    "default, fancy upsampling": (_CPU, DecodeWay(device="mixed", fancy_upsampling=True)),
     # Which of the two decodes a photo depends on its place in the batch.
-    found["engines, against hybrid"] = describe(*differences(photos, ways["hybrid"], ways["engines"]))
-    found["default, window"] = describe(
-        *differences(photos, DecodeWay(device="cpu", window=True), DecodeWay(device="mixed", window=True))
-    )
-    graphs = graph_differences(workload, "cpu", "gpu")
-    report = {"measured": True, "num_photos": len(photos), "against": "cpu", "differences": found, "graphs": graphs}
+    "engines, against hybrid": (_HYBRID, _ENGINES),
+    "default, window": (DecodeWay(device="cpu", window=True), DecodeWay(device="mixed", window=True)),
+}
+_CPU_WAYS = {"cpu, fast idct": (_CPU, DecodeWay(device="cpu", fast_idct=True))}
+"""Without a GPU the CPU's slow inverse transform is compared with its fast one: it shows that the comparison works."""
+
+
+def check_steps(name: str, workload: Workload, *, device: Device) -> list[str]:
+    """Return the steps of the check ``path`` or ``parity``."""
+    if name == "path":
+        return [*_path_graphs(workload)]
+    ways = _WAYS if device == "gpu" else _CPU_WAYS
+    return [*ways, *(f"graph {graph}" for graph in _parity_graphs(workload))]
+
+
+def check_step(
+    name: str, step: str, workload: Workload, *, device: Device, num_threads: int, batch_size: int
+) -> dict[str, Any]:
+    """Take one of `check_steps`; the result is a part of the record.
+
+    Raises:
+        GpuOutputError: If samples are missing or wrong.
+    """
+    if name == "path":
+        return check_graph(workload, step, device=device, num_threads=num_threads, batch_size=batch_size)
+    if step.startswith("graph "):
+        return graph_differences(workload, step.removeprefix("graph "), "cpu", device)
+    return describe(*differences(workload.stored.photos, *(_WAYS | _CPU_WAYS)[step]))
+
+
+def check_report(
+    name: str, workload: Workload, found: Mapping[str, dict[str, Any]], *, device: Device
+) -> dict[str, Any]:
+    """Return the record of a check from the results of its steps, by step."""
+    if name == "path":
+        return dict(found)
+    graphs = {
+        output: apart
+        for step, outputs in found.items()
+        if step.startswith("graph ")
+        for output, apart in outputs.items()
+    }
+    report: dict[str, Any] = {
+        "measured": device == "gpu",
+        "num_photos": len(workload.stored.photos),
+        "against": "cpu",
+        "differences": {step: apart for step, apart in found.items() if not step.startswith("graph ")},
+        "graphs": graphs,
+    }
+    if device == "cpu":
+        report["reason"] = "parity of 'mixed' with 'cpu' needs a CUDA device, and no GPU is used"
     error = unequal_ids(graphs)
     return report if error is None else report | {"error": error}
 
@@ -168,8 +198,15 @@ def unequal_ids(graphs: Mapping[str, Mapping[str, float]]) -> str | None:
     return f"masks and labels must be equal on both devices, differ in {', '.join(wrong)}" if wrong else None
 
 
-def graph_differences(workload: Workload, left: Device, right: Device) -> dict[str, dict[str, float]]:
-    """Compare the outputs of graphs on two devices, over an epoch.
+def _parity_graphs(workload: Workload) -> dict[str, Any]:
+    graphs = {"classification_eval": dp.classification_eval(photo=workload.photo)}
+    if workload.stored.masks:
+        graphs["segmentation"] = dp.segmentation(photo=workload.photo, mask=workload.mask)
+    return graphs
+
+
+def graph_differences(workload: Workload, name: str, left: Device, right: Device) -> dict[str, dict[str, float]]:
+    """Compare the outputs of a graph on two devices, over an epoch.
 
     Returns:
         ``GRAPH.OUTPUT`` -> share of equal values, mean and largest difference, in the output's own unit: standard
@@ -178,67 +215,66 @@ def graph_differences(workload: Workload, left: Device, right: Device) -> dict[s
     Raises:
         GpuOutputError: If the devices give different samples.
     """
-    graphs = {"classification_eval": dp.classification_eval(photo=workload.photo)}
-    if workload.stored.masks:
-        graphs["segmentation"] = dp.segmentation(photo=workload.photo, mask=workload.mask)
-    found: dict[str, dict[str, float]] = {}
-    for name, graph in graphs.items():
-        with _loader(workload, graph, left) as one, _loader(workload, graph, right) as other:
-            sums: dict[str, tuple[int, int, float, float]] = {}
-            for (these,), (those,) in zip(one, other, strict=True):
-                if these.pop("key") != those.pop("key"):
-                    raise GpuOutputError(f"graph '{name}': {left} and {right} give different samples")
-                for output, values in these.items():
-                    apart = (values.cpu().double() - those[output].cpu().double()).abs()
-                    total, equal, summed, largest = sums.get(output, (0, 0, 0.0, 0.0))
-                    sums[output] = (
-                        total + apart.numel(),
-                        equal + int((apart == 0).sum()),
-                        summed + float(apart.sum()),
-                        max(largest, float(apart.max())),
-                    )
-        for output, (total, equal, summed, largest) in sums.items():
-            found[f"{name}.{output}"] = {"equal_share": equal / total, "mean": summed / total, "max": largest}
-    return found
+    graph = _parity_graphs(workload)[name]
+    with _loader(workload, graph, left) as one, _loader(workload, graph, right) as other:
+        sums: dict[str, tuple[int, int, float, float]] = {}
+        for (these,), (those,) in zip(one, other, strict=True):
+            if these.pop("key") != those.pop("key"):
+                raise GpuOutputError(f"graph '{name}': {left} and {right} give different samples")
+            for output, values in these.items():
+                apart = (values.cpu().double() - those[output].cpu().double()).abs()
+                total, equal, summed, largest = sums.get(output, (0, 0, 0.0, 0.0))
+                sums[output] = (
+                    total + apart.numel(),
+                    equal + int((apart == 0).sum()),
+                    summed + float(apart.sum()),
+                    max(largest, float(apart.max())),
+                )
+    return {
+        f"{name}.{output}": {"equal_share": equal / total, "mean": summed / total, "max": largest}
+        for output, (total, equal, summed, largest) in sums.items()
+    }
 
 
 def _loader(workload: Workload, graph: Any, device: Device) -> Any:
     return workload.open_loader(graph, device=device, batch_size=_BATCH, shuffle=False, outputs=dp.Outputs(keys=True))
 
 
-def check_path(workload: Workload, *, device: Device, num_threads: int, batch_size: int) -> dict[str, Any]:
-    """Load an epoch of each graph with a real loader: every key comes once, with finite values on the device.
+def _path_graphs(workload: Workload) -> dict[str, Any]:
+    photo, mask = workload.photo, workload.mask
+    graphs = {
+        "classification_train": dp.classification_train(photo=photo),
+        "classification_eval": dp.classification_eval(photo=photo, dtype="float16"),
+    }
+    if workload.stored.masks:
+        graphs["segmentation"] = dp.segmentation(photo=photo, mask=mask)
+        graphs["segmentation, masks mixed"] = dp.segmentation(photo=photo, mask=mask, mask_device="mixed")
+    return graphs
+
+
+def check_graph(workload: Workload, name: str, *, device: Device, num_threads: int, batch_size: int) -> dict[str, Any]:
+    """Load an epoch of a graph with a real loader: every key comes once, with finite values on the device.
 
     Raises:
         GpuOutputError: If keys are missing or repeated, or a batch has a wrong device, length or value.
     """
-    graphs = {
-        "segmentation": dp.segmentation(photo=workload.photo, mask=workload.mask),
-        "classification_train": dp.classification_train(photo=workload.photo),
-        "classification_eval": dp.classification_eval(photo=workload.photo, dtype="float16"),
-    }
-    report: dict[str, Any] = {}
-    for name, graph in graphs.items():
-        if name == "segmentation" and not workload.stored.masks:
-            continue
-        started = time.perf_counter()
-        keys: list[str] = []
-        with workload.open_loader(
-            graph,
-            device=device,
-            batch_size=batch_size,
-            decode=dp.Decode(threads=num_threads),
-            outputs=dp.Outputs(keys=True),
-        ) as loader:
-            expected = loader.num_samples
-            for (batch,) in loader:
-                keys += batch["key"]
-                _check_batch(name, batch, device=device)
-        if not len(keys) == len(set(keys)) == expected:
-            found = f"{len(keys)}, {len(set(keys))} of them different"
-            raise GpuOutputError(f"graph '{name}': expected {expected} keys, each once; found {found}")
-        report[name] = {"num_samples": len(keys), "epoch_s": round(time.perf_counter() - started, 3)}
-    return report
+    started = time.perf_counter()
+    keys: list[str] = []
+    with workload.open_loader(
+        _path_graphs(workload)[name],
+        device=device,
+        batch_size=batch_size,
+        decode=dp.Decode(threads=num_threads),
+        outputs=dp.Outputs(keys=True),
+    ) as loader:
+        expected = loader.num_samples
+        for (batch,) in loader:
+            keys += batch["key"]
+            _check_batch(name, batch, device=device)
+    if not len(keys) == len(set(keys)) == expected:
+        found = f"{len(keys)}, {len(set(keys))} of them different"
+        raise GpuOutputError(f"graph '{name}': expected {expected} keys, each once; found {found}")
+    return {"num_samples": len(keys), "epoch_s": round(time.perf_counter() - started, 3)}
 
 
 def _check_batch(name: str, batch: dict[str, Any], *, device: str) -> None:

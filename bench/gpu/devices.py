@@ -7,9 +7,7 @@ package. Without a driver these calls fail, and the error says why.
 import contextlib
 import ctypes
 import ctypes.util
-import json
 import statistics
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -151,6 +149,26 @@ def has_video_library() -> bool:
     return True
 
 
+def describe_gpu(nvml: Nvml | None) -> dict[str, Any]:
+    """Describe the current GPU for a record; what cannot be asked is ``None``, and ``nvjpeg`` then says why."""
+    import torch
+
+    found: dict[str, Any] = {
+        "name": torch.cuda.get_device_name(),
+        # Without this library the JPEG engines are not used, and there is no error.
+        "video_library": has_video_library(),
+    }
+    if nvml is not None:
+        with contextlib.suppress(OSError):
+            found["driver"] = nvml.driver_version()
+        found["jpeg_engines_nvml"] = nvml.num_jpeg_engines()
+    try:
+        found["jpeg_engines_nvjpeg"], found["cores_per_jpeg_engine"] = count_jpeg_engines()
+    except (AttributeError, OSError) as exc:  # nvJPEG is too old or missing; the measured times must not be lost
+        found["jpeg_engines_nvjpeg"], found["nvjpeg"] = None, str(exc)
+    return found
+
+
 def utilisation(samples: Sequence[Mapping[str, float]]) -> dict[str, Any] | None:
     """Compute means and maxima of samples, by the names of `Nvml.sample`; ``None`` without samples.
 
@@ -191,35 +209,3 @@ def sampling(
     finally:
         stopped.set()
         thread.join()
-
-
-def measure_copies(run: Callable[[], None]) -> dict[str, int] | None:
-    """Count the bytes that ``run`` copies to the GPU, by kind of host memory; ``None`` if CUPTI reports no copy.
-
-    `torch.profiler` sees all copies of the process, DALI's too. It slows the process down, so nothing is timed with it.
-    """
-    import torch
-
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
-        run()
-        torch.cuda.synchronize()
-    with tempfile.TemporaryDirectory(prefix="dali-pipes-bench-") as directory:
-        path = Path(directory) / "trace.json"
-        profiler.export_chrome_trace(str(path))
-        return copied_bytes(json.loads(path.read_text())) or None
-
-
-def copied_bytes(trace: Mapping[str, Any]) -> dict[str, int]:
-    """Sum the bytes of the copies from host to GPU in a trace of `torch.profiler`, by kind of host memory.
-
-    >>> copied_bytes({"traceEvents": [{"name": "Memcpy HtoD (Pinned -> Device)", "args": {"bytes": 4096}}]})
-    {'pinned': 4096}
-    """
-    found: dict[str, int] = {}
-    for event in trace.get("traceEvents", ()):
-        name = str(event.get("name", ""))
-        if not name.startswith("Memcpy HtoD"):
-            continue
-        place = name.partition("(")[2].partition(" ->")[0].lower() or "unknown"
-        found[place] = found.get(place, 0) + int(event.get("args", {}).get("bytes", 0))
-    return found

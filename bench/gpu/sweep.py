@@ -1,32 +1,26 @@
 """Measure decoding on a GPU, one setting changed at a time: the scenarios of `bench gpu`, for the engine.
 
-Each timed scenario starts from one setting. Its points take turns in this process, because opening a CUDA context for
+Each timed scenario starts from one setting. Its points take turns in one process, because opening a CUDA context for
 each point would take longer than timing it. If a point fails, its error is recorded and the others go on: a GPU machine
-is often available for an hour only, and nobody watches. The checks, of the path and of pixels, take one turn each.
+is often available for half an hour only, and nobody watches. Each check takes its steps, one turn each. A scenario goes
+on with an earlier record of its own (`bench.gpu.session`).
 """
 
-import contextlib
+import json
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
 
-from bench.engine.scenario import MAX_ERROR_CHARS, Rounds, Scenario
-from bench.gpu.cases import CASES, Case
-from bench.gpu.checks import check_path, measure_parity
-from bench.gpu.devices import (
-    SETTLED_S,
-    Nvml,
-    count_jpeg_engines,
-    has_video_library,
-    measure_copies,
-    sampling,
-    utilisation,
-)
+from bench.engine.scenario import Rounds, Scenario
+from bench.gpu.checks import check_report, check_step, check_steps
+from bench.gpu.decoders import logged, who_decoded
+from bench.gpu.devices import SETTLED_S, Nvml, describe_gpu, sampling, utilisation
+from bench.gpu.points import CHECKS, PUBLISHED_FIGURES, SCENARIOS, Point, points_of
 from bench.gpu.tables import FIGURES, format_scenario
 from bench.gpu.workload import Device, GpuSetting, Workload
 from bench.reports.figures import Figure
@@ -34,70 +28,23 @@ from bench.reports.tables import summarised
 from bench.tools.environment import available_cores
 from bench.tools.folders import RunFolder
 from bench.tools.processes import ProcessTree
+from dali_pipes.errors import DataError
 
-CHECKS = ("path", "parity")
-SCENARIOS = (*CHECKS, *dict.fromkeys(case.scenario for case in CASES))
-"""The scenarios by importance: first the checks, without which figures mean nothing; then figures that others
-publish."""
-
-HW_DECODER_LOADS = (0.0, 0.12, 0.25, 0.5, 0.65, 0.8, 1.0)
-BATCH_SIZES = (64, 128, 256, 512)
-PHOTO_SIDES = (256, 512, 1024, 2048)
-PROGRESSIVE_SHARES = (0.0, 0.25, 0.5, 1.0)
-SWEPT = {
-    "rn50": ("hw_decoder_load", "num_threads", "batch_size"),
-    "decode": ("hw_decoder_load", "num_threads", "batch_size", "photo_side", "progressive_share"),
-    "segmentation": ("hw_decoder_load", "num_threads", "batch_size"),
-    "halves": ("batch_size",),
-    "roi": ("hw_decoder_load", "photo_side"),
-    "masks": ("batch_size",),
-}
-"""The settings that are swept in each scenario: all settings in all scenarios would take hours."""
-
-PUBLISHED = {"batch_size": 408, "num_threads": 70, "hw_decoder_load": 0.12, "size_hint": 6000}
-"""The settings with which DALI's own test (qa/TL1_decoder_perf) runs its benchmark on x86 Hopper machines."""
-PUBLISHED_FIGURES = {
-    "source": "NVIDIA/DALI, qa/TL1_decoder_perf/test.sh",
-    # These are not our photos, so only the order of magnitude can be compared.
-    "photos": "DALI_extra, db/single/jpeg",
-    "settings": PUBLISHED,
-    "expected_samples_per_s": {"x86 Hopper": 19000, "Grace Hopper, 72 threads, hw_decoder_load 0.11": 29000},
-}
 NUM_WARM_UP = 5
-"""Batches before the timed ones: the first batches allocate memory, on a GPU for the largest photo so far."""
-NUM_PROFILED = 4
-"""Batches whose copies to the GPU are counted."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Point:
-    """A case at a setting."""
-
-    case: Case
-    setting: GpuSetting
-    label: str
-    """The change from the base setting: ``base``, ``hw_decoder_load=0.12``, ``as published``."""
+"""Batches before the timed ones, at least: the first batches allocate memory, on a GPU for the largest photo so far."""
+NUM_LOGGED = 2
+"""Batches drawn while the decoders are logged; those that are prefetched are logged, too."""
+MAX_TRIES = 2
+"""A turn in which the process ended this often is recorded as failed, and not taken again."""
 
 
 class Session(NamedTuple):
     """The sources from which turns measure."""
 
     nvml: Nvml | None
-    no_nvml: str | None
-    """Why NVML is missing."""
+    gpu: dict[str, Any] | None
+    """The description of the GPU for the record; ``None``: none is used."""
     tree: ProcessTree
-
-
-def default_sweeps(device: str) -> dict[str, tuple[Any, ...]]:
-    """Return the values of each setting that is swept. The CPU has no JPEG engines, so no ``hw_decoder_load``."""
-    cores = available_cores()
-    return {
-        **({"hw_decoder_load": HW_DECODER_LOADS} if device == "gpu" else {}),
-        "num_threads": tuple(sorted({max(1, cores // 4), max(1, cores // 2), cores})),
-        "batch_size": BATCH_SIZES,
-        "photo_side": PHOTO_SIDES,
-        "progressive_share": PROGRESSIVE_SHARES,
-    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +68,8 @@ class GpuScenario(Scenario[Session, Any, dict[str, Any]]):
     """Field of `GpuSetting` -> values; see `default_sweeps`."""
     seconds: float = 2.0
     """The time of each point in each round."""
+    warm_up_s: float = 1.0
+    """Each point runs for so long before it is timed, at least: an idle GPU takes a while to raise its clocks."""
     repeats: int = 2
     bystanders: Collection[int] = ()
     """Child processes whose CPU time is not counted."""
@@ -129,6 +78,8 @@ class GpuScenario(Scenario[Session, Any, dict[str, Any]]):
         super().__post_init__()
         if self.seconds <= 0:
             raise ValueError(f"seconds must be positive, got {self.seconds}")
+        if self.warm_up_s < 0:
+            raise ValueError(f"warm_up_s must be 0 or more, got {self.warm_up_s}")
         if unknown := set(self.sweeps) - set(asdict(self.base_setting)):
             raise ValueError(f"sweeps must name fields of GpuSetting, got {', '.join(sorted(unknown))}")
 
@@ -143,60 +94,72 @@ class GpuScenario(Scenario[Session, Any, dict[str, Any]]):
         )
 
     def goes_on_without(self, subject: Any) -> bool:
+        """Go on unless the error broke the CUDA context: all later points would fail, so another process goes on."""
+        if self.device == "gpu":
+            try:
+                torch.cuda.synchronize()
+            except RuntimeError:
+                return False
         return True
 
     def prepare(self, folder: RunFolder, stack: ExitStack) -> Session:
         """Open NVML, if there is a GPU."""
-        nvml, why_not = None, None
+        tree = ProcessTree(bystanders=self.bystanders)
         if self.device == "cpu":
-            why_not = "no GPU is used"
-        else:
-            try:
-                uuid = torch.cuda.get_device_properties(torch.cuda.current_device()).uuid
-                nvml = stack.enter_context(Nvml(str(uuid)))
-            except (AttributeError, OSError) as exc:  # torch is too old, or NVML is missing
-                why_not = str(exc)
-        return Session(nvml, why_not, ProcessTree(bystanders=self.bystanders))
+            return Session(None, None, tree)
+        nvml, why_not = None, None
+        try:
+            uuid = torch.cuda.get_device_properties(torch.cuda.current_device()).uuid
+            nvml = stack.enter_context(Nvml(str(uuid)))
+        except (AttributeError, OSError) as exc:  # torch is too old, or NVML is missing
+            why_not = str(exc)
+        return Session(nvml, {**describe_gpu(nvml), "nvml": why_not or "read"}, tree)
 
     def subjects(self, made: Session) -> Sequence[Any]:
         """Return the points."""
-        return self.points()
-
-    def points(self) -> list[Point]:
-        """Return each case at the base setting, then with one setting changed at a time."""
-        base = self.base_setting
-        published = {**PUBLISHED, "num_threads": min(int(PUBLISHED["num_threads"]), available_cores())}
-        points = []
-        for case in (case for case in CASES if case.scenario == self.name):
-            if case.needs_gpu and self.device == "cpu":
-                continue
-            points.append(Point(case=case, setting=base, label="base"))
-            if self.name == "rn50" and self.device == "gpu":
-                points.append(Point(case=case, setting=replace(base, **published), label="as published"))  # type: ignore[arg-type]
-            points += [
-                Point(case=case, setting=replace(base, **{name: value}), label=f"{name}={value}")
-                for name in SWEPT[self.name]
-                for value in self.sweeps.get(name, ())
-                if value != getattr(base, name)
-            ]
-        return points
+        return points_of(self.name, self.base_setting, self.sweeps)
 
     def order(self, subjects: Sequence[Any], number: int) -> Sequence[Any]:
         """Keep the order in every round, the most important first: the time may end before the last subject."""
         return subjects
 
     def name_of(self, subject: Any) -> str:
-        """``decode, batch_size=64``."""
-        return f"{subject.case.variant}, {subject.label}" if isinstance(subject, Point) else str(subject)
+        """``decode, batch_size=64``, or the step of a check."""
+        return subject.name if isinstance(subject, Point) else str(subject)
+
+    def go_on(self, rounds: Rounds[Any, dict[str, Any]], earlier: Mapping[str, Any]) -> None:
+        """Take over the turns and errors of an earlier record; a turn that ended its process twice has failed.
+
+        Raises:
+            DataError: If the record was made with other options.
+        """
+        if earlier["options"] != (options := json.loads(json.dumps(self.options()))):
+            changed = [name for name, value in options.items() if earlier["options"].get(name) != value]
+            raise DataError(
+                f"the record of '{self.name}' that is there was made with other options ({', '.join(changed)}); name "
+                "another directory, or delete the record"
+            )
+        by_name = {self.name_of(subject): subject for subject in rounds.subjects}
+        for name, turns in self.turns_of(earlier).items():
+            rounds.rows[by_name[name]] = turns
+        rounds.errors |= {by_name[name]: error for name, error in earlier["errors"].items()}
+        rounds.tries |= {by_name[name]: number for name, number in earlier["tries"].items()}
+        if (at := earlier["at"]) is not None:
+            tries = rounds.tries[by_name[at]] = rounds.tries.get(by_name[at], 0) + 1
+            if tries >= MAX_TRIES:
+                rounds.errors[by_name[at]] = f"the process ended {tries} times in this turn"
 
     def measure(self, made: Session, subject: Any, number: int) -> dict[str, Any]:
-        """Time one point; its copies to the GPU are counted in the first round."""
+        """Time one point; in the first round, see before that who decodes."""
         setting = subject.setting
         if subject.case.needs_masks and not self.workload.stored.masks:
             raise ValueError(f"not all samples have a mask '{self.workload.mask}'; name the component: --mask")
+        decoded = self._who_decodes(subject) if number == 0 else None
         with subject.case.open(self.workload, setting) as running:
-            for _ in range(NUM_WARM_UP):
+            warm_up_start, num_warm_up = time.perf_counter(), 0
+            while num_warm_up < NUM_WARM_UP or time.perf_counter() - warm_up_start < self.warm_up_s:
                 running.step()
+                num_warm_up += 1
             _synchronise(setting)
             batch_s: list[float] = []
             num_samples = 0
@@ -212,47 +175,70 @@ class GpuScenario(Scenario[Session, Any, dict[str, Any]]):
                 _synchronise(setting)
                 elapsed = time.perf_counter() - start
             cpu_s = made.tree.cpu_s() - cpu_start
-            copied, why_not = _copied(running.step, setting) if number == 0 else (None, None)
-            return {
-                "samples_per_s": num_samples / elapsed,
-                "cpu_ms_per_sample": 1000 * cpu_s / num_samples,
-                "cpu_share": cpu_s / elapsed / available_cores(),
-                "num_samples": num_samples,
-                "seconds": elapsed,
-                "batch_ms": {
-                    "p50": 1000 * float(np.percentile(batch_s, 50)),
-                    "p99": 1000 * float(np.percentile(batch_s, 99)),
-                    "max": 1000 * max(batch_s),
-                },
-                "utilisation": utilisation(samples),
-                "host_bytes_per_sample": running.host_bytes,
-                "copied_bytes_per_sample": copied,
-                "copies_not_measured": why_not,
-            }
+        return {
+            "samples_per_s": num_samples / elapsed,
+            "cpu_ms_per_sample": 1000 * cpu_s / num_samples,
+            "cpu_share": cpu_s / elapsed / available_cores(),
+            # As MLPerf Storage defines it: the time of the steps over all the time.
+            "step_share": num_samples * running.step_s / elapsed if running.step_s else None,
+            "num_samples": num_samples,
+            "seconds": elapsed,
+            "batch_ms": {
+                "p50": 1000 * float(np.percentile(batch_s, 50)),
+                "p99": 1000 * float(np.percentile(batch_s, 99)),
+                "max": 1000 * max(batch_s),
+            },
+            "utilisation": utilisation(samples),
+            "photos": self.workload.photos(setting).to_json(),
+            "host_bytes_per_sample": running.host_bytes,
+            "decoded_by": decoded,
+        }
+
+    def _who_decodes(self, point: Point) -> dict[str, Any]:
+        """Draw some batches with the decoders' log on; nothing is timed."""
+
+        def draw() -> None:
+            with point.case.open(self.workload, point.setting) as running:
+                for _ in range(NUM_LOGGED):
+                    running.step()
+
+        with logged() as log:
+            draw()  # its pipeline is gone when it returns
+        return who_decoded(log[0])
+
+    def options(self) -> dict[str, Any]:
+        """Return what the figures depend on besides the machine and the versions."""
+        return {
+            **{name: getattr(self, name) for name in _OPTIONS},
+            "sweeps": {name: list(values) for name, values in self.sweeps.items()},
+            "photos": self.workload.stored.to_json(),
+            "num_shards": len(self.workload.shards.names),
+        }
 
     def report(self, made: Session, rounds: Rounds[Any, dict[str, Any]]) -> dict[str, Any]:
-        """``{"scenario", "records" or "check", "gpu", "options"}``."""
+        """``{"scenario", "records" or "check", "left_out", "errors", "tries", "gpu", "options"}``."""
+        names = {subject: self.name_of(subject) for subject in rounds.subjects}
         return {
             "scenario": self.name,
             **self.found(rounds),
+            "left_out": [
+                names[subject]
+                for subject, turns in rounds.rows.items()
+                if len(turns) < rounds.wanted and subject not in rounds.errors
+            ],
+            "errors": {names[subject]: error for subject, error in rounds.errors.items()},
+            "tries": {names[subject]: number for subject, number in rounds.tries.items()},
             **({"published": PUBLISHED_FIGURES} if self.name == "rn50" else {}),
-            "gpu": _describe_gpu(made, self.device),
-            "options": {
-                **{name: getattr(self, name) for name in _OPTIONS},
-                "sweeps": {name: list(values) for name, values in self.sweeps.items()},
-                "photos": self.workload.stored.to_json(),
-                "num_shards": len(self.workload.shards.names),
-            },
+            "gpu": made.gpu,
+            "options": self.options(),
         }
 
     def found(self, rounds: Rounds[Any, dict[str, Any]]) -> dict[str, Any]:
-        """Return the records, and the points for which there was no time."""
+        """Return the records of the points that had a turn, or failed."""
         records: list[dict[str, Any]] = []
-        left_out: list[dict[str, str]] = []
         for point in rounds.subjects:
             turns, error = rounds.rows[point], rounds.errors.get(point)
             if not turns and error is None:
-                left_out.append({"variant": point.case.variant, "label": point.label})
                 continue
             record = {
                 "scenario": point.case.scenario,
@@ -264,14 +250,20 @@ class GpuScenario(Scenario[Session, Any, dict[str, Any]]):
                 record["error"] = error
             if turns:
                 record |= summarised({name: [turn[name] for turn in turns] for name in FIGURES}) | {
-                    "photos": self.workload.photos(point.setting).to_json(),
+                    "photos": turns[0]["photos"],
                     "host_bytes_per_sample": turns[0]["host_bytes_per_sample"],
-                    "copied_bytes_per_sample": turns[0]["copied_bytes_per_sample"],
+                    "decoded_by": turns[0]["decoded_by"],
+                    "step_share": turns[-1]["step_share"],
                     "utilisation": turns[-1]["utilisation"],
                     "repeats": list(turns),
                 }
             records.append(record)
-        return {"records": records, "left_out": left_out}
+        return {"records": records}
+
+    @staticmethod
+    def turns_of(report: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+        """Return the turns in a record, by the name of their subject."""
+        return {f"{one['variant']}, {one['label']}": list(one.get("repeats", ())) for one in report["records"]}
 
     @staticmethod
     def table(report: Any) -> str:
@@ -279,7 +271,7 @@ class GpuScenario(Scenario[Session, Any, dict[str, Any]]):
         return f"{report['scenario']}\n{format_scenario(report)}\n"
 
 
-_OPTIONS = ("num_threads", "batch_size", "hw_decoder_load", "device", "seconds", "repeats")
+_OPTIONS = ("num_threads", "batch_size", "hw_decoder_load", "device", "seconds", "warm_up_s", "repeats")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -290,24 +282,36 @@ class GpuCheck(GpuScenario):
     repeats: int = 1
 
     def subjects(self, made: Session) -> Sequence[Any]:
-        """Return the check itself."""
-        return [self.name]
+        """Return the steps of the check."""
+        return check_steps(self.name, self.workload, device=self.device)
 
     def measure(self, made: Session, subject: Any, number: int) -> dict[str, Any]:
-        """Run the check."""
-        if self.name == "parity":
-            return measure_parity(self.workload, device=self.device)
-        return check_path(self.workload, device=self.device, num_threads=self.num_threads, batch_size=self.batch_size)
+        """Take a step."""
+        return check_step(
+            self.name,
+            subject,
+            self.workload,
+            device=self.device,
+            num_threads=self.num_threads,
+            batch_size=self.batch_size,
+        )
 
     def found(self, rounds: Rounds[Any, dict[str, Any]]) -> dict[str, Any]:
-        """Return the check's result, or ``error``."""
-        found = rounds.rows[self.name][0] if rounds.rows[self.name] else {}
-        error = {"error": rounds.errors[self.name]} if self.name in rounds.errors else {}
-        return {"check": {"device": self.device, **found, **error}}
+        """Return the results of the steps, and ``error`` if one failed."""
+        steps = {step: turns[0] for step, turns in rounds.rows.items() if turns}
+        check = {"device": self.device, **check_report(self.name, self.workload, steps, device=self.device)}
+        if rounds.errors:
+            check["error"] = "; ".join(f"{step}: {error}" for step, error in rounds.errors.items())
+        return {"check": check, "steps": steps}
+
+    @staticmethod
+    def turns_of(report: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+        """Return the results in a record, by step."""
+        return {step: [found] for step, found in report["steps"].items()}
 
 
 def gpu_scenario(name: str, workload: Workload, **settings: Any) -> GpuScenario:
-    """Make one of `SCENARIOS`; ``settings`` are fields of `GpuScenario`. A check has one round and no deadline.
+    """Make one of `SCENARIOS`; ``settings`` are fields of `GpuScenario`. A check has one round.
 
     Raises:
         ValueError: If the name is unknown, or a setting is out of range.
@@ -315,43 +319,8 @@ def gpu_scenario(name: str, workload: Workload, **settings: Any) -> GpuScenario:
     if name not in SCENARIOS:
         raise ValueError(f"scenarios must be of {', '.join(SCENARIOS)}, got '{name}'")
     if name in CHECKS:
-        return GpuCheck(name=name, workload=workload, **{**settings, "repeats": 1, "deadline": None})
+        return GpuCheck(name=name, workload=workload, **{**settings, "repeats": 1})
     return GpuScenario(name=name, workload=workload, **settings)
-
-
-def _copied(step: Callable[[], int], setting: GpuSetting) -> tuple[dict[str, float] | None, str | None]:
-    """Count the bytes of a sample that are copied to the GPU, by the kind of host memory; or say why that failed."""
-    if setting.device == "cpu":
-        return None, "no GPU is used"
-    drawn: list[int] = []
-    try:
-        found = measure_copies(lambda: drawn.extend(step() for _ in range(NUM_PROFILED)))
-    except Exception as exc:  # noqa: BLE001 (the measured times must not be lost)
-        return None, f"{type(exc).__name__}: {exc}"[:MAX_ERROR_CHARS]
-    if found is None:
-        return None, "CUPTI reported no copy"
-    # Includes copies for later batches; about as many copies for these batches were made before.
-    return {place: num_bytes / sum(drawn) for place, num_bytes in found.items()}, None
-
-
-def _describe_gpu(session: Session, device: str) -> dict[str, Any] | None:
-    if device == "cpu":
-        return None
-    found: dict[str, Any] = {
-        "name": torch.cuda.get_device_name(),
-        "nvml": session.no_nvml or "read",
-        # Without this library the JPEG engines are not used, and there is no error.
-        "video_library": has_video_library(),
-    }
-    if session.nvml is not None:
-        with contextlib.suppress(OSError):
-            found["driver"] = session.nvml.driver_version()
-        found["jpeg_engines_nvml"] = session.nvml.num_jpeg_engines()
-    try:
-        found["jpeg_engines_nvjpeg"], found["cores_per_jpeg_engine"] = count_jpeg_engines()
-    except (AttributeError, OSError) as exc:  # nvJPEG is too old or missing; the measured times must not be lost
-        found["jpeg_engines_nvjpeg"], found["nvjpeg"] = None, str(exc)
-    return found
 
 
 def _synchronise(setting: GpuSetting) -> None:

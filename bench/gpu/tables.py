@@ -16,13 +16,16 @@ FIGURES: Mapping[str, Figure] = {
     ),
 }
 
-_HEADER = ["variant", "setting", "samples/s", "CPU-ms/sample", "CPU", "GPU", "JPEG", "to GPU KiB/sample"]
+_HEADER = [
+    "variant", "setting", "samples/s", "CPU-ms/sample", "CPU", "GPU", "JPEG", "engines/hybrid/CPU", "step",
+    "to GPU KiB/sample",
+]  # fmt: skip
 
 
 def format_scenario(report: Mapping[str, Any]) -> str:
     """Format one scenario as text: its table with notes on failed and omitted points, or its check's result."""
     if "check" in report:
-        return _format_check(report["scenario"], report["check"])
+        return _format_check(report)
     rows = [_row(record) for record in report["records"] if "samples_per_s" in record]
     table = format_rows([_HEADER, *rows]) if rows else f"{report['scenario']}: nothing was timed"
     return "\n".join([table, *_notes(report)])
@@ -34,7 +37,7 @@ def format_markdown(reports: Sequence[Mapping[str, Any]]) -> str:
     for report in reports:
         parts += ["", f"## {report['scenario']}", ""]
         if "check" in report:
-            parts.append(_format_check(report["scenario"], report["check"]))
+            parts.append(_format_check(report))
             continue
         if rows := [_row(record) for record in report["records"] if "samples_per_s" in record]:
             parts.append(format_rows([_HEADER, *rows], markdown=True, left=2))
@@ -72,7 +75,7 @@ def _machine(reports: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _row(record: Mapping[str, Any]) -> list[str]:
     used = (record["utilisation"] or {}).get("means", {})
-    copied = record["copied_bytes_per_sample"]
+    copied = record.get("copied_bytes_per_sample")
     if copied is not None:
         crossed = f"{sum(copied.values()) / 1024:.1f} measured"
     elif record["setting"]["device"] == "gpu" and record["host_bytes_per_sample"] is not None:
@@ -87,8 +90,19 @@ def _row(record: Mapping[str, Any]) -> list[str]:
         f"{record['cpu_share']:.0%}",
         f"{used['gpu']:.0f}%" if "gpu" in used else "-",
         f"{used['jpeg']:.0f}%" if "jpeg" in used else "-",
+        _decoders(record["decoded_by"]),
+        "-" if record["step_share"] is None else f"{record['step_share']:.0%}",
         crossed,
     ]
+
+
+def _decoders(found: Mapping[str, Any]) -> str:
+    """Percent of the photos by engines, hybrid decoder and CPU; ``-`` without photos, ``?`` if the log was unclear."""
+    if not found["num_photos"]:
+        return "-"
+    if found["unknown"] or found["failed"]:
+        return "?"
+    return "/".join(f"{100 * found[name] / found['num_photos']:.0f}" for name in ("engines", "hybrid", "cpu"))
 
 
 def _notes(report: Mapping[str, Any]) -> list[str]:
@@ -97,11 +111,18 @@ def _notes(report: Mapping[str, Any]) -> list[str]:
         for record in report["records"]
         if "error" in record
     ]
-    left_out = ", ".join(f"{point['variant']} ({point['label']})" for point in report["left_out"])
-    return notes + ([f"left out, the time was over: {left_out}"] if left_out else [])
+    return notes + _left_out(report)
 
 
-def _format_check(scenario: str, check: Mapping[str, Any]) -> str:
+def _left_out(report: Mapping[str, Any]) -> list[str]:
+    return [f"left out, the time was over: {'; '.join(report['left_out'])}"] if report["left_out"] else []
+
+
+def _format_check(report: Mapping[str, Any]) -> str:
+    return "\n".join([_check_text(report["scenario"], report["check"]), *_left_out(report)])
+
+
+def _check_text(scenario: str, check: Mapping[str, Any]) -> str:
     if "error" in check:
         return f"{scenario}: FAILED on {check['device']}: {check['error']}"
     if scenario == "path":

@@ -4,8 +4,10 @@ Without shards the photos are drawn (`bench.tools.drawn_shards`). They exercise 
 photos.
 """
 
+import functools
 import io
 import math
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -48,7 +50,12 @@ class GpuSetting:
     progressive_share: float | None = None
     """Share of progressive photos among photos that are encoded again; ``None``: as they are stored."""
     size_hint: int = 0
-    """Width and height for which decoders allocate at the start; 0: as photos need it."""
+    """Width and height for which the recipes' decoders allocate at the start; 0: as photos need it."""
+
+    @property
+    def decoder_device(self) -> Literal["mixed", "cpu"]:
+        """The ``device=`` of decoders."""
+        return "mixed" if self.device == "gpu" else "cpu"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,18 +67,18 @@ class Photos:
     """PNGs; empty unless all samples have one."""
     is_drawn: bool
 
-    @property
+    @functools.cached_property
     def encoded_bytes(self) -> float:
         """Mean bytes of a photo."""
         return sum(len(photo) for photo in self.photos) / len(self.photos)
 
-    @property
+    @functools.cached_property
     def pixels(self) -> float:
         """Mean pixels of a photo."""
         sizes = [photo_header(photo)[1:] for photo in self.photos]
         return sum(height * width for height, width in sizes) / len(sizes)
 
-    @property
+    @functools.cached_property
     def progressive_share(self) -> float:
         """Share of progressive photos, which JPEG engines do not decode."""
         return sum(photo_header(photo)[0] for photo in self.photos) / len(self.photos)
@@ -90,6 +97,8 @@ class Photos:
 class Workload:
     """The photos and shards of a run; photos of another size or kind are made once.
 
+    It pickles without the photos: another process reads them again.
+
     Args:
         shards: Hold the photos and masks; loaders read them.
         photo: The photo's component.
@@ -103,9 +112,25 @@ class Workload:
         self, shards: ShardSet, *, photo: str, mask: str, num_photos: int, directory: Path, is_drawn: bool
     ) -> None:
         self.shards, self.photo, self.mask, self._directory = shards, photo, mask, directory
-        self.stored = read_photos(shards, photo=photo, mask=mask, num=num_photos, is_drawn=is_drawn)
+        self._num_photos, self._is_drawn = num_photos, is_drawn
         self._first = _first_shards(shards)
         self._made: dict[tuple[int | None, float | None], Photos] = {}
+
+    def __reduce__(self) -> tuple[Callable[..., "Workload"], tuple[ShardSet]]:
+        opened = functools.partial(
+            Workload,
+            photo=self.photo,
+            mask=self.mask,
+            num_photos=self._num_photos,
+            directory=self._directory,
+            is_drawn=self._is_drawn,
+        )
+        return opened, (self.shards,)
+
+    @functools.cached_property
+    def stored(self) -> Photos:
+        """The photos as the shards hold them."""
+        return read_photos(self.shards, photo=self.photo, mask=self.mask, num=self._num_photos, is_drawn=self._is_drawn)
 
     def open_loader(self, graph: Graph, *, device: Device, **options: Any) -> Any:
         """Open a `dali_pipes.loader` over the first shards, as many as fit `LOADER_BYTES`."""
@@ -125,13 +150,21 @@ class Workload:
     def photos(self, setting: GpuSetting) -> Photos:
         """Return the photos in the size and of the kind that a setting asks for."""
         wanted = setting.photo_side, setting.progressive_share
+        if wanted == (None, None):
+            return self.stored
         if wanted not in self._made:
-            self._made[wanted] = reencode(self.stored, side=wanted[0], progressive_share=wanted[1])
+            directory = self._files(setting)
+            if directory.exists():  # another process has encoded them
+                photos = tuple(path.read_bytes() for path in sorted(directory.glob("*/*.jpg")))
+                masks = self.stored.masks[: len(photos)]
+                self._made[wanted] = Photos(photos=photos, masks=masks, is_drawn=self._is_drawn)
+            else:
+                self._made[wanted] = reencode(self.stored, side=wanted[0], progressive_share=wanted[1])
         return self._made[wanted]
 
     def files(self, setting: GpuSetting) -> Path:
         """Return a directory with a file for each photo, in a subfolder, as `fn.readers.file` expects."""
-        directory = self._directory / f"files-{setting.photo_side}-{setting.progressive_share}"
+        directory = self._files(setting)
         if not directory.exists():
             # It gets its name when it is complete: after a full disk another case must not time a part of the photos.
             partial = directory.with_name(f"{directory.name}.partial")
@@ -141,6 +174,9 @@ class Workload:
                 (inner / f"{number:06d}.jpg").write_bytes(data)
             partial.rename(directory)
         return directory
+
+    def _files(self, setting: GpuSetting) -> Path:
+        return self._directory / f"files-{setting.photo_side}-{setting.progressive_share}"
 
     def lines(self, setting: GpuSetting) -> tuple[Path, str]:
         """Return one file with these photos, and DALI's index of it.

@@ -1,13 +1,17 @@
 """Test ``bench gpu`` on the CPU, except for the parts that only a GPU has."""
 
+import contextlib
 import dataclasses
 import functools
 import io
 import json
+import os
 import re
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,35 +22,30 @@ from PIL import Image
 import dali_pipes as dp
 from bench.commands.gpu import gpu as gpu_command
 from bench.engine.run import run_scenario
-from bench.gpu.cases import CASES, Case
+from bench.gpu.cases import CASES, STEP_SAMPLES_PER_S, Case, Running
 from bench.gpu.checks import DecodeWay, GpuOutputError, describe, differences
-from bench.gpu.devices import Nvml, copied_bytes, count_jpeg_engines, sampling, utilisation
-from bench.gpu.sweep import SCENARIOS, GpuScenario, default_sweeps, gpu_scenario
+from bench.gpu.devices import Nvml, count_jpeg_engines, sampling, utilisation
+from bench.gpu.points import SCENARIOS, Point, default_sweeps, points_of
+from bench.gpu.sweep import GpuScenario, gpu_scenario
 from bench.gpu.tables import format_markdown, format_scenario
 from bench.gpu.workload import GpuSetting, Workload, photo_header, read_photos, reencode
-from bench.tools.drawn_shards import draw_shards
+from bench.tools.folders import RunFolder
 from dali_pipes.errors import DataError
 from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import resolve_shards
 from tests.conftest import Sample, make_samples, photo_bytes, write_shards
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 ON_CPU = GpuSetting(device="cpu", num_threads=1, batch_size=4)
-OPTIONS: dict[str, Any] = {"device": "cpu", "num_threads": 1, "batch_size": 4, "seconds": 0.001, "repeats": 1}
-
-
-@pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory) -> ShardSet:
-    """Ten drawn samples."""
-    return draw_shards(tmp_path_factory.mktemp("drawn"), num=10, num_shards=2)
-
-
-@pytest.fixture
-def workload(shards: ShardSet, tmp_path: Path) -> Workload:
-    """Photos and masks of the drawn shards."""
-    return Workload(shards, photo="image.jpg", mask="trimap.png", num_photos=10, directory=tmp_path, is_drawn=True)
+OPTIONS: dict[str, Any] = {
+    "device": "cpu",
+    "num_threads": 1,
+    "batch_size": 4,
+    "seconds": 0.001,
+    "warm_up_s": 0.0,
+    "repeats": 1,
+}
+QUICK = ("--device", "cpu", "--batch-size", "4", "--num-threads", "1", "--seconds", "0.01", "--warm-up", "0")
+"""Options of the command that make a run short."""
 
 
 def planned(name: str, workload: Workload, **change: Any) -> GpuScenario:
@@ -68,13 +67,13 @@ def test_every_case_decodes_batches_on_the_cpu(case: Case, workload: Workload) -
         drawn = [running.step() for _ in range(4)]
     assert len(drawn) == 4
     # The loader's epoch of ten ends with a short batch, and the next one begins.
-    assert drawn == ([4, 4, 2, 4] if case.scenario == "segmentation" else [4, 4, 4, 4])
+    assert drawn == ([4, 4, 2, 4] if case.variant.startswith("loader") else [4, 4, 4, 4])
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, on which all of it runs")
 @pytest.mark.parametrize(
     "case",
-    [case for case in CASES if case.scenario != "segmentation"],  # its graph is the loader's own
+    [case for case in CASES if not case.variant.startswith("loader")],  # a loader checks the device itself
     ids=lambda case: f"{case.scenario}-{case.variant}",
 )
 def test_every_case_s_graph_for_a_gpu_is_defined_without_one(
@@ -93,7 +92,8 @@ def test_masks_as_blocks_cross_with_fewer_bytes(workload: Workload) -> None:
     for case in (case for case in CASES if case.scenario == "masks"):
         with case.open(workload, ON_CPU) as running:
             crossing[case.variant] = running.host_bytes or 0
-    assert crossing["png"] == crossing["raw"] == workload.stored.pixels
+    crossing = {variant: num_bytes for variant, num_bytes in crossing.items() if not variant.startswith("loader")}
+    assert crossing["png cpu"] == crossing["png mixed"] == crossing["raw"] == workload.stored.pixels
     assert 0 < crossing["lz4"] < crossing["raw"] / 4
 
 
@@ -167,27 +167,47 @@ def test_ways_that_disagree_on_the_size_are_an_error(workload: Workload) -> None
         differences(workload.stored.photos, DecodeWay(device="cpu"), DecodeWay(device="cpu", window=True))
 
 
-def test_plan_changes_one_thing_at_a_time(workload: Workload) -> None:
-    """Each point changes one setting of the base. A GPU also gets the published recipe; the CPU omits GPU cases."""
-    on_gpu: dict[str, Any] = {"device": "gpu", "batch_size": 64}
-    scenario = planned("rn50", workload, **on_gpu, sweeps={"batch_size": (32, 64)})
-    points = scenario.points()
-    assert [point.label for point in points] == ["base", "as published", "batch_size=32"]
-    assert points[0].setting == scenario.base_setting
-    assert points[2].setting == dataclasses.replace(scenario.base_setting, batch_size=32)
-    assert (points[1].setting.batch_size, points[1].setting.hw_decoder_load) == (408, 0.12)
-    assert [point.case.variant for point in planned("halves", workload, **on_gpu).points()] == [
+def points(name: str, device: str = "gpu", **sweeps: tuple[Any, ...]) -> list[Point]:
+    return points_of(name, GpuSetting(device=device, num_threads=1, batch_size=64), sweeps)  # type: ignore[arg-type]
+
+
+def test_points_change_one_thing_at_a_time() -> None:
+    """What is compared stands together, first the published recipe. The CPU omits it and the cases for a GPU."""
+    found = points("rn50", batch_size=(32, 64))
+    assert [point.name for point in found] == [
+        "DALI's file reader, as published", "loader, as published",
+        "DALI's file reader, base", "loader, base",
+        "DALI's file reader, batch_size=32", "loader, batch_size=32",
+    ]  # fmt: skip
+    assert (found[0].setting.batch_size, found[0].setting.hw_decoder_load) == (408, 0.12)
+    assert found[4].setting == dataclasses.replace(found[2].setting, batch_size=32)
+    assert [point.label for point in points("rn50", "cpu")] == ["base", "base"]
+    assert [point.case.variant for point in points("halves")] == [
         "one pipeline", "two, shared", "two, copied", "two, pinned",
     ]  # fmt: skip
-    assert "two, pinned" not in [point.case.variant for point in planned("halves", workload).points()]
+    assert "two, pinned" not in [point.case.variant for point in points("halves", "cpu")]
     assert "hw_decoder_load" in default_sweeps("gpu")
     assert "hw_decoder_load" not in default_sweeps("cpu")
+
+
+def test_a_case_fixes_its_setting() -> None:
+    """The engines' window is decoded by the engines alone, at every size; the engines' share is not swept there."""
+    shares = {point.case.variant: point.setting.hw_decoder_load for point in points("roi", photo_side=(512,))}
+    assert shares == {
+        "whole, then window": 0.65,
+        "window only": 0.65,
+        "whole, then window, all on engines": 1.0,
+        "window only, all on engines": 1.0,
+    }
+    case = next(point.case for point in points("roi") if point.setting.hw_decoder_load == 1.0)
+    assert case.change == {"hw_decoder_load": 1.0}
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"seconds": 0.0}, "seconds must be positive, got 0.0"),
+        ({"warm_up_s": -1.0}, "warm_up_s must be 0 or more, got -1.0"),
         ({"repeats": 0}, "repeats must be at least 1, got 0"),
         ({"sweeps": {"crop": (3,)}}, "sweeps must name fields of GpuSetting, got crop"),
     ],
@@ -204,7 +224,9 @@ def test_a_point_that_fails_is_recorded_and_the_others_go_on(shards: ShardSet, t
     """Nobody watches a session: if one setting runs out of memory, the others must still be timed."""
     without = Workload(shards, photo="image.jpg", mask="mask.png", num_photos=10, directory=tmp_path, is_drawn=True)
     report = run("masks", without)
-    assert [record["variant"] for record in report["records"]] == ["png", "lz4", "raw"]
+    assert [record["variant"] for record in report["records"]] == [
+        "loader, masks cpu", "loader, masks mixed", "png cpu", "lz4", "raw",
+    ]  # fmt: skip
     assert all("not all samples have a mask 'mask.png'" in record["error"] for record in report["records"])
     assert "failed: lz4, base: ValueError: not all samples" in format_scenario(report)
 
@@ -213,16 +235,63 @@ def test_what_is_late_is_left_out_and_named(workload: Workload) -> None:
     """The record names the points that are missing."""
     report = run("roi", workload, deadline=time.monotonic() - 1)
     assert report["records"] == []
-    assert [point["variant"] for point in report["left_out"]] == ["whole, then window", "window only"]
-    assert "left out, the time was over: whole, then window (base)" in format_scenario(report)
+    assert report["left_out"] == ["whole, then window, base", "window only, base"]
+    assert "left out, the time was over: whole, then window, base; window only, base" in format_scenario(report)
+    for name in ("path", "parity"):
+        late = run(name, workload, deadline=time.monotonic() - 1)
+        assert late["steps"] == {}
+        assert late["left_out"]
+        assert "left out, the time was over: " in format_scenario(late)
+
+
+def test_a_point_warms_up_before_it_is_timed(workload: Workload) -> None:
+    """The clocks of an idle GPU need time, so batches are drawn until it is over, and are in no figure."""
+    drawn: list[float] = []
+
+    def step() -> int:
+        time.sleep(0.01)
+        drawn.append(time.perf_counter())
+        return 1
+
+    @contextlib.contextmanager
+    def opened(*_: object) -> Iterator[Running]:
+        yield Running(step, None)
+
+    point = Point(case=Case(scenario="decode", variant="slow", open=opened), setting=ON_CPU, label="base")
+    scenario = planned("decode", workload, warm_up_s=0.2)
+    with ExitStack() as stack:
+        started = time.perf_counter()
+        row = scenario.measure(scenario.prepare(RunFolder(), stack), point, number=1)
+    assert row["num_samples"] == 1
+    assert drawn[-2] - started >= 0.2
+
+
+def test_a_loader_beside_a_step_says_how_much_of_the_time_is_the_step_s(workload: Workload) -> None:
+    """The emulated step takes its time for each sample, whatever the loader does."""
+    (record,) = run("step", workload)["records"]
+    assert record["step_share"] == pytest.approx(record["samples_per_s"] / STEP_SAMPLES_PER_S)
+    assert 0 < record["step_share"] <= 1
+
+
+def test_who_decoded_is_recorded_once_a_point(workload: Workload, capfd: pytest.CaptureFixture[str]) -> None:
+    """On the CPU all photos are the CPU's. The log does not reach the terminal, and is off while a point is timed."""
+    (record,) = run("decode", workload, repeats=2)["records"]
+    assert record["decoded_by"]["cpu"] == record["decoded_by"]["num_photos"] >= 8
+    assert [turn["decoded_by"] is None for turn in record["repeats"]] == [False, True]
+    masks = {one["variant"]: one["decoded_by"] for one in run("masks", workload)["records"]}
+    assert masks["loader, masks cpu"]["masks"] == masks["loader, masks cpu"]["num_photos"] > 0
+    assert (masks["png cpu"]["masks"] > 0, masks["png cpu"]["num_photos"]) == (True, 0)
+    assert masks["raw"]["by_decoder"] == {}
+    assert "nvimgcodec" not in capfd.readouterr().err
+    assert "DALI_NVIMGCODEC_LOG_LEVEL" not in os.environ
 
 
 def test_parity_without_a_gpu_says_so(workload: Workload) -> None:
     """The check says that it did not measure parity, and shows that the comparison works."""
     report = run("parity", workload)
     assert report["check"]["measured"] is False
-    assert report["check"]["cpu_fast_idct"]["max"] > 0
-    graphs = report["check"]["cpu_graph_twice"]
+    assert report["check"]["differences"]["cpu, fast idct"]["max"] > 0
+    graphs = report["check"]["graphs"]
     assert graphs["segmentation.trimap"] == {"equal_share": 1.0, "mean": 0.0, "max": 0.0}
     assert set(graphs) == {
         "classification_eval.image", "classification_eval.label",
@@ -244,7 +313,7 @@ def test_graphs_on_two_devices_are_compared_value_by_value(workload: Workload) -
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(checks, "_loader", loader)
-        found = checks.graph_differences(workload, "cpu", "other")
+        found = checks.graph_differences(workload, "segmentation", "cpu", "other")
     assert found["segmentation.image"]["max"] == pytest.approx(0.5)
     assert found["segmentation.image"]["equal_share"] == 0
     assert found["segmentation.trimap"]["equal_share"] == 1
@@ -267,10 +336,11 @@ def test_loaders_read_the_first_shards_only(shards: ShardSet, tmp_path: Path, mo
 def test_path_that_fails_is_told_as_failed(shards: ShardSet, tmp_path: Path) -> None:
     """The report says so; it is not an internal error of the session."""
     workload = Workload(shards, photo="image.jpg", mask="trimap.png", num_photos=10, directory=tmp_path, is_drawn=True)
+    assert workload.stored.masks
     workload.photo = "photo.jpg"
     report = run("path", workload)
     assert "'photo.jpg'" in report["check"]["error"]
-    assert format_scenario(report).startswith("path: FAILED on cpu: no sample has component 'photo.jpg'")
+    assert "path: FAILED on cpu: classification_train: " in format_scenario(report)
 
 
 def test_all_writes_a_record_each_and_a_report(shards: ShardSet, tmp_path: Path) -> None:
@@ -278,11 +348,10 @@ def test_all_writes_a_record_each_and_a_report(shards: ShardSet, tmp_path: Path)
     done = bench_gpu("--all", "-o", str(tmp_path / "out"), "--shards", str(tmp_path.parent / "none"), "--device", "cpu")
     assert done.exit_code != 0, "shards that are not there are no reason to draw others"
     url = shards.store.locate("")
-    done = bench_gpu(
-        "--all", "-o", str(tmp_path / "out"), "--shards", url, "--device", "cpu", "--no-sweep", "--num-photos", "10",
-        "--batch-size", "4", "--num-threads", "1", "--seconds", "0.01", "--repeats", "1",
-    )  # fmt: skip
+    arguments = ("--all", "-o", str(tmp_path / "out"), "--shards", url, *QUICK, "--no-sweep", "--repeats", "1")
+    done = bench_gpu(*arguments)
     assert done.exit_code == 0, done.output
+    assert f"all done: {len(SCENARIOS)} records and report.md" in done.output
     written = {path.name: path for path in (tmp_path / "out").iterdir()}
     records = [json.loads(path.read_text()) for name, path in written.items() if name.endswith(".json")]
     assert {record["scenario"] for record in records} == set(SCENARIOS)
@@ -292,13 +361,17 @@ def test_all_writes_a_record_each_and_a_report(shards: ShardSet, tmp_path: Path)
     text = written["report.md"].read_text()
     assert "Decoded on the CPU: nothing here says anything about a GPU." in text
     assert [line[3:] for line in text.splitlines() if line.startswith("## ")] == list(SCENARIOS)
+    before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*.json")}
+    again = bench_gpu(*arguments)
+    assert again.exit_code == 0, again.output
+    assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*.json")} == before
 
 
 def test_one_scenario_prints_a_table_and_writes_its_record(tmp_path: Path) -> None:
     """Without shards the photos are drawn, and the record says that they are not photographs."""
     done = bench_gpu(
-        "--scenarios", "decode", "--device", "cpu", "--num-photos", "8", "--batch-size", "4", "--num-threads", "1",
-        "--sweep", "photo-side=32", "--seconds", "0.01", "--repeats", "2", "--json", str(tmp_path / "decode.json"),
+        "--scenarios", "decode", "--num-photos", "8", *QUICK, "--sweep", "photo-side=32", "--json",
+        str(tmp_path / "decode.json"),
     )  # fmt: skip
     assert done.exit_code == 0, done.output
     report = json.loads((tmp_path / "decode.json").read_text())
@@ -313,8 +386,8 @@ def test_one_scenario_prints_a_table_and_writes_its_record(tmp_path: Path) -> No
     ("arguments", "text"),
     [
         (["--all"], "--all needs -o DIR"),
-        (["--all", "-o", "x", "--scenarios", "decode"], "goes with neither --scenarios nor --json"),
-        (["-o", "x"], "-o goes with --all"),
+        (["--all", "-o", "x", "--scenarios", "decode"], "--all needs -o DIR, and does not go with --scenarios"),
+        (["-o", "x", "--json", "x.json"], "-o writes a record for each scenario; drop --json"),
         (["--scenarios", "decode,sharpen"], "--scenarios must be of path, parity, .*, got sharpen"),
         (["--scenarios", "decode,roi", "--json", "x.json"], "--json takes one scenario, got 2"),
         (["--sweep", "crop=3"], "expected one of hw_decoder_load, num_threads, .*, got 'crop=3'"),
@@ -364,20 +437,6 @@ def test_sampling_asks_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     assert unsettled == []
 
 
-def test_copied_bytes_tells_pinned_from_pageable() -> None:
-    """The trace is as torch.profiler exports it; copies within the device and to the host are not counted."""
-    events = [
-        {"ph": "X", "cat": "gpu_memcpy", "name": "Memcpy HtoD (Pageable -> Device)", "args": {"bytes": 1000}},
-        {"ph": "X", "cat": "gpu_memcpy", "name": "Memcpy HtoD (Pinned -> Device)", "args": {"bytes": 64}},
-        {"ph": "X", "cat": "gpu_memcpy", "name": "Memcpy HtoD (Pinned -> Device)", "args": {"bytes": 36}},
-        {"ph": "X", "cat": "gpu_memcpy", "name": "Memcpy DtoH (Device -> Pinned)", "args": {"bytes": 5}},
-        {"ph": "X", "cat": "gpu_memcpy", "name": "Memcpy DtoD (Device -> Device)", "args": {"bytes": 7}},
-        {"ph": "M", "name": "process_name"},
-    ]
-    assert copied_bytes({"traceEvents": events}) == {"pageable": 1000, "pinned": 100}
-    assert copied_bytes({}) == {}
-
-
 def test_report_of_a_gpu_shows_its_engines_and_what_crossed(workload: Workload) -> None:
     """The record is made from the CPU's, and looks like one of a machine with a GPU."""
     report: dict[str, Any] = run("decode", workload)
@@ -386,12 +445,16 @@ def test_report_of_a_gpu_shows_its_engines_and_what_crossed(workload: Workload) 
     record["setting"]["device"] = "gpu"
     record["utilisation"] = {"num_samples": 9, "means": {"gpu": 61.2, "jpeg": 97.0}, "maxima": {}}
     encoded_kib = workload.stored.encoded_bytes / 1024
-    assert f"| 61% | 97% | {encoded_kib:.1f} at least |" in cells(format_markdown([report]))
+    record["decoded_by"] = {"num_photos": 200, "engines": 24, "hybrid": 174, "cpu": 2, "unknown": 0, "failed": 0}
+    assert f"| 61% | 97% | 12/87/1 | - | {encoded_kib:.1f} at least |" in cells(format_markdown([report]))
     record["copied_bytes_per_sample"] = {"pinned": 2048.0, "pageable": 1024.0}
     text = format_markdown([report])
     assert "NVIDIA H100, driver 580.1, 7 JPEG engines." in text
-    assert "| 61% | 97% | 3.0 measured |" in cells(text)
+    assert "| 61% | 97% | 12/87/1 | - | 3.0 measured |" in cells(text)
     assert "libnvcuvid" not in text
+    record["decoded_by"]["unknown"] = 1
+    record["step_share"] = 0.75
+    assert "| 61% | 97% | ? | 75% | 3.0 measured |" in cells(format_markdown([report]))
     report["gpu"]["video_library"] = False
     assert "the JPEG engines were not used (driver capability `video`)" in format_markdown([report])
 
@@ -406,7 +469,8 @@ def test_everything_runs_on_a_gpu(gpu: None, shards: ShardSet, tmp_path: Path) -
     """All points of all scenarios succeed, parity is measured, and NVML answers."""
     done = bench_gpu(
         "--all", "-o", str(tmp_path / "out"), "--shards", shards.store.locate(""), "--device", "gpu", "--num-photos",
-        "10", "--batch-size", "8", "--seconds", "0.05", "--repeats", "1", "--sweep", "hw_decoder_load=0,1",
+        "10", "--batch-size", "8", "--seconds", "0.05", "--repeats", "1", "--sweep", "hw_decoder_load=0,1", "--warm-up",
+        "0.1",
     )  # fmt: skip
     assert done.exit_code == 0, done.output
     records = [json.loads(path.read_text()) for path in (tmp_path / "out").glob("*.json")]
@@ -417,3 +481,7 @@ def test_everything_runs_on_a_gpu(gpu: None, shards: ShardSet, tmp_path: Path) -
     assert "error" not in checks["path"]
     assert all(report["gpu"]["nvml"] == "read" for report in records)
     assert any(record["copied_bytes_per_sample"] for record in timed)
+    assert all(record["decoded_by"]["unknown"] == 0 for record in timed)
+    shares = {record["label"]: record["decoded_by"] for record in timed if record["variant"] == "decode"}
+    assert shares["hw_decoder_load=0.0"]["engines"] == 0
+    assert shares["hw_decoder_load=1.0"]["engines"] > 0

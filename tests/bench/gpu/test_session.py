@@ -1,0 +1,204 @@
+"""Test that a scenario goes on with its record after whatever ended its process."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.gpu.session import is_done, run_kept, take_scenario
+from bench.gpu.sweep import GpuScenario, gpu_scenario
+from bench.gpu.workload import Workload
+from bench.reports.record import read_record, write_record
+from dali_pipes.errors import DataError, PipesError
+from dali_pipes.store.shard_set import ShardSet
+
+
+def planned(name: str, workload: Workload, **change: Any) -> GpuScenario:
+    options = {"num_threads": 1, "batch_size": 4, "seconds": 0.001, "warm_up_s": 0.0, "repeats": 2}
+    return gpu_scenario(name, workload, device="cpu", **{**options, **change})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Dying(GpuScenario):
+    """A scenario whose process is killed in the turns of one point, so many times."""
+
+    marks: Path
+    deaths: int
+
+    def measure(self, made: Any, subject: Any, number: int) -> dict[str, Any]:
+        if subject.case.variant == "two, shared" and len(list(self.marks.iterdir())) < self.deaths:
+            (self.marks / str(os.getpid())).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().measure(made, subject, number)
+
+
+@pytest.fixture
+def dying(workload: Workload, tmp_path: Path) -> Callable[[int], GpuScenario]:
+    (marks := tmp_path / "marks").mkdir()
+    options = {name: getattr(planned("halves", workload), name) for name in ("seconds", "warm_up_s", "repeats")}
+    return lambda deaths: Dying(
+        name="halves",
+        workload=workload,
+        device="cpu",
+        num_threads=1,
+        batch_size=4,
+        marks=marks,
+        deaths=deaths,
+        **options,
+    )
+
+
+def test_a_process_that_dies_once_costs_one_turn(dying: Callable[[int], GpuScenario], tmp_path: Path) -> None:
+    """Another process goes on with the record; all turns are there in the end."""
+    report = take_scenario(dying(1), tmp_path / "record.json")
+    assert is_done(report)
+    assert [len(record["repeats"]) for record in report["records"]] == [2, 2, 2]
+    assert report["tries"] == {"two, shared, base": 1}
+    assert report == read_record(tmp_path / "record.json")
+
+
+def test_a_point_that_ends_its_process_twice_has_failed(dying: Callable[[int], GpuScenario], tmp_path: Path) -> None:
+    """The points after it are timed; nobody watches."""
+    report = take_scenario(dying(9), tmp_path / "record.json")
+    assert is_done(report)
+    assert report["errors"] == {"two, shared, base": "the process ended 2 times in this turn"}
+    assert [len(record.get("repeats", ())) for record in report["records"]] == [2, 0, 2]
+
+
+def test_a_scenario_that_cannot_begin_is_an_error(shards: ShardSet, tmp_path: Path) -> None:
+    """It would fail again in the same way."""
+    without = Workload(shards, photo="none.jpg", mask="trimap.png", num_photos=10, directory=tmp_path, is_drawn=True)
+    with pytest.raises(DataError, match=r"holds no JPEG named 'none.jpg'"):
+        take_scenario(planned("decode", without), tmp_path / "record.json")
+    assert not (tmp_path / "record.json").exists()
+
+
+def test_the_deadline_holds_in_every_scenario(workload: Workload, tmp_path: Path) -> None:
+    """What is late is named, and taken when the record is gone on with; a scenario without a turn has no record."""
+    with pytest.raises(PipesError, match="'path': the time was over before its first turn; pass more --minutes"):
+        take_scenario(planned("path", workload, deadline=time.monotonic() - 1), tmp_path / "path.json")
+    for name in ("parity", "roi"):
+        path = tmp_path / f"{name}.json"
+        run_kept(planned(name, workload, deadline=time.monotonic() - 1), path)
+        late = read_record(path)
+        assert late["left_out"]
+        assert not is_done(late)
+        report = take_scenario(planned(name, workload), path)
+        assert is_done(report)
+        assert report["left_out"] == []
+
+
+@pytest.mark.slow
+def test_a_turn_that_hangs_is_ended_after_the_deadline(
+    workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process is killed, and the record names the turn."""
+    monkeypatch.setattr("bench.gpu.session.GRACE_S", 1.0)
+    started = planned("decode", workload, seconds=600, deadline=time.monotonic() + 15)
+    report = take_scenario(started, tmp_path / "record.json")
+    assert report["at"] == "decode, base"
+    assert not is_done(report)
+
+
+def test_what_is_done_is_not_done_again(workload: Workload, tmp_path: Path) -> None:
+    """Turns, results of checks and errors are taken over as they are."""
+    for name in ("halves", "parity"):
+        path = tmp_path / f"{name}.json"
+        run_kept(planned(name, workload), path)
+        report = read_record(path)
+        if name == "halves":
+            del report["records"][1]["repeats"][1:]
+        else:
+            report["steps"].popitem()
+        write_record(report, path)
+        run_kept(planned(name, workload), path)
+        again = read_record(path)
+        kept, found = (json.dumps(one["records" if name == "halves" else "steps"]) for one in (report, again))
+        assert is_done(again)
+        if name == "halves":
+            assert again["records"][0] == report["records"][0]
+            assert again["records"][1]["repeats"][0] == report["records"][1]["repeats"][0]
+            assert len(again["records"][1]["repeats"]) == 2
+        else:
+            assert found.startswith(kept.removesuffix("}"))
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"options": {"batch_size": 8}}, r"made with other options \(.*batch_size"),
+        ({"environment": {"commit": "another"}}, "made with another commit"),
+        ({"environment": {"gpus": ["NVIDIA H100"]}}, "made with another gpus"),
+    ],
+)
+def test_a_record_of_other_options_or_of_another_machine_is_refused(
+    workload: Workload, tmp_path: Path, change: dict[str, dict[str, Any]], text: str
+) -> None:
+    """Its figures must not stand beside new ones."""
+    path = tmp_path / "record.json"
+    run_kept(planned("decode", workload, deadline=time.monotonic() - 1), path)
+    report = read_record(path)
+    for name, fields in change.items():
+        report[name] |= fields
+    write_record(report, path)
+    with pytest.raises(DataError, match=text):
+        take_scenario(planned("decode", workload), path)
+
+
+COMMAND = (
+    "bench", "gpu", "--scenarios", "halves", "--device", "cpu", "--no-sweep", "--num-photos", "8", "--batch-size", "4",
+    "--num-threads", "1", "--seconds", "0.2", "--warm-up", "0", "--repeats", "4",
+)  # fmt: skip
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts `bench gpu` as a program."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*arguments: str) -> subprocess.Popen[str]:
+        words = [sys.executable, "-m", "dali_pipes", *COMMAND, "-o", str(tmp_path), *arguments]
+        started.append(subprocess.Popen(words, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def turns_in(path: Path) -> int:
+    return sum(len(record["repeats"]) for record in read_record(path)["records"]) if path.exists() else 0
+
+
+@pytest.mark.slow
+def test_a_command_that_is_killed_in_mid_scenario_goes_on(
+    command: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    """``kill -9`` loses the turn that was being taken. The record is whole at any time."""
+    path = tmp_path / "gpu-halves.json"
+    process = command()
+    while turns_in(path) < 5:  # each look reads a whole record
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.02)
+    process.kill()
+    process.wait()
+    time.sleep(1.0)  # its scenario's process ends with it
+    killed = read_record(path)
+    first = [record["repeats"] for record in killed["records"]]
+    assert killed["at"] is not None
+    output = (resumed := command()).communicate(timeout=240)[0]
+    assert resumed.returncode == 0, output
+    report = read_record(path)
+    assert is_done(report), output
+    assert [record["repeats"][: len(turns)] for record, turns in zip(report["records"], first, strict=True)] == first
+    assert [len(record["repeats"]) for record in report["records"]] == [4, 4, 4]
+    assert "all done: 1 records and report.md" in output
