@@ -248,7 +248,7 @@ class FeedScenario(Scenario[_Made, Point, FeedTurn]):
             f"{data}; an epoch has {report['options']['passes']} passes over them. CPU and page faults are those of a "
             f"sample; threads of {LIMIT}: {report['options']['preadv_threads']}.\n"
             "Keys, labels and sizes of every loader are those of the shards. webdataset-mapped touches only headers: "
-            "pages of mapped files are not in read/delivered."
+            "pages of mapped files are not in read/delivered. -: asynchronous reads, which the kernel does not count."
         )
 
 
@@ -264,7 +264,7 @@ def _check_outputs(data: FeedData, options: FeedOptions, loader: str, expected: 
         expected.check(epoch(), components=options.components, loader=loader)
 
 
-def _figures(turn: FeedTurn, mean_bytes: float) -> dict[str, float]:
+def _figures(turn: FeedTurn, mean_bytes: float) -> dict[str, float | None]:
     spent, num = turn.spent, turn.num_samples
     return {
         "samples_per_s": num / spent.wall_s,
@@ -272,7 +272,7 @@ def _figures(turn: FeedTurn, mean_bytes: float) -> dict[str, float]:
         "kernel_us_per_sample": 1e6 * spent.kernel_s / num,
         **{f"{group}_us_per_sample": 1e6 * cpu_s / num for group, cpu_s in spent.group_cpu_s.items()},
         "faults_per_sample": spent.faults / num,
-        "read_ratio": spent.bytes_read / (num * mean_bytes),
+        "read_ratio": None if spent.bytes_read is None else spent.bytes_read / (num * mean_bytes),
         "num_reading": spent.num_reading,
     }
 

@@ -6,6 +6,7 @@ looked at again and again. What a thread spends after the last look counts in th
 
 import os
 import resource
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,16 +19,19 @@ from bench.tools.processes import child_pids
 LOOK_S = 0.05
 """Seconds between two looks: one takes some 0.3 ms."""
 GROUPS = ("reader", "executor", "main", "worker", "other")
-READER_NAME = "PrefetchWorker"
-"""The name of the thread of DALI's readers."""
-# A thread reads if it has read this share of all bytes since the last look, and so many: other threads read /proc.
+READER_NAMES = ("PrefetchWorker", "dali-pipes-read")
+"""How the names of reading threads begin: those of DALI's readers, and our loader's."""
+# Other threads read, too, if they have read this share of all bytes since the last look, and so many: some read /proc.
 READER_SHARE = 0.05
-READER_BYTES = 64 << 10
+READER_BYTES = 1 << 20
 
 
 class _Thread(NamedTuple):
     cpu_s: float
     bytes_read: int
+
+
+_UNSEEN = _Thread(0.0, 0)
 
 
 class _Totals(NamedTuple):
@@ -46,13 +50,15 @@ class Spent(NamedTuple):
     """The part of ``cpu_s`` that the kernel spent."""
     faults: int
     """Minor page faults."""
-    bytes_read: int
-    """Bytes that system calls read; pages of mapped files are not counted."""
+    bytes_read: int | None
+    """Bytes that system calls read, without pages of mapped files. ``None``: the process has a context for asynchronous
+    I/O, whose bytes the kernel does not count."""
     group_cpu_s: Mapping[str, float]
-    """CPU time by group: reader, all threads that read many bytes, except the main thread; executor, DALI's other
-    threads; main, the main thread; worker, child processes; other, the rest, such as threads that have ended."""
+    """CPU time by group: reader, the threads with `READER_NAMES` and those that read many bytes, except the main
+    thread; executor, DALI's other threads; main, the main thread; worker, child processes; other, the rest, such as
+    threads that have ended."""
     num_reading: float
-    """Threads that read many bytes at the same time, on average; the main thread counts."""
+    """Threads that read at the same time, on average; the main thread counts, if it reads many bytes."""
 
 
 class ThreadMeter:
@@ -80,9 +86,7 @@ class ThreadMeter:
         cpu_s = now.cpu_s - before.cpu_s - own_cpu_s
         groups = dict.fromkeys(GROUPS, 0.0)
         for thread, found in self._last.items():
-            groups[self._group_of(thread)] += found.cpu_s - (
-                self._first[thread].cpu_s if thread in self._first else 0.0
-            )
+            groups[self._group_of(thread)] += found.cpu_s - self._first.get(thread, _UNSEEN).cpu_s
         groups["main"] -= own_cpu_s
         groups["other"] += max(0.0, cpu_s - sum(groups.values()))
         num_reading = sum(self._reading) / len(self._reading) if self._reading else 0.0
@@ -91,7 +95,7 @@ class ThreadMeter:
             cpu_s,
             now.kernel_s - before.kernel_s,
             now.faults - before.faults,
-            now.bytes_read - before.bytes_read,
+            None if _has_asynchronous_io() else now.bytes_read - before.bytes_read,
             groups,
             num_reading,
         )
@@ -99,14 +103,12 @@ class ThreadMeter:
     def _look(self) -> None:
         cpu_start = time.thread_time()
         found = self._threads()
-        read = {
-            thread: one.bytes_read - (self._last[thread].bytes_read if thread in self._last else 0)
-            for thread, one in found.items()
-        }
+        before = {thread: self._last.get(thread, _UNSEEN) for thread in found}
+        read = {thread: one.bytes_read - before[thread].bytes_read for thread, one in found.items()}
         least = max(READER_BYTES, READER_SHARE * sum(read.values()))
-        readers = [thread for thread, num_bytes in read.items() if num_bytes >= least]
-        self._readers.update(readers)
-        self._reading.append(len(readers))
+        self._readers.update(thread for thread, num_bytes in read.items() if num_bytes >= least)
+        worked = (thread for thread, one in found.items() if one.cpu_s > before[thread].cpu_s)
+        self._reading.append(sum(read[thread] >= least or self._is_named_reader(thread) for thread in worked))
         self._last = {**self._last, **found}
         self._looked = time.perf_counter()
         self._own_cpu_s += time.thread_time() - cpu_start
@@ -117,9 +119,12 @@ class ThreadMeter:
             return "worker"
         if number == pid:
             return "main"
-        if self._names[thread] == READER_NAME or thread in self._readers:
+        if self._is_named_reader(thread) or thread in self._readers:
             return "reader"
         return "executor" if self._names[thread].startswith("[DALI]") else "other"
+
+    def _is_named_reader(self, thread: tuple[int, int]) -> bool:
+        return self._names[thread].startswith(READER_NAMES)
 
     def _threads(self) -> dict[tuple[int, int], _Thread]:
         found = {}
@@ -128,7 +133,7 @@ class ThreadMeter:
                 thread = (pid, int(place.name))
                 try:
                     if thread not in self._names:
-                        self._names[thread] = (place / "comm").read_text().strip()
+                        self._names[thread] = _python_name(thread) or (place / "comm").read_text().strip()
                     cpu_ns = int((place / "schedstat").read_text().split()[0])
                     found[thread] = _Thread(cpu_ns / 1e9, _bytes_read(place))
                 except (FileNotFoundError, ProcessLookupError):
@@ -146,6 +151,18 @@ class ThreadMeter:
             faults += int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[7])
             bytes_read += _bytes_read(Path(f"/proc/{pid}"))
         return _Totals(user_s + kernel_s, kernel_s, faults, bytes_read)
+
+
+def _python_name(thread: tuple[int, int]) -> str | None:
+    """The name of a thread that Python started in this process; the kernel does not know it before Python 3.14."""
+    pid, number = thread
+    if pid != os.getpid() or number == pid:
+        return None
+    return next((one.name for one in threading.enumerate() if one.native_id == number), None)
+
+
+def _has_asynchronous_io() -> bool:
+    return any(line.rstrip().endswith("/[aio] (deleted)") for line in Path("/proc/self/maps").open())
 
 
 def _bytes_read(place: Path) -> int:
