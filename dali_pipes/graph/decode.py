@@ -133,6 +133,7 @@ class DecodePipeline:
             self.starts_full = set_up_engines(
                 decoders,
                 photos={name: self.inputs.nodes[f"component/{name}"] for name in self.inputs.components},
+                # The index of the example's shard is at hand; this shard stands for all.
                 places=self._example.rows.of_whole_shards().places,
                 hw_decoder_load=self._hw_decoder_load,
                 batch_size=self._batch_size,
