@@ -203,8 +203,11 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
 
     def _hand_over(self, batch: Batch, tensors: Mapping[str, Any]) -> dict[str, Any]:
         """Make the delivered dict: the outputs as torch tensors, and the names added to them."""
+        is_on_cpu = self._decode.device_id is None
         delivered = {
-            name: output if isinstance(output, list) else from_dlpack(output) for name, output in tensors.items()
+            # On the CPU there is no stream to agree on, and with a capsule torch does not ask: 4 us less.
+            name: output if isinstance(output, list) else from_dlpack(output.__dlpack__() if is_on_cpu else output)
+            for name, output in tensors.items()
         }
         if self._outputs.keys:
             delivered["key"] = batch.keys
