@@ -76,6 +76,7 @@ def examine(
         lambda: node.check_caches(cache_dir),
         node.check_memory,
         node.check_open_files,
+        node.check_reader,
         node.check_clock,
     ]
     findings: list[Finding] = []

@@ -23,6 +23,7 @@ from dali_pipes.cache.placement import CONTAINER_SHM_BYTES, default_directories
 from dali_pipes.commands.checks.findings import Finding, Findings, fail, ok, warn
 from dali_pipes.commands.options import format_bytes
 from dali_pipes.errors import CacheError
+from dali_pipes.reader.aio import Aio
 
 # A loader has a descriptor for each segment and each connection, and torch has its own; the embedded node has one for
 # each connection. Most systems allow 1,024.
@@ -70,6 +71,21 @@ def check_open_files() -> Findings:
         yield report("limits", found, f"raise it: ulimit -n {ENOUGH_FILES} or more")
     else:
         yield ok("limits", found)
+
+
+def check_reader() -> Findings:
+    """Check whether the system allows the calls by which loaders read batches from the cache file."""
+    try:
+        with contextlib.closing(Aio()):
+            pass
+    except OSError as exc:
+        advice = (
+            "loaders use DALI's reader, which takes more CPU time; allow io_setup, io_submit, io_getevents and "
+            "io_destroy in the container's filter of system calls, or raise fs.aio-max-nr"
+        )
+        yield warn("reader", f"no asynchronous I/O of Linux ({exc.strerror})", advice)
+    else:
+        yield ok("reader", "asynchronous I/O of Linux works: a batch is read with one system call")
 
 
 def check_clock() -> Findings:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from dali_pipes.cli import main
+from dali_pipes.commands.checks import node
 from dali_pipes.commands.checks.cluster import check_proxies
 from dali_pipes.commands.checks.findings import Finding, worst
 from dali_pipes.commands.checks.software import gpu_fit
@@ -84,7 +85,7 @@ def test_machine_that_runs_these_tests_is_fit() -> None:
     findings = look()
     assert time.perf_counter() - started < 10
     names = {finding.name.partition(" ")[0] for finding in findings}
-    assert names >= {"python", "packages", "DALI", "GPU", "endpoint", "cache", "memory", "limits"}
+    assert names >= {"python", "packages", "DALI", "GPU", "endpoint", "cache", "memory", "limits", "reader"}
     assert [finding for finding in findings if finding.status == "fail"] == []
     assert [finding for finding in findings if finding.status == "warn" and not finding.advice] == []
     assert not [finding for finding in findings if "a check failed" in finding.found]
@@ -444,3 +445,18 @@ def test_shell_is_given_what_fits(words: str, expected: list[str]) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert [line.rpartition(",")[2] for line in done.stdout.splitlines()] == expected
+
+
+def test_doctor_says_which_reader_the_system_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container's filter of system calls may forbid the quick one: loaders work, with more CPU time."""
+    (found,) = node.check_reader()
+    assert (found.status, "one system call" in found.found) == ("ok", True)
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr("dali_pipes.commands.checks.node.Aio", refuse)
+    (found,) = node.check_reader()
+    assert found.status == "warn"
+    assert "Operation not permitted" in found.found
+    assert "io_submit" in found.advice
