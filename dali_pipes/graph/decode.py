@@ -164,8 +164,8 @@ class DecodePipeline:
                 batch=True,
                 dtype=dtype,
                 ndim=ndim,
-                # DALI shares the TensorList, which lives until it is decoded. Decoders on the CPU read it where it is, and
-                # those on a GPU, too, if it is page-locked; otherwise DALI makes a page-locked copy in its threads.
+                # DALI shares the TensorList, which lives until it is decoded. Decoders on the CPU read it where it is;
+                # those on a GPU, too, if it is page-locked: otherwise DALI makes a page-locked copy in its threads.
                 no_copy=name.startswith("component/"),
             )
 
