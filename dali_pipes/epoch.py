@@ -114,24 +114,40 @@ class LoaderParts:
 
     inputs: PlanInputs
     batching: Batching
-    samples: Samples
+    feeds: "Feeds"
+    begun: "Epoch"
+    """The epoch with which the loader starts."""
     decode: DecodePipeline
     share: CacheShare
     stager: Stager
-    reader: SegmentReader
     seen: BadSamplesSeen
     repair: Repair
     outputs: Outputs
-    show_progress: bool
     resources: contextlib.ExitStack
 
 
 class Feeds:
-    """Opens the feeds of epochs; opens the next epoch's feed ahead of time."""
+    """Opens the feeds of epochs; opens the next epoch's feed ahead of time.
 
-    def __init__(self, parts: LoaderParts) -> None:
-        self._parts = parts
-        share = parts.share
+    A feed stages its shards before the graph is known: ``components``, what the graph reads of each sample, may be
+    filled later, but before a batch is asked for.
+    """
+
+    def __init__(
+        self,
+        inputs: PlanInputs,
+        *,
+        batching: Batching,
+        samples: Samples,
+        components: Sequence[str],
+        share: CacheShare,
+        stager: Stager,
+        reader: SegmentReader,
+        show_progress: bool,
+    ) -> None:
+        self._inputs, self._batching, self._reader = inputs, batching, reader
+        self._samples, self._components, self._share, self._stager = samples, components, share, stager
+        self._show_progress = show_progress
         self._is_windowed = share.reserved < int(share.extent_bytes.sum())
         self.ahead: Feed | None = None
         """The next epoch's feed, opened ahead."""
@@ -140,8 +156,8 @@ class Feeds:
 
     def begin(self, epoch: int, *, start: int = 0) -> "Epoch":
         """Begin an epoch at position ``start`` of its order."""
-        num_samples = self._parts.inputs.plan(epoch).num_samples if start else 0
-        if start and not self._parts.batching.num_steps(num_samples - start):
+        num_samples = self._inputs.plan(epoch).num_samples if start else 0
+        if start and not self._batching.num_steps(num_samples - start):
             # The epoch is over: none of its samples is read or staged, because the start of the next one comes next.
             self.close(unless=epoch + 1)
             feed = self._open(epoch, start=num_samples)
@@ -149,12 +165,12 @@ class Feeds:
         else:
             self.close(unless=None if start else epoch)
             feed, self.ahead = self.ahead or self._open(epoch, start=start), None
-        return Epoch(feed, start=start, batching=self._parts.batching)
+        return Epoch(feed, start=start, batching=self._batching)
 
     def begin_again(self, epoch: "Epoch") -> "Epoch":
         """Begin again an epoch that was cut short, with the batch after the last delivered one."""
         feed = self._open(epoch.feed.epoch, start=epoch.next_position)
-        begun = Epoch(feed, start=epoch.start, batching=self._parts.batching)
+        begun = Epoch(feed, start=epoch.start, batching=self._batching)
         begun.delivered, begun.num_lost = epoch.delivered, epoch.num_lost
         return begun
 
@@ -192,24 +208,24 @@ class Feeds:
             self.ahead = None
 
     def _open(self, epoch: int, *, start: int) -> Feed:
-        parts, batching = self._parts, self._parts.batching
+        share, batching = self._share, self._batching
         with profiling.busy("read"):
-            plan = parts.inputs.plan(epoch)
+            plan = self._inputs.plan(epoch)
             needed = plan.bytes_at_a_time(
-                parts.share.extent_bytes, batching.lanes_of(plan), global_batch_size=batching.global_batch_size
+                share.extent_bytes, batching.lanes_of(plan), global_batch_size=batching.global_batch_size
             )
-            if needed > parts.share.reserved:
-                parts.share.reserve_more(needed)
+            if needed > share.reserved:
+                share.reserve_more(needed)
             return Feed(
                 plan,
-                samples=parts.samples,
-                components=parts.decode.read_components,
-                share=parts.share,
-                stager=parts.stager,
-                reader=parts.reader,
+                samples=self._samples,
+                components=self._components,
+                share=share,
+                stager=self._stager,
+                reader=self._reader,
                 batching=batching,
                 start=start,
-                show_progress=parts.show_progress,
+                show_progress=self._show_progress,
             )
 
 

@@ -22,7 +22,7 @@ from dali_pipes import profiling
 from dali_pipes.arguments import as_integer
 from dali_pipes.bad_samples.policy import BadSample
 from dali_pipes.cache.locks import in_mutex
-from dali_pipes.epoch import Epoch, Feeds, LoaderParts
+from dali_pipes.epoch import Epoch, LoaderParts
 from dali_pipes.errors import DecodeError, WorkerProcessError
 from dali_pipes.fetch.stager import in_fetcher
 from dali_pipes.graph.batch_inputs import BatchInputs
@@ -58,11 +58,11 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
     ``capture_error_mode="thread_local"``, because DALI's threads use the GPU in the meantime.
     """
 
-    def __init__(self, parts: LoaderParts, *, state: LoaderState | None) -> None:
+    def __init__(self, parts: LoaderParts, *, is_resumed: bool) -> None:
         self.parts = parts  # for this package's commands, not for users
         self._inputs, self._batching, self._outputs = parts.inputs, parts.batching, parts.outputs
         self._decode, self._repair, self._seen = parts.decode, parts.repair, parts.seen
-        self._feeds = Feeds(parts)
+        self._feeds = parts.feeds
         self._pid = os.getpid()
         process, policy = parts.batching.process, LastBatchPolicy[parts.batching.last_batch_policy]
         self._agreement = Agreement(process=process, number=_numbers[process.rank, process.world_size])
@@ -83,10 +83,9 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
             last_batch_policy=policy,
             prepare_first_batch=False,
         )
-        if state is not None:
+        if is_resumed:
             self._warn_of_random_operators()
-        epoch, start = (self._inputs.order.epoch, 0) if state is None else (state.order.epoch, state.delivered)
-        self._begin(self._feeds.begin(epoch, start=start))
+        self._begin(parts.begun)
         # Loops that were written for DALI's iterators read these attributes; nothing here depends on them.
         drops = policy == LastBatchPolicy.DROP
         rank_samples = self.num_samples // process.world_size if drops else -(-self.num_samples // process.world_size)

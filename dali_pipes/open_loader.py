@@ -23,7 +23,7 @@ from dali_pipes.cache.share import CacheShare
 from dali_pipes.data_set.data_set import DataSet
 from dali_pipes.data_set.exclusions import excluded_ordinals
 from dali_pipes.data_set.find import Mixture, find_shards
-from dali_pipes.epoch import LoaderParts, PlanInputs
+from dali_pipes.epoch import Feeds, LoaderParts, PlanInputs
 from dali_pipes.errors import WorkerProcessError
 from dali_pipes.fetch.stager import Stager
 from dali_pipes.formats.photo_header import PhotoRules
@@ -52,7 +52,7 @@ from dali_pipes.reader.buffers import Buffers, pinned_buffers
 from dali_pipes.reader.samples import Samples, StoredSamples
 from dali_pipes.reader.segments import open_reader
 from dali_pipes.reader.shard_table import SampleRules
-from dali_pipes.store.patience import Patience, use_patience
+from dali_pipes.store.patience import Ahead, Patience, use_patience
 from dali_pipes.store.urls import ShardUrls
 from dali_pipes.tuning import Settings, choose_settings
 
@@ -155,18 +155,25 @@ def loader(
             whole=data_set.whole,
             excluded=_excluded(data_set, select),
         )
-        pipeline = DecodePipeline(
-            graph,
-            samples=stored,
-            batch_size=batching.batch_size,
-            seed=order.seed,
-            device_id=device_id,
-            max_batch_pixels=decode.max_batch_pixels or _batch_pixels(settings, bad_samples),
-            **dataclasses.asdict(settings),
-        )
+        example = resources.enter_context(Ahead(stored.example))
+        pipeline: DecodePipeline | None = None
+
+        def open_pipeline() -> DecodePipeline:
+            return DecodePipeline(
+                graph,
+                samples=stored,
+                batch_size=batching.batch_size,
+                seed=order.seed,
+                device_id=device_id,
+                example=example.result(),
+                max_batch_pixels=decode.max_batch_pixels or _batch_pixels(settings, bad_samples),
+                **dataclasses.asdict(settings),
+            )
+
+        if select.missing == "skip":
+            pipeline = open_pipeline()  # the graph decides which samples are left out
         inputs = _plan_inputs(data_set, _select(data_set, stored, pipeline, select), order, resumed)
-        stored = stored.without(inputs.selection.excluded)
-        _check_graph(pipeline, stored, bad_samples, outputs)
+        # The first batch's shards are on their way while the graph waits for its example.
         share = data_set.open_share(
             reserved=inputs.reserved_bytes(data_set.extent_bytes, batching),
             is_windowed=window_bytes(order, data_set.manifest.shard_bytes) != "all",
@@ -181,24 +188,39 @@ def loader(
         buffers = Buffers() if device_id is None else pinned_buffers()
         reader = open_reader(share.path, kind=decode.reader, buffers=buffers)
         resources.callback(reader.close)
-        samples = Samples(data_set.manifest, lambda shard: share.index_extent(shard).read(), rules=rules)
+        components: list[str] = []
+        feeds = Feeds(
+            inputs,
+            batching=batching,
+            samples=Samples(data_set.manifest, lambda shard: share.index_extent(shard).read(), rules=rules),
+            components=components,
+            share=share,
+            stager=stager,
+            reader=reader,
+            show_progress=cache.show_progress and process.rank == 0,
+        )
+        epoch, start = (order.epoch, 0) if resumed is None else (resumed.order.epoch, resumed.delivered)
+        begun = feeds.begin(epoch, start=start)
+        pipeline = pipeline or open_pipeline()
+        components += pipeline.read_components
+        stored = stored.without(inputs.selection.excluded)
+        _check_graph(pipeline, stored, bad_samples, outputs)
         seen = BadSamplesSeen(bad_samples, quarantine=_open_quarantine(bad_samples, data_set, batching))
         repair = Repair(pipeline, stored=stored, seen=seen, read=_range_reader(data_set, share, stager))
         parts = LoaderParts(
             inputs=inputs,
             batching=batching,
-            samples=samples,
+            feeds=feeds,
+            begun=begun,
             decode=pipeline,
             share=share,
             stager=stager,
-            reader=reader,
             seen=seen,
             repair=repair,
             outputs=outputs,
-            show_progress=cache.show_progress and process.rank == 0,
             resources=resources,
         )
-        return Loader(parts, state=resumed)
+        return Loader(parts, is_resumed=resumed is not None)
 
 
 def _check_types(graph: object, **groups: object) -> None:
@@ -362,10 +384,10 @@ def _plan_inputs(
     return inputs
 
 
-def _select(data_set: DataSet, stored: StoredSamples, pipeline: DecodePipeline, select: Select) -> Selection:
+def _select(data_set: DataSet, stored: StoredSamples, pipeline: DecodePipeline | None, select: Select) -> Selection:
     """Select the samples of an epoch: leave out excluded and incomplete ones, and oversample by class."""
     excluded = stored.excluded
-    if select.missing == "skip":
+    if pipeline is not None:
         lacking = excluded_ordinals(data_set, lacking=pipeline.taken_components)
         excluded = np.union1d(excluded, lacking.excluded)
         _log.info("%s", lacking.summary)

@@ -1,6 +1,7 @@
 """Read encoded samples out of shards, for loaders that have no reader of their own."""
 
 import contextlib
+import functools
 import io
 import random
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -10,6 +11,7 @@ from typing import Any, BinaryIO, cast
 from bench.loaders.protocol import LoaderOptions
 from dali_pipes.errors import DataError
 from dali_pipes.formats.tar_reader import ArchiveReader
+from dali_pipes.store.base import Store
 from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import open_store
 
@@ -49,7 +51,9 @@ def open_object(url: str, mode: str = "rb", bufsize: int = -1, *, endpoint: str)
 class _ObjectStream(io.RawIOBase):
     def __init__(self, url: str, *, endpoint: str) -> None:
         super().__init__()
-        store, name = open_store(url, endpoint=endpoint)
+        scheme, _, path = url.partition("://")
+        bucket, _, name = path.partition("/")
+        store = _bucket(f"{scheme}://{bucket}/", endpoint=endpoint)
         self._open = contextlib.ExitStack()
         self._body: Any = self._open.enter_context(store.open(name))
 
@@ -63,6 +67,12 @@ class _ObjectStream(io.RawIOBase):
         if not self.closed:
             self._open.close()
         super().close()
+
+
+@functools.cache
+def _bucket(url: str, *, endpoint: str) -> Store:
+    """A bucket, opened once in a process: its connections stay open from one shard to the next, as in a script."""
+    return open_store(url, endpoint=endpoint)[0]
 
 
 def encoded_samples(stream: BinaryIO, *, shard: str) -> Iterator[EncodedSample]:

@@ -15,7 +15,9 @@ from dali_pipes.errors import CacheError
 EXTENT_ALIGNMENT = 4096
 """Page and block size: an extent's blocks can be reserved and freed without touching its neighbours."""
 
-READ_BYTES = 1 << 20
+BLOCK_BYTES = 256 << 10
+"""Bytes to copy or to hash at a time: they are still in the processor's cache."""
+_ASK_BYTES = 1 << 20
 
 
 def extent_starts(*object_bytes: Int64s | Sequence[int], alignment: int = EXTENT_ALIGNMENT) -> Int64s:
@@ -81,6 +83,20 @@ class Extent:
             position += len(part)
         return b"".join(parts)
 
+    def read_into(self, view: memoryview, position: int) -> int:
+        """Read from ``position`` on into ``view``, which does not leave the extent; returns the number of bytes.
+
+        A buffer that is used again costs half of `read`: the kernel need not clear new pages for each block.
+
+        Raises:
+            CacheError: If the disk is broken.
+        """
+        assert 0 <= position <= position + len(view) <= self.size, "an object never leaves its extent"
+        try:
+            return os.preadv(self.file, [view], self.start + position)
+        except OSError as exc:
+            raise CacheError(f"cannot read from the cache file: {exc.strerror}") from exc
+
     def checksum(self) -> int:
         """XXH64 of the bytes there."""
         found = self.checksum_unless(lambda: False)
@@ -89,9 +105,10 @@ class Extent:
 
     def checksum_unless(self, stopped: Callable[[], bool]) -> int | None:
         """XXH64 of the bytes that are there; ``None`` if ``stopped()`` becomes true, which is asked once a mebibyte."""
-        state = xxhash.xxh64()
-        for position in range(0, self.size, READ_BYTES):
-            if stopped():
+        state, block = xxhash.xxh64(), memoryview(bytearray(min(BLOCK_BYTES, self.size)))
+        for position in range(0, self.size, BLOCK_BYTES):
+            if position % _ASK_BYTES == 0 and stopped():
                 return None
-            state.update(self.read(position, READ_BYTES))
+            num = self.read_into(block[: self.size - position], position)
+            state.update(block[:num])
         return int(state.intdigest())

@@ -12,6 +12,7 @@ from dali_pipes.errors import DataError, StoreError
 from dali_pipes.options import Shards
 from dali_pipes.store.cluster.endpoint import endpoint_for
 from dali_pipes.store.cluster.etl import NoEtlError
+from dali_pipes.store.cluster.health import ask_ready
 from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import ShardUrls, is_remote
 
@@ -110,22 +111,26 @@ def find_shards(
                 f"ETL '{etl}' with '{firsts[name]}' needs the endpoint of the AIStore that runs it; pass endpoint= or "
                 "set AIS_ENDPOINT; an embedded node that is started for this loader runs no ETL"
             )
-    answering = resources.enter_context(endpoint_for(firsts.values(), endpoint=endpoint, embedded_dir=embedded_dir))
-    endpoint = answering or endpoint  # a list that begins with a file may name a bucket: `resolve_shards` refuses that
 
-    def find_set(name: str) -> ShardSet:
-        return name_shards(named[name], endpoint=endpoint, etl=etls.get(name), allow_missing=allow_missing)
+    def find_sets(endpoint: str | None) -> dict[str, ShardSet]:
+        return {name: find_set(name, endpoint) for name in named}
 
-    if not isinstance(shards, Mixture):
-        return find_set("")
-    sets = {}
-    for name in named:
+    def find_set(name: str, endpoint: str | None) -> ShardSet:
         try:
-            sets[name] = find_set(name)
+            return name_shards(named[name], endpoint=endpoint, etl=etls.get(name), allow_missing=allow_missing)
         except (DataError, StoreError, ValueError) as exc:
-            if type(exc) not in (DataError, NoEtlError, StoreError, ValueError):
+            if not name or type(exc) not in (DataError, NoEtlError, StoreError, ValueError):
                 raise
             raise type(exc)(f"data set '{name}': {exc}") from exc
+
+    if endpoint is not None and any(map(is_remote, firsts.values())):
+        _, sets = ask_ready(endpoint, find_sets)
+    else:
+        # A list that begins with a file may name a bucket: `resolve_shards` refuses that.
+        node = endpoint_for(firsts.values(), endpoint=endpoint, embedded_dir=embedded_dir)
+        sets = find_sets(resources.enter_context(node) or endpoint)
+    if not isinstance(shards, Mixture):
+        return sets[""]
     # A mixture of one data set reads all of it in an epoch, whatever its weight.
     weights = None if shards.weights is None or len(sets) == 1 else tuple(shards.weights[name] for name in sets)
     return NamedSets(sets=sets, weights=weights)

@@ -28,7 +28,7 @@ from dali_pipes.formats.shard_index import PhotoColumns, ShardIndex
 from dali_pipes.formats.tar_reader import ArchiveReader, Member
 from dali_pipes.progress import bar
 from dali_pipes.store.base import Store
-from dali_pipes.store.patience import PatientThreads
+from dali_pipes.store.patience import Ahead, PatientThreads
 from dali_pipes.store.shard_set import ShardSet, index_command
 
 # Shards read at a time. Parsing holds the GIL, so more gain nothing.
@@ -75,6 +75,9 @@ def read_manifest(store: Store, prefix: str) -> Manifest | None:
     Raises:
         DataError: If it is not a manifest of this version, or was made for shards read through another ETL.
     """
+    if store.cluster is not None:
+        # Fetchers look at the map before they ask for shards, which come next; here it costs no time.
+        Ahead(store.cluster.learn_map)
     name = manifest_name(prefix)
     data = store.find(name)
     if data is None:

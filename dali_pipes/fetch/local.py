@@ -1,4 +1,4 @@
-"""Copy local shards into the cache file: inside the kernel if possible, and by reference if the file system can."""
+"""Copy local shards into the cache file: by reference if the file system can, and check the bytes on their way."""
 
 import errno
 import os
@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from dali_pipes.cache.extents import READ_BYTES, Extent
+import xxhash
+
+from dali_pipes.cache.extents import BLOCK_BYTES, Extent
 from dali_pipes.errors import CacheError, DataError, StoreError
 from dali_pipes.fetch.fetcher import Fetcher, Wanted
 from dali_pipes.formats.manifest import checksum as checksum_of
@@ -23,6 +25,7 @@ class LocalFetcher:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        self._block = memoryview(bytearray(BLOCK_BYTES))
 
     def fetch(self, wanted: Sequence[Wanted], *, stopped: Callable[[], bool], num_connections: int = 1) -> bool:
         """Copy files into their extents, one after the other, and check them."""
@@ -42,43 +45,55 @@ class LocalFetcher:
             found = os.fstat(source).st_size
             if found != extent.size:
                 raise DataError(f"shard '{where}' has {found} bytes, the manifest says {extent.size}; {_CHANGED}")
-            if not self._copy_bytes(source, extent, where, stopped):
-                return False
+            taken = self._copy_bytes(source, extent, where, stopped)
         finally:
             os.close(source)
-        if (taken := extent.checksum()) != checksum:
+        if taken is None:
+            return False
+        if taken != checksum:
             raise DataError(
                 f"shard '{where}' has the xxhash2 {taken:016x}, the manifest says {checksum:016x}; {_CHANGED}"
             )
         return True
 
-    @staticmethod
-    def _copy_bytes(source: int, extent: Extent, where: str, stopped: Callable[[], bool]) -> bool:
-        """Copy inside the kernel, or through a buffer if the kernel cannot; ``False`` if ``stopped``."""
-        copied, by_kernel = 0, True
-        while copied < extent.size:
+    def _copy_bytes(self, source: int, extent: Extent, where: str, stopped: Callable[[], bool]) -> int | None:
+        """Copy a file and return the XXH64 of its bytes; ``None`` if ``stopped``."""
+        num_there = _copy_in_kernel(source, extent, where, stopped)
+        state, position = xxhash.xxh64(), 0
+        while position < extent.size:
             if stopped():
-                return False
-            if by_kernel:
-                size = min(_COPY_BYTES, extent.size - copied)
+                return None
+            if position < num_there:
+                num = extent.read_into(self._block[: num_there - position], position)
+                state.update(self._block[:num])
+            else:
                 try:
-                    step = os.copy_file_range(source, extent.file, size, copied, extent.start + copied)
+                    num = os.preadv(source, [self._block[: extent.size - position]], position)
                 except OSError as exc:
-                    if exc.errno not in _NO_COPY or copied:
-                        raise CacheError(f"cannot copy '{where}' into the cache file: {exc.strerror}") from exc
-                    step = 0
-                copied += step
-                by_kernel = step > 0
-                continue
-            try:
-                block = os.pread(source, min(READ_BYTES, extent.size - copied), copied)
-            except OSError as exc:
-                raise StoreError(f"cannot read '{where}': {exc.strerror}") from exc
-            if not block:
-                raise DataError(f"shard '{where}' has {copied} bytes, the manifest says {extent.size}; {_CHANGED}")
-            extent.write(block, copied)
-            copied += len(block)
-        return True
+                    raise StoreError(f"cannot read '{where}': {exc.strerror}") from exc
+                state.update(self._block[:num])
+                extent.write(self._block[:num], position)
+            if not num:
+                raise DataError(f"shard '{where}' has {position} bytes, the manifest says {extent.size}; {_CHANGED}")
+            position += num
+        return int(state.intdigest())
+
+
+def _copy_in_kernel(source: int, extent: Extent, where: str, stopped: Callable[[], bool]) -> int:
+    """Copy as many bytes as possible without reading them, and return their number; 0 for most pairs of files."""
+    copied = 0
+    while copied < extent.size and not stopped():
+        size = min(_COPY_BYTES, extent.size - copied)
+        try:
+            step = os.copy_file_range(source, extent.file, size, copied, extent.start + copied)
+        except OSError as exc:
+            if exc.errno not in _NO_COPY or copied:
+                raise CacheError(f"cannot copy '{where}' into the cache file: {exc.strerror}") from exc
+            break
+        if not step:
+            break
+        copied += step
+    return copied
 
 
 class WithIndexes:

@@ -4,7 +4,7 @@ import os
 import time
 from dataclasses import dataclass, field
 
-from dali_pipes.cache.extents import Extent
+from dali_pipes.cache.extents import BLOCK_BYTES, Extent
 from dali_pipes.errors import CacheError, StoreError, printable
 from dali_pipes.fetch.transport.event_loop import NOW, Task
 from dali_pipes.fetch.transport.http1 import AnswerBody, Pipe
@@ -12,7 +12,6 @@ from dali_pipes.store.checksums import CHECKSUM_TYPES, DEFAULT_CHECKSUM_TYPE, NO
 
 XXH64_TYPES = (DEFAULT_CHECKSUM_TYPE, "xxhash")  # AIStore has two implementations of it, and a name for each
 CAUSE_CHARS = 1000
-BLOCK_BYTES = 256 << 10  # hashed while it is still in the processor's cache
 
 
 class FaultError(Exception):
@@ -153,7 +152,9 @@ class BodyWriter:
         if part.hashes:
             stop = part.position + num
             for position in range(part.position, stop, BLOCK_BYTES):
-                _update(part.hashes, extent.read(position, min(BLOCK_BYTES, stop - position)))
+                block = self._block[: stop - position]
+                extent.read_into(block, position)
+                _update(part.hashes, block)
         return num
 
     def _empty(self, pipe: Pipe, extent: Extent, position: int, num: int) -> None:

@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, Self, TypeVar
 
 from dali_pipes.arguments import as_number
 from dali_pipes.errors import printable
@@ -124,6 +124,40 @@ class PatientThreads(ThreadPoolExecutor):
         if kind is not None:
             self._is_ending.set()
         self.shutdown(cancel_futures=kind is not None)
+
+
+class Ahead(Generic[_Returned]):
+    """A call that runs in a thread of its own from now on, with the caller's patience.
+
+    When the ``with`` block ends, the call waits for no store any more. The thread then ends with its request, and
+    nobody waits for it.
+    """
+
+    def __init__(self, call: Callable[[], _Returned]) -> None:
+        self._call, self._called = call, Future[_Returned]()
+        self._is_ending = threading.Event()
+        context = contextvars.copy_context()
+        context.run(_ending.set, self._is_ending)
+        try:
+            threading.Thread(target=context.run, args=(self._run,), name="dali-pipes-ahead", daemon=True).start()
+        except RuntimeError:  # the process may not start more threads
+            self._run()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_ending.set()
+
+    def result(self) -> _Returned:
+        """Wait for the end of the call: what it returns; raises what it raises."""
+        return self._called.result()
+
+    def _run(self) -> None:
+        try:
+            self._called.set_result(self._call())
+        except BaseException as exc:  # noqa: BLE001 (raised by `result`)
+            self._called.set_exception(exc)
 
 
 class Waiting:

@@ -1,10 +1,27 @@
 """Check that an AIStore proxy answers and is ready, before anything starts."""
 
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
 from dali_pipes.errors import StoreError
 from dali_pipes.store.cluster.client import CONNECT_TIMEOUT_S, ais_client
 from dali_pipes.store.cluster.transport.proxies import split_endpoints
 from dali_pipes.store.messages import answer_text, innermost, no_answer, unchained
-from dali_pipes.store.patience import Waiting, current_patience, pause
+from dali_pipes.store.patience import Ahead, Waiting, current_patience, pause
+
+Answer = TypeVar("Answer")
+
+
+def ask_ready(endpoint: str, ask: Callable[[str], Answer]) -> tuple[str, Answer]:
+    """`check_endpoint`, and what ``ask`` answers for the endpoint that it returns; both are asked at the same time.
+
+    The check would cost two round trips before each other request. What a cluster answered before it was ready does
+    not count: then ``ask`` is called again.
+    """
+    with Ahead(partial(ask, endpoint)) as asked:
+        ready, is_first = _find_ready(endpoint)
+        return ready, asked.result() if is_first else ask(ready)
 
 
 def check_endpoint(endpoint: str) -> str:
@@ -16,6 +33,11 @@ def check_endpoint(endpoint: str) -> str:
         StoreError: If nothing answers there within three seconds, or no server there is a ready AIStore.
         ValueError: If ``endpoint`` is not a URL, or several with commas between them.
     """
+    return _find_ready(endpoint)[0]
+
+
+def _find_ready(endpoint: str) -> tuple[str, bool]:
+    """See `check_endpoint`; and whether the first check of the first proxy succeeded."""
     urls = split_endpoints(endpoint)
     waiting = Waiting(current_patience(), urls[0])
     while True:
@@ -27,8 +49,9 @@ def check_endpoint(endpoint: str) -> str:
             except StoreError as exc:
                 failure = exc
             else:
+                is_first = number == waiting.num_failures == 0
                 waiting.progress()
-                return ",".join((url, *urls[:number], *urls[number + 1 :]))
+                return ",".join((url, *urls[:number], *urls[number + 1 :])), is_first
         pause_s = waiting.next_pause_s(str(failure), has_answered=False)
         if pause_s is None:
             raise failure

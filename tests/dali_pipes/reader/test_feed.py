@@ -76,7 +76,7 @@ def check_nothing_is_held(loader: dp.Loader) -> None:
     )
     (status,) = loader.parts.share._cache.status()
     assert status.num_held == 0
-    assert not loader._feeds._parts.samples._tables
+    assert not loader._feeds._samples._tables
 
 
 @pytest.mark.parametrize(
