@@ -1,0 +1,55 @@
+"""Local files: their bytes come whole and checked, copied by the kernel or through a buffer."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dali_pipes.cache.extents import Extent
+from dali_pipes.cache.free_space import SHARED_MEMORY
+from dali_pipes.errors import DataError
+from dali_pipes.fetch.fetcher import Wanted
+from dali_pipes.fetch.local import LocalFetcher
+from dali_pipes.formats.manifest import checksum
+
+DATA = os.urandom((3 << 20) + 4321)
+START = 8192
+
+
+@pytest.fixture(params=["the same file system", "another file system"])
+def extent(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Extent]:
+    """A place in a cache file, with other bytes around it."""
+    folder = tmp_path if request.param == "the same file system" else SHARED_MEMORY
+    with tempfile.TemporaryFile(dir=folder) as file:
+        file.write(b"x" * (START + len(DATA) + 100))
+        file.flush()
+        yield Extent(file.fileno(), START, len(DATA))
+
+
+def test_file_is_copied_and_nothing_beside_it(tmp_path: Path, extent: Extent) -> None:
+    (tmp_path / "a.tar").write_bytes(DATA)
+    fetcher = LocalFetcher(tmp_path)
+    assert fetcher.fetch([Wanted("a.tar", extent, checksum(DATA))], stopped=lambda: False)
+    assert os.pread(extent.file, START + len(DATA) + 100, 0) == b"x" * START + DATA + b"x" * 100
+
+
+def test_file_of_other_bytes_is_refused(tmp_path: Path, extent: Extent) -> None:
+    """Wherever they are: in the first block, or the last byte."""
+    for position in (0, len(DATA) - 1):
+        changed = bytearray(DATA)
+        changed[position] ^= 1
+        (tmp_path / "a.tar").write_bytes(changed)
+        text = f"has the xxhash2 {checksum(bytes(changed)):016x}, the manifest says {checksum(DATA):016x}"
+        with pytest.raises(DataError, match=text):
+            LocalFetcher(tmp_path).fetch([Wanted("a.tar", extent, checksum(DATA))], stopped=lambda: False)
+
+
+def test_stopped_copy_says_so(tmp_path: Path, extent: Extent) -> None:
+    """At once, or between two blocks."""
+    (tmp_path / "a.tar").write_bytes(DATA)
+    for num_blocks in (0, 1, 3):
+        answers = iter([False] * num_blocks)
+        wanted = [Wanted("a.tar", extent, checksum(DATA))]
+        assert not LocalFetcher(tmp_path).fetch(wanted, stopped=lambda answers=answers: next(answers, True))

@@ -1,0 +1,104 @@
+"""A loader's first requests: those that do not need each other's answers are sent side by side."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+import dali_pipes as dp
+from dali_pipes.errors import DataError
+from tests.dali_pipes.fetch.served import Answering, Exchange, answering
+
+LATE_S = 2.0
+"""Less than the three seconds after which a health check has failed."""
+
+
+@contextmanager
+def bucket_of(folder: Path, before: Callable[[str], int | None]) -> Iterator[Answering]:
+    """A cluster with the bucket ``b``; ``before`` is called with each path, and returns a status other than 200."""
+
+    def act(exchange: Exchange) -> None:
+        path = urlsplit(exchange.path).path
+        file = folder / path.removeprefix("/v1/objects/b/")
+        status = before(path)
+        if status is not None:
+            exchange.say(status, b"{}")
+        elif path == "/v1/health":
+            exchange.say(200, b"", **{"Ais-Node-Id": "p"})
+        elif file.is_file():
+            exchange.say(200, file.read_bytes())
+        else:
+            exchange.say(404, b'{"message": "does not exist"}')
+
+    with answering(act) as server:
+        yield server
+
+
+def open_loader(endpoint: str, cache: Path, **options: object) -> dp.Loader:
+    graph = dp.segmentation(crop=32, photo="image.jpg", mask="trimap.png")
+    return dp.loader(
+        "ais://b/s-", graph, batch_size=4, device="cpu", endpoint=endpoint,
+        cache=dp.Cache(directory=cache, fetchers=2, **options),  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def test_first_requests_are_sent_side_by_side(small_shards: Path, tmp_path: Path) -> None:
+    """Health, map and manifest need no other answer, nor do shards wait for the graph's example, or for each other."""
+    together = [
+        {"/v1/health", "/v1/daemon", "/v1/objects/b/s-manifest.safetensors"},
+        {"/v1/objects/b/s-000000.index.safetensors", *(f"/v1/objects/b/s-00000{number}.tar" for number in range(4))},
+    ]
+    asked: set[str] = set()
+    changed = threading.Condition()
+    late: list[str] = []
+
+    def before(path: str) -> None:
+        others = next((paths for paths in together if path in paths), set())
+        with changed:
+            asked.add(path)
+            changed.notify_all()
+            if not changed.wait_for(lambda: others <= asked, LATE_S):
+                late.append(f"{path} waited for {sorted(others - asked)}")
+
+    with bucket_of(small_shards, before) as server, open_loader(server.endpoint, tmp_path) as loader:
+        assert sum(len(batch["image"]) for (batch,) in loader) == loader.num_samples
+    assert not late
+
+
+def test_answers_from_before_the_cluster_was_ready_do_not_count(small_shards: Path, tmp_path: Path) -> None:
+    """It has no objects yet, so it seems to have no manifest and no shards."""
+    asked: list[str] = []
+    lacked = threading.Event()
+
+    def before(path: str) -> int | None:
+        asked.append(path)
+        if path == "/v1/health" and asked.count(path) == 1:
+            lacked.wait(LATE_S)  # until the manifest was asked for
+            return 503
+        if asked.count("/v1/health") < 2:
+            lacked.set()
+            return 404
+        return None
+
+    with (
+        bucket_of(small_shards, before) as server,
+        open_loader(server.endpoint, tmp_path, start_patience_s=30) as loader,
+    ):
+        assert lacked.is_set()
+        assert loader.num_samples == 23
+
+
+def test_refused_graph_ends_the_fetches_that_have_begun(small_shards: Path, tmp_path: Path) -> None:
+    """No thread, and no shard that is being filled, is left."""
+    with bucket_of(small_shards, lambda path: None) as server:
+        with pytest.raises(DataError, match=r"component 'depth\.png'"):
+            dp.loader(
+                "ais://b/s-", lambda components, random: {"depth": components["depth.png"]},
+                batch_size=4, device="cpu", endpoint=server.endpoint, cache=dp.Cache(directory=tmp_path),
+            )  # fmt: skip
+        assert not [thread for thread in threading.enumerate() if thread.name == "dali-pipes-fetch"]
+        with open_loader(server.endpoint, tmp_path) as loader:
+            assert sum(len(batch["image"]) for (batch,) in loader) == loader.num_samples
