@@ -47,6 +47,7 @@ from dali_pipes.order.randomness import Int64s
 from dali_pipes.order.selection import Selection
 from dali_pipes.order.state import LoaderState
 from dali_pipes.processes.ranks import Rank, find_rank, num_local_ranks
+from dali_pipes.reader.batch import Batch
 from dali_pipes.reader.batching import Batching
 from dali_pipes.reader.buffers import Buffers, pinned_buffers
 from dali_pipes.reader.samples import Samples, StoredSamples
@@ -155,25 +156,24 @@ def loader(
             whole=data_set.whole,
             excluded=_excluded(data_set, select),
         )
-        example = resources.enter_context(Ahead(stored.example))
-        pipeline: DecodePipeline | None = None
 
-        def open_pipeline() -> DecodePipeline:
+        def open_pipeline(example: Batch) -> DecodePipeline:
             return DecodePipeline(
                 graph,
                 samples=stored,
                 batch_size=batching.batch_size,
                 seed=order.seed,
                 device_id=device_id,
-                example=example.result(),
+                example=example,
                 max_batch_pixels=decode.max_batch_pixels or _batch_pixels(settings, bad_samples),
                 **dataclasses.asdict(settings),
             )
 
-        if select.missing == "skip":
-            pipeline = open_pipeline()  # the graph decides which samples are left out
+        # With "skip" the graph decides which samples are left out.
+        pipeline = open_pipeline(stored.example()) if select.missing == "skip" else None
         inputs = _plan_inputs(data_set, _select(data_set, stored, pipeline, select), order, resumed)
         # The first batch's shards are on their way while the graph waits for its example.
+        example = resources.enter_context(Ahead(stored.example))
         share = data_set.open_share(
             reserved=inputs.reserved_bytes(data_set.extent_bytes, batching),
             is_windowed=window_bytes(order, data_set.manifest.shard_bytes) != "all",
@@ -201,7 +201,7 @@ def loader(
         )
         epoch, start = (order.epoch, 0) if resumed is None else (resumed.order.epoch, resumed.delivered)
         begun = feeds.begin(epoch, start=start)
-        pipeline = pipeline or open_pipeline()
+        pipeline = pipeline or open_pipeline(example.result())
         components += pipeline.read_components
         stored = stored.without(inputs.selection.excluded)
         _check_graph(pipeline, stored, bad_samples, outputs)
