@@ -51,6 +51,20 @@ def animated_png(seed: int = 0, *, size: tuple[int, int] = (50, 40), mode: str =
     return encoded(picture, "PNG", save_all=True, append_images=others, default_image=True)
 
 
+def undecodable(data: bytes) -> bytes:
+    """A JPEG or PNG with a right header and a right end; but a JPEG without its quantization tables, a PNG with a wrong
+    checksum of its pixels. DALI refuses both, whatever the crop.
+    """
+    if data.startswith(b"\xff\xd8"):
+        return data.replace(b"\xff\xdb", b"\xff\xfe")
+    return data[:-13] + bytes([data[-13] ^ 1]) + data[-12:]
+
+
+def with_thumbnail() -> bytes:
+    """A JPEG with another in its EXIF data, which has an end of its own."""
+    return encoded(pixels_of(), "JPEG", exif=b"Exif\0\0" + encoded(pixels_of(1, size=(16, 16)), "JPEG"))
+
+
 def large_png(height: int, width: int) -> bytes:
     """A gray PNG of one colour: a megabyte for each 1,000 megapixels."""
     return encoded(Image.new("L", (width, height)), "PNG")

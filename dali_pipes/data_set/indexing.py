@@ -22,10 +22,11 @@ from dali_pipes.formats.photo_header import (
     PhotoHeader,
     is_photo,
     read_photo_header,
+    read_whole_photo_header,
 )
 from dali_pipes.formats.sample_columns import ColumnsBuilder, SampleColumns
 from dali_pipes.formats.shard_index import PhotoColumns, ShardIndex
-from dali_pipes.formats.tar_reader import ArchiveReader, Member
+from dali_pipes.formats.tar_reader import READ_BYTES, ArchiveReader, Member
 from dali_pipes.progress import bar
 from dali_pipes.store.base import Store
 from dali_pipes.store.patience import Ahead, PatientThreads
@@ -35,8 +36,6 @@ from dali_pipes.store.shard_set import ShardSet, index_command
 NUM_READERS = 4
 MAX_LABEL_BYTES = 1000
 """Bytes of a ``cls`` component. Python refuses to convert more than 4,300 digits."""
-# Enough of most photos to find their sizes; colour profiles and thumbnails come before it.
-_HEAD_BYTES = 64 << 10
 _INTEGER = re.compile(rb"[+-]?[0-9]+")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _CONTROL = re.compile("[\x00-\x1f\x7f\x80-\x9f\ud800-\udfff]")
@@ -280,12 +279,14 @@ def _add_member(
 
 
 def _photo_header(member: Member) -> PhotoHeader:
-    """Format and size of a photo; most photos are read no further than their head."""
-    data = member.take(_HEAD_BYTES)
-    header = read_photo_header(data)
-    if header.format != "unknown" and not header.height and len(data) < member.size <= MAX_PHOTO_BYTES:
-        header = read_photo_header(data + member.read())
-    return header
+    """Format and size of a photo, by its head and its end."""
+    data = member.take(READ_BYTES)
+    if len(data) < member.size:
+        header = read_photo_header(data)
+        if header.format == "unknown" or member.size > MAX_PHOTO_BYTES:
+            return header
+        data += member.read()
+    return read_whole_photo_header(data)
 
 
 def check_member_name(name: str, *, shard: str) -> None:

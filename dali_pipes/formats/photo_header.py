@@ -15,15 +15,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 MAX_PIXELS = 89_478_485
 """Photos of more pixels are bad. It is Pillow's ``MAX_IMAGE_PIXELS``: a quarter of a GiB of 8-bit RGB."""
 
 MAX_PHOTO_BYTES = 1 << 28
 """Files of more bytes are not read as photos. So many bytes are `MAX_PIXELS` of 8-bit RGB without compression."""
 
-PHOTO_FORMATS = ("unknown", "JPEG", "PNG", "WEBP", "TIFF", "BMP", "PPM", "JPEG2000", "GIF", "APNG")
-"""The formats that a photo's first bytes can show; its name does not matter. PPM stands for all formats of PNM, APNG
-for an animated PNG. Only append: shard indexes store the position."""
+_CUT_OFF = {"JPEG": "JPEG cut off", "PNG": "PNG cut off"}
+
+PHOTO_FORMATS = ("unknown", "JPEG", "PNG", "WEBP", "TIFF", "BMP", "PPM", "JPEG2000", "GIF", "APNG", *_CUT_OFF.values())
+"""The formats that a photo's bytes can show; its name does not matter. PPM stands for all formats of PNM, APNG for an
+animated PNG. Only append: shard indexes store the position."""
 
 DALI_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "PPM")
 """The formats that reach DALI's decoders. None of 72,600 mutated files of these ended the process. JPEG 2000 and TIFF
@@ -38,6 +43,8 @@ PHOTO_EXTENSIONS = frozenset(
 )
 
 Data = bytes | memoryview
+Int64s = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
 # More chunks before the first pixels than any encoder writes: the search for an animation ends there.
 _MAX_CHUNKS = 1000
@@ -83,6 +90,8 @@ class PhotoRules:
     def problem(self, photo: PhotoHeader) -> str | None:
         """Say why a photo is bad, as a text that follows its name; ``None`` if its header shows no reason."""
         format, height, width = photo
+        if format in _CUT_OFF.values():
+            return f"is cut off: it has no {'end-of-image marker' if 'JPEG' in format else 'whole IEND chunk'}"
         if format != "unknown" and format in self.refused:
             name = next(name for name, value in OTHER_FORMATS.items() if value == format)
             option = f"Decode(formats=['{name}']), --format {name}"
@@ -94,6 +103,16 @@ class PhotoRules:
         if height * width > self.max_pixels:
             return f"holds a photo of {height} x {width} pixels, expected at most max_pixels={self.max_pixels}"
         return None
+
+    def are_bad(self, formats: Int64s, heights: Int64s, widths: Int64s) -> Bools:
+        """Tell which photos are bad, as `problem` says for one; all are [N], formats index `PHOTO_FORMATS`."""
+        pixels = heights * widths
+        bad: Bools = self._are_refused[formats] | (pixels == 0) | (pixels > self.max_pixels)
+        return bad
+
+    @functools.cached_property
+    def _are_refused(self) -> Bools:
+        return np.isin(PHOTO_FORMATS, self.refused)
 
 
 def checked_formats(formats: Iterable[str]) -> tuple[str, ...]:
@@ -120,6 +139,12 @@ def bytes_problem(num_bytes: int) -> str | None:
     if num_bytes > MAX_PHOTO_BYTES:
         return f"has {num_bytes} bytes, a photo has at most {MAX_PHOTO_BYTES}"
     return None
+
+
+def have_bad_bytes(sizes: Int64s) -> Bools:
+    """Tell which files cannot be photos, as `bytes_problem` says for one: bool [N]."""
+    bad: Bools = (sizes == 0) | (sizes > MAX_PHOTO_BYTES)
+    return bad
 
 
 def size_problem(photo: str, expected: Sequence[int], found: Sequence[int]) -> str:
@@ -156,6 +181,34 @@ def read_photo_header(data: Data) -> PhotoHeader:
         height, width = 0, 0
     has_size = 0 < height < 2**31 and 0 < width < 2**31
     return PhotoHeader(name, height, width) if has_size else PhotoHeader(name, 0, 0)
+
+
+def read_whole_photo_header(data: Data) -> PhotoHeader:
+    """Like `read_photo_header`, from all bytes of a photo: the format also says whether it is cut off.
+
+    A JPEG is cut off if no end-of-image marker follows its frame header, a PNG if it has no whole IEND chunk. Anything
+    may come after them. DALI's CPU decoder refuses nearly all photos without them, but a decoder on a GPU may fill the
+    rest of a JPEG with gray and say nothing.
+    """
+    header = read_photo_header(data)
+    if header.format not in _CUT_OFF or not header.height or has_end(data[-END_BYTES:], header.format):
+        return header
+    # A thumbnail before a JPEG's frame header has an end of its own. After IEND comes a checksum, right or wrong.
+    mark, where = (_EOI, data[_jpeg_frame(data) :]) if header.format == "JPEG" else (_IEND, data[8:-4])
+    # What follows the end is short in most files.
+    is_whole = mark in bytes(where[-1024:]) or mark in bytes(where)
+    return header if is_whole else header._replace(format=_CUT_OFF[header.format])
+
+
+def has_end(last: Data, format: str) -> bool:
+    """Whether a photo ends as most photos of its format do, by its last `END_BYTES`; if not, ask for all its bytes."""
+    if format == "JPEG":
+        return last[-2:] == _EOI
+    return last[-8:-4] == _IEND if format == "PNG" else True
+
+
+END_BYTES = 8
+_EOI, _IEND = b"\xff\xd9", b"IEND"
 
 
 def _sniff(head: bytes) -> str:
@@ -202,6 +255,16 @@ def _png(data: Data, head: bytes) -> tuple[str, int, int]:
 
 
 def _jpeg(data: Data, head: bytes) -> tuple[int, int]:
+    bits, height, width = struct.unpack_from(">BHH", data, _jpeg_frame(data) + 4)
+    return (height, width) if bits == 8 else (0, 0)  # decoders take 8 bits only
+
+
+def _jpeg_frame(data: Data) -> int:
+    """The place of the frame header's marker.
+
+    Raises:
+        IndexError: If there is none.
+    """
     at = 2
     for _ in range(_MAX_SEGMENTS):
         if data[at] != 0xFF:
@@ -209,20 +272,19 @@ def _jpeg(data: Data, head: bytes) -> tuple[int, int]:
         marker = data[at + 1]
         if marker == 0xFF:  # fill
             at += 1
-        elif marker in _FRAMES:
-            bits, height, width = struct.unpack_from(">BHH", data, at + 4)
-            return (height, width) if bits == 8 else (0, 0)  # decoders take 8 bits only
+        elif marker in JPEG_FRAMES:
+            return at
         elif marker == 0x01 or 0xD0 <= marker <= 0xD8:  # without a length
             at += 2
         elif marker in (0xD9, 0xDA):  # the end, or pixels without a frame
             break
         else:
             at += 2 + (data[at + 2] << 8 | data[at + 3])
-    return 0, 0
+    raise IndexError("no frame header")
 
 
-# Start-of-frame markers: all of 0xC0 to 0xCF but Huffman tables, JPG extensions and arithmetic coding's conditions.
-_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+"""Start-of-frame markers: all but Huffman tables, JPG extensions and arithmetic coding's conditions."""
 
 
 def _webp(data: Data, head: bytes) -> tuple[int, int]:

@@ -12,15 +12,17 @@ import numpy.typing as npt
 
 from dali_pipes.formats.photo_header import (
     DALI_FORMATS,
+    PHOTO_FORMATS,
     PhotoHeader,
     PhotoRules,
     bytes_problem,
-    read_photo_header,
+    have_bad_bytes,
     size_problem,
 )
 from dali_pipes.graph.inputs import GraphInputs
 from dali_pipes.graph.parse import Problems
-from dali_pipes.reader.batch import Batch
+from dali_pipes.graph.photo_headers import PhotoHeaders, photo_bytes, read_photo_headers
+from dali_pipes.reader.batch import Batch, Places
 
 
 class OtherPhoto(NamedTuple):
@@ -42,42 +44,47 @@ class JudgedPhotos(NamedTuple):
 
 
 def judge_photos(asked: GraphInputs, batch: Batch, encoded: Sequence[Any], *, rules: PhotoRules) -> JudgedPhotos:
-    """Judge the photos of a batch that reach a decoder: 4 us of CPU for each.
+    """Judge the photos of a batch that reach a decoder.
 
-    ``encoded`` is as in `complete_batch`. A photo is bad by ``rules``, if its size differs from the index, or from the
-    size of the photo with which it shares a crop.
+    ``encoded`` is as in `complete_batch`. A photo is bad by ``rules``, or if its size differs from the index, or from
+    that of the photo with which it shares a crop.
     """
     problems: Problems = {}
     others: list[OtherPhoto] = []
-    # [component, sample, (height, width)]; 0 where a sample lacks the component.
-    sizes = np.zeros((len(asked.decoded.components), len(batch), 2), np.int64)
+    # [component, (height, width), sample]; 0 where a sample lacks the component.
+    sizes = np.zeros((len(asked.decoded.components), 2, len(batch)), np.int64)
     for number, component in enumerate(asked.decoded.components):
-        places = batch.places(component)
-        columns = (places.offset, places.size, places.format, places.height, places.width)
-        listed = [column.tolist() for column in columns]
-        found = []
-        for position, (data, offset, num_bytes, format, *indexed) in enumerate(
-            zip(encoded[asked.read.index(component)], *listed, strict=True)
-        ):
-            if offset < 0:
-                found.append((0, 0))
-                continue
-            view = memoryview(np.asarray(data))  # type: ignore[arg-type]  # mypy does not know numpy's buffers
-            header = read_photo_header(view)
-            found.append(size := header[1:])
-            # The stored bytes count: Pillow's pixels stand in the place of a photo in a batch that is repaired.
-            if problem := rules.problem(header) or bytes_problem(num_bytes):
-                problems.setdefault(position, (component, problem))
-            elif format >= 0 and size != tuple(indexed):
-                text = f"has {size[0]} x {size[1]} pixels, its index says {indexed[0]} x {indexed[1]}; index it anew"
-                problems.setdefault(position, (component, f"{text}: dali-pipes prep index URL"))
-            elif header.format not in DALI_FORMATS:
-                others.append(OtherPhoto(component, position, header, view))
-        sizes[number] = found
+        places, photos = batch.places(component), encoded[asked.read.index(component)]
+        found = read_photo_headers(photos)
+        is_there = places.offset >= 0
+        sizes[number] = np.where(is_there, (found.height, found.width), 0)
+        # The stored bytes count: Pillow's pixels stand in the place of a photo in a batch that is repaired.
+        bad = rules.are_bad(*found) | have_bad_bytes(places.size)
+        bad |= (places.format >= 0) & ((found.height != places.height) | (found.width != places.width))
+        for position in np.flatnonzero(bad & is_there).tolist():
+            problems.setdefault(position, (component, _problem(found, places, position, rules=rules)))
+        for position in np.flatnonzero(_FOR_PILLOW[found.format] & ~bad & is_there).tolist():
+            data = photo_bytes(photos, position)
+            others.append(OtherPhoto(component, position, found.header(position), data))
     for photo, mask in asked.decoded.same_size:
         of_photo, of_mask = (sizes[asked.decoded.components.index(name)] for name in (photo, mask))
-        differs = (of_photo != of_mask).any(axis=1) & of_photo.any(axis=1) & of_mask.any(axis=1)
+        differs = (of_photo != of_mask).any(axis=0) & of_photo.any(axis=0) & of_mask.any(axis=0)
         for position in np.flatnonzero(differs).tolist():
-            text = size_problem(photo, of_photo[position].tolist(), of_mask[position].tolist())
+            text = size_problem(photo, of_photo[:, position].tolist(), of_mask[:, position].tolist())
             problems.setdefault(position, (mask, text))
-    return JudgedPhotos(problems, others, sizes.prod(axis=2).sum(axis=0))
+    return JudgedPhotos(problems, others, sizes.prod(axis=1).sum(axis=0))
+
+
+_FOR_PILLOW = ~np.isin(PHOTO_FORMATS, DALI_FORMATS)
+
+
+def _problem(found: PhotoHeaders, places: Places, position: int, *, rules: PhotoRules) -> str:
+    header = found.header(position)
+    problem = rules.problem(header) or bytes_problem(int(places.size[position]))
+    if problem is None:
+        _, height, width = places.header(position)
+        problem = (
+            f"has {header.height} x {header.width} pixels, its index says {height} x {width}; index it anew: "
+            "dali-pipes prep index URL"
+        )
+    return problem

@@ -49,9 +49,7 @@ class Places:
 
     def are_refused(self, rules: PhotoRules) -> Bools:
         """Tell which are bad photos, as `PhotoRules.problem` says for one: bool [N]."""
-        codes = [PHOTO_FORMATS.index(name) for name in rules.refused]
-        pixels = self.height * self.width
-        bad: Bools = (self.format >= 0) & (np.isin(self.format, codes) | (pixels == 0) | (pixels > rules.max_pixels))
+        bad: Bools = (self.format >= 0) & rules.are_bad(self.format, self.height, self.width)
         return bad
 
     def differ_in_size(self, other: "Places") -> Bools:

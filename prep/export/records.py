@@ -137,7 +137,8 @@ class Records:
         columns = index.photos.get(photo)
         code = 0 if columns is None else int(columns.format[row])
         name = PHOTO_FORMATS[code] if code else photo.rpartition(".")[2].upper()
-        name = name.replace("APNG", "PNG")  # readers of TFRecords know no other name for it
+        # Readers of TFRecords know no other names for an animated PNG and for photos that are cut off.
+        name = name.replace("APNG", "PNG").removesuffix(" cut off")
         features = [Feature(FORMAT, BYTES, name.encode())]
         # A height of 0 means that the header does not tell the size of the photo.
         if columns is not None and columns.height[row]:

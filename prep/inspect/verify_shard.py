@@ -16,7 +16,7 @@ from dali_pipes.formats.photo_header import (
     PhotoHeader,
     PhotoRules,
     is_photo,
-    read_photo_header,
+    read_whole_photo_header,
     size_problem,
 )
 from dali_pipes.formats.shard_index import ShardIndex
@@ -285,7 +285,7 @@ class _Rows:
         try:
             check_size(member.size)
             data = member.read()
-            self._report.headers.append((self._num_samples, component, read_photo_header(data)))
+            self._report.headers.append((self._num_samples, component, read_whole_photo_header(data)))
             is_gray = _is_gray_png(data)
             header, pixels = decode(
                 self._decoder, data, rules=self._checks.photos, output="gray" if is_gray else "nothing"

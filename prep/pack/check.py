@@ -11,12 +11,15 @@ from dali_pipes.errors import DataError, StoreError, printable
 from dali_pipes.formats.keys import split_key
 from dali_pipes.formats.names import LABEL_COMPONENT
 from dali_pipes.formats.photo_header import (
+    END_BYTES,
     MAX_PHOTO_BYTES,
     PhotoHeader,
     PhotoRules,
     bytes_problem,
+    has_end,
     is_photo,
     read_photo_header,
+    read_whole_photo_header,
     size_problem,
 )
 from dali_pipes.progress import bar
@@ -269,10 +272,15 @@ def _problem(
 
 
 def _header(part: Part, head: bytes, num_bytes: int) -> PhotoHeader:
+    if len(head) == num_bytes:
+        return read_whole_photo_header(head)
     header = read_photo_header(head)
-    is_cut = len(head) < num_bytes
-    if header.format == "PNG" and not header.height and is_cut and not _is_remote(part):
-        header = read_photo_header(_read_part(part, 0, _CHUNK_BYTES)[0])
+    if _is_remote(part) or num_bytes > MAX_PHOTO_BYTES:
+        return header
+    if not has_end(_read_part(part, num_bytes - END_BYTES, END_BYTES)[0], header.format):
+        return read_whole_photo_header(_read_part(part, 0, num_bytes)[0])
+    if header.format == "PNG" and not header.height:
+        return read_photo_header(_read_part(part, 0, _CHUNK_BYTES)[0])
     return header
 
 

@@ -18,11 +18,10 @@ from dali_pipes.formats.photo_header import (
     PhotoHeader,
     PhotoRules,
     bytes_problem,
-    read_photo_header,
+    read_whole_photo_header,
 )
 from dali_pipes.processes.pillow import PillowProcess
 from dali_pipes.processes.pillow import Undecodable as Undecodable
-from prep.photos.details import end_problem
 
 DecoderName = Literal["pillow", "dali"]
 Output = Literal["rgb", "gray", "nothing"]
@@ -60,7 +59,7 @@ def open_decoder(name: DecoderName) -> Decoder:
 
     ``"pillow"`` needs only Pillow and describes in words what is wrong. ``"dali"`` is DALI's decoder on the CPU, which
     loaders use. On 52 odd and broken photos the two disagree on only one: a PNG with more text than Pillow unpacks.
-    DALI's stricter rules of how a file must end are in `prep.photos.details.end_problem`.
+    Neither gets a photo that is cut off.
     """
     return _Dali() if name == "dali" else _decode_by_pillow
 
@@ -72,14 +71,12 @@ def decode(decoder: Decoder, data: bytes, *, rules: PhotoRules, output: Output) 
         Undecodable: If the photo cannot be decoded, or a loader with these rules would refuse it before DALI sees it.
     """
     check_size(len(data))
-    header = read_photo_header(data)
+    header = read_whole_photo_header(data)
     if problem := rules.problem(header):
         starts = f" (starts with {data[:4].hex(' ')})" if header.format == "unknown" else ""
         raise Undecodable(f"{problem}{starts}")
     if header.format in OTHER_FORMATS.values():
         return header, _decode_apart(data, header, output, max_pixels=rules.max_pixels)
-    if problem := end_problem(data, header.format):
-        raise Undecodable(problem)
     return header, decoder(data, header, output)
 
 

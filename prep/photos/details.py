@@ -24,8 +24,6 @@ _PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
 _BARE = frozenset({0x01, *range(0xD0, 0xD9)})
 _SOS, _EOI, _APP1 = 0xDA, 0xD9, 0xE1
 _ORIENTATION = 274
-# A PNG's last chunk, which is empty: its type and checksum.
-_IEND = b"IEND\xae\x42\x60\x82"
 
 
 class PhotoDetails(NamedTuple):
@@ -77,20 +75,6 @@ def photo_details(data: bytes) -> PhotoDetails | None:
     if header.format in ("PNG", "APNG") and data[12:16] == b"IHDR" and len(data) >= 29:
         return _png(data)._replace(format=header.format)
     return PhotoDetails(header.format, header.height, header.width)
-
-
-def end_problem(data: bytes, format: str) -> str | None:
-    """The fault of a photo that ends too early for DALI; ``None`` if its end is right.
-
-    DALI refuses a JPEG without its end-of-image marker and a PNG without its last chunk; Pillow takes both.
-    """
-    if format == "JPEG":
-        scan = next((start for marker, start, _ in _segments(data)[0] if marker == _SOS), None)
-        if scan is None or data.rfind(b"\xff\xd9") < scan:
-            return "is cut off: it has no end-of-image marker, without which DALI refuses it"
-    if format == "PNG" and data.find(_IEND, 8) < 0:
-        return "is cut off: it has no whole IEND chunk, without which DALI refuses it"
-    return None
 
 
 def _segments(data: bytes) -> tuple[list[tuple[int, int, int]], bool]:

@@ -18,6 +18,7 @@ from dali_pipes.formats.names import index_name
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
 from tests.conftest import Sample, make_samples, mask_bytes, photo_bytes, write_shards, write_tar
+from tests.hostile_photos import undecodable
 
 KEYS = [f"s{i:05d}" for i in range(23)]
 
@@ -463,14 +464,14 @@ def test_gif_is_refused_by_name_before_dali_sees_it(tmp_path: Path) -> None:
 
 
 def test_undecodable_photo_is_named_and_the_next_batches_come(tmp_path: Path) -> None:
-    """A photo cut off in the middle: the error names shard and key; the batches after it are delivered."""
+    """Only DALI finds its fault: the error names shard and key; the batches after it are delivered."""
     samples = make_samples([(140, 140)] * 12)
-    cut = samples[5].components["image.jpg"]
-    samples[5] = Sample("cut off", samples[5].components | {"image.jpg": cut[: len(cut) // 2]})
+    photo = samples[5].components["image.jpg"]
+    samples[5] = Sample("bad", samples[5].components | {"image.jpg": undecodable(photo)})
     shards = write_shards(tmp_path, samples, per_shard=12)
     with open_loader(shards, batch_size=4, shuffle=False) as loader:
         seen = keys_of([next(loader)])
-        with pytest.raises(dp.DecodeError, match=r"s-000000.tar', key 'cut off': component 'image.jpg' cannot be"):
+        with pytest.raises(dp.DecodeError, match=r"s-000000.tar', key 'bad': component 'image.jpg' cannot be"):
             next(loader)
         seen += keys_of(loader)
         assert seen == [s.key for s in samples[:4] + samples[8:]]

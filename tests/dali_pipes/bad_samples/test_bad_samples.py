@@ -18,6 +18,7 @@ import dali_pipes.bad_samples.repair
 from dali_pipes.bad_samples.repair import Repair
 from dali_pipes.graph.decode import DecodePipeline
 from tests.conftest import SHARED_DATA, Sample, make_samples, write_shards
+from tests.hostile_photos import undecodable
 
 ODD_IMAGES = SHARED_DATA / "odd-images"
 NUM_SAMPLES = 12
@@ -55,7 +56,7 @@ def nothing(data: bytes) -> bytes:
     return b""
 
 
-KINDS = {"cut": cut, "gif": gif, "bomb": bomb, "garbage": garbage, "nothing": nothing}
+KINDS = {"undecodable": undecodable, "cut": cut, "gif": gif, "bomb": bomb, "garbage": garbage, "nothing": nothing}
 
 
 def spoilt(
@@ -158,7 +159,7 @@ def test_others_stand_in(
     assert all(line[0] == f"s-{int(line[1][1:]) // 6:06d}.tar" and line[2] == "image.jpg" for line in lines)
 
 
-@pytest.mark.parametrize("kind", ["cut", "gif"])
+@pytest.mark.parametrize("kind", ["undecodable", "gif"])
 @pytest.mark.parametrize("policy", ["PARTIAL", "FILL"])
 def test_bad_sample_in_a_filled_batch(tmp_path: Path, good_samples: list[Sample], kind: str, policy: str) -> None:
     """Bad samples that fill the last batch, or are alone in it."""
@@ -177,14 +178,14 @@ def test_bad_sample_in_a_filled_batch(tmp_path: Path, good_samples: list[Sample]
 
 def test_rank_without_samples_of_a_bad_one(tmp_path: Path, good_samples: list[Sample]) -> None:
     """A rank that has nothing in the last step gets its first sample, which is bad: another stands in for it."""
-    shards = write_shards(tmp_path, spoilt(good_samples[:9], [8], how=cut), per_shard=9)
+    shards = write_shards(tmp_path, spoilt(good_samples[:9], [8], how=undecodable), per_shard=9)
     with open_loader(shards, rank=1, world_size=2, outputs=dp.Outputs(keys=True, valid=True)) as loader:
         *_, (last,) = list(loader)
         assert (last["key"], loader.num_valid, loader.substituted) == (["s00007"], 0, (0,))
         assert last["valid"].tolist() == [False]
 
 
-@pytest.mark.parametrize("kind", ["cut", "gif", "nothing"])
+@pytest.mark.parametrize("kind", ["undecodable", "gif", "nothing"])
 def test_other_ranks_bad_samples_are_theirs(tmp_path: Path, good_samples: list[Sample], kind: str) -> None:
     """A batch of bad samples only, and the neighbours that could replace them are bad: each rank lists its own."""
     # Rank 0 reads 0 1 and 4 5, rank 1 reads 2 3 and 6 7: 0 to 4 are bad, so that 0 and 1 are replaced by 5.
@@ -203,7 +204,7 @@ def test_other_ranks_bad_samples_are_theirs(tmp_path: Path, good_samples: list[S
 
 def test_bad_sample_that_only_fills_a_batch_is_not_listed(tmp_path: Path, good_samples: list[Sample]) -> None:
     """Of the last step, two ranks: rank 1 has only samples that FILL repeats, and rank 0 has listed the bad one."""
-    shards = write_shards(tmp_path, spoilt(good_samples[:6], [0], how=cut), per_shard=6)
+    shards = write_shards(tmp_path, spoilt(good_samples[:6], [0], how=undecodable), per_shard=6)
     for rank, expected in enumerate([["s00000"], []]):
         with open_loader(
             shards, batch_size=2, rank=rank, world_size=2, last_batch_policy="FILL", bad_samples=substituting(shards)
@@ -255,7 +256,7 @@ def test_mixture_lists_keys_with_their_set(tmp_path: Path, good_samples: list[Sa
     """Two sets with the same keys: batches, bad samples and quarantine tell them apart, and `exclude=` takes that."""
     for name, numbers in {"one": [3], "two": []}.items():
         (tmp_path / name).mkdir()
-        write_shards(tmp_path / name, spoilt(good_samples[:6], numbers, how=cut), per_shard=6)
+        write_shards(tmp_path / name, spoilt(good_samples[:6], numbers, how=undecodable), per_shard=6)
     mixture = dp.Mixture({"one": tmp_path / "one", "two": tmp_path / "two"})
     all_keys = [f"{name}/s{number:05d}" for name in ("one", "two") for number in range(6)]
     with open_loader(mixture, bad_samples=substituting(tmp_path)) as loader:
@@ -332,14 +333,14 @@ def test_key_of_a_mixture_that_means_two_samples_is_refused(tmp_path: Path, good
 
 def test_valid_says_which_count(tmp_path: Path, good_samples: list[Sample]) -> None:
     """Beside the tensors, for a loss: all but those that stand in for others."""
-    shards = write_shards(tmp_path, spoilt(good_samples, [2, 5], how=cut), per_shard=6)
+    shards = write_shards(tmp_path, spoilt(good_samples, [2, 5], how=undecodable), per_shard=6)
     with open_loader(shards, outputs=dp.Outputs(keys=True, valid=True)) as loader:
         valid = [batch["valid"] for (batch,) in loader]
     assert [each.tolist() for each in valid] == [[True, True, False, True], [True, False, True, True], [True] * 4]
     assert all(each.dtype == torch.bool and each.device.type == "cpu" for each in valid)
 
 
-@pytest.mark.parametrize("kind", ["cut", "gif"])
+@pytest.mark.parametrize("kind", ["undecodable", "gif"])
 def test_mask_alone_is_bad(tmp_path: Path, good_samples: list[Sample], kind: str) -> None:
     """The component is named; photo, mask and label of the one that stands in belong together."""
     shards = write_shards(tmp_path, spoilt(good_samples, [6], how=KINDS[kind], component="trimap.png"), per_shard=6)
@@ -351,7 +352,7 @@ def test_mask_alone_is_bad(tmp_path: Path, good_samples: list[Sample], kind: str
             assert torch.equal(second[name][1], second[name][2])
 
 
-@pytest.mark.parametrize("kind", ["cut", "gif"])
+@pytest.mark.parametrize("kind", ["undecodable", "gif"])
 def test_crops_are_those_of_the_samples(
     tmp_path: Path, good_samples: list[Sample], good_shards: Path, kind: str
 ) -> None:
@@ -369,7 +370,7 @@ def test_crops_are_those_of_the_samples(
         assert loader.num_substituted == 2
 
 
-@pytest.mark.parametrize("kind", ["cut", "gif"])
+@pytest.mark.parametrize("kind", ["undecodable", "gif"])
 def test_resume_around_bad_samples(tmp_path: Path, good_samples: list[Sample], kind: str) -> None:
     """Resumed at every batch, by a loader that has met no bad sample yet, the rest is bit-equal."""
     shards = write_shards(tmp_path, spoilt(good_samples, [1, 4, 5, 6, 7, 11], how=KINDS[kind]), per_shard=6)
@@ -388,7 +389,7 @@ def test_resume_around_bad_samples(tmp_path: Path, good_samples: list[Sample], k
                 assert loader.substituted == substituted
 
 
-@pytest.mark.parametrize("kind", ["cut", "gif"])
+@pytest.mark.parametrize("kind", ["undecodable", "gif"])
 def test_a_whole_shard_is_bad(tmp_path: Path, good_samples: list[Sample], kind: str) -> None:
     """Then the first good sample of the next shard stands in, and after the last shard comes the first."""
     shards = write_shards(tmp_path, spoilt(good_samples, [0, *range(6, 12)], how=KINDS[kind]), per_shard=6)
@@ -401,7 +402,7 @@ def test_a_whole_shard_is_bad(tmp_path: Path, good_samples: list[Sample], kind: 
 
 def test_a_shard_of_one_bad_sample(tmp_path: Path, good_samples: list[Sample]) -> None:
     """As dSort's last shard may be: alone in its batch, with nobody beside it; no batch is lost on any rank."""
-    shards = write_shards(tmp_path, spoilt(good_samples[:7], [6], how=cut), per_shard=6)
+    shards = write_shards(tmp_path, spoilt(good_samples[:7], [6], how=undecodable), per_shard=6)
     with open_loader(shards, batch_size=6) as loader:
         assert [batch["key"] for (batch,) in loader] == [[f"s{i:05d}" for i in range(6)], ["s00000"]]
 
@@ -411,7 +412,7 @@ def test_a_data_set_of_bad_samples_is_an_error(tmp_path: Path, good_samples: lis
     shards = write_shards(tmp_path / "gif", spoilt(good_samples, range(12), how=gif), per_shard=6)
     with open_loader(shards) as loader, pytest.raises(dp.DecodeError, match="the data set has no good sample left"):
         next(loader)
-    shards = write_shards(tmp_path / "cut", spoilt(good_samples, range(12), how=cut), per_shard=6)
+    shards = write_shards(tmp_path / "undecodable", spoilt(good_samples, range(12), how=undecodable), per_shard=6)
     text = "the graph fails on all of 12 samples that were tried, the first of them s00000, s00001, s00002: Failed to"
     with open_loader(shards) as loader, pytest.raises(dp.DecodeError, match=text):
         next(loader)
@@ -420,7 +421,7 @@ def test_a_data_set_of_bad_samples_is_an_error(tmp_path: Path, good_samples: lis
 
 def test_repair_in_windows(tmp_path: Path, good_samples: list[Sample]) -> None:
     """The first shard has left the cache when a later one's batch is repaired: nothing is read of it."""
-    shards = write_shards(tmp_path / "shards", spoilt(good_samples, [1, 4, 7, 10], how=cut), per_shard=2)
+    shards = write_shards(tmp_path / "shards", spoilt(good_samples, [1, 4, 7, 10], how=undecodable), per_shard=2)
     options: dict[str, Any] = {
         "shuffle": dp.Shuffle(window_bytes=1),
         "cache": dp.Cache(directory=tmp_path, max_bytes=76_000),
@@ -542,7 +543,7 @@ def as_corner(components: dp.Components) -> dict[str, Any]:
 
 def test_quarantine_that_cannot_be_written_loses_nothing(tmp_path: Path, good_samples: list[Sample]) -> None:
     """The error is the disk's; when it can be written again the batch comes, and the line with it."""
-    shards = write_shards(tmp_path / "shards", spoilt(good_samples, [5], how=cut), per_shard=6)
+    shards = write_shards(tmp_path / "shards", spoilt(good_samples, [5], how=undecodable), per_shard=6)
     folder = tmp_path / "quarantine"
     folder.mkdir()
     with open_loader(shards, bad_samples=substituting(shards, quarantine=folder / "q.tsv")) as loader:
@@ -577,7 +578,7 @@ def test_dalis_own_random_operators(good_shards: Path, caplog: pytest.LogCapture
     assert not caplog.records
 
 
-@pytest.mark.parametrize("kind", ["cut", "gif"])
+@pytest.mark.parametrize("kind", ["undecodable", "gif"])
 def test_too_many_are_an_error(tmp_path: Path, good_samples: list[Sample], kind: str) -> None:
     """Up to ``max_bad`` are allowed; the next one says how many, where they are listed, and the last of them."""
     shards = write_shards(tmp_path, spoilt(good_samples, [1, 5, 9], how=KINDS[kind]), per_shard=6)
@@ -592,7 +593,7 @@ def test_too_many_are_an_error(tmp_path: Path, good_samples: list[Sample], kind:
 
 def test_second_epoch_knows_them(tmp_path: Path, good_samples: list[Sample], monkeypatch: pytest.MonkeyPatch) -> None:
     """What was found once is substituted before DALI sees it, and is written down once."""
-    shards = write_shards(tmp_path, spoilt(good_samples, [1, 5, 9], how=cut), per_shard=6)
+    shards = write_shards(tmp_path, spoilt(good_samples, [1, 5, 9], how=undecodable), per_shard=6)
     repairs = []
     real = Repair.decode
     monkeypatch.setattr(Repair, "decode", lambda *args: repairs.append(1) or real(*args))
@@ -682,7 +683,8 @@ def test_a_broken_device_is_no_sample_s_fault(good_shards: Path, monkeypatch: py
 @pytest.mark.parametrize(
     ("kind", "cause"),
     [
-        ("cut", "component 'image.jpg' cannot be decoded: .*; Pillow: .*truncated"),
+        ("undecodable", "component 'image.jpg' cannot be decoded: .*; Pillow: broken data stream"),
+        ("cut", "component 'image.jpg' is cut off: it has no end-of-image marker"),
         ("gif", "component 'image.jpg' holds a GIF"),
         (
             "bomb",
@@ -698,7 +700,7 @@ def test_raise_names_shard_key_component_and_cause(
     """What the manifest knows of is refused at once; what only the shard's index or DALI tells, with its batch."""
     shards = write_shards(tmp_path, spoilt(good_samples, [6, 7], how=KINDS[kind]), per_shard=6)
     text = f"shard 's-000001.tar', key 's00006': {cause}"
-    if kind in ("gif", "garbage", "nothing"):
+    if kind in ("cut", "gif", "garbage", "nothing"):
         with pytest.raises(
             dp.DataError, match=rf"{text}.*2 such samples in all; pass bad_samples=BadSamples\(on_error="
         ):

@@ -27,6 +27,7 @@ from tests.hostile_photos import (
     large_png,
     pixels_of,
     tiff,
+    undecodable,
 )
 
 SIZE = (50, 40)
@@ -62,7 +63,7 @@ def open_loader(shards: Path, graph: Any = as_it_is, *, on_error: str = "substit
 
 def by_a_lying_index(monkeypatch: pytest.MonkeyPatch, shards: Path, samples: list[Sample]) -> Path:
     """Shards whose indexes call every photo a JPEG of `SIZE`."""
-    monkeypatch.setattr(indexing, "read_photo_header", lambda data: PhotoHeader("JPEG", SIZE[1], SIZE[0]))
+    monkeypatch.setattr(indexing, "read_whole_photo_header", lambda data: PhotoHeader("JPEG", SIZE[1], SIZE[0]))
     write_shards(shards, samples, per_shard=8)
     monkeypatch.undo()
     return shards
@@ -229,7 +230,7 @@ def test_pixels_from_pillow_in_a_repaired_batch_are_no_file_that_is_too_large(
 ) -> None:
     """A broken JPEG beside a GIF whose pixels have more bytes than a file may have: only the JPEG is bad."""
     broken, _, good = (photo_bytes(number, *SIZE, quality=20) for number in range(3))
-    samples = with_photos({0: broken[: len(broken) * 9 // 10], 1: gif(1), 2: good}, num=3)
+    samples = with_photos({0: undecodable(broken), 1: gif(1), 2: good}, num=3)
     write_shards(tmp_path, samples, per_shard=3)
     most = max(len(sample.components["image.jpg"]) for sample in samples)
     assert most < 3 * SIZE[0] * SIZE[1]

@@ -15,7 +15,7 @@ import dali_pipes as dp
 from dali_pipes.graph.batch_inputs import BatchInputs
 from dali_pipes.graph.decode import DecodePipeline
 from tests.conftest import Sample, make_samples, write_shards
-from tests.hostile_photos import encoded, jpeg2000, large_png, pixels_of
+from tests.hostile_photos import encoded, jpeg2000, large_png, pixels_of, undecodable
 
 PIXELS = 50 * 40
 
@@ -111,7 +111,7 @@ def test_bad_samples_in_any_part_are_substituted(tmp_path: Path) -> None:
     samples = make_samples([(50, 40)] * 10)
     for number in (0, 3, 7):
         photo = samples[number].components["image.jpg"]
-        changed = {"image.jpg": photo[: len(photo) * 9 // 10]}
+        changed = {"image.jpg": undecodable(photo)}
         samples[number] = Sample(samples[number].key, samples[number].components | changed)
     samples[6] = Sample("s00006", samples[6].components | {"image.jpg": jpeg2000(6)})
     write_shards(tmp_path, samples, per_shard=10)

@@ -309,7 +309,7 @@ def test_shard_index_round_trips() -> None:
         (with_jpg([1536, 2560], [1, 1]) | {"sizes": {"cls": np.zeros(2), "jpg": np.zeros(2)}}, "found float64"),
         (with_photo(height=np.array([-1, 0], np.int32)), "without negative heights and widths"),
         (with_photo(width=np.array([0, -5], np.int32)), "without negative heights and widths"),
-        (with_photo(format=np.array([0, 10], np.uint8)), "formats of photos 'jpg' below 10, found 10"),
+        (with_photo(format=np.array([0, 12], np.uint8)), "formats of photos 'jpg' below 12, found 12"),
         (with_photo(height=np.array([1, 2])), "column 'height/jpg' of 2 int32, found int64"),
         ({"labels": None}, "column 'label' of 2 int64, found none"),
         ({"shard_bytes": -1}, "'shard_bytes' to be a whole number, found -1"),

@@ -9,8 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from dali_pipes.formats.photo_header import PHOTO_FORMATS, PhotoHeader, PhotoRules, read_photo_header
-from tests.hostile_photos import animated_png, encoded, jpeg2000, tiff
+from dali_pipes.formats.photo_header import (
+    PHOTO_FORMATS,
+    PhotoHeader,
+    PhotoRules,
+    read_photo_header,
+    read_whole_photo_header,
+)
+from tests.hostile_photos import animated_png, encoded, jpeg2000, pixels_of, tiff, with_thumbnail
 
 MODES = {
     "JPEG": ("L", "RGB", "CMYK"),
@@ -80,6 +86,42 @@ def test_many_chunks_end_the_search() -> None:
     chunk = b"\0\0\0\0tEXt" + bytes(4)
     assert read_photo_header(png[:at] + 5 * chunk + png[at:]) == PhotoHeader("PNG", 20, 30)
     assert read_photo_header(png[:at] + 1_000_000 * chunk + png[at:]) == PhotoHeader("PNG", 0, 0)
+
+
+JPEG, PNG = (encoded(pixels_of(), name) for name in ("JPEG", "PNG"))
+PROGRESSIVE = encoded(pixels_of(), "JPEG", progressive=True)
+THUMBNAIL = with_thumbnail()
+
+
+@pytest.mark.parametrize(
+    ("data", "format"),
+    [
+        (JPEG, "JPEG"),
+        (JPEG + b"\0", "JPEG"),
+        (JPEG + b"\xff", "JPEG"),
+        (JPEG + bytes(100_000), "JPEG"),
+        (JPEG + JPEG[:-2], "JPEG"),  # as in a file of several pictures
+        (JPEG + b"\xff\xd9", "JPEG"),
+        (JPEG[:-2] + b"\xff\xff\xd9", "JPEG"),  # fill
+        (PROGRESSIVE, "JPEG"),
+        (THUMBNAIL, "JPEG"),
+        (JPEG[:-1], "JPEG cut off"),
+        (JPEG[:-2], "JPEG cut off"),
+        (JPEG[: len(JPEG) // 2] + bytes(100_000), "JPEG cut off"),
+        (PROGRESSIVE[:-2], "JPEG cut off"),
+        (THUMBNAIL[:-2], "JPEG cut off"),
+        (PNG, "PNG"),
+        (PNG + bytes(100_000), "PNG"),
+        (PNG[:-4] + bytes(4), "PNG"),  # the checksum of the last chunk is not compared
+        (PNG[:-1], "PNG cut off"),
+        (PNG[:-12], "PNG cut off"),
+        (PNG[:-12] + bytes(100_000), "PNG cut off"),
+        (encoded(pixels_of(), "WEBP")[:-2], "WEBP"),  # its end has no mark: only a decoder finds out
+        (JPEG[:100], "JPEG"),  # its header cannot be read, which is what is said of it
+    ],
+)
+def test_whole_header_tells_photos_that_are_cut_off(data: bytes, format: str) -> None:
+    assert read_whole_photo_header(data).format == read_whole_photo_header(memoryview(data)).format == format
 
 
 SEEDS = [encoded(Image.new(modes[0], (30, 20)), name) for name, modes in MODES.items()] + [animated_png()]

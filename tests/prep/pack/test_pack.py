@@ -235,7 +235,7 @@ BAD = [
     ({"jpg": b"\xff"}, f"jpg {UNKNOWN} (starts with ff)"),
     ({"jpg": encode_photo(), "trimap_png": PNG}, "trimap.png is not an 8-bit grey PNG (bit depth 8, colour type 2)"),
     ({"jpg": encode_photo(), "trimap_png": encode_photo()}, "trimap.png is a JPEG, a mask must be an 8-bit grey PNG"),
-    ({"jpg": encode_photo(), "trimap_png": encode_mask()[:-12]}, "trimap.png is cut off: it has no end"),
+    ({"jpg": encode_photo(), "trimap_png": encode_mask()[:-12]}, "trimap.png is cut off: it has no whole IEND chunk"),
     (
         {"jpg": encode_photo(), "trimap_png": encode_mask().replace(b"IDATx", b"IDATy")},
         "trimap.png is damaged: the 'IDAT' at byte 33 has another checksum than it says",

@@ -5,14 +5,24 @@ from pathlib import Path
 import pytest
 
 from dali_pipes.data_set import indexing
-from dali_pipes.formats.photo_header import PhotoHeader, PhotoRules, read_photo_header
+from dali_pipes.formats.photo_header import PhotoHeader, PhotoRules, read_photo_header, read_whole_photo_header
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.urls import resolve_shards
 from prep.inspect.verify import verify
 from prep.pack.pack import pack
 from prep.sources.record import Record, Source
 from tests.conftest import Sample, write_shards
-from tests.hostile_photos import animated_png, broken_jpeg2000, encoded, gif, jpeg2000, large_png, pixels_of, tiff
+from tests.hostile_photos import (
+    animated_png,
+    broken_jpeg2000,
+    encoded,
+    gif,
+    jpeg2000,
+    large_png,
+    pixels_of,
+    tiff,
+    with_thumbnail,
+)
 
 REFUSED = {
     "jpeg2000": jpeg2000(),
@@ -22,6 +32,9 @@ REFUSED = {
     "apng": animated_png(),
     "bomb": large_png(10_000, 9_000),
     "text": b"<html>" + bytes(100),
+    "cut jpeg": encoded(pixels_of(), "JPEG")[:-2],
+    "cut thumbnail": with_thumbnail()[:-2] + bytes(3),
+    "cut png": encoded(pixels_of(), "PNG")[:-12],
 }
 ALLOWED = {
     "jpeg": encoded(pixels_of(), "JPEG"),
@@ -30,6 +43,8 @@ ALLOWED = {
     "bmp": encoded(pixels_of(), "BMP"),
     "pgm": encoded(pixels_of(mode="L"), "PPM"),
     "ppm": encoded(pixels_of(), "PPM"),
+    "longer jpeg": encoded(pixels_of(), "JPEG") + bytes(3000),
+    "longer png": encoded(pixels_of(), "PNG") + bytes(3000),
 }
 
 
@@ -51,7 +66,7 @@ OTHER = ALLOWED["jpeg"]
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_photo_that_a_loader_refuses_is_bad_everywhere(tmp_path: Path, name: str) -> None:
     """With the loader's words, whatever the file is called; the loader's own tests have the rest."""
-    text = PhotoRules().problem(read_photo_header(REFUSED[name]))
+    text = PhotoRules().problem(read_whole_photo_header(REFUSED[name]))
     assert text is not None
     (skipped,) = packed(REFUSED[name], tmp_path)
     assert skipped.startswith(f"a: jpg {text}")
@@ -61,7 +76,7 @@ def test_a_photo_that_a_loader_refuses_is_bad_everywhere(tmp_path: Path, name: s
 
 @pytest.mark.parametrize("name", ALLOWED)
 def test_a_photo_that_a_loader_decodes_is_good_everywhere(tmp_path: Path, name: str) -> None:
-    assert PhotoRules().problem(read_photo_header(ALLOWED[name])) is None
+    assert PhotoRules().problem(read_whole_photo_header(ALLOWED[name])) is None
     assert packed(ALLOWED[name], tmp_path) == []
     assert verified(ALLOWED[name], tmp_path / "shards") == []
 
@@ -89,7 +104,7 @@ def test_an_animated_png_is_found_behind_other_chunks(tmp_path: Path) -> None:
 
 def test_verify_compares_the_index_with_the_photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A loader refuses a photo of another size than its index says."""
-    monkeypatch.setattr(indexing, "read_photo_header", lambda data: PhotoHeader("JPEG", 10, 10))
+    monkeypatch.setattr(indexing, "read_whole_photo_header", lambda data: PhotoHeader("JPEG", 10, 10))
     write_shards(tmp_path, [Sample("a", {"jpg": OTHER}), Sample("b", {"jpg": OTHER})], per_shard=2)
     monkeypatch.undo()
     report = verify(resolve_shards(tmp_path, endpoint=None), workers=1)

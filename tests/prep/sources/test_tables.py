@@ -289,8 +289,8 @@ MASK = encode_mask()
         (encode_photo("png", mode="RGBA"), r"seg\.png is not an 8-bit grey PNG \(bit depth 8, colour type 6\)"),
         (encode_mask(size=(32, 23)), r"seg\.png has 23 x 32 pixels, 'image\.jpg' 24 x 32"),
         (encode_mask(size=(24, 32)), r"seg\.png has 32 x 24 pixels, 'image\.jpg' 24 x 32"),
-        (MASK[:60], r"seg\.png is cut off: it has no end"),
-        (MASK[:-20], r"seg\.png is cut off: it has no end"),
+        (MASK[:60], r"seg\.png is cut off: it has no whole IEND chunk"),
+        (MASK[:-20], r"seg\.png is cut off: it has no whole IEND chunk"),
         (
             MASK[:50] + bytes([MASK[50] ^ 1]) + MASK[51:],
             r"seg\.png is damaged: the 'IDAT' at byte 33 has another checksum",
@@ -308,7 +308,7 @@ def test_table_masks_are_checked_as_those_of_pets(photos: Path, mask: bytes, rea
         pack(table(path, **asked), store=LocalStore(photos / "out"))
     with pytest.raises(DataError, match=rf"no record is left to pack; b/2: {reason}"):
         pack(table(path, **asked), store=LocalStore(photos / "out"), on_bad="skip")
-    if mask:
+    if mask and "cut off" not in reason:  # as a photo
         assert pack(table(path, **asked, masks=[]), store=LocalStore(photos / "out")).num_samples == 1
 
 

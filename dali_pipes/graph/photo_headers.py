@@ -1,0 +1,145 @@
+"""Read the headers of a batch's photos together, from the one buffer in which their bytes lie.
+
+One call of numpy takes the next bytes of all JPEGs or PNGs. Other photos, and those that are not written as usual, are
+read by `read_whole_photo_header`, one by one; both ways always say the same.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from dali_pipes.formats.photo_header import (
+    JPEG_FRAMES,
+    PHOTO_FORMATS,
+    Bools,
+    Int64s,
+    PhotoHeader,
+    read_whole_photo_header,
+)
+from dali_pipes.reader.buffers import EncodedBatch
+
+UInt64s = npt.NDArray[np.uint64]
+UInt8s = npt.NDArray[np.uint8]
+
+# A file of fewer bytes has no pixels; this many are taken without asking whether they are there.
+_MIN_BYTES = 48
+# Segments before the size of a JPEG or the pixels of a PNG. Most have 1 to 6; the few that have more are read alone.
+_MAX_STEPS = 32
+_FEW = 1 / 32
+# Fewer photos are read one by one, 2 us each. That is as fast for 30; 64 together take 1 us each, 256 take 0.3.
+_MIN_PHOTOS = 32
+_JPEG, _PNG = (PHOTO_FORMATS.index(name) for name in ("JPEG", "PNG"))
+_PNG_MAGIC = int.from_bytes(b"\x89PNG\r\n\x1a\n")
+_IHDR, _IDAT, _ACTL, _IEND = (int.from_bytes(name) for name in (b"IHDR", b"IDAT", b"acTL", b"IEND"))
+_OTHER, _PASSED, _FRAME = range(3)
+
+
+def _kinds_of_markers() -> UInt8s:
+    """What to do at two bytes of a JPEG, by their number: pass a segment with a length, stop at a frame, or ask."""
+    kinds = np.full(1 << 16, _OTHER, np.uint8)
+    kinds[0xFF02:0xFFFF] = _PASSED
+    kinds[0xFFD0:0xFFDB] = _OTHER  # without a length, the end, or pixels
+    kinds[[0xFF00 | marker for marker in JPEG_FRAMES]] = _FRAME
+    return kinds
+
+
+_KINDS = _kinds_of_markers()
+
+
+class PhotoHeaders(NamedTuple):
+    """Formats and sizes as `read_whole_photo_header` gives them; each [B]."""
+
+    format: Int64s
+    """Index into `PHOTO_FORMATS`."""
+    height: Int64s
+    """Rows as stored; 0 if the header cannot be read."""
+    width: Int64s
+
+    def header(self, row: int) -> PhotoHeader:
+        """The header of one photo."""
+        return PhotoHeader(PHOTO_FORMATS[self.format[row]], int(self.height[row]), int(self.width[row]))
+
+
+def read_photo_headers(photos: Sequence[Any]) -> PhotoHeaders:
+    """Read the headers and ends of a batch's photos.
+
+    Args:
+        photos: A sequence of B buffers of uint8, empty where there is no photo. An `EncodedBatch` is read
+            together.
+    """
+    format, height, width = np.zeros((3, len(photos)), np.int64)
+    is_read = np.zeros(len(photos), np.bool_)
+    found = PhotoHeaders(format, height, width)
+    if len(photos) >= _MIN_PHOTOS and isinstance(photos, EncodedBatch):
+        _read_together(photos, found, is_read)
+    for row in np.flatnonzero(~is_read).tolist():
+        header = read_whole_photo_header(photo_bytes(photos, row))
+        format[row], height[row], width[row] = PHOTO_FORMATS.index(header.format), header.height, header.width
+    return found
+
+
+def photo_bytes(photos: Sequence[Any], row: int) -> memoryview:
+    """The bytes of one photo, not copied."""
+    return memoryview(np.asarray(photos[row]))  # type: ignore[arg-type]  # mypy does not know numpy's buffers
+
+
+def _read_together(photos: EncodedBatch, found: PhotoHeaders, is_read: Bools) -> None:
+    """Fill the rows of ``found`` whose photos are written as usual, and set them in ``is_read``."""
+    buffer, starts, sizes = photos.buffer, photos.starts, photos.sizes
+    long = np.flatnonzero(sizes >= _MIN_BYTES)
+    if not len(long):
+        return
+    # Eight bytes from every byte on, as one number.
+    words: UInt64s = np.ndarray(len(buffer) - 7, ">u8", buffer, strides=(1,))
+    stops = starts[long] + sizes[long]
+    first, last = words[starts[long]], words[stops - 8]
+    for is_one, read, code, ends in (
+        (first >> 40 == 0xFFD8FF, _read_jpegs, _JPEG, last & 0xFFFF == 0xFFD9),
+        (first == _PNG_MAGIC, _read_pngs, _PNG, last >> 32 == _IEND),
+    ):
+        some = np.flatnonzero(is_one & ends)
+        if len(some):
+            rows = long[some]
+            height, width = read(words, starts[rows], stops[some])
+            found.format[rows], found.height[rows], found.width[rows] = code, height, width
+            is_read[rows] = height > 0
+
+
+def _read_jpegs(words: UInt64s, starts: Int64s, stops: Int64s) -> tuple[Int64s, Int64s]:
+    """Heights and widths of JPEGs; 0 and 0 where one must be read alone."""
+    at, last = starts + 2, stops - 9  # a frame's size ends nine bytes after its marker
+    few = len(starts) * _FEW
+    for _ in range(_MAX_STEPS):
+        # No frame begins at the start: a JPEG whose segments lead too far is read alone.
+        np.copyto(at, starts, where=at > last)
+        segment = words[at].astype(np.int64)
+        kind = _KINDS[segment >> 48 & 0xFFFF]
+        passes = kind == _PASSED
+        if np.count_nonzero(passes) <= few:
+            break
+        at += ((segment >> 32 & 0xFFFF) + 2) * passes
+    frame = words[np.where(kind == _FRAME, at, starts) + 1].astype(np.int64)  # marker, length, bits, height, width
+    height, width = frame >> 16 & 0xFFFF, frame & 0xFFFF
+    is_read = (kind == _FRAME) & (frame >> 32 & 0xFF == 8) & (height > 0) & (width > 0)
+    return height * is_read, width * is_read
+
+
+def _read_pngs(words: UInt64s, starts: Int64s, stops: Int64s) -> tuple[Int64s, Int64s]:
+    """Heights and widths of PNGs; 0 and 0 where one must be read alone."""
+    size = words[starts + 16].astype(np.int64)
+    width, height = size >> 32, size & 0xFFFFFFFF
+    at, last = starts + 8, stops - 8
+    few = len(starts) * _FEW
+    for _ in range(_MAX_STEPS):
+        chunk = words[at].astype(np.int64)  # length, type
+        kind = chunk & 0xFFFFFFFF
+        after = at + 12 + (chunk >> 32 & 0xFFFFFFFF)
+        passes = (kind != _IDAT) & (kind != _ACTL) & (after <= last)
+        if np.count_nonzero(passes) <= few:
+            break
+        at = np.where(passes, after, at)
+    is_read = (kind == _IDAT) & (words[starts + 8] & 0xFFFFFFFF == _IHDR)
+    is_read &= (height > 0) & (height < 2**31) & (width > 0) & (width < 2**31)
+    return height * is_read, width * is_read
