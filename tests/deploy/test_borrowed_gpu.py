@@ -1,0 +1,177 @@
+"""The way to a borrowed machine: pieces with checksums, taken in any order, installed without a network."""
+
+import hashlib
+import json
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from deploy.borrowed_gpu import LAYOUT, BorrowedGpuError, install, join, lay_out, main, take
+from tests.deploy.dockerfile import ROOT
+
+PACKAGE = "dalipipestrial"
+
+
+@pytest.fixture
+def wheels(tmp_path: Path) -> Path:
+    """A directory with the wheel of a package that nobody has; it asks the machine's Python for numpy."""
+    directory = tmp_path / "wheels"
+    directory.mkdir()
+    info = f"{PACKAGE}-1.0.dist-info"
+    members = {
+        f"{PACKAGE}.py": "import numpy\nWHERE = numpy.__file__\n",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {PACKAGE}\nVersion: 1.0\nRequires-Dist: numpy\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    with zipfile.ZipFile(directory / f"{PACKAGE}-1.0-py3-none-any.whl", "w") as wheel:
+        for name, text in members.items():
+            wheel.writestr(name, text)
+        wheel.writestr(f"{info}/RECORD", "".join(f"{name},,\n" for name in [*members, f"{info}/RECORD"]))
+    return directory
+
+
+def files_of(directory: Path, *sizes: int) -> list[tuple[str, Path]]:
+    """Files of these sizes."""
+    directory.mkdir(exist_ok=True)
+    paths = [directory / f"{number}.bin" for number in range(len(sizes))]
+    for number, (path, size) in enumerate(zip(paths, sizes, strict=True)):
+        path.write_bytes(bytes((number + at) % 251 for at in range(size)))
+    return [(f"data/{path.name}", path) for path in paths]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "piece_bytes", "expected"),
+    [
+        ((10, 25, 5), 16, [16, 16, 8]),  # a file lies in two pieces, and a piece holds three files
+        ((32,), 16, [16, 16]),  # the last piece is full
+        ((0, 3, 0), 16, [3]),  # empty files
+        ((3_000_000,), 1_500_000, [1_500_000, 1_500_000]),  # several buffers a piece
+        ((), 16, []),
+    ],
+)
+def test_what_is_laid_out_is_joined_again(
+    tmp_path: Path, sizes: tuple[int, ...], piece_bytes: int, expected: list[int]
+) -> None:
+    """Pieces may be taken in any order, one at a time, and again."""
+    files = files_of(tmp_path / "files", *sizes)
+    pieces = lay_out(files, tmp_path / "pieces", piece_bytes=piece_bytes)
+    assert [piece.stat().st_size for piece in pieces] == expected
+    for number, piece in enumerate(reversed(pieces)):
+        arrived = tmp_path / f"arrived{number}"
+        arrived.mkdir()
+        for path in (piece, tmp_path / "pieces" / LAYOUT):
+            (arrived / path.name).write_bytes(path.read_bytes())
+        assert len(take(arrived, tmp_path / "store")) == len(pieces) - number - 1
+        assert len(take(arrived, tmp_path / "store")) == len(pieces) - number - 1
+    take(tmp_path / "pieces", tmp_path / "store")
+    joined = join(tmp_path / "store")
+    assert [path.read_bytes() for path in joined] == [path.read_bytes() for _, path in files]
+    before = [path.stat().st_mtime_ns for path in joined]
+    assert [path.stat().st_mtime_ns for path in join(tmp_path / "store")] == before
+
+
+def test_a_layout_replaces_the_pieces_before(tmp_path: Path) -> None:
+    """A piece of an earlier layout must not be taken for one of this."""
+    lay_out(files_of(tmp_path / "files", 40), tmp_path / "pieces", piece_bytes=10)
+    lay_out(files_of(tmp_path / "files", 15), tmp_path / "pieces", piece_bytes=10)
+    assert sorted(path.name for path in (tmp_path / "pieces").iterdir()) == [LAYOUT, "piece-000", "piece-001"]
+    with pytest.raises(ValueError, match="piece_bytes must be at least 1, got 0"):
+        lay_out([], tmp_path / "pieces", piece_bytes=0)
+
+
+def test_damaged_and_missing_pieces_are_named(tmp_path: Path) -> None:
+    """A damaged piece is not kept; what was cut short is written anew."""
+    pieces, store = tmp_path / "pieces", tmp_path / "store"
+    lay_out(files_of(tmp_path / "files", 40), pieces, piece_bytes=16)
+    (pieces / "piece-001").rename(tmp_path / "later")
+    assert take(pieces, store) == ["piece-001"]
+    with pytest.raises(BorrowedGpuError, match=r"lacks piece-001; bring them: take PIECES"):
+        join(store)
+    (pieces / "piece-001").write_bytes(b"\0" * 16)
+    with pytest.raises(
+        BorrowedGpuError, match=r"piece-001': expected 16 bytes with SHA-256 .* found 16 bytes with ano"
+    ):
+        take(pieces, store)
+    (tmp_path / "later").rename(pieces / "piece-001")
+    assert take(pieces, store) == []
+    layout = json.loads((store / LAYOUT).read_text())
+    (store / "piece-002").write_bytes(b"\0" * 8)
+    with pytest.raises(BorrowedGpuError, match=r"0.bin.partial': expected 40 bytes"):
+        join(store)
+    lay_out(files_of(tmp_path / "files", 41), pieces, piece_bytes=16)
+    with pytest.raises(BorrowedGpuError, match="holds pieces of another layout"):
+        take(pieces, store)
+    with pytest.raises(BorrowedGpuError, match=r"holds no layout.json; `lay-out` writes it"):
+        take(tmp_path, store)
+    assert layout["files"][0]["sha256"] == hashlib.sha256(bytes(at % 251 for at in range(40))).hexdigest()
+
+
+def test_an_environment_is_installed_without_a_network(wheels: Path, tmp_path: Path) -> None:
+    """It has the wheels, and sees the machine's packages. It is installed once, and anew if that was cut short."""
+    listed = tmp_path / "list.txt"
+    listed.write_text(f"{PACKAGE}>=1\n")
+    (wheel,) = wheels.iterdir()
+    lay_out([("requirements/list.txt", listed), (f"wheels/{wheel.name}", wheel)], tmp_path / "pieces", piece_bytes=200)
+    store = tmp_path / "store"
+    take(tmp_path / "pieces", store)
+    (store / "environment").mkdir()
+    (store / "environment" / "half").touch()
+    python = install(store)
+    assert not (store / "environment" / "half").exists()
+    code = f"import {PACKAGE}, sys; print({PACKAGE}.__file__, {PACKAGE}.WHERE, sys.prefix)"
+    where, numpy, prefix = subprocess.check_output([python, "-c", code], text=True).split()
+    assert where.startswith(prefix)
+    assert prefix == str(store / "environment")
+    assert not numpy.startswith(prefix)
+    before = Path(where).stat().st_mtime_ns
+    assert install(store) == python
+    assert Path(where).stat().st_mtime_ns == before
+
+
+def test_a_wheel_that_is_not_there_is_an_error(wheels: Path, tmp_path: Path) -> None:
+    """The next call tries again."""
+    listed = tmp_path / "list.txt"
+    listed.write_text("dalipipesabsent\n")
+    lay_out([("requirements/list.txt", listed)], tmp_path / "pieces")
+    take(tmp_path / "pieces", tmp_path / "store")
+    with pytest.raises(BorrowedGpuError, match=r"failed: .*; pip on this machine must be 22\.3 or later"):
+        install(tmp_path / "store")
+    assert not (tmp_path / "store" / "installed").exists()
+
+
+def test_commands_lay_out_and_take(wheels: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The list of requirements has DALI for CUDA 13, and not what the machine has."""
+    files_of(tmp_path / "shards", 30, 40)
+    pieces, store = str(tmp_path / "pieces"), str(tmp_path / "store")
+    added = ("--add", str(tmp_path / "shards"), "--add", str(tmp_path / "shards" / "1.bin"))
+    assert main(["lay-out", pieces, "--wheels", str(wheels), "--piece-bytes", "500", *added]) == 0
+    num_pieces = len(list((tmp_path / "pieces").glob("piece-*")))
+    assert f"wrote 1 wheels, 0 MB, in {num_pieces} pieces" in capfd.readouterr().out
+    assert main(["take", pieces, store]) == 0
+    assert capfd.readouterr().out == "all pieces are there\n"
+    names = [str(path.relative_to(tmp_path / "store" / "files")) for path in join(tmp_path / "store")]
+    assert names[2:] == ["shards/0.bin", "shards/1.bin", "1.bin"]
+    needed = (tmp_path / "store" / "files" / "requirements" / "gpu-bench.txt").read_text().splitlines()
+    assert any(line.startswith("nvidia-dali-cuda130") for line in needed)
+    assert not any(line.startswith("torch") for line in needed)
+    assert any(line.startswith("lz4") for line in needed)
+    assert main(["lay-out", pieces, "--wheels", str(wheels), "--add", str(tmp_path / "none")]) == 1
+    assert "no such file or directory" in capfd.readouterr().err
+    assert main(["take", str(tmp_path / "none"), store]) == 1
+    assert "holds no layout.json" in capfd.readouterr().err
+
+
+def test_run_starts_the_benchmark_in_the_environment(wheels: Path, tmp_path: Path) -> None:
+    """Here an empty list is installed: this Python has all of it. Arguments after ``--`` are the benchmark's."""
+    (listed := tmp_path / "list.txt").touch()
+    lay_out([("requirements/list.txt", listed)], tmp_path / "pieces")
+    take(tmp_path / "pieces", tmp_path / "store")
+    command = [sys.executable, "-m", "deploy.borrowed_gpu", "run", str(tmp_path / "store"), "--"]
+    done = subprocess.run(
+        [*command, "--scenarios", "sharpen"], cwd=ROOT, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode != 0
+    assert "--scenarios must be of path, parity, rn50" in done.stderr
