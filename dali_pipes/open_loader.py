@@ -28,7 +28,8 @@ from dali_pipes.errors import WorkerProcessError
 from dali_pipes.fetch.stager import Stager
 from dali_pipes.formats.photo_header import PhotoRules
 from dali_pipes.formats.quarantine import Quarantine
-from dali_pipes.graph.decode import DecodePipeline, Graph
+from dali_pipes.graph.decode import DecodePipeline
+from dali_pipes.graph.definition import Graph
 from dali_pipes.iterator import Loader
 from dali_pipes.options import (
     BadSamples,

@@ -25,7 +25,7 @@ import dali_pipes as dp
 from bench.gpu.mask_cases import Define, lz4_masks, png_masks, raw_masks
 from bench.gpu.workload import GpuSetting, Workload
 from bench.tools.step import open_step
-from dali_pipes.graph.decode import Graph
+from dali_pipes.graph.definition import Graph
 
 # Values of the recipe; mean and deviation are torchvision's.
 _MEAN, _STD = [0.485 * 255, 0.456 * 255, 0.406 * 255], [0.229 * 255, 0.224 * 255, 0.225 * 255]

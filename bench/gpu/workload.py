@@ -23,7 +23,7 @@ from bench.tools.environment import available_cores
 from bench.tools.repeat import encoded
 from dali_pipes.errors import DataError
 from dali_pipes.formats.tar_reader import BLOCK
-from dali_pipes.graph.decode import Graph
+from dali_pipes.graph.definition import Graph
 from dali_pipes.reader.feed import MAX_LINES
 from dali_pipes.reader.webdataset import index_text
 from dali_pipes.store.shard_set import ShardSet

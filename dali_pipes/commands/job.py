@@ -14,7 +14,7 @@ from dali_pipes.commands.options import cluster_options, endpoint_for, join_opti
 from dali_pipes.store.patience import current_patience
 
 if TYPE_CHECKING:
-    from dali_pipes.graph.decode import Graph
+    from dali_pipes.graph.definition import Graph
     from dali_pipes.iterator import Loader
     from dali_pipes.options import Cache
 

@@ -9,32 +9,19 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
-
-from nvidia.dali import fn
+from typing import Any
 
 from dali_pipes import profiling
 from dali_pipes.formats.names import LABEL_COMPONENT
 from dali_pipes.graph.batch_inputs import BatchInputs, complete_batch
 from dali_pipes.graph.dali_internals import (
-    QuickPipeline,
-    decoded_inputs,
-    decoders_behind,
-    inputs_in_use,
     iterator_scope,
-    on_gpu,
-    outputs_of,
     pool_host_memory,
-    random_operators,
-    refuse_any_data,
     schedule_batch,
-    shared_crops,
 )
-from dali_pipes.graph.engines import full_batch, set_up_engines
-from dali_pipes.graph.inputs import Components, ListOutput
+from dali_pipes.graph.definition import Graph, define_pipeline
+from dali_pipes.graph.engines import full_batch
 from dali_pipes.graph.parse import Problems
-from dali_pipes.graph.random import Random
-from dali_pipes.processes.forks import keep_in_children
 from dali_pipes.processes.pillow import PillowProcesses
 from dali_pipes.reader.batch import Batch, DecodedPhotos
 from dali_pipes.reader.buffers import as_dali
@@ -43,18 +30,11 @@ from dali_pipes.reader.samples import StoredSamples
 _log = logging.getLogger(__name__)
 
 
-class Graph(Protocol):
-    """The function that the decode pipeline runs; `dali_pipes.graph.pipelines` has three to copy."""
-
-    def __call__(self, components: Components, random: Random) -> Mapping[str, Any]:
-        """Return the outputs by name, in the order of a batch: nodes, and results of `Components.text` and the like."""
-
-
 class DecodePipeline:
     """A graph as a pipeline that pulls its batches.
 
     Args:
-        graph: See `Graph`.
+        graph: See `dali_pipes.graph.definition.Graph`.
         samples: The data set: gives an example, and checks that it has the components that the graph takes.
         device_id: A CUDA device, ``None`` for the CPU.
         seed: Of DALI's own random operators.
@@ -117,95 +97,25 @@ class DecodePipeline:
         self.scheduled.clear()
         self._ahead.clear()
         self._close_second()
-        self.pipeline: Any = QuickPipeline(
-            batch_size=self._batch_size,
-            num_threads=self.num_threads,
-            device_id=self.device_id,
-            prefetch_queue_depth=self.prefetch_queue_depth,
-            seed=self._seed & (2**63 - 1),  # DALI takes 63 bits
-            # Outputs stay valid while they are held, and the reader pipeline's TensorLists are taken as they are.
-            exec_dynamic=True,
-        )
-        with self.pipeline:
-            components = self._new_components()
-            nodes = self._run_graph(components)
-            decoders = decoders_behind(nodes)
-            self.starts_full = set_up_engines(
-                decoders,
-                photos={name: self.inputs.nodes[f"component/{name}"] for name in self.inputs.components},
-                # The index of the example's shard is at hand; this shard stands for all.
-                places=self._example.rows.of_whole_shards().places,
-                hw_decoder_load=self._hw_decoder_load,
-                batch_size=self._batch_size,
-                max_pixels=self._samples.rules.photos.max_pixels,
-            )
-            """Whether a short batch must not be the first that is decoded, see Note [the engines' share]."""
-            if self._only_decoders:
-                nodes = outputs_of(decoders) or nodes
-            self.pipeline.set_outputs(*(nodes if self.device_id is None else map(on_gpu, nodes)))
-        refuse_any_data(self.pipeline)
-        self.inputs.decoded = self._decoded_photos()
-        keep_in_children(self.pipeline)
-        self.num_decoders = len(decoders)
-        """Decoding operators in the graph on which an output depends."""
-        self.random_operators = random_operators(self.pipeline)
-        """DALI's own random operators in the graph, by name: their numbers do not belong to the sample."""
-        # DALI never takes inputs on which no output depends: they must not be queued.
-        in_use = inputs_in_use(self.pipeline, self.inputs.nodes)
-        self._waiting: dict[str, deque[Any]] = {name: deque() for name in in_use}
-
-    def _new_components(self) -> Components:
         # A weak reference: the pipeline must not keep its owner, or a loader that is dropped would never be closed.
-        next_input = weakref.WeakMethod(self._next_input)
-
-        def source(name: str, dtype: Any, ndim: int) -> Any:
-            return fn.external_source(
-                source=lambda: method(name) if (method := next_input()) is not None else None,
-                batch=True,
-                dtype=dtype,
-                ndim=ndim,
-                # DALI shares the TensorList, which lives until it is decoded. Decoders on the CPU read it where it is;
-                # those on a GPU, too, if it is page-locked: otherwise DALI makes a page-locked copy in its threads.
-                no_copy=name.startswith("component/"),
-            )
-
-        return Components(
-            source=source,
-            check=self._samples.check_component,
-            check_labels=self._samples.check_labels,
+        defined = define_pipeline(
+            self._graph,
+            samples=self._samples,
             example=self._example,
-            device="cpu" if self.device_id is None else "mixed",
+            next_input=weakref.WeakMethod(self._next_input),
+            batch_size=self._batch_size,
+            device_id=self.device_id,
+            num_threads=self.num_threads,
+            prefetch_queue_depth=self.prefetch_queue_depth,
+            seed=self._seed,
+            hw_decoder_load=self._hw_decoder_load,
+            only_decoders=self._only_decoders,
         )
-
-    def _run_graph(self, components: Components) -> list[Any]:
-        """Call the graph, and return its tensors, as nodes or constants."""
-        outputs = self._graph(components, Random(components))
-        self.inputs = components.inputs
-        """The inputs that the graph asked for."""
-        if not isinstance(outputs, Mapping) or not outputs:
-            raise ValueError(f"graph must return a dict of outputs by name, got {type(outputs).__name__}")
-        if not self.inputs.read:
-            raise ValueError(
-                "graph takes none of the components; it must take at least one, such as components['image.jpg']"
-            )
-        self.output_names = list(outputs)
-        self.inputs.lists = {name: output.parser for name, output in outputs.items() if isinstance(output, ListOutput)}
-        nodes = [output for name, output in outputs.items() if name not in self.inputs.lists]
-        # A pipeline pulls batches only if it has an output; this one is not delivered.
-        return nodes or [components.array(lambda batch: batch.ordinals)]
-
-    def _decoded_photos(self) -> DecodedPhotos:
-        nodes = {name: self.inputs.nodes[f"component/{name}"] for name in self.inputs.components}
-        arrays = {name: node for name, node in self.inputs.nodes.items() if not name.startswith("component/")}
-        decoded = decoded_inputs(self.pipeline, nodes)
-        pairs = dict.fromkeys(self.inputs.same_size)
-        for names in shared_crops(self.pipeline, nodes, arrays):
-            first, *others = (name for name in nodes if name in names)
-            pairs |= dict.fromkeys((first, other) for other in others)
-        return DecodedPhotos(
-            tuple(name for name in nodes if name in decoded),
-            tuple(pair for pair in pairs if decoded.issuperset(pair)),
-        )
+        self.pipeline: Any = defined.pipeline
+        self.inputs, self.output_names = defined.inputs, defined.output_names
+        self.num_decoders, self.random_operators = defined.num_decoders, defined.random_operators
+        self.starts_full = defined.starts_full
+        self._waiting: dict[str, deque[Any]] = {name: deque() for name in defined.inputs_in_use}
 
     def as_current_device(self) -> AbstractContextManager[None]:
         """Make this device torch's current one inside the context; on the CPU this does nothing.

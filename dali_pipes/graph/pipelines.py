@@ -13,7 +13,7 @@ from nvidia.dali import fn, types
 
 from dali_pipes.arguments import as_integer
 from dali_pipes.graph.crop import center_crop_start, crop_position, resized_shape
-from dali_pipes.graph.decode import Graph
+from dali_pipes.graph.definition import Graph
 from dali_pipes.graph.inputs import Components, DecoderDevice, once_a_batch
 from dali_pipes.graph.random import Random
 from dali_pipes.reader.batch import Batch

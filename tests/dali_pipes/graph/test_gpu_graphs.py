@@ -9,7 +9,8 @@ from nvidia.dali import fn, types
 import dali_pipes as dp
 from dali_pipes.data_set.data_set import DataSet
 from dali_pipes.graph.dali_internals import argument_lines, operator_name, operators_of
-from dali_pipes.graph.decode import DecodePipeline, Graph
+from dali_pipes.graph.decode import DecodePipeline
+from dali_pipes.graph.definition import Graph
 from dali_pipes.reader.samples import StoredSamples
 from dali_pipes.store.urls import resolve_shards
 
