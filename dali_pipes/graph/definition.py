@@ -127,8 +127,8 @@ def _source_of(next_input: Callable[[], Callable[[str], Any] | None]) -> Callabl
             batch=True,
             dtype=dtype,
             ndim=ndim,
-            # DALI shares the TensorList, which lives until it is decoded. Decoders on the CPU read it where it is. Those
-            # on a GPU do so if it is page-locked; otherwise DALI makes a page-locked copy in its threads.
+            # DALI shares the TensorList, which lives until it is decoded. Decoders on the CPU read it where it is.
+            # Those on a GPU do so if it is page-locked; otherwise DALI makes a page-locked copy in its threads.
             no_copy=name.startswith("component/"),
         )
 
