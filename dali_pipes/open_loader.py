@@ -26,7 +26,7 @@ from dali_pipes.data_set.find import Mixture, find_shards
 from dali_pipes.epoch import Feeds, LoaderParts, PlanInputs
 from dali_pipes.errors import WorkerProcessError
 from dali_pipes.fetch.stager import Stager
-from dali_pipes.formats.photo_header import PhotoRules
+from dali_pipes.formats.photo_rules import PhotoRules
 from dali_pipes.formats.quarantine import Quarantine
 from dali_pipes.graph.decode import DecodePipeline
 from dali_pipes.graph.definition import Graph

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, get_args
 from dali_pipes.arguments import as_bool, as_integer, as_number
 from dali_pipes.cache.cache import Verify
 from dali_pipes.fetch.fetcher import NUM_FETCHERS
-from dali_pipes.formats.photo_header import MAX_PIXELS, checked_formats
+from dali_pipes.formats.photo_header import MAX_PIXELS
+from dali_pipes.formats.photo_rules import checked_formats
 from dali_pipes.store.patience import PATIENCE_S, as_seconds
 
 if TYPE_CHECKING:

@@ -10,15 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes.formats.photo_header import (
-    DALI_FORMATS,
-    PHOTO_FORMATS,
-    PhotoHeader,
-    PhotoRules,
-    bytes_problem,
-    have_bad_bytes,
-    size_problem,
-)
+from dali_pipes.formats.photo_header import DALI_FORMATS, PHOTO_FORMATS, PhotoHeader
+from dali_pipes.formats.photo_rules import PhotoRules, bytes_problem, have_bad_bytes, size_problem
 from dali_pipes.graph.inputs import GraphInputs
 from dali_pipes.graph.parse import Problems
 from dali_pipes.graph.photo_headers import PhotoHeaders, photo_bytes, read_photo_headers

@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.errors import printable
-from dali_pipes.formats.photo_header import PHOTO_FORMATS, PhotoHeader, PhotoRules, size_problem
+from dali_pipes.formats.photo_header import PHOTO_FORMATS, PhotoHeader
+from dali_pipes.formats.photo_rules import PhotoRules, size_problem
 from dali_pipes.order.randomness import Stream
 from dali_pipes.reader.shard_table import ShardTable
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from dali_pipes.data_set.joined import split_set
 from dali_pipes.errors import DataError
 from dali_pipes.formats.names import LABEL_COMPONENT
-from dali_pipes.formats.photo_header import PhotoRules
+from dali_pipes.formats.photo_rules import PhotoRules
 from dali_pipes.formats.sample_columns import NO_LABEL
 from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.options import Labels, Missing

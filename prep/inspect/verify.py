@@ -20,7 +20,8 @@ import numpy as np
 from dali_pipes.errors import DataError
 from dali_pipes.formats.manifest import Manifest, checksum
 from dali_pipes.formats.names import index_name
-from dali_pipes.formats.photo_header import MAX_PIXELS, PhotoRules
+from dali_pipes.formats.photo_header import MAX_PIXELS
+from dali_pipes.formats.photo_rules import PhotoRules
 from dali_pipes.formats.quarantine import Quarantine
 from dali_pipes.progress import bar
 from dali_pipes.store.base import Store

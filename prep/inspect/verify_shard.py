@@ -11,14 +11,8 @@ import xxhash
 from dali_pipes.data_set.indexing import MAX_LABEL_BYTES, check_member_name, parse_label
 from dali_pipes.errors import DataError
 from dali_pipes.formats.names import LABEL_COMPONENT
-from dali_pipes.formats.photo_header import (
-    PHOTO_FORMATS,
-    PhotoHeader,
-    PhotoRules,
-    is_photo,
-    read_whole_photo_header,
-    size_problem,
-)
+from dali_pipes.formats.photo_header import PHOTO_FORMATS, PhotoHeader, is_photo, read_whole_photo_header
+from dali_pipes.formats.photo_rules import PhotoRules, size_problem
 from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.formats.tar_reader import Member
 from prep.inspect.archive_notes import NotingReader

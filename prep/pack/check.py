@@ -14,14 +14,12 @@ from dali_pipes.formats.photo_header import (
     END_BYTES,
     MAX_PHOTO_BYTES,
     PhotoHeader,
-    PhotoRules,
-    bytes_problem,
     has_end,
     is_photo,
     read_photo_header,
     read_whole_photo_header,
-    size_problem,
 )
+from dali_pipes.formats.photo_rules import PhotoRules, bytes_problem, size_problem
 from dali_pipes.progress import bar
 from prep.pack.plan import tar_bytes
 from prep.pack.tasks import MAX_SENT_BYTES

@@ -21,7 +21,7 @@ from typing import Literal, NamedTuple, get_args
 
 from dali_pipes.errors import DataError, StoreError, shown
 from dali_pipes.formats.names import classes_name, columns_name, index_name, manifest_name
-from dali_pipes.formats.photo_header import PhotoRules
+from dali_pipes.formats.photo_rules import PhotoRules
 from dali_pipes.store.base import Store
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.urls import open_prefix

@@ -13,13 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.errors import PipesError
-from dali_pipes.formats.photo_header import (
-    OTHER_FORMATS,
-    PhotoHeader,
-    PhotoRules,
-    bytes_problem,
-    read_whole_photo_header,
-)
+from dali_pipes.formats.photo_header import OTHER_FORMATS, PhotoHeader, read_whole_photo_header
+from dali_pipes.formats.photo_rules import PhotoRules, bytes_problem
 from dali_pipes.processes.pillow import PillowProcess
 from dali_pipes.processes.pillow import Undecodable as Undecodable
 

@@ -14,7 +14,7 @@ from nvidia.dali import fn, types
 
 import dali_pipes as dp
 from dali_pipes.data_set import indexing
-from dali_pipes.formats import photo_header
+from dali_pipes.formats import photo_rules
 from dali_pipes.formats.photo_header import PhotoHeader
 from dali_pipes.processes import pillow, pillow_worker
 from tests.conftest import Sample, make_samples, photo_bytes, write_shards
@@ -150,6 +150,48 @@ def test_an_index_that_names_another_size_is_found_out(tmp_path: Path, monkeypat
         )
 
 
+@pytest.mark.parametrize("lies", [False, True])
+def test_a_photo_that_is_cut_off_is_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lies: bool) -> None:
+    """Also where the crop lies before the cut, and where an index of an earlier version does not know of it."""
+    photo = photo_bytes(5, *SIZE)
+    samples = with_photos({5: photo[: len(photo) * 9 // 10], 6: photo + bytes(100)})
+    if lies:
+        by_a_lying_index(monkeypatch, tmp_path, samples)
+    else:
+        write_shards(tmp_path, samples, per_shard=8)
+
+    def corner(components: dp.Components, random: dp.Random) -> dict[str, Any]:
+        photo = components["image.jpg"]
+        return {"image": fn.decoders.image_slice(photo, (0, 0), (8, 8), axes=(0, 1), device=components.device)}
+
+    text = "key 's00005': component 'image.jpg' is cut off: it has no end-of-image marker"
+    with open_loader(tmp_path, corner) as loader:
+        assert [batch["key"] for (batch,) in loader][1] == ["s00004", "s00004", "s00006", "s00007"]
+        assert [str(bad) for bad in loader.bad_samples] == [f"shard 's-000000.tar', {text}"]
+    if not lies:
+        with pytest.raises(dp.DataError, match=text):
+            open_loader(tmp_path, corner, on_error="raise")
+
+
+def test_photos_of_a_large_batch_are_judged_as_those_of_small_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Large batches are judged together. The index knows nothing; photo and mask are judged."""
+    photo = photo_bytes(5, *SIZE)
+    bad = {3: photo[:-2], 7: gif(), 8: b"", 20: large_png(9000, 9000), 21: photo_bytes(6, 40, 50), 39: jpeg2000()}
+    samples = with_photos(bad | {4: photo + b"x", 5: encoded(pixels_of(), "WEBP")}, num=40)
+    samples[11] = Sample("s00011", samples[11].components | {"trimap.png": large_png(9000, 9000)})
+    by_a_lying_index(monkeypatch, tmp_path, samples)
+    graph = dp.segmentation(crop=20, dtype="uint8", layout="HWC")
+    found = []
+    for batch_size in (4, 40):
+        with open_loader(tmp_path, graph, batch_size=batch_size) as loader:
+            assert sum(len(batch["key"]) for (batch,) in loader) == 40
+            found.append({str(bad) for bad in loader.bad_samples})
+    assert found[0] == found[1]
+    assert len(found[0]) == 7
+
+
 @pytest.mark.parametrize("name", OTHERS)
 def test_formats_that_are_asked_for_are_decoded_as_pillow_does(tmp_path: Path, name: str) -> None:
     """Every pixel; beside JPEGs in the same batch, which are the same as without them."""
@@ -234,7 +276,7 @@ def test_pixels_from_pillow_in_a_repaired_batch_are_no_file_that_is_too_large(
     write_shards(tmp_path, samples, per_shard=3)
     most = max(len(sample.components["image.jpg"]) for sample in samples)
     assert most < 3 * SIZE[0] * SIZE[1]
-    monkeypatch.setattr(photo_header, "MAX_PHOTO_BYTES", most)
+    monkeypatch.setattr(photo_rules, "MAX_PHOTO_BYTES", most)
     with open_loader(tmp_path, batch_size=3, decode=dp.Decode(formats=("gif",))) as loader:
         assert [batch["key"] for (batch,) in loader] == [["s00001", "s00001", "s00002"]]
         assert [bad.key for bad in loader.bad_samples] == ["s00000"]

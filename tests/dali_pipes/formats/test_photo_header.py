@@ -9,13 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from dali_pipes.formats.photo_header import (
-    PHOTO_FORMATS,
-    PhotoHeader,
-    PhotoRules,
-    read_photo_header,
-    read_whole_photo_header,
-)
+from dali_pipes.formats.photo_header import PHOTO_FORMATS, PhotoHeader, read_photo_header, read_whole_photo_header
+from dali_pipes.formats.photo_rules import PhotoRules
 from tests.hostile_photos import animated_png, encoded, jpeg2000, pixels_of, tiff, with_thumbnail
 
 MODES = {

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from dali_pipes.errors import DataError
 from dali_pipes.formats.manifest import Manifest, checksum
-from dali_pipes.formats.photo_header import PHOTO_FORMATS, PhotoRules
+from dali_pipes.formats.photo_header import PHOTO_FORMATS
+from dali_pipes.formats.photo_rules import PhotoRules
 from dali_pipes.formats.shard_index import PhotoColumns, ShardIndex
 from dali_pipes.order.randomness import Stream
 from dali_pipes.reader.batch import Batch, DecodedPhotos

@@ -1,0 +1,119 @@
+"""The rules by which a photo is good or bad, for one photo and for many.
+
+`PhotoRules` is the one judge of photos: ``prep pack``, ``prep verify``, the indexer and the loader all ask it. A loader
+asks twice: by the shard index, before anything is read, and by the photo's own bytes, before they reach a decoder. So a
+wrong or old index cannot bring a photo to a decoder.
+"""
+
+import functools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dali_pipes.formats.photo_header import (
+    CUT_OFF,
+    DALI_FORMATS,
+    MAX_PHOTO_BYTES,
+    MAX_PIXELS,
+    OTHER_FORMATS,
+    PHOTO_FORMATS,
+    Bools,
+    Int64s,
+    PhotoHeader,
+)
+
+_SHOWN = {"JPEG2000": "JPEG 2000", "APNG": "animated PNG"}
+_EXPECTED = "expected JPEG, PNG, WEBP, BMP or PNM"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhotoRules:
+    """The photos that are allowed; every other photo is bad.
+
+    Raises:
+        ValueError: If a format is not one of `OTHER_FORMATS`.
+        TypeError: If ``formats`` is a single text.
+    """
+
+    max_pixels: int = MAX_PIXELS
+    formats: tuple[str, ...] = ()
+    """Formats of `OTHER_FORMATS` that are allowed beside `DALI_FORMATS`."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "formats", checked_formats(self.formats))
+
+    @functools.cached_property
+    def refused(self) -> tuple[str, ...]:
+        """The formats of `PHOTO_FORMATS` that are not allowed."""
+        allowed = {*DALI_FORMATS, *(OTHER_FORMATS[name] for name in self.formats)}
+        return tuple(name for name in PHOTO_FORMATS if name not in allowed)
+
+    def problem(self, photo: PhotoHeader) -> str | None:
+        """Say why a photo is bad, as a text that follows its name; ``None`` if its header shows no reason."""
+        format, height, width = photo
+        if format in CUT_OFF.values():
+            return f"is cut off: it has no {'end-of-image marker' if 'JPEG' in format else 'whole IEND chunk'}"
+        if format != "unknown" and format in self.refused:
+            name = next(name for name, value in OTHER_FORMATS.items() if value == format)
+            option = f"Decode(formats=['{name}']), --format {name}"
+            return f"holds {_with_article(format)}, {_EXPECTED} (to read it nevertheless: {option})"
+        if format == "unknown":
+            return f"holds no photo of a known format, {_EXPECTED}"
+        if not height or not width:
+            return f"holds {_with_article(format)} whose header cannot be read"
+        if height * width > self.max_pixels:
+            return f"holds a photo of {height} x {width} pixels, expected at most max_pixels={self.max_pixels}"
+        return None
+
+    def are_bad(self, formats: Int64s, heights: Int64s, widths: Int64s) -> Bools:
+        """Tell which photos are bad, as `problem` says for one; all are [N], formats index `PHOTO_FORMATS`."""
+        pixels = heights * widths
+        bad: Bools = self._are_refused[formats] | (pixels == 0) | (pixels > self.max_pixels)
+        return bad
+
+    @functools.cached_property
+    def _are_refused(self) -> Bools:
+        return np.isin(PHOTO_FORMATS, self.refused)
+
+
+def checked_formats(formats: Iterable[str]) -> tuple[str, ...]:
+    """Return the names of `OTHER_FORMATS` in ``formats``, each once.
+
+    Raises:
+        ValueError: If a name is not one of these.
+        TypeError: If ``formats`` is a single text.
+    """
+    known = ", ".join(f"'{name}'" for name in OTHER_FORMATS)
+    if isinstance(formats, str):
+        raise TypeError(f"formats must be several names of {known}, such as ('tiff',), got '{formats}'")
+    names = tuple(dict.fromkeys(formats))
+    for name in names:
+        if name not in OTHER_FORMATS:
+            raise ValueError(f"formats must be some of {known} (JPEG, PNG, WEBP, BMP and PNM always are), got {name!r}")
+    return names
+
+
+def bytes_problem(num_bytes: int) -> str | None:
+    """Say why a file cannot be a photo, by its size; ``None`` if it can."""
+    if not num_bytes:
+        return "is empty"
+    if num_bytes > MAX_PHOTO_BYTES:
+        return f"has {num_bytes} bytes, a photo has at most {MAX_PHOTO_BYTES}"
+    return None
+
+
+def have_bad_bytes(sizes: Int64s) -> Bools:
+    """Tell which files cannot be photos, as `bytes_problem` says for one: bool [N]."""
+    bad: Bools = (sizes == 0) | (sizes > MAX_PHOTO_BYTES)
+    return bad
+
+
+def size_problem(photo: str, expected: Sequence[int], found: Sequence[int]) -> str:
+    """Say that a mask has another height and width than its photo, as a text that follows the mask's name."""
+    return f"has {found[0]} x {found[1]} pixels, '{photo}' {expected[0]} x {expected[1]}"
+
+
+def _with_article(format: str) -> str:
+    shown = _SHOWN.get(format, format)
+    return f"an {shown}" if shown.startswith("a") else f"a {shown}"
