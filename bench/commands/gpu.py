@@ -23,6 +23,7 @@ _SWEEPABLE: dict[str, type] = {
     "batch_size": int,
     "photo_side": int,
     "progressive_share": float,
+    "size_hint": int,
 }
 
 
@@ -128,9 +129,9 @@ def gpu(
     parity  pixels of the GPU's decoders against the CPU's, as a distribution
     rn50    the recipe of DALI's own benchmark, in our loader and from DALI's reader of local files
     masks   the segmentation loader, its masks decoded on the CPU or beside the photos; PNG, LZ4 blocks, raw alone
-    decode  decoding alone: the JPEG engines' share, progressive photos, sizes
+    decode  decoding alone: the JPEG engines' share, progressive photos, sizes, preallocation
     roi     a window decoded alone, against the whole photo; also all on the engines
-    halves  a reader pipeline and a decode pipeline against one; unpinned, copied, pinned
+    halves  a reader and a decode pipeline against one: DALI's reader, ours, ours page-locked
     step    the loader beside an emulated training step of 7,010 photos/s: the share of the time that is the step's
 
     They stand in the order of their worth. With a GPU, this command measures everything, run again until it says that
@@ -146,8 +147,8 @@ def gpu(
     if output is not None and json_path is not None:
         raise ValueError("-o writes a record for each scenario; drop --json")
     from bench.gpu.points import SCENARIOS, default_sweeps
+    from bench.gpu.scenarios import gpu_scenario
     from bench.gpu.session import is_done, take_scenario
-    from bench.gpu.sweep import gpu_scenario
     from bench.gpu.tables import format_markdown
     from bench.reports.record import write_record, write_text
 
@@ -210,10 +211,12 @@ def _opened_workload(
     from bench.engine.scenario import MEMORY
     from bench.gpu.workload import Workload
     from bench.tools.drawn_shards import draw_shards
-    from bench.tools.folders import RunFolder
+    from bench.tools.folders import RunFolder, remove_leftovers
 
     with contextlib.ExitStack() as stack:
-        folder = stack.enter_context(RunFolder(MEMORY if MEMORY.is_dir() else None))
+        parent = MEMORY if MEMORY.is_dir() else None
+        remove_leftovers(parent)  # of a command that was killed
+        folder = stack.enter_context(RunFolder(parent))
         if shards is None:
             found, servers = draw_shards(folder.new(), num=num_photos), set[int]()
         else:

@@ -10,15 +10,14 @@ allocating it again. The points of a scenario share a process, and scenarios do 
 """
 
 import contextlib
-import itertools
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
 import torch
-from nvidia.dali import fn, tensors, types
+from nvidia.dali import fn, types
 from nvidia.dali.pipeline import Pipeline
 
 import dali_pipes as dp
@@ -26,6 +25,9 @@ from bench.gpu.mask_cases import Define, lz4_masks, png_masks, raw_masks
 from bench.gpu.workload import GpuSetting, Workload
 from bench.tools.step import open_step
 from dali_pipes.graph.definition import Graph
+from dali_pipes.reader.buffers import Buffers, as_dali, pinned_buffers
+from dali_pipes.reader.segments import open_reader
+from dali_pipes.reader.webdataset import index_text
 
 # Values of the recipe; mean and deviation are torchvision's.
 _MEAN, _STD = [0.485 * 255, 0.456 * 255, 0.406 * 255], [0.229 * 255, 0.224 * 255, 0.225 * 255]
@@ -177,10 +179,10 @@ def _segmentation_graph(mask_device: Literal["cpu", "mixed"]) -> Callable[[Workl
 
 
 def _lines_reader(workload: Workload, setting: GpuSetting) -> Any:
-    """Define the reader of the halves' scenario: lines of an index, in order, as our loaders read them."""
-    path, index = workload.lines(setting)
+    """Define DALI's own reader of the lines of an index, in order."""
+    path, lines = workload.lines(setting)
     index_path = path.with_suffix(".idx")
-    index_path.write_text(index)
+    index_path.write_text(index_text(*lines))
     encoded = fn.readers.webdataset(paths=[str(path)], index_paths=[str(index_path)], ext=["c0"], dont_use_mmap=True)
     # For one component DALI returns a node or a list of one, depending on its version.
     return encoded[0] if isinstance(encoded, list | tuple) else encoded
@@ -190,8 +192,8 @@ def _one_pipeline(workload: Workload, setting: GpuSetting) -> tuple[Any, float]:
     return _decode(_lines_reader(workload, setting), setting), workload.photos(setting).encoded_bytes
 
 
-def _two_halves(kind: Literal["shared", "copied", "pinned"]) -> Define:
-    """Read in one pipeline and decode in another, which gets shared, copied or page-locked (pinned) batches."""
+def _two_halves(*, is_shared: bool) -> Define:
+    """Read in one pipeline and decode in another, which gets shared or copied batches."""
 
     def define(workload: Workload, setting: GpuSetting) -> tuple[Any, float]:
         # As many threads as the one pipeline has, whose reader uses them, too. Without exec_dynamic the next run would
@@ -199,45 +201,43 @@ def _two_halves(kind: Literal["shared", "copied", "pinned"]) -> Define:
         reading = Pipeline(
             batch_size=setting.batch_size, num_threads=setting.num_threads, device_id=None, exec_dynamic=True
         )
-        # This pipeline is being defined inside of another.
         with reading:
             reading.set_outputs(_lines_reader(workload, setting))
         reading.build()
-
-        def read() -> Any:
-            return reading.run()[0]
-
-        source = _pinned_source(read, setting) if kind == "pinned" else read
-        encoded = fn.external_source(source=source, batch=True, dtype=types.UINT8, ndim=1, no_copy=kind != "copied")
-        return _decode(encoded, setting), workload.photos(setting).encoded_bytes
+        return _decode_fed(lambda: reading.run()[0], workload, setting, is_shared=is_shared)
 
     return define
 
 
-def _pinned_source(read: Callable[[], Any], setting: GpuSetting) -> Callable[[], list[Any]]:
-    """Copy each batch into page-locked memory, in turns into more buffers than batches can be in flight.
+def _own_reader(*, is_pinned: bool) -> Define:
+    """Read with our loader's reader: one system call a batch, into memory that is used again, page-locked or not."""
 
-    Without a GPU the memory is ordinary, which only exercises the code.
-    """
-    is_pinned = setting.device == "gpu"
-    arenas: list[Any] = [torch.empty(0, dtype=torch.uint8)] * 8
-    turns = itertools.cycle(range(len(arenas)))
+    def define(workload: Workload, setting: GpuSetting) -> tuple[Any, float]:
+        path, lines = workload.lines(setting)
+        # The GPU may still read a batch that DALI has let go: more are held than can be in flight.
+        held: deque[Any] = deque(maxlen=8)
 
-    def source() -> list[Any]:
-        encoded = read()
-        samples = [np.asarray(encoded[number]) for number in range(setting.batch_size)]
-        turn, needed = next(turns), sum(len(sample) for sample in samples)
-        if len(arenas[turn]) < needed:
-            arenas[turn] = torch.empty(2 * needed, dtype=torch.uint8, pin_memory=is_pinned)
-        arena, at, given = arenas[turn].numpy(), 0, []
-        for sample in samples:
-            place = arena[at : at + len(sample)]
-            place[:] = sample
-            given.append(tensors.TensorCPU(place, is_pinned=is_pinned))
-            at += len(sample)
-        return given
+        def read() -> Iterator[Any]:
+            buffers = pinned_buffers() if is_pinned and setting.device == "gpu" else Buffers()
+            reader = open_reader(str(path), kind="aio", buffers=buffers)
+            with contextlib.closing(reader):
+                while True:
+                    with contextlib.closing(reader.open(lines, batch_size=setting.batch_size)) as segment:
+                        for _ in range(len(lines.ordinals) // setting.batch_size):
+                            held.append(segment.read()[0])
+                            yield as_dali(held[-1])
 
-    return source
+        batches = read()
+        return _decode_fed(lambda: next(batches), workload, setting, is_shared=True)
+
+    return define
+
+
+def _decode_fed(
+    source: Callable[[], Any], workload: Workload, setting: GpuSetting, *, is_shared: bool
+) -> tuple[Any, float]:
+    encoded = fn.external_source(source=source, batch=True, dtype=types.UINT8, ndim=1, no_copy=is_shared)
+    return _decode(encoded, setting), workload.photos(setting).encoded_bytes
 
 
 _ENGINES_ONLY = {"hw_decoder_load": 1.0}
@@ -269,9 +269,15 @@ CASES: tuple[Case, ...] = (
         change=_ENGINES_ONLY,
     ),
     Case(scenario="halves", variant="one pipeline", open=_pipeline(_one_pipeline)),
-    Case(scenario="halves", variant="two, shared", open=_pipeline(_two_halves("shared"))),
-    Case(scenario="halves", variant="two, copied", open=_pipeline(_two_halves("copied"))),
-    Case(scenario="halves", variant="two, pinned", open=_pipeline(_two_halves("pinned")), needs_gpu=True),
+    Case(scenario="halves", variant="two, shared", open=_pipeline(_two_halves(is_shared=True))),
+    Case(scenario="halves", variant="two, copied", open=_pipeline(_two_halves(is_shared=False))),
+    Case(scenario="halves", variant="two, our reader", open=_pipeline(_own_reader(is_pinned=False))),
+    Case(
+        scenario="halves",
+        variant="two, our reader, pinned",
+        open=_pipeline(_own_reader(is_pinned=True)),
+        needs_gpu=True,
+    ),
     Case(scenario="step", variant="loader", open=_loader(_rn50_graph, step_s=1 / STEP_SAMPLES_PER_S)),
 )
 """All cases: scenarios in the order of their worth, and cases in the order of the tables."""

@@ -19,7 +19,7 @@ PROGRESSIVE_SHARES = (0.0, 0.25, 0.5, 1.0)
 SWEPT = {
     "rn50": ("batch_size", "num_threads"),
     "masks": ("num_threads",),
-    "decode": ("hw_decoder_load", "progressive_share", "photo_side", "batch_size", "num_threads"),
+    "decode": ("hw_decoder_load", "progressive_share", "photo_side", "size_hint", "batch_size", "num_threads"),
     "roi": ("photo_side",),
     "halves": ("batch_size",),
     "step": ("batch_size", "hw_decoder_load"),
@@ -53,10 +53,10 @@ class Point:
 
 
 def default_sweeps(device: str) -> dict[str, tuple[Any, ...]]:
-    """Return the values of each setting that is swept. The CPU has no JPEG engines, so no ``hw_decoder_load``."""
+    """Return the values of each setting that is swept. The CPU has no JPEG engines to set."""
     cores = available_cores()
     return {
-        **({"hw_decoder_load": HW_DECODER_LOADS} if device == "gpu" else {}),
+        **({"hw_decoder_load": HW_DECODER_LOADS, "size_hint": (1024,)} if device == "gpu" else {}),
         "num_threads": tuple(sorted({max(1, cores // 4), max(1, cores // 2), cores})),
         "batch_size": BATCH_SIZES,
         "photo_side": PHOTO_SIDES,

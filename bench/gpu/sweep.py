@@ -2,8 +2,8 @@
 
 Each timed scenario starts from one setting. Its points take turns in one process, because opening a CUDA context for
 each point would take longer than timing it. If a point fails, its error is recorded and the others go on: a GPU machine
-is often available for half an hour only, and nobody watches. Each check takes its steps, one turn each. A scenario goes
-on with an earlier record of its own (`bench.gpu.session`).
+is often available for half an hour only, and nobody watches. A scenario goes on with an earlier record of its own
+(`bench.gpu.session`).
 """
 
 import json
@@ -17,10 +17,9 @@ import numpy as np
 import torch
 
 from bench.engine.scenario import Rounds, Scenario
-from bench.gpu.checks import check_report, check_step, check_steps
 from bench.gpu.decoders import logged, who_decoded
 from bench.gpu.devices import SETTLED_S, Nvml, describe_gpu, sampling, utilisation
-from bench.gpu.points import CHECKS, PUBLISHED_FIGURES, SCENARIOS, Point, points_of
+from bench.gpu.points import PUBLISHED_FIGURES, Point, points_of
 from bench.gpu.tables import FIGURES, format_scenario
 from bench.gpu.workload import Device, GpuSetting, Workload
 from bench.reports.figures import Figure
@@ -272,55 +271,6 @@ class GpuScenario(Scenario[Session, Any, dict[str, Any]]):
 
 
 _OPTIONS = ("num_threads", "batch_size", "hw_decoder_load", "device", "seconds", "warm_up_s", "repeats")
-
-
-@dataclass(frozen=True, kw_only=True)
-class GpuCheck(GpuScenario):
-    """A check before anything is timed."""
-
-    title = "check"
-    repeats: int = 1
-
-    def subjects(self, made: Session) -> Sequence[Any]:
-        """Return the steps of the check."""
-        return check_steps(self.name, self.workload, device=self.device)
-
-    def measure(self, made: Session, subject: Any, number: int) -> dict[str, Any]:
-        """Take a step."""
-        return check_step(
-            self.name,
-            subject,
-            self.workload,
-            device=self.device,
-            num_threads=self.num_threads,
-            batch_size=self.batch_size,
-        )
-
-    def found(self, rounds: Rounds[Any, dict[str, Any]]) -> dict[str, Any]:
-        """Return the results of the steps, and ``error`` if one failed."""
-        steps = {step: turns[0] for step, turns in rounds.rows.items() if turns}
-        check = {"device": self.device, **check_report(self.name, self.workload, steps, device=self.device)}
-        if rounds.errors:
-            check["error"] = "; ".join(f"{step}: {error}" for step, error in rounds.errors.items())
-        return {"check": check, "steps": steps}
-
-    @staticmethod
-    def turns_of(report: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
-        """Return the results in a record, by step."""
-        return {step: [found] for step, found in report["steps"].items()}
-
-
-def gpu_scenario(name: str, workload: Workload, **settings: Any) -> GpuScenario:
-    """Make one of `SCENARIOS`; ``settings`` are fields of `GpuScenario`. A check has one round.
-
-    Raises:
-        ValueError: If the name is unknown, or a setting is out of range.
-    """
-    if name not in SCENARIOS:
-        raise ValueError(f"scenarios must be of {', '.join(SCENARIOS)}, got '{name}'")
-    if name in CHECKS:
-        return GpuCheck(name=name, workload=workload, **{**settings, "repeats": 1})
-    return GpuScenario(name=name, workload=workload, **settings)
 
 
 def _synchronise(setting: GpuSetting) -> None:

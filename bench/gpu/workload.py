@@ -6,7 +6,6 @@ photos.
 
 import functools
 import io
-import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -25,7 +24,7 @@ from dali_pipes.errors import DataError
 from dali_pipes.formats.tar_reader import BLOCK
 from dali_pipes.graph.definition import Graph
 from dali_pipes.reader.feed import MAX_LINES
-from dali_pipes.reader.webdataset import index_text
+from dali_pipes.reader.segments import Lines
 from dali_pipes.store.shard_set import ShardSet
 
 Device = Literal["gpu", "cpu"]
@@ -178,21 +177,20 @@ class Workload:
     def _files(self, setting: GpuSetting) -> Path:
         return self._directory / f"files-{setting.photo_side}-{setting.progressive_share}"
 
-    def lines(self, setting: GpuSetting) -> tuple[Path, str]:
-        """Return one file with these photos, and DALI's index of it.
+    def lines(self, setting: GpuSetting) -> tuple[Path, Lines]:
+        """Return one file with these photos, and the places of a segment of them, photos repeated.
 
-        The index has whole batches only, so that the reader wraps round at the end of a batch.
+        The segment has whole batches only: DALI's reader wraps round at its end.
         """
         photos = self.photos(setting).photos
         path = self._directory / f"lines-{setting.photo_side}-{setting.progressive_share}"
         sizes = np.array([len(photo) for photo in photos], np.int64)
         padded = -(-sizes // BLOCK) * BLOCK
-        offsets = np.cumsum(padded) - padded
+        starts = np.cumsum(padded) - padded
         with path.open("wb") as stream:
             stream.writelines(photo.ljust(size, b"\0") for photo, size in zip(photos, padded.tolist(), strict=True))
-        num_batches = min(math.ceil(len(photos) / setting.batch_size), max(1, MAX_LINES // setting.batch_size))
-        rows = np.arange(num_batches * setting.batch_size) % len(photos)
-        return path, index_text(rows, [offsets[rows]], [sizes[rows]])
+        rows = np.arange(max(1, MAX_LINES // setting.batch_size) * setting.batch_size) % len(photos)
+        return path, Lines(rows, [starts[rows]], [sizes[rows]])
 
 
 def _first_shards(shards: ShardSet) -> ShardSet:

@@ -26,10 +26,11 @@ from bench.gpu.cases import CASES, STEP_SAMPLES_PER_S, Case, Running
 from bench.gpu.checks import DecodeWay, GpuOutputError, describe, differences
 from bench.gpu.devices import Nvml, count_jpeg_engines, sampling, utilisation
 from bench.gpu.points import SCENARIOS, Point, default_sweeps, points_of
-from bench.gpu.sweep import GpuScenario, gpu_scenario
+from bench.gpu.scenarios import gpu_scenario
+from bench.gpu.sweep import GpuScenario
 from bench.gpu.tables import format_markdown, format_scenario
 from bench.gpu.workload import GpuSetting, Workload, photo_header, read_photos, reencode
-from bench.tools.folders import RunFolder
+from bench.tools.folders import LOCK, PREFIX, RunFolder
 from dali_pipes.errors import DataError
 from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import resolve_shards
@@ -183,9 +184,9 @@ def test_points_change_one_thing_at_a_time() -> None:
     assert found[4].setting == dataclasses.replace(found[2].setting, batch_size=32)
     assert [point.label for point in points("rn50", "cpu")] == ["base", "base"]
     assert [point.case.variant for point in points("halves")] == [
-        "one pipeline", "two, shared", "two, copied", "two, pinned",
+        "one pipeline", "two, shared", "two, copied", "two, our reader", "two, our reader, pinned",
     ]  # fmt: skip
-    assert "two, pinned" not in [point.case.variant for point in points("halves", "cpu")]
+    assert "two, our reader, pinned" not in [point.case.variant for point in points("halves", "cpu")]
     assert "hw_decoder_load" in default_sweeps("gpu")
     assert "hw_decoder_load" not in default_sweeps("cpu")
 
@@ -367,8 +368,15 @@ def test_all_writes_a_record_each_and_a_report(shards: ShardSet, tmp_path: Path)
     assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*.json")} == before
 
 
-def test_one_scenario_prints_a_table_and_writes_its_record(tmp_path: Path) -> None:
-    """Without shards the photos are drawn, and the record says that they are not photographs."""
+def test_one_scenario_prints_a_table_and_writes_its_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without shards the photos are drawn, and the record says that they are not photographs.
+
+    Photos that a killed command left in memory are removed.
+    """
+    monkeypatch.setattr("bench.engine.scenario.MEMORY", tmp_path)
+    left = tmp_path / f"{PREFIX}killed"
+    left.mkdir()
+    (left / LOCK).touch()
     done = bench_gpu(
         "--scenarios", "decode", "--num-photos", "8", *QUICK, "--sweep", "photo-side=32", "--json",
         str(tmp_path / "decode.json"),
@@ -380,6 +388,7 @@ def test_one_scenario_prints_a_table_and_writes_its_record(tmp_path: Path) -> No
     assert report["options"]["photos"]["drawn"] is True
     assert report["records"][1]["photos"]["pixels_mean"] <= 32 * 32
     assert "photo_side=32" in done.output
+    assert [path.name for path in tmp_path.iterdir()] == ["decode.json"]
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
+from bench.gpu.scenarios import gpu_scenario
 from bench.gpu.session import is_done, run_kept, take_scenario
-from bench.gpu.sweep import GpuScenario, gpu_scenario
+from bench.gpu.sweep import GpuScenario
 from bench.gpu.workload import Workload
 from bench.reports.record import read_record, write_record
 from dali_pipes.errors import DataError, PipesError
@@ -60,7 +61,7 @@ def test_a_process_that_dies_once_costs_one_turn(dying: Callable[[int], GpuScena
     """Another process goes on with the record; all turns are there in the end."""
     report = take_scenario(dying(1), tmp_path / "record.json")
     assert is_done(report)
-    assert [len(record["repeats"]) for record in report["records"]] == [2, 2, 2]
+    assert [len(record["repeats"]) for record in report["records"]] == [2, 2, 2, 2]
     assert report["tries"] == {"two, shared, base": 1}
     assert report == read_record(tmp_path / "record.json")
 
@@ -70,7 +71,7 @@ def test_a_point_that_ends_its_process_twice_has_failed(dying: Callable[[int], G
     report = take_scenario(dying(9), tmp_path / "record.json")
     assert is_done(report)
     assert report["errors"] == {"two, shared, base": "the process ended 2 times in this turn"}
-    assert [len(record.get("repeats", ())) for record in report["records"]] == [2, 0, 2]
+    assert [len(record.get("repeats", ())) for record in report["records"]] == [2, 0, 2, 2]
 
 
 def test_a_scenario_that_cannot_begin_is_an_error(shards: ShardSet, tmp_path: Path) -> None:
@@ -200,5 +201,5 @@ def test_a_command_that_is_killed_in_mid_scenario_goes_on(
     report = read_record(path)
     assert is_done(report), output
     assert [record["repeats"][: len(turns)] for record, turns in zip(report["records"], first, strict=True)] == first
-    assert [len(record["repeats"]) for record in report["records"]] == [4, 4, 4]
+    assert [len(record["repeats"]) for record in report["records"]] == [4, 4, 4, 4]
     assert "all done: 1 records and report.md" in output
