@@ -1,8 +1,8 @@
 """Time the path from the cache to the training step without decoding: what a decoder waits for.
 
-The graph reads headers of photos and masks and decodes nothing (`bench.feed.subjects`). All shards are in
-memory. Before anything is timed, keys, labels and sizes of every loader are compared with what Pillow reads from the
-shards. Each turn has a process of its own. It reads an epoch, which is not timed, and then times whole epochs.
+The graph reads headers of photos and masks and decodes nothing (`bench.feed.subjects`). All shards are in memory. Before
+anything is timed, keys, labels and sizes of every loader are compared with what Pillow reads from the shards. Each turn
+has a process of its own. It reads an epoch, which is not timed, and then times the next.
 """
 
 import itertools
@@ -83,10 +83,12 @@ class FeedScenario(Scenario[_Made, Point, FeedTurn]):
     figures = FIGURES
 
     shards: ShardSet | None = option(help=f"Real photos instead of drawn ones: {FORMS}")
-    photo_kb: Sequence[int] = option("110,20", type=Listed(int), help="Mean size of drawn photos in kB, some or one.")
+    photo_kb: Sequence[int] = option(
+        "110,20", type=Listed(int), help="Comma separated: mean sizes of drawn photos in kB."
+    )
     masks: str = option("both", type=click.Choice(list(MASKS)), help="Whether masks are read, too.")
-    batch_sizes: Sequence[int] = option("16,64,256,408,1024", type=Listed(int), help="Batch sizes, some or one.")
-    loaders: Sequence[str] = option(",".join(SUBJECTS), type=Listed(str), help="Some or one of these.")
+    batch_sizes: Sequence[int] = option("16,64,256,408,1024", type=Listed(int), help="Comma separated.")
+    loaders: Sequence[str] = option(",".join(SUBJECTS), type=Listed(str), help="Comma separated: some of these.")
     repeats: int = option(5, help="Turns of each loader under each setting.")
     # More than the caches of most processors hold.
     data_bytes: int = option("224MiB", type=size, help="Bytes of drawn photos, of each size.")

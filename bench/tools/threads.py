@@ -62,7 +62,7 @@ class Spent(NamedTuple):
 
 
 class ThreadMeter:
-    """Measure from now on; the children are those that the process has now."""
+    """Measure from now on; the children are those that the process has now, and must live until `stop`."""
 
     def __init__(self) -> None:
         self._children = child_pids()
