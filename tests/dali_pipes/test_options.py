@@ -171,6 +171,7 @@ OLD = {
     "hw_decoder_load": "pass decode=dali_pipes.Decode(engine_share=...)",
     "tuning": "pass decode=dali_pipes.Decode(tuning=...)",
     "formats": "pass decode=dali_pipes.Decode(formats=...)",
+    "reader": "pass decode=dali_pipes.Decode(reader=...)",
     "max_batch_pixels": "pass decode=dali_pipes.Decode(max_batch_pixels=...)",
     "with_keys": "pass outputs=dali_pipes.Outputs(keys=...)",
     "with_valid": "pass outputs=dali_pipes.Outputs(valid=...)",
