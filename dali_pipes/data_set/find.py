@@ -3,10 +3,11 @@
 import contextlib
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dali_pipes.arguments import as_number
+from dali_pipes.data_set.indexing import find_manifest
 from dali_pipes.data_set.named import name_shards
 from dali_pipes.errors import DataError, StoreError
 from dali_pipes.options import Shards
@@ -81,7 +82,7 @@ def find_shards(
     resources: contextlib.ExitStack,
     allow_missing: bool = False,
 ) -> ShardSet | NamedSets:
-    """Find the named shards; those of a mixture are grouped by its data sets.
+    """Find the named shards and their manifest; those of a mixture are grouped by its data sets.
 
     Args:
         shards: See `dali_pipes.data_set.named.name_shards`; `Shards` and `Mixture` name ETLs, too.
@@ -117,7 +118,8 @@ def find_shards(
 
     def find_set(name: str, endpoint: str | None) -> ShardSet:
         try:
-            return name_shards(named[name], endpoint=endpoint, etl=etls.get(name), allow_missing=allow_missing)
+            found = name_shards(named[name], endpoint=endpoint, etl=etls.get(name), allow_missing=allow_missing)
+            return replace(found, manifest=find_manifest(found))
         except (DataError, StoreError, ValueError) as exc:
             if not name or type(exc) not in (DataError, NoEtlError, StoreError, ValueError):
                 raise

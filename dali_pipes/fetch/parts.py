@@ -152,9 +152,7 @@ class BodyWriter:
         if part.hashes:
             stop = part.position + num
             for position in range(part.position, stop, BLOCK_BYTES):
-                block = self._block[: stop - position]
-                extent.read_into(block, position)
-                _update(part.hashes, block)
+                _update(part.hashes, extent.read(position, min(BLOCK_BYTES, stop - position)))
         return num
 
     def _empty(self, pipe: Pipe, extent: Extent, position: int, num: int) -> None:

@@ -37,15 +37,16 @@ def bucket_of(folder: Path, before: Callable[[str], int | None]) -> Iterator[Ans
         yield server
 
 
-def open_loader(endpoint: str, cache: Path, **options: object) -> dp.Loader:
+def open_loader(endpoint: str, cache: Path, *, urls: str = "ais://b/s-", **options: object) -> dp.Loader:
     graph = dp.segmentation(crop=32, photo="image.jpg", mask="trimap.png")
     return dp.loader(
-        "ais://b/s-", graph, batch_size=4, device="cpu", endpoint=endpoint,
+        urls, graph, batch_size=4, device="cpu", endpoint=endpoint,
         cache=dp.Cache(directory=cache, fetchers=2, **options),  # type: ignore[arg-type]
     )  # fmt: skip
 
 
-def test_first_requests_are_sent_side_by_side(small_shards: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("urls", ["ais://b/s-", "ais://b/s-{000000..000003}.tar"])
+def test_first_requests_are_sent_side_by_side(small_shards: Path, tmp_path: Path, urls: str) -> None:
     """Health, map and manifest need no other answer, nor do shards wait for the graph's example, or for each other."""
     together = [
         {"/v1/health", "/v1/daemon", "/v1/objects/b/s-manifest.safetensors"},
@@ -63,7 +64,7 @@ def test_first_requests_are_sent_side_by_side(small_shards: Path, tmp_path: Path
             if not changed.wait_for(lambda: others <= asked, LATE_S):
                 late.append(f"{path} waited for {sorted(others - asked)}")
 
-    with bucket_of(small_shards, before) as server, open_loader(server.endpoint, tmp_path) as loader:
+    with bucket_of(small_shards, before) as server, open_loader(server.endpoint, tmp_path, urls=urls) as loader:
         assert sum(len(batch["image"]) for (batch,) in loader) == loader.num_samples
     assert not late
 
