@@ -82,8 +82,8 @@ def _sweeps(
 @click.option(
     "--seconds",
     default=2.0,
-    type=click.FloatRange(min=0.001),
-    help="Each point is timed for this long in each repeat.",
+    type=click.FloatRange(min=0.001, max=20),
+    help="Each point is timed for this long in each repeat. Records are written around it, at least every 30 s.",
 )
 @click.option(
     "--warm-up",

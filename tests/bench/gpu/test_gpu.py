@@ -404,6 +404,7 @@ def test_one_scenario_prints_a_table_and_writes_its_record(tmp_path: Path, monke
         (["--sweep", "batch_size=0"], "expected numbers of at least 1 after 'batch_size=', got '0'"),
         (["--sweep", "hw_decoder_load=0,2"], "expected numbers between 0 and 1 after 'hw_decoder_load=', got '0,2'"),
         (["--hw-decoder-load", "1.5"], "1.5 is not in the range"),
+        (["--seconds", "60"], "60.0 is not in the range"),
     ],
 )
 def test_arguments_that_do_not_go_together_are_refused(arguments: list[str], text: str, tmp_path: Path) -> None:
