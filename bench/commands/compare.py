@@ -18,8 +18,9 @@ from bench.engine.options import words
 )
 @click.option(
     "--figures",
-    help="Comma separated names, as in the records.  [default: samples_per_s, cpu_ms_per_sample, "
-    "time_to_first_batch_s, loader_memory_mib, shared_memory_mib, fetched_ratio]",
+    help="Comma separated names, as in the records.  [default: of bench run samples_per_s, cpu_ms_per_sample, "
+    "time_to_first_batch_s, loader_memory_mib, shared_memory_mib, fetched_ratio; of bench feed samples_per_s, "
+    "cpu_us_per_sample, faults_per_sample, read_ratio]",
 )
 @click.option(
     "--relative-to",
@@ -36,7 +37,7 @@ from bench.engine.options import words
 def compare(
     *, before: Path, after: Path, threshold: float, figures: str | None, relative_to: str | None, anyway: bool
 ) -> int:
-    """Compare two records of `bench run` or `bench sweep`; say what became worse, by how much and how surely.
+    """Compare two records of `bench run`, `bench sweep` or `bench feed`; say what became worse, by how much and how surely.
 
     Exit 0: no figure became worse, as far as the repeats show. 1: a figure became worse, and its whole 95 % interval is
     on the worse side. 2: the runs cannot be read or compared.

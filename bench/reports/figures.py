@@ -1,4 +1,4 @@
-"""Define the figures of a run: title, unit, and which direction is better."""
+"""Define the figures of `bench run` and `bench feed`: title, unit, and which direction is better."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ def _low(title: str, unit: str, digits: int, about: str, *, scale: float = 1.0, 
     return Figure(title=title, unit=unit, better="low", digits=digits, about=about, scale=scale, least=least)
 
 
-FIGURES: Mapping[str, Figure] = {
+RUN_FIGURES: Mapping[str, Figure] = {
     "samples_per_s": _time(
         "samples/s",
         "samples/s",
@@ -47,18 +47,6 @@ FIGURES: Mapping[str, Figure] = {
         2,
         "CPU time, user and system, of all processes that the loader works in. Servers are not included.",
     ),
-    "cpu_us_per_sample": _time("CPU-us/sample", "CPU-us a sample", 1, "The same in microseconds, without decoding."),
-    "kernel_us_per_sample": _time("in the kernel", "CPU-us a sample", 1, "The part of it that the kernel spends."),
-    "reader_us_per_sample": _time("reader", "CPU-us a sample", 1, "The part of threads that read bytes."),
-    "executor_us_per_sample": _time("executor", "CPU-us a sample", 1, "The part of DALI's other threads."),
-    "main_us_per_sample": _time("main", "CPU-us a sample", 1, "The part of the thread that takes the batches."),
-    "worker_us_per_sample": _time("worker", "CPU-us a sample", 1, "The part of worker processes."),
-    "other_us_per_sample": _time("other", "CPU-us a sample", 1, "The part of all other threads."),
-    "faults_per_sample": _low("faults", "faults a sample", 1, "Minor page faults of the loader's processes."),
-    "read_ratio": _low(
-        "read/delivered", "bytes a byte", 3, "Bytes that system calls read, over the bytes of photos and masks."
-    ),
-    "num_reading": _low("reading threads", "threads", 1, "Threads that read many bytes at the same time."),
     "time_to_first_batch_s": _time(
         "first batch",
         "s",
@@ -128,4 +116,23 @@ FIGURES: Mapping[str, Figure] = {
     ),
     "first_epoch_s": _time("first epoch", "s", 2, "From before the loader is made to the end of its first epoch."),
 }
+"""The figures of `bench run`, in the order of a report."""
+
+FEED_FIGURES: Mapping[str, Figure] = {
+    "cpu_us_per_sample": _time("CPU-us/sample", "CPU-us a sample", 1, "CPU time of the process and its children."),
+    "kernel_us_per_sample": _time("in the kernel", "CPU-us a sample", 1, "The part of it that the kernel spends."),
+    "reader_us_per_sample": _time("reader", "CPU-us a sample", 1, "The part of threads that read bytes."),
+    "executor_us_per_sample": _time("executor", "CPU-us a sample", 1, "The part of DALI's other threads."),
+    "main_us_per_sample": _time("main", "CPU-us a sample", 1, "The part of the thread that takes the batches."),
+    "worker_us_per_sample": _time("worker", "CPU-us a sample", 1, "The part of worker processes."),
+    "other_us_per_sample": _time("other", "CPU-us a sample", 1, "The part of all other threads."),
+    "faults_per_sample": _low("faults", "faults a sample", 1, "Minor page faults of the loader's processes."),
+    "read_ratio": _low(
+        "read/delivered", "bytes a byte", 3, "Bytes that system calls read, over the bytes of photos and masks."
+    ),
+    "num_reading": _low("reading threads", "threads", 1, "Threads that read many bytes at the same time."),
+}
+"""The further figures of `bench feed`, which has ``samples_per_s``, too."""
+
+FIGURES: Mapping[str, Figure] = {**RUN_FIGURES, **FEED_FIGURES}
 """All figures, in the order of a report."""

@@ -1,8 +1,8 @@
 """Time the path from the cache to the training step without decoding: what a decoder waits for.
 
-The graph reads headers of photos and masks and decodes nothing (`bench.feed.subjects`). All shards are in memory. Before
-anything is timed, keys, labels and sizes of every loader are compared with what Pillow reads from the shards. Each turn
-has a process of its own. It reads an epoch, which is not timed, and then times the next.
+The graph reads headers of photos and masks and decodes nothing (`bench.feed.subjects`). All shards are in memory.
+Before anything is timed, keys, labels and sizes of every loader are compared with what Pillow reads from the shards.
+Each turn has a process of its own. It reads an epoch, which is not timed, and then times the next.
 """
 
 import itertools
