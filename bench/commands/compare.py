@@ -37,8 +37,9 @@ from bench.engine.options import words
 def compare(
     *, before: Path, after: Path, threshold: float, figures: str | None, relative_to: str | None, anyway: bool
 ) -> int:
-    """Compare two records of `bench run`, `bench sweep` or `bench feed`; say what became worse, by how much and how surely.
+    """Compare two records of `bench run`, `bench sweep` or `bench feed`; say what became worse.
 
+    A figure's change is given with its 95 % interval.
     Exit 0: no figure became worse, as far as the repeats show. 1: a figure became worse, and its whole 95 % interval is
     on the worse side. 2: the runs cannot be read or compared.
     A 95 % interval of two runs needs 4 repeats of each; with 7 it is narrow enough for most purposes.
