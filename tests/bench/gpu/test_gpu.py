@@ -232,6 +232,22 @@ def test_a_point_that_fails_is_recorded_and_the_others_go_on(shards: ShardSet, t
     assert "failed: lz4, base: ValueError: not all samples" in format_scenario(report)
 
 
+def test_an_error_that_broke_the_cuda_context_ends_the_process(
+    workload: Workload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All later points would fail in it; another process goes on. Here a device that is not there says how it is."""
+    scenario = planned("decode", workload, device="gpu")
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    assert scenario.goes_on_without("a point")
+
+    def broken() -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", broken)
+    assert not scenario.goes_on_without("a point")
+    assert planned("decode", workload).goes_on_without("a point"), "there is no context on the CPU"
+
+
 def test_what_is_late_is_left_out_and_named(workload: Workload) -> None:
     """The record names the points that are missing."""
     report = run("roi", workload, deadline=time.monotonic() - 1)
