@@ -63,7 +63,7 @@ def examine(
     *, endpoint: str | None, cache_dir: Path | None = None, environment: Mapping[str, str] = os.environ
 ) -> "list[Finding]":
     """Run all checks of this machine; this takes less than three seconds if the endpoint answers or refuses at once."""
-    from dali_pipes.commands.checks import cluster, node, software
+    from dali_pipes.commands.checks import cluster, cores, node, software
     from dali_pipes.commands.checks.findings import warn
 
     checks: list[Callable[[], Findings]] = [
@@ -71,6 +71,7 @@ def examine(
         software.check_packages,
         software.check_dali,
         software.check_gpu,
+        lambda: cores.check_cores(environment),
         lambda: cluster.check_cluster(endpoint),
         lambda: cluster.check_proxies(endpoint, environment),
         lambda: node.check_caches(cache_dir),

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import yaml  # type: ignore[import-untyped]  # its stubs are a package of their own
 
+from dali_pipes.commands.checks.software import DALI_LIBRARIES
 from deploy import requirements as requirements_module
 from deploy.requirements import main as print_requirements
 from deploy.requirements import requirements
@@ -128,6 +129,17 @@ def test_both_builds_of_dali_are_pinned_to_the_same_versions() -> None:
     for name, version in other.items():
         # nvJPEG belongs to CUDA, and has its number.
         assert name == "nvidia-nvjpeg" or main[name] == version, name
+
+
+def test_install_page_uninstalls_all_of_the_build_for_cuda_12() -> None:
+    """A library that stays shares a directory with the one for CUDA 13."""
+    page = (ROOT / "docs" / "how-to" / "install.md").read_text()
+    (names,) = re.findall(r"^pip uninstall -y (.+)$", page, re.MULTILINE)
+    pinned = re.findall(
+        r"^(nvidia-[\w-]+-cu12|nvidia-dali-cuda120)==", (ROOT / "constraints.txt").read_text(), re.MULTILINE
+    )
+    assert sorted(names.split()) == sorted(pinned)
+    assert {f"{library}-cu12" for library in DALI_LIBRARIES} <= set(pinned)
 
 
 @pytest.mark.parametrize(

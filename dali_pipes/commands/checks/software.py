@@ -14,6 +14,8 @@ from dali_pipes.commands.checks.findings import Finding, Findings, counted, fail
 
 PACKAGES = ("dali-pipes", "torch", "aistore", "webdataset", "numpy", "pillow", "safetensors")
 DALI_PACKAGE = "nvidia-dali-cuda"
+# Packages of the libraries of DALI: there is a build for each CUDA, -cu12 and -cu13, and all share a directory.
+DALI_LIBRARIES = ("nvidia-libnvcomp", "nvidia-nvimgcodec", "nvidia-nvjpeg2k", "nvidia-nvtiff")
 _CUDA_ERROR_NO_DEVICE = 100
 
 
@@ -45,7 +47,7 @@ def check_dali() -> Findings:
         return
     named = ", ".join(f"{name} {version}" for name, version in builds.items())
     if len(builds) > 1:
-        advice = f"they share one directory; keep one: pip uninstall {' '.join(builds)}, then install that one again"
+        advice = f"they share one directory: pip uninstall -y {' '.join(builds)}, then install one of them again"
         yield fail("DALI", f"{named}, both", advice)
         return
     try:
@@ -54,6 +56,45 @@ def check_dali() -> Findings:
         yield fail("DALI", f"{named} cannot be loaded: {' '.join(str(exc).split())}", "install it again")
         return
     yield ok("DALI", named)
+    yield check_libraries(next(iter(builds)))
+
+
+def check_libraries(dali_package: str) -> Finding:
+    """Check that the libraries of a build of DALI are whole, and that those of another CUDA are not installed as well.
+
+    Builds for two CUDA versions overwrite each other's files, and uninstalling one removes files of the other. DALI
+    can then be imported, and fails or crashes when it decodes.
+    """
+    own, found, broken = f"-cu{cuda_major(dali_package)}", [], []
+    others = [name for base in DALI_LIBRARIES for name in _builds_of(base) if name != base + own]
+    for name in (base + own for base in DALI_LIBRARIES):
+        version = version_of(name)
+        if version is None:
+            broken.append(name)
+            continue
+        found.append(f"{name} {version}")
+        if others or _lacks_files(name):
+            broken.append(f"{name}=={version}")
+    if not others and not broken:
+        return ok("libraries", ", ".join(found))
+    uninstall = f"pip uninstall -y {' '.join(others)} && " if others else ""
+    return fail(
+        "libraries",
+        f"installed beside those of {dali_package}: {', '.join(others)}"
+        if others
+        else f"not installed, or without some of their files: {', '.join(broken)}",
+        f"{uninstall}pip install --force-reinstall --no-deps {' '.join(broken)}",
+    )
+
+
+def _builds_of(package: str) -> list[str]:
+    return [name for cuda in (11, 12, 13, 14) if version_of(name := f"{package}-cu{cuda}") is not None]
+
+
+def _lacks_files(package: str) -> bool:
+    """Tell whether a library that this package has installed is gone; headers may be left out of an image."""
+    files = importlib.metadata.files(package) or []
+    return any(".so" in file.name and not Path(str(file.locate())).exists() for file in files)
 
 
 def check_gpu() -> Findings:

@@ -17,8 +17,9 @@ import pytest
 from dali_pipes.cli import main
 from dali_pipes.commands.checks import node
 from dali_pipes.commands.checks.cluster import check_proxies
+from dali_pipes.commands.checks.cores import check_cores
 from dali_pipes.commands.checks.findings import Finding, worst
-from dali_pipes.commands.checks.software import gpu_fit
+from dali_pipes.commands.checks.software import check_libraries, gpu_fit
 from dali_pipes.commands.doctor import examine
 from dali_pipes.store.cluster import embedded_node
 
@@ -85,7 +86,19 @@ def test_machine_that_runs_these_tests_is_fit() -> None:
     findings = look()
     assert time.perf_counter() - started < 10
     names = {finding.name.partition(" ")[0] for finding in findings}
-    assert names >= {"python", "packages", "DALI", "GPU", "endpoint", "cache", "memory", "limits", "reader"}
+    assert names >= {
+        "python",
+        "packages",
+        "DALI",
+        "libraries",
+        "GPU",
+        "cores",
+        "endpoint",
+        "cache",
+        "memory",
+        "limits",
+        "reader",
+    }
     assert [finding for finding in findings if finding.status == "fail"] == []
     assert [finding for finding in findings if finding.status == "warn" and not finding.advice] == []
     assert not [finding for finding in findings if "a check failed" in finding.found]
@@ -151,7 +164,101 @@ def test_two_builds_of_dali(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     found = of(look(), "DALI")
     assert found.status == "fail"
     assert found.found == "nvidia-dali-cuda120 2.4.0, nvidia-dali-cuda130 2.4.0, both"
-    assert found.advice.startswith("they share one directory; keep one: pip uninstall")
+    assert found.advice.startswith("they share one directory: pip uninstall -y nvidia-dali-cuda120 nvidia-dali-cuda130")
+
+
+@pytest.mark.parametrize(
+    ("packages", "found", "advice"),
+    [
+        (
+            {"nvidia-nvtiff-cu13": ()},  # beside cu12's, as an upgrade leaves them
+            "installed beside those of nvidia-dali-cuda120: nvidia-nvtiff-cu13",
+            "pip uninstall -y nvidia-nvtiff-cu13 && pip install --force-reinstall --no-deps nvidia-libnvcomp-cu12==",
+        ),
+        (
+            {"nvidia-nvtiff-cu12": ("nvidia/nvtiff/include/x.h", "nvidia/nvtiff/lib/libnvtiff.so.0")},
+            "not installed, or without some of their files: nvidia-nvtiff-cu12==1.0",
+            "pip install --force-reinstall --no-deps nvidia-nvtiff-cu12==1.0",
+        ),
+    ],
+)
+def test_libraries_of_dali(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packages: dict[str, tuple[str, ...]], found: str, advice: str
+) -> None:
+    """Builds for two CUDA versions share a directory, and uninstalling one takes files of the other away."""
+    for name, files in packages.items():
+        info = tmp_path / f"{name.replace('-', '_')}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        (info / "RECORD").write_text("".join(f"{file},,\n" for file in files))
+    assert check_libraries("nvidia-dali-cuda120").status == "ok"
+    monkeypatch.syspath_prepend(str(tmp_path))
+    finding = check_libraries("nvidia-dali-cuda120")
+    assert (finding.status, finding.found) == ("fail", found)
+    assert finding.advice.startswith(advice)
+
+
+def test_headers_of_libraries_may_be_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """deploy/prune.sh deletes them from the image."""
+    info = tmp_path / "nvidia_nvtiff_cu12-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: nvidia-nvtiff-cu12\nVersion: 1.0\n")
+    (info / "RECORD").write_text("nvidia/nvtiff/include/x.h,,\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert check_libraries("nvidia-dali-cuda120").status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "num_nodes", "ranks", "status", "found"),
+    [
+        (0, 1, 1, "ok", "8 decoding threads a rank by default, with 1 rank, 8 cores and 1 NUMA node;"),
+        (
+            2,
+            1,
+            1,
+            "ok",
+            "4 decoding threads a rank by default, with 2 ranks, one for each GPU, 8 cores and 1 NUMA node",
+        ),
+        (
+            2,
+            2,
+            1,
+            "warn",
+            "4 decoding threads a rank by default, with 2 ranks, one for each GPU, 8 cores and 2 NUMA node",
+        ),
+        (
+            1,
+            2,
+            1,
+            "ok",
+            "8 decoding threads a rank by default, with 1 rank, one for each GPU, 8 cores and 2 NUMA nodes",
+        ),
+        (8, 2, 4, "warn", "2 decoding threads a rank by default, with 4 ranks of this job on this host, 8 cores and 2"),
+        (8, 1, 8, "warn", "1 decoding thread a rank by default, with 8 ranks of this job on this host, 8 cores and 1"),
+    ],
+)
+def test_cores_of_the_ranks(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    num_gpus: int,
+    num_nodes: int,
+    ranks: int,
+    status: str,
+    found: str,
+) -> None:
+    """Machines of eight cores, on one NUMA node or two, without a launcher and with one."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)))
+    for node_number in range(num_nodes):
+        path = tmp_path / "node" / f"node{node_number}"
+        path.mkdir(parents=True)
+        size = 8 // num_nodes
+        (path / "cpulist").write_text(f"{node_number * size}-{(node_number + 1) * size - 1}\n")
+    for gpu in range(num_gpus):
+        (tmp_path / "gpus" / str(gpu)).mkdir(parents=True)
+    environment = {"RANK": "0", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": str(ranks)} if ranks > 1 else {}
+    (finding,) = check_cores(environment, nodes=tmp_path / "node", gpus=tmp_path / "gpus")
+    assert finding.status == status
+    assert finding.found.startswith(found)
 
 
 def test_no_dali(monkeypatch: pytest.MonkeyPatch) -> None:
