@@ -37,7 +37,9 @@ def take_scenario(scenario: GpuScenario, path: Path) -> dict[str, Any]:
         PipesError: If the scenario cannot be opened.
     """
     if path.exists():
-        _check_machine(read_record(path), path)
+        earlier = read_record(path)
+        scenario.check_options(earlier)
+        _check_machine(earlier, path)
     while not _is_over(scenario) and not (path.exists() and is_done(read_record(path))):
         _call(run_kept, scenario, path)
     if scenario.device == "gpu":

@@ -126,18 +126,21 @@ class GpuScenario(Scenario[Session, Any, dict[str, Any]]):
         """``decode, batch_size=64``, or the step of a check."""
         return subject.name if isinstance(subject, Point) else str(subject)
 
-    def go_on(self, rounds: Rounds[Any, dict[str, Any]], earlier: Mapping[str, Any]) -> None:
-        """Take over the turns and errors of an earlier record; a turn that ended its process twice has failed.
+    def check_options(self, earlier: Mapping[str, Any]) -> None:
+        """Refuse to go on with a record that was made with other options.
 
         Raises:
-            DataError: If the record was made with other options.
+            DataError: Names the options.
         """
-        if earlier["options"] != (options := json.loads(json.dumps(self.options()))):
-            changed = [name for name, value in options.items() if earlier["options"].get(name) != value]
+        options = json.loads(json.dumps(self.options()))
+        if changed := [name for name, value in options.items() if earlier["options"].get(name) != value]:
             raise DataError(
                 f"the record of '{self.name}' that is there was made with other options ({', '.join(changed)}); name "
                 "another directory, or delete the record"
             )
+
+    def go_on(self, rounds: Rounds[Any, dict[str, Any]], earlier: Mapping[str, Any]) -> None:
+        """Take over the turns and errors of an earlier record; a turn that ended its process twice has failed."""
         by_name = {self.name_of(subject): subject for subject in rounds.subjects}
         for name, turns in self.turns_of(earlier).items():
             rounds.rows[by_name[name]] = turns
