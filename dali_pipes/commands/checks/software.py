@@ -65,26 +65,22 @@ def check_libraries(dali_package: str) -> Finding:
     Builds for two CUDA versions overwrite each other's files, and uninstalling one removes files of the other. DALI
     can then be imported, and fails or crashes when it decodes.
     """
-    own, found, broken = f"-cu{cuda_major(dali_package)}", [], []
+    own = f"-cu{cuda_major(dali_package)}"
+    installed = {name: version for base in DALI_LIBRARIES if (version := version_of(name := base + own)) is not None}
     others = [name for base in DALI_LIBRARIES for name in _builds_of(base) if name != base + own]
-    for name in (base + own for base in DALI_LIBRARIES):
-        version = version_of(name)
-        if version is None:
-            broken.append(name)
-            continue
-        found.append(f"{name} {version}")
-        if others or _lacks_files(name):
-            broken.append(f"{name}=={version}")
-    if not others and not broken:
-        return ok("libraries", ", ".join(found))
-    uninstall = f"pip uninstall -y {' '.join(others)} && " if others else ""
-    return fail(
-        "libraries",
-        f"installed beside those of {dali_package}: {', '.join(others)}"
-        if others
-        else f"not installed, or without some of their files: {', '.join(broken)}",
-        f"{uninstall}pip install --force-reinstall --no-deps {' '.join(broken)}",
-    )
+    broken = [f"{name}=={version}" for name, version in installed.items() if others or _lacks_files(name)]
+    restore = f"pip install --force-reinstall --no-deps {' '.join(broken)}"
+    if others:
+        found = f"installed beside those of {dali_package}: {', '.join(others)}"
+        return fail("libraries", found, f"pip uninstall -y {' '.join(others)}{f' && {restore}' if broken else ''}")
+    if broken:
+        return fail("libraries", f"without some of their files: {', '.join(broken)}", restore)
+    absent = [base + own for base in DALI_LIBRARIES if base + own not in installed]
+    if absent:
+        # Images of NVIDIA may have them in another place than pip's.
+        advice = f"if a photo cannot be decoded: pip install --no-deps {' '.join(absent)}"
+        return warn("libraries", f"not installed by pip: {', '.join(absent)}", advice)
+    return ok("libraries", ", ".join(f"{name} {version}" for name, version in installed.items()))
 
 
 def _builds_of(package: str) -> list[str]:

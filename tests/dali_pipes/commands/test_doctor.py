@@ -177,7 +177,7 @@ def test_two_builds_of_dali(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         ),
         (
             {"nvidia-nvtiff-cu12": ("nvidia/nvtiff/include/x.h", "nvidia/nvtiff/lib/libnvtiff.so.0")},
-            "not installed, or without some of their files: nvidia-nvtiff-cu12==1.0",
+            "without some of their files: nvidia-nvtiff-cu12==1.0",
             "pip install --force-reinstall --no-deps nvidia-nvtiff-cu12==1.0",
         ),
     ],
@@ -196,6 +196,13 @@ def test_libraries_of_dali(
     finding = check_libraries("nvidia-dali-cuda120")
     assert (finding.status, finding.found) == ("fail", found)
     assert finding.advice.startswith(advice)
+
+
+def test_libraries_that_pip_did_not_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An image may have them in another place: a warning."""
+    monkeypatch.setattr("dali_pipes.commands.checks.software.DALI_LIBRARIES", ("nvidia-of-nowhere",))
+    finding = check_libraries("nvidia-dali-cuda120")
+    assert (finding.status, finding.found) == ("warn", "not installed by pip: nvidia-of-nowhere-cu12")
 
 
 def test_headers_of_libraries_may_be_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
