@@ -196,7 +196,7 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
                 # The batch is lost. Other errors, of the store or of a disk, pass by here: the batch is tried again.
                 self._epoch.lose()
                 raise
-        self._repair.decoded = inputs
+        self._repair.note_decoded(inputs)
         self._schedule(self._epoch.delivered + 1, must_come=False)
         return inputs, tensors
 

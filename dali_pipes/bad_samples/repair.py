@@ -62,8 +62,7 @@ class Repair:
         read: Callable[[int, int, int], bytes],
     ) -> None:
         self._decode, self._stored, self._seen, self._read = decode, stored, seen, read
-        self.decoded: BatchInputs | None = None
-        """The last batch that DALI could decode: it proves that the graph can be run."""
+        self._decoded: BatchInputs | None = None  # one sample that DALI could decode: the graph can be run
 
     def feed(self, batch: Batch, encoded: Sequence[Any]) -> BatchInputs:
         """Make the inputs of a batch, with other samples in the places of those that are known to be bad.
@@ -110,9 +109,17 @@ class Repair:
                     )
                 return inputs, decoded
 
+    def note_decoded(self, inputs: BatchInputs) -> None:
+        """Keep a sample of the first batch that DALI could decode: it proves that the graph can be run."""
+        if self._decoded is None:
+            sample = inputs.part([0])
+            self._decoded = sample._replace(
+                encoded=[[np.array(data) for data in samples] for samples in sample.encoded]
+            )
+
     def close(self) -> None:
-        """Drop the kept batch. Can be called twice."""
-        self.decoded = None
+        """Drop the kept sample. Can be called twice."""
+        self._decoded = None
 
     def _culprits(self, retry: DecodePipeline, inputs: BatchInputs, error: RuntimeError) -> dict[int, tuple[str, str]]:
         """Find the samples that DALI cannot decode, each with the reason that it gives for this sample alone."""
@@ -145,8 +152,8 @@ class Repair:
         Raises:
             DecodeError: If a batch fails that was decoded before or, if there is none, other samples fail as well.
         """
-        if self.decoded is not None:
-            if (exc := _refusal(retry, self.decoded.part([0]))) is not None:
+        if self._decoded is not None:
+            if (exc := _refusal(retry, self._decoded)) is not None:
                 raise DecodeError(
                     f"DALI fails on every batch now, also on one that it has decoded before: {reason_of(exc)}"
                 ) from exc
@@ -161,7 +168,7 @@ class Repair:
             if unparsed:
                 continue
             if _refusal(retry, inputs) is None:
-                self.decoded = inputs
+                self.note_decoded(inputs)
                 return
             num_failed += 1
         if num_failed:

@@ -24,6 +24,8 @@ def in_reader() -> bool:
 # Small batches are read several at a time, up to this many samples: to hand work to a thread and back takes as long as
 # to read a few samples.
 MIN_SAMPLES = 64
+# Reads that a segment has begun and not given: with one alone the thread would wait until its batch is taken.
+NUM_AHEAD = 2
 
 
 class AioReader:
@@ -88,26 +90,27 @@ class AioSegment:
         self._rows_at_once = -(-MIN_SAMPLES // batch_size) * batch_size
         self._next = 0  # the first row that is not begun
         self._done: deque[list[EncodedBatch]] = deque()
-        self._reading: Future[deque[list[EncodedBatch]]] | None = None
+        self._reading: deque[Future[deque[list[EncodedBatch]]]] = deque()
         self._begin()
 
     def read(self) -> Sequence[EncodedBatch]:
         if not self._done:
-            assert self._reading is not None, "a segment has as many batches as steps"
-            self._done = self._reading.result()
+            assert self._reading, "a segment has as many batches as steps"
+            self._done = self._reading[0].result()
+            self._reading.popleft()
             self._begin()
         return self._done.popleft()
 
     def close(self) -> None:
-        reading, self._reading = self._reading, None
         self._next = len(self._lines.ordinals)
         self._done.clear()
-        if reading is not None and not reading.cancel():
-            reading.exception()  # waits
+        while self._reading:
+            reading = self._reading.pop()
+            if not reading.cancel():
+                reading.exception()  # waits
 
     def _begin(self) -> None:
-        self._reading = None
-        if self._next < len(self._lines.ordinals):
+        while self._next < len(self._lines.ordinals) and len(self._reading) < NUM_AHEAD:
             rows = slice(self._next, min(self._next + self._rows_at_once, len(self._lines.ordinals)))
-            self._reading = self._reader.begin(self._lines, rows, batch_size=self._batch_size)
+            self._reading.append(self._reader.begin(self._lines, rows, batch_size=self._batch_size))
             self._next = rows.stop
