@@ -80,6 +80,7 @@ def profile_loader(
     """
     kept: list[BatchInputs] = []
     loader.parts.decode.waits_on_host = True  # otherwise the waiting for a GPU would not be measured
+    loader.parts.decode.taken = kept
     profiles = [_measure_epoch(loader, recorder, compute_s=compute_s, kept=kept) for _ in range(epochs)]
     share = _decode_share(loader.parts.decode, kept)
     return [_split_decoding(profile, share) for profile in profiles]
@@ -88,7 +89,7 @@ def profile_loader(
 def _measure_epoch(
     loader: "Loader", recorder: "Recorder", *, compute_s: float, kept: "list[BatchInputs]"
 ) -> EpochProfile:
-    """Measure one epoch, with ``decode`` for all work of DALI's threads; add its first batches to ``kept``."""
+    """Measure one epoch, with ``decode`` for all work of DALI's threads; ``kept`` gets the first batches."""
     before = _Clocks.read(loader, recorder)
     num_samples = num_batches = num_fetchers = 0
     first_batch_s = 0.0
@@ -100,9 +101,8 @@ def _measure_epoch(
             first_batch_s = time.perf_counter() - started
         num_batches, num_samples = num_batches + 1, num_samples + loader.num_valid
         num_fetchers = max(num_fetchers, loader.parts.stager.num_threads)
-        inputs = loader.parts.repair.decoded
-        if inputs is not None and len(kept) < NUM_SHARE_BATCHES:
-            kept.append(inputs)
+        if len(kept) == NUM_SHARE_BATCHES:
+            loader.parts.decode.taken = None
         if compute_s:
             time.sleep(compute_s)
     wall_s = time.perf_counter() - started

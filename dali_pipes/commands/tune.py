@@ -142,10 +142,10 @@ def tune_job(job: Job, *, cores: int, budget_s: float, show: bool = True) -> "Tu
     with job.open(cache=replace(job.cache, show_progress=show)) as loader:
         decode = loader.parts.decode
         batches: list[BatchInputs] = []
+        decode.taken = batches
         for _ in range(min(NUM_BATCHES, len(loader))):
             next(loader)
-            if (inputs := loader.parts.repair.decoded) is not None:
-                batches.append(inputs)
+        decode.taken = None
         # The last one may be short.
         batches = [inputs for inputs in batches if len(inputs.batch) == job.batch_size] or batches
 

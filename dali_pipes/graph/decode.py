@@ -76,6 +76,8 @@ class DecodePipeline:
         self._ahead: deque[BatchInputs] = deque()  # pulled from the feed, and not yet by DALI
         self.waits_on_host = False
         """Whether `take` waits until a GPU has made the outputs: set it to measure how long that takes."""
+        self.taken: list[BatchInputs] | None = None
+        """Set it to a list, and `take` adds the inputs of each batch that it returns."""
         self.prefetch_queue_depth, self.num_threads = prefetch_queue_depth, num_threads
         self.device_id = device_id
         """The CUDA device that decodes, ``None`` for the CPU."""
@@ -224,6 +226,8 @@ class DecodePipeline:
         _, *further = inputs.split(self._max_batch_pixels)
         if further:
             outputs = self._with_further_parts(inputs, outputs, further)
+        if self.taken is not None:
+            self.taken.append(inputs)
         return inputs, outputs
 
     def _with_further_parts(

@@ -89,7 +89,7 @@ class EncodedBatch(Sequence[UInt8s]):
     def __init__(self, buffer: UInt8s, starts: Int64s, sizes: Int64s, *, is_pinned: bool = False) -> None:
         self.buffer, self.starts, self.sizes = buffer, starts, sizes
         self._stops = starts + sizes
-        views = memoryview(buffer)
+        views = memoryview(buffer)  # type: ignore[arg-type]  # mypy does not know numpy's buffers
         samples = [views[start:stop] for start, stop in zip(starts.tolist(), self._stops.tolist(), strict=True)]
         # DALI needs half as long again if it is told that memory is not page-locked.
         tensors = [TensorCPU(data, is_pinned=True) for data in samples] if is_pinned else list(map(TensorCPU, samples))
