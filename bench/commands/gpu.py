@@ -1,6 +1,8 @@
 """``bench gpu``: time decoding on a GPU under many settings, or the same code on the CPU."""
 
 import contextlib
+import shutil
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     from bench.gpu.workload import Workload
 
 
+MEMORY_BYTES = 2 << 30
+"""The free space of /dev/shm from which on the photos are kept there, and not in the directory for temporary files."""
 _SWEEPABLE: dict[str, type] = {
     "hw_decoder_load": float,
     "num_threads": int,
@@ -214,8 +218,12 @@ def _opened_workload(
     from bench.tools.folders import RunFolder, remove_leftovers
 
     with contextlib.ExitStack() as stack:
-        parent = MEMORY if MEMORY.is_dir() else None
-        remove_leftovers(parent)  # of a command that was killed
+        remove_leftovers(MEMORY)  # of a command that was killed
+        remove_leftovers()
+        # Containers often have 64 MiB of it.
+        parent = MEMORY if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= MEMORY_BYTES else None
+        if parent is None:
+            click.echo(f"'{MEMORY}' has too little free space: photos are in '{tempfile.gettempdir()}'", err=True)
         folder = stack.enter_context(RunFolder(parent))
         if shards is None:
             found, servers = draw_shards(folder.new(), num=num_photos), set[int]()

@@ -28,6 +28,7 @@ from bench.tools.environment import available_cores
 from bench.tools.folders import RunFolder
 from bench.tools.processes import ProcessTree
 from dali_pipes.errors import DataError
+from dali_pipes.graph.dali_internals import pool_host_memory
 
 NUM_WARM_UP = 5
 """Batches before the timed ones, at least: the first batches allocate memory, on a GPU for the largest photo so far."""
@@ -103,6 +104,8 @@ class GpuScenario(Scenario[Session, Any, dict[str, Any]]):
 
     def prepare(self, folder: RunFolder, stack: ExitStack) -> Session:
         """Open NVML, if there is a GPU."""
+        # Later it may be too late, so the figures of a point would depend on the points before it in its process.
+        pool_host_memory()
         tree = ProcessTree(bystanders=self.bystanders)
         if self.device == "cpu":
             return Session(None, None, tree)

@@ -22,6 +22,7 @@ from PIL import Image
 import dali_pipes as dp
 from bench.commands.gpu import gpu as gpu_command
 from bench.engine.run import run_scenario
+from bench.engine.turn_process import call_apart
 from bench.gpu.cases import CASES, STEP_SAMPLES_PER_S, Case, Running
 from bench.gpu.checks import DecodeWay, GpuOutputError, describe, differences
 from bench.gpu.devices import Nvml, count_jpeg_engines, sampling, utilisation
@@ -32,6 +33,7 @@ from bench.gpu.tables import format_markdown, format_scenario
 from bench.gpu.workload import GpuSetting, Workload, photo_header, read_photos, reencode
 from bench.tools.folders import LOCK, PREFIX, RunFolder
 from dali_pipes.errors import DataError
+from dali_pipes.graph.dali_internals import pool_host_memory
 from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import resolve_shards
 from tests.conftest import Sample, make_samples, photo_bytes, write_shards
@@ -261,6 +263,16 @@ def test_what_is_late_is_left_out_and_named(workload: Workload) -> None:
         assert "left out, the time was over: " in format_scenario(late)
 
 
+def pooled_after(scenario: GpuScenario) -> bool:
+    run_scenario(scenario)
+    return pool_host_memory()
+
+
+def test_points_before_a_loader_do_not_take_dali_s_pool_from_it(workload: Workload) -> None:
+    """In ``rn50`` DALI's reader comes first, and DALI reads its threshold only once in a process."""
+    assert call_apart(pooled_after, planned("rn50", workload), name="rn50")
+
+
 def test_a_point_warms_up_before_it_is_timed(workload: Workload) -> None:
     """The clocks of an idle GPU need time, so batches are drawn until it is over, and are in no figure."""
     drawn: list[float] = []
@@ -405,6 +417,19 @@ def test_one_scenario_prints_a_table_and_writes_its_record(tmp_path: Path, monke
     assert report["records"][1]["photos"]["pixels_mean"] <= 32 * 32
     assert "photo_side=32" in done.output
     assert [path.name for path in tmp_path.iterdir()] == ["decode.json"]
+
+
+def test_a_small_shm_is_not_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container often has 64 MiB of it, which the photos would fill."""
+    (shm := tmp_path / "shm").mkdir()
+    monkeypatch.setattr("bench.engine.scenario.MEMORY", shm)
+    monkeypatch.setattr("bench.commands.gpu.MEMORY_BYTES", 1 << 60)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    arguments = ("--scenarios", "decode", "--num-photos", "8", *QUICK, "--no-sweep", "--repeats", "1")
+    done = bench_gpu(*arguments)
+    assert done.exit_code == 0, done.output
+    assert f"'{shm}' has too little free space: photos are in '{tmp_path}'" in done.output
+    assert [path.name for path in tmp_path.iterdir()] == ["shm"]
 
 
 @pytest.mark.parametrize(
