@@ -4,7 +4,9 @@ import os
 import threading
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,6 +30,13 @@ MIN_SAMPLES = 64
 NUM_AHEAD = 2
 
 
+class _Read(NamedTuple):
+    result: "Future[deque[list[EncodedBatch]]]"
+    lines: Lines
+    rows: slice
+    batch_size: int
+
+
 class AioReader:
     """The reading thread of a loader, and its buffers; see `dali_pipes.reader.segments.SegmentReader`.
 
@@ -36,25 +45,43 @@ class AioReader:
     """
 
     def __init__(self, path: str, *, buffers: Buffers) -> None:
-        self._aio, self._buffers = Aio(), buffers
         self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self._thread = ThreadPoolExecutor(
-            1, thread_name_prefix="dali-pipes-read", initializer=setattr, initargs=(_this_thread, "reads", True)
-        )
+        try:
+            self._aio, self._buffers = Aio(), buffers
+        except OSError:
+            os.close(self._file)
+            raise
+        self._begun: SimpleQueue[_Read | None] = SimpleQueue()
+        # No executor: Python's take no work when the main thread has ended, but a loop in another thread may go on.
+        self._thread = threading.Thread(target=self._work, name="dali-pipes-read", daemon=True)
+        self._thread.start()
 
     def open(self, lines: Lines, *, batch_size: int) -> "AioSegment":
         return AioSegment(self, lines, batch_size=batch_size)
 
     def begin(self, lines: Lines, rows: slice, *, batch_size: int) -> "Future[deque[list[EncodedBatch]]]":
         """Begin to read some rows; the result is their batches, each a list of its components."""
-        return self._thread.submit(self._read, lines, rows, batch_size)
+        read = _Read(Future(), lines, rows, batch_size)
+        self._begun.put(read)
+        return read.result
 
     def close(self) -> None:
-        self._thread.shutdown()
+        self._begun.put(None)
+        self._thread.join()
         self._aio.close()
         file, self._file = self._file, -1
         if file >= 0:
             os.close(file)
+
+    def _work(self) -> None:
+        _this_thread.reads = True
+        while (read := self._begun.get()) is not None:
+            if read.result.set_running_or_notify_cancel():
+                try:
+                    read.result.set_result(self._read(read.lines, read.rows, read.batch_size))
+                except BaseException as exc:  # noqa: BLE001 (raised by the thread that takes the batch)
+                    read.result.set_exception(exc)
+            del read  # its batches are not to be kept until the next one comes
 
     def _read(self, lines: Lines, rows: slice, batch_size: int) -> deque[list[EncodedBatch]]:
         with profiling.busy("read"):

@@ -70,7 +70,8 @@ def pinned_buffers() -> Buffers:
 
 
 def _mapped(num_bytes: int) -> mmap.mmap:
-    memory = mmap.mmap(-1, num_bytes)
+    # Private: by default the kernel gives shared memory no huge pages, and a forked child would see later batches.
+    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):  # a kernel without huge pages
         memory.madvise(mmap.MADV_HUGEPAGE)  # 512 times fewer page faults
     return memory

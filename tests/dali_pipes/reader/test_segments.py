@@ -4,6 +4,9 @@ import contextlib
 import gc
 import os
 import re
+import resource
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -181,6 +184,30 @@ def test_segment_may_be_closed_before_it_is_read(readers: dict[str, SegmentReade
         readers["aio"].open(wanted, batch_size=40).close()
 
 
+AFTER_MAIN = """
+import sys, threading, numpy as np
+from dali_pipes.reader.segments import Lines, open_reader
+
+def read():
+    threading.main_thread().join()
+    segment = reader.open(Lines(np.arange(1), [np.array([0])], [np.array([9])]), batch_size=1)
+    print(bytes(np.asarray(segment.read()[0][0])).hex())
+    segment.close()
+    reader.close()
+
+reader = open_reader(sys.argv[1], kind=sys.argv[2])
+threading.Thread(target=read).start()
+"""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_reads_after_the_main_thread_has_ended(file: Path, kind: str) -> None:
+    """A loop in another thread goes on."""
+    command = [sys.executable, "-c", AFTER_MAIN, str(file), kind]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == file.read_bytes()[:9].hex()
+
+
 def test_source_info_ends_in_the_ordinal(file: Path) -> None:
     """What DALI's own errors repeat: file, offset, ordinal."""
     reader = WebdatasetReader(str(file))
@@ -286,6 +313,23 @@ def test_buffer_is_used_again_when_nothing_views_it(memory: Callable[[int], Any]
     larger = buffers.take(10 * made[0])
     assert len(made) == 3
     assert len(larger) >= 10 * made[0]
+
+
+def test_ordinary_memory_is_private() -> None:
+    """A forked child keeps the bytes that it saw; the kernel gives huge pages, unless it has none."""
+    buffer = Buffers().take(16 << 20)
+    kernel = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    buffer[:] = 1
+    if kernel.exists() and "[never]" not in kernel.read_text():
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < 1000  # of 4096 pages
+    if not (child := os.fork()):
+        try:
+            buffer[0] = 2
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert buffer[0] == 1
 
 
 def test_reader_keeps_few_buffers(file: Path) -> None:
