@@ -174,7 +174,7 @@ def loader(
         pipeline = open_pipeline(stored.example()) if select.missing == "skip" else None
         inputs = _plan_inputs(data_set, _select(data_set, stored, pipeline, select), order, resumed)
         # The first batch's shards are on their way while the graph waits for its example.
-        example = resources.enter_context(Ahead(stored.example))
+        example = resources.enter_context(Ahead(stored.example)) if pipeline is None else None
         share = data_set.open_share(
             reserved=inputs.reserved_bytes(data_set.extent_bytes, batching),
             is_windowed=window_bytes(order, data_set.manifest.shard_bytes) != "all",
@@ -202,7 +202,9 @@ def loader(
         )
         epoch, start = (order.epoch, 0) if resumed is None else (resumed.order.epoch, resumed.delivered)
         begun = feeds.begin(epoch, start=start)
-        pipeline = pipeline or open_pipeline(example.result())
+        if example is not None:
+            pipeline = open_pipeline(example.result())
+        assert pipeline is not None
         components += pipeline.read_components
         stored = stored.without(inputs.selection.excluded)
         _check_graph(pipeline, stored, bad_samples, outputs)

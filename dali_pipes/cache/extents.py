@@ -84,18 +84,25 @@ class Extent:
         return b"".join(parts)
 
     def read_into(self, view: memoryview, position: int) -> int:
-        """Read from ``position`` on into ``view``, which does not leave the extent; returns the number of bytes.
+        """Fill ``view`` from ``position`` on, without leaving the extent; returns the number of bytes.
 
-        A buffer that is used again costs half of `read`: the kernel need not clear new pages for each block.
+        They are fewer than ``view`` takes only at the end of the file. A buffer that is used again costs half of what
+        `read` costs: the kernel need not clear new pages for each block.
 
         Raises:
             CacheError: If the disk is broken.
         """
         assert 0 <= position <= position + len(view) <= self.size, "an object never leaves its extent"
-        try:
-            return os.preadv(self.file, [view], self.start + position)
-        except OSError as exc:
-            raise CacheError(f"cannot read from the cache file: {exc.strerror}") from exc
+        num_read = 0  # some file systems give less than was asked for
+        while num_read < len(view):
+            try:
+                num = os.preadv(self.file, [view[num_read:]], self.start + position + num_read)
+            except OSError as exc:
+                raise CacheError(f"cannot read from the cache file: {exc.strerror}") from exc
+            if not num:
+                break
+            num_read += num
+        return num_read
 
     def checksum(self) -> int:
         """XXH64 of the bytes there."""

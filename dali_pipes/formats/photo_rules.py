@@ -1,7 +1,7 @@
 """The rules by which a photo is good or bad, for one photo and for many.
 
 `PhotoRules` is the one judge of photos: ``prep pack``, ``prep verify``, the indexer and the loader all ask it. A loader
-asks twice: by the shard index, before anything is read, and by the photo's own bytes, before they reach a decoder. So a
+asks twice: by the shard index, before the first batch, and by the photo's own bytes, before they reach a decoder. So a
 wrong or old index cannot bring a photo to a decoder.
 """
 

@@ -3,8 +3,8 @@
 `Samples` serves a running loader. It reads a shard's index when a segment first names the shard, and forgets it with
 the shard's window. So it needs memory only for the windows that are being read, whatever the size of the data set.
 
-`StoredSamples` checks a data set against a graph before anything is staged, by the manifest's sums and the store's
-shard indexes. Later it finds the samples that can replace a bad one.
+`StoredSamples` checks a data set against a graph before the first batch, by the manifest's sums and the store's shard
+indexes. Later it finds the samples that can replace a bad one.
 """
 
 from collections.abc import Callable, Iterable, Iterator

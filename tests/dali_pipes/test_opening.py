@@ -103,3 +103,21 @@ def test_refused_graph_ends_the_fetches_that_have_begun(small_shards: Path, tmp_
         assert not [thread for thread in threading.enumerate() if thread.name == "dali-pipes-fetch"]
         with open_loader(server.endpoint, tmp_path) as loader:
             assert sum(len(batch["image"]) for (batch,) in loader) == loader.num_samples
+
+
+def test_example_of_the_graph_is_read_once(small_shards: Path, tmp_path: Path) -> None:
+    """Whether the graph decides which samples are left out, or not; the stager reads each index once more."""
+    for missing in ("error", "skip"):
+        asked: list[str] = []
+        cache = tmp_path / missing
+        cache.mkdir()
+        with (
+            bucket_of(small_shards, asked.append) as server,
+            dp.loader(
+                "ais://b/s-", dp.segmentation(crop=32, photo="image.jpg", mask="trimap.png"),
+                batch_size=4, device="cpu", endpoint=server.endpoint,
+                cache=dp.Cache(directory=cache), select=dp.Select(missing=missing),
+            ) as loader,
+        ):  # fmt: skip
+            assert sum(len(batch["image"]) for (batch,) in loader) == loader.num_samples
+        assert asked.count("/v1/objects/b/s-000000.index.safetensors") == 2

@@ -16,8 +16,8 @@ Answer = TypeVar("Answer")
 def ask_ready(endpoint: str, ask: Callable[[str], Answer]) -> tuple[str, Answer]:
     """`check_endpoint`, and what ``ask`` answers for the endpoint that it returns; both are asked at the same time.
 
-    The check would cost two round trips before each other request. What a cluster answered before it was ready does
-    not count: then ``ask`` is called again.
+    The check would cost two round trips before each other request. If the first check fails, the cluster was not ready:
+    then that answer does not count, and ``ask`` is called again.
     """
     with Ahead(partial(ask, endpoint)) as asked:
         ready, is_first = _find_ready(endpoint)
