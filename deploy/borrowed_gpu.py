@@ -1,11 +1,11 @@
 """Bring what `bench gpu` needs to a borrowed GPU machine in pieces, install it there offline, and run it.
 
-The machine has Python with pip, torch and a driver; no network; and its commands carry some 60 MB each, while a wheel
-of DALI has 200 MB. So the wheels are laid out here as numbered pieces with checksums::
+The machine has Python with pip, torch, torchvision and a driver; no network; and its commands carry some 60 MB each,
+while a wheel of DALI has 200 MB. So the wheels are laid out here as numbered pieces with checksums::
 
     python3 -m deploy.borrowed_gpu lay-out pieces --add /data/photos     # once, with a network
     python3 -m deploy.borrowed_gpu take pieces store                     # there, for each piece that arrives
-    python3 -m deploy.borrowed_gpu run store -- --all -o out --shards store/files/photos
+    python3 -m deploy.borrowed_gpu run store -- --all -o /tmp/out --shards store/files/photos
 
 ``take`` may come again with the same piece, and ``run`` again after whatever ended it: what is done is not done again.
 The packages go into an environment of their own, which also sees what the machine's Python has. The standard library is
@@ -98,7 +98,7 @@ def take(source: Path, store: Path) -> list[str]:
     store.mkdir(parents=True, exist_ok=True)
     if (store / LAYOUT).exists() and _read_layout(store) != layout:
         raise BorrowedGpuError(f"'{store}' holds pieces of another layout; name another directory, or delete it")
-    shutil.copyfile(source / LAYOUT, store / LAYOUT)
+    _copy(source / LAYOUT, store / LAYOUT)
     missing = []
     for piece in layout["pieces"]:
         arrived, kept = source / piece["name"], store / piece["name"]
@@ -107,9 +107,7 @@ def take(source: Path, store: Path) -> list[str]:
                 missing.append(piece["name"])
                 continue
             _check(arrived, piece)
-            partial = kept.with_suffix(".partial")
-            shutil.copyfile(arrived, partial)
-            partial.rename(kept)
+            _copy(arrived, kept)
     return missing
 
 
@@ -212,6 +210,13 @@ def _added(paths: Sequence[Path]) -> list[tuple[str, Path]]:
         for file in ([path] if path.is_file() else sorted(path.rglob("*")))
         if file.is_file()
     ]
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy a file as a whole or not at all."""
+    partial = target.with_name(f"{target.name}.partial")
+    shutil.copyfile(source, partial)
+    partial.rename(target)
 
 
 def _bytes_of(paths: Sequence[Path]) -> Iterator[bytes]:
