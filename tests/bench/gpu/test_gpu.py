@@ -174,11 +174,17 @@ def points(name: str, device: str = "gpu", **sweeps: tuple[Any, ...]) -> list[Po
     return points_of(name, GpuSetting(device=device, num_threads=1, batch_size=64), sweeps)  # type: ignore[arg-type]
 
 
-def test_points_change_one_thing_at_a_time() -> None:
-    """What is compared stands together, first the published recipe. The CPU omits it and the cases for a GPU."""
+def test_points_change_one_thing_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is compared stands together, first the published recipe. The CPU omits it and the cases for a GPU.
+
+    With fewer cores than the recipe has threads, its name says so.
+    """
+    monkeypatch.setattr("bench.gpu.points.available_cores", lambda: 70)
+    assert [point.label for point in points("rn50")] == ["as published", "as published", "base", "base"]
+    monkeypatch.setattr("bench.gpu.points.available_cores", lambda: 16)
     found = points("rn50", batch_size=(32, 64))
     assert [point.name for point in found] == [
-        "DALI's file reader, as published", "loader, as published",
+        "DALI's file reader, as published, 16 threads", "loader, as published, 16 threads",
         "DALI's file reader, base", "loader, base",
         "DALI's file reader, batch_size=32", "loader, batch_size=32",
     ]  # fmt: skip
