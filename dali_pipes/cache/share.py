@@ -173,7 +173,8 @@ class CacheShare:
         if self.space.is_memory:
             return
         for start, size in zip(starts.tolist(), sizes.tolist(), strict=True):
-            os.posix_fadvise(self._file, start, size, os.POSIX_FADV_WILLNEED)
+            if size:  # 0 would stand for the rest of the file
+                os.posix_fadvise(self._file, start, size, os.POSIX_FADV_WILLNEED)
 
     def close(self) -> None:
         """Release all shards. Can be called twice; readers that have the cache file open can still read it."""

@@ -36,8 +36,10 @@ MAX_LINES = 8192
 # If shards must still be staged, the first segment is one batch, so that it waits for its own shards only. Each further
 # segment is longer by this factor, up to MAX_LINES.
 SEGMENT_GROWTH = 4
-# Batches whose bytes are requested from the disk before they are read, if the cache file is on a disk.
+# Batches whose bytes are requested from the disk before they are read, if the cache file is on a disk. Of small batches
+# more: the reader reads 64 samples at a time, and begins two such reads.
 READ_AHEAD_BATCHES = 8
+READ_AHEAD_SAMPLES = 512
 # While the first window is staged, a progress bar appears after this time.
 SHOW_AFTER_S = 0.5
 
@@ -154,11 +156,11 @@ class Feed:
             self._open, self._num_read = self._take_segment(), 0
             if self._open is None:
                 return None
-            self._read_ahead(self._open, 0, READ_AHEAD_BATCHES)
         opened, number = self._open, self._num_read
         step, start = opened.steps[number], number * len(opened.steps[0].ordinals)
         encoded = opened.segment.read()
-        self._read_ahead(opened, number + READ_AHEAD_BATCHES, 1)
+        ahead = start + _num_ahead(len(step.ordinals))
+        self._read_ahead(opened.lines, slice(ahead, ahead + len(step.ordinals)))
         self._num_read += 1
         stop = start + len(step.ordinals)
         batch = Batch(opened.rows, start, stop, step.occurrences, num_valid=step.num_valid, stream=self._stream)
@@ -216,7 +218,9 @@ class Feed:
             # A sample that lacks the component has an offset of -1 and no bytes.
             starts = [extents + np.maximum(place.offset, 0) for place in places]
             lines = Lines(ordinals, starts, [place.size for place in places])
-            segment = self._reader.open(lines, batch_size=len(run[0].ordinals))
+            batch_size = len(run[0].ordinals)
+            self._read_ahead(lines, slice(0, _num_ahead(batch_size)))  # the reader begins when it is opened
+            segment = self._reader.open(lines, batch_size=batch_size)
         except BaseException:
             self._stager.done(shards)
             raise
@@ -254,13 +258,8 @@ class Feed:
             self._staged[lane].append((number, shards))
             self._stager.stage(sorted(shards, key=lambda shard: shard not in first) if first else shards)
 
-    def _read_ahead(self, opened: _Opened, first: int, num: int) -> None:
-        steps = opened.steps[first : first + num]
-        if not steps or self._share.space.is_memory:
-            return
-        size = len(opened.steps[0].ordinals)
-        rows = slice(first * size, first * size + sum(len(step.ordinals) for step in steps))
-        for starts, sizes in zip(opened.lines.starts, opened.lines.sizes, strict=True):
+    def _read_ahead(self, lines: Lines, rows: slice) -> None:
+        for starts, sizes in zip(lines.starts, lines.sizes, strict=True):
             self._share.read_ahead(starts[rows], sizes[rows])
 
     def _shards(self, run: list[Step]) -> list[int]:
@@ -272,6 +271,15 @@ class Feed:
             order = self.plan.order
             self._streams[name] = Stream(order.seed, order.epoch, f"graph/{name}")
         return self._streams[name]
+
+
+def _num_ahead(batch_size: int) -> int:
+    """Samples that are requested from the disk before they are read.
+
+    >>> _num_ahead(256), _num_ahead(1)
+    (2048, 512)
+    """
+    return max(READ_AHEAD_BATCHES * batch_size, READ_AHEAD_SAMPLES)
 
 
 def _cut(

@@ -1,6 +1,7 @@
 """Shards in a cache file: each at its address with its index, shared by processes, found again by the next job."""
 
 import contextlib
+import dataclasses
 import fcntl
 import os
 import subprocess
@@ -334,6 +335,19 @@ def test_read_in_a_window_of_one_shard(shards: Path, cache_dir: Path) -> None:
         job.check(shard)
         assert blocks(cache_dir / "..") <= largest
         job.stager.done([shard])
+    job.close()
+
+
+def test_component_without_bytes_is_not_read_ahead(
+    shards: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the kernel no bytes are all bytes up to the end of the file."""
+    job = Job(shards, cache_dir)
+    asked: list[tuple[int, ...]] = []
+    monkeypatch.setattr(job.share, "space", dataclasses.replace(job.share.space, is_memory=False))
+    monkeypatch.setattr(os, "posix_fadvise", lambda _, *asked_for: asked.append(asked_for[:2]))
+    job.share.read_ahead(np.array([512, 1024, 2048]), np.array([7, 0, 9]))
+    assert asked == [(512, 7), (2048, 9)]
     job.close()
 
 

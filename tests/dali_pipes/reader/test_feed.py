@@ -15,13 +15,16 @@ import pytest
 
 import dali_pipes as dp
 from dali_pipes.cache.files import cache_root
+from dali_pipes.cache.share import CacheShare
 from dali_pipes.epoch import PlanInputs
 from dali_pipes.fetch.local import LocalFetcher
 from dali_pipes.fetch.stager import Stager
 from dali_pipes.order.plan import Plan
 from dali_pipes.reader import buffers
+from dali_pipes.reader.aio_reader import AioReader
 from dali_pipes.reader.feed import Feed
 from dali_pipes.reader.samples import Samples
+from dali_pipes.reader.segments import Lines
 from tests.conftest import Sample, make_samples, photo_bytes, write_shards
 from tests.dali_pipes.raw import check_rows, raw, read_epoch
 
@@ -434,3 +437,27 @@ def test_loader_keeps_few_buffers(
     # Two batches are decoded ahead, one is delivered, and this segment and the next one read two ahead each. (These
     # batches are small: one buffer holds all that is read at a time.)
     assert 1 < len(made) <= 7
+
+
+def test_bytes_are_requested_from_the_disk_before_they_are_read(
+    open_loader: Callable[..., dp.Loader], samples: list[Sample], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of the first batches, too, which are read when the segment is opened; and of small batches."""
+    requested: set[int] = set()
+    late: list[int] = []
+    begin = AioReader.begin
+
+    def read_ahead(_: object, starts: Any, sizes: Any) -> None:
+        requested.update(starts.tolist())
+
+    def checked(reader: AioReader, lines: Lines, rows: slice, *, batch_size: int) -> Any:
+        late.extend(start for column in lines.starts for start in column[rows].tolist() if start not in requested)
+        return begin(reader, lines, rows, batch_size=batch_size)
+
+    monkeypatch.setattr(CacheShare, "read_ahead", read_ahead)
+    monkeypatch.setattr(AioReader, "begin", checked)
+    loader = open_loader(shuffle=True, batch_size=1)
+    for _ in range(2):
+        read_epoch([loader], samples)
+    assert requested
+    assert not late
