@@ -21,8 +21,9 @@ Stage = Literal["fetch", "stage", "read", "inputs", "hand-over"]
 """The stages that report, in the order of the data path.
 
 ``fetch``: bringing bytes from the store to the cache file, in the stager's threads. ``stage``: the other work of these
-threads for a shard: free space, checks, the table. ``read``: the plan, segments, encoded bytes. ``inputs``: arrays and
-parsed components, and feeding them to DALI. ``hand-over``: everything else in the loader that the training step waits
+threads for a shard: free space, checks, the table. ``read``: the plan, segments, and waiting for the thread that
+reads encoded bytes, but not its own work, which goes on beside the step. ``inputs``: arrays and parsed components, and
+feeding them to DALI. ``hand-over``: everything else in the loader that the training step waits
 for. Decoding runs in DALI's own threads, which are measured from outside; the step is the time between two batches.
 """
 Kind = Literal["busy", "waiting"]

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dali_pipes import profiling
 from dali_pipes.reader.aio import Aio
 from dali_pipes.reader.buffers import ALIGNMENT, Buffers, EncodedBatch
 from dali_pipes.reader.segments import Lines
@@ -84,29 +83,25 @@ class AioReader:
             del read  # its batches are not to be kept until the next one comes
 
     def _read(self, lines: Lines, rows: slice, batch_size: int) -> deque[list[EncodedBatch]]:
-        with profiling.busy("read"):
-            sizes = np.concatenate([column[rows] for column in lines.sizes])
-            offsets = np.concatenate([column[rows] for column in lines.starts])
-            padded = -(-sizes // ALIGNMENT) * ALIGNMENT
-            starts = np.cumsum(padded) - padded
-            buffer = self._buffers.take(int(padded.sum()))
-            there = np.flatnonzero(sizes)
-            self._aio.read(
-                self._file,
-                offsets=offsets[there],
-                sizes=sizes[there],
-                addresses=buffer.ctypes.data + starts[there],
-            )
-            # [component, batch, sample]
-            shape = (len(lines.sizes), -1, batch_size)
-            components = [
-                [
-                    EncodedBatch(buffer, *columns, is_pinned=self._buffers.is_pinned)
-                    for columns in zip(*both, strict=True)
-                ]
-                for both in zip(starts.reshape(shape), sizes.reshape(shape), strict=True)
-            ]
-            return deque(map(list, zip(*components, strict=True)))
+        sizes = np.concatenate([column[rows] for column in lines.sizes])
+        offsets = np.concatenate([column[rows] for column in lines.starts])
+        padded = -(-sizes // ALIGNMENT) * ALIGNMENT
+        starts = np.cumsum(padded) - padded
+        buffer = self._buffers.take(int(padded.sum()))
+        there = np.flatnonzero(sizes)
+        self._aio.read(
+            self._file,
+            offsets=offsets[there],
+            sizes=sizes[there],
+            addresses=buffer.ctypes.data + starts[there],
+        )
+        # [component, batch, sample]
+        shape = (len(lines.sizes), -1, batch_size)
+        components = [
+            [EncodedBatch(buffer, *columns, is_pinned=self._buffers.is_pinned) for columns in zip(*both, strict=True)]
+            for both in zip(starts.reshape(shape), sizes.reshape(shape), strict=True)
+        ]
+        return deque(map(list, zip(*components, strict=True)))
 
 
 class AioSegment:

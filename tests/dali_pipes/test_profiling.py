@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch
 import dali_pipes as dp
 from dali_pipes import profiling as stages
 from dali_pipes.iterator import Loader
+from dali_pipes.reader.aio_reader import AioReader
 from tests.dali_pipes.raw import raw
 
 
@@ -126,6 +128,31 @@ def test_loader_records_its_stages_and_gives_the_same_batches(small_shards: Path
     assert seconds.keys() >= {("read", "busy"), ("inputs", "busy"), ("hand-over", "busy"), ("hand-over", "waiting")}
     assert seconds.keys() >= {("fetch", "busy"), ("stage", "busy")}
     assert all(value > 0 for value in seconds.values())
+
+
+def test_the_reading_thread_is_not_in_the_step_s_waiting(small_shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It works beside the step: as the stages of the iterating thread, only the waiting for it counts."""
+    read = AioReader._read
+    threads = set()
+
+    def noted(*arguments: Any) -> Any:
+        threads.add(threading.get_ident())
+        return read(*arguments)
+
+    with stages.recording() as recorder:
+        entered = recorder.enter
+        by_thread: dict[str, set[int]] = {}
+
+        def enter(stage: Any, kind: Any) -> int:
+            by_thread.setdefault(stage, set()).add(threading.get_ident())
+            return entered(stage, kind)
+
+        monkeypatch.setattr(AioReader, "_read", noted)
+        monkeypatch.setattr(recorder, "enter", enter)
+        with opened(small_shards) as loader:
+            keys_of(loader)
+    assert len(threads) == 1
+    assert by_thread["read"] == {threading.get_ident()}
 
 
 def test_torch_profiler_shows_stages_while_it_is_at_work(small_shards: Path) -> None:
