@@ -155,7 +155,8 @@ def copied(
     for index, name in itertools.product(found, (*components, LABEL_COMPONENT)):
         if name not in index.offsets or (index.offsets[name] < 0).any():
             raise DataError(
-                f"shard '{index.shard}': a sample has no component '{name}' (found: {', '.join(index.offsets)})"
+                f"shard '{index.shard}': a sample has no component '{name}' (found: {', '.join(index.offsets)}); "
+                "name the components: --photo, --mask, or leave masks out: --masks without"
             )
 
     return FeedData(
