@@ -132,6 +132,9 @@ def loader(
             iterating; a `NoEtlError` if the cluster cannot run ETLs.
         CacheError: If two windows do not fit the cache; says how many bytes are needed.
         WorkerProcessError: If this is a DataLoader's worker process.
+
+    The first batch's shards are staged while the graph is checked: a loader that is refused for its graph may have
+    staged them in vain.
     """
     _check_types(graph, select=select, bad_samples=bad_samples, cache=cache, decode=decode, outputs=outputs)
     process = find_rank(rank=rank, world_size=world_size)

@@ -235,7 +235,7 @@ def _check(path: Path, listed: dict[str, Any]) -> None:
     if (size := path.stat().st_size) != listed["bytes"] or _sha256(path) != listed["sha256"]:
         raise BorrowedGpuError(
             f"'{path}': expected {listed['bytes']} bytes with SHA-256 {listed['sha256'][:12]}..., found {size} bytes "
-            "with another checksum; bring it again"
+            "with another checksum; delete it and bring it again"
         )
 
 

@@ -80,7 +80,7 @@ class LocalFetcher:
 
 
 def _copy_in_kernel(source: int, extent: Extent, where: str, stopped: Callable[[], bool]) -> int:
-    """Copy as many bytes as possible without reading them, and return their number; 0 for most pairs of files."""
+    """Copy as many bytes as the kernel can by itself, and return their number: 0 between most pairs of file systems."""
     copied = 0
     while copied < extent.size and not stopped():
         size = min(_COPY_BYTES, extent.size - copied)
