@@ -51,8 +51,8 @@ from dali_pipes.processes.ranks import Rank, find_rank, num_local_ranks
 from dali_pipes.reader.batch import Batch
 from dali_pipes.reader.batching import Batching
 from dali_pipes.reader.buffers import Buffers, pinned_buffers
+from dali_pipes.reader.opening import open_reader
 from dali_pipes.reader.samples import Samples, StoredSamples
-from dali_pipes.reader.segments import open_reader
 from dali_pipes.reader.shard_table import SampleRules
 from dali_pipes.store.patience import Ahead, Patience, use_patience
 from dali_pipes.store.urls import ShardUrls

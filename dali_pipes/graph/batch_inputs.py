@@ -26,7 +26,7 @@ class BatchInputs(NamedTuple):
 
     batch: Batch
     encoded: Sequence[Any]
-    """For each of `DecodePipeline.read_components` an `dali_pipes.reader.buffers.EncodedBatch`, a TensorList,
+    """For each of `DecodePipeline.read_components` a `dali_pipes.reader.buffers.EncodedBatch`, a TensorList,
     or a list of uint8 arrays [bytes], one for each sample."""
     arrays: Sequence[npt.NDArray[Any]]
     """One entry for each of `GraphInputs.arrays`: an array [B, ...]."""

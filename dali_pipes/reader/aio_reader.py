@@ -39,16 +39,15 @@ class _Read(NamedTuple):
 class AioReader:
     """The reading thread of a loader, and its buffers; see `dali_pipes.reader.segments.SegmentReader`.
 
-    Raises:
-        OSError: If the system does not allow asynchronous I/O.
+    It owns ``aio``, and closes it.
     """
 
-    def __init__(self, path: str, *, buffers: Buffers) -> None:
-        self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    def __init__(self, path: str, *, aio: Aio, buffers: Buffers) -> None:
+        self._aio, self._buffers = aio, buffers
         try:
-            self._aio, self._buffers = Aio(), buffers
+            self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
-            os.close(self._file)
+            aio.close()
             raise
         self._begun: SimpleQueue[_Read | None] = SimpleQueue()
         # No executor: Python's take no work when the main thread has ended, but a loop in another thread may go on.

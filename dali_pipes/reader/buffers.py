@@ -23,8 +23,13 @@ Int64s = npt.NDArray[np.int64]
 UInt8s = npt.NDArray[np.uint8]
 
 
+class _Lent(weakref.ref):  # type: ignore[type-arg]
+    # A buffer that is in use; called back when it is not any more.
+    memory: Any
+
+
 class Buffers:
-    """Buffers that come back by themselves.
+    """Buffers that come back by themselves. They do not shrink: each keeps the size of the largest batch that it held.
 
     ``allocate`` makes the memory of this number of bytes: an object that numpy can view.
     """
@@ -33,7 +38,8 @@ class Buffers:
         self.is_pinned = is_pinned
         """Whether the memory is page-locked."""
         self._allocate = allocate or _mapped
-        self._free: list[Any] = []
+        self._lent: dict[int, _Lent] = {}
+        self._free: list[_Lent] = []
 
     def take(self, num_bytes: int) -> UInt8s:
         """Take a buffer of at least ``num_bytes``: uint8 [bytes], of any content.
@@ -46,14 +52,17 @@ class Buffers:
             memory = self._allocate(-(-capacity // _HUGE_PAGE) * _HUGE_PAGE)
         # A new array each time. Its base is no array: so numpy's views refer to it, and not to the memory itself.
         buffer = np.frombuffer(memoryview(memory), np.uint8)
-        weakref.finalize(buffer, self._free.append, memory).atexit = False
+        # It may come back in a thread of DALI's, where no code of Python's should run: so the callback is one of C.
+        lent = _Lent(buffer, self._free.append)
+        lent.memory = memory
+        self._lent[id(lent)] = lent  # a weak reference that is gone calls nobody
         return buffer
 
     def _pop(self, num_bytes: int) -> Any:
         """Take a free buffer that is large enough, and drop those that are too small."""
         # A buffer may come back at any time, in any thread: only pop and append touch the list.
         while self._free:
-            memory = self._free.pop()
+            memory = self._lent.pop(id(self._free.pop())).memory
             if memoryview(memory).nbytes >= num_bytes:
                 return memory
         return None

@@ -1,19 +1,14 @@
 """What a segment is to its reader: lines to read, in batches.
 
 There are two readers. `dali_pipes.reader.aio_reader` reads a batch with one system call into memory that is used again.
-`dali_pipes.reader.webdataset` runs DALI's `fn.readers.webdataset`, where the system does not allow the first.
+`dali_pipes.reader.webdataset` runs DALI's `fn.readers.webdataset`. `dali_pipes.reader.opening` chooses one of them.
 """
 
-import logging
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
-
-from dali_pipes.reader.buffers import Buffers
-
-_log = logging.getLogger(__name__)
 
 Int64s = npt.NDArray[np.int64]
 
@@ -51,28 +46,3 @@ class SegmentReader(Protocol):
 
     def close(self) -> None:
         """Free what is shared by all segments, which are closed. Can be called twice."""
-
-
-def open_reader(path: str, *, kind: str = "auto", buffers: Buffers | None = None) -> SegmentReader:
-    """Open a reader of the cache file.
-
-    Args:
-        path: The cache file.
-        kind: ``"aio"``, ``"webdataset"``, or ``"auto"``: the first that the system allows.
-        buffers: Where ``"aio"`` puts encoded bytes; ``None``: in ordinary memory.
-
-    Raises:
-        OSError: If ``kind`` is ``"aio"`` and the system does not allow it.
-    """
-    if kind != "webdataset":
-        from dali_pipes.reader.aio_reader import AioReader
-
-        try:
-            return AioReader(path, buffers=buffers or Buffers())
-        except OSError as exc:
-            if kind == "aio":
-                raise
-            _log.info("Linux's asynchronous I/O is not to be had (%s): DALI's own reader is used", exc)
-    from dali_pipes.reader.webdataset import WebdatasetReader
-
-    return WebdatasetReader(path)

@@ -55,11 +55,11 @@ def run(program: str, *arguments: object, **environment: str) -> "subprocess.Com
 
 
 def test_batches_reuse_memory(tmp_path: Path) -> None:
-    """120 batches of 100 kB photos: far fewer page faults than with ``malloc``; the environment stays as it was."""
+    """120 batches of 100 kB photos: fewer than half the page faults of ``malloc``; the environment stays as it was."""
     shards = write_shards(tmp_path, make_samples([(700, 500)] * 64), per_shard=32)
     faults, threshold = run(EPOCHS, shards).stdout.split()
     chosen_faults, chosen = run(EPOCHS, shards, **{THRESHOLD: "32M"}).stdout.split()
-    assert float(faults) < 0.25 * float(chosen_faults), f"{faults} page faults a sample, {chosen_faults} with malloc"
+    assert float(faults) < 0.5 * float(chosen_faults), f"{faults} page faults a sample, {chosen_faults} with malloc"
     assert (threshold, chosen) == ("None", "32M")
 
 

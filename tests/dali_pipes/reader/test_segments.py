@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import os
+import platform
 import re
 import resource
 import subprocess
@@ -20,11 +21,11 @@ from nvidia.dali import fn, types
 from nvidia.dali.pipeline import Pipeline
 from nvidia.dali.tensors import TensorCPU, TensorListCPU
 
-from dali_pipes.reader import segments as segments_module
-from dali_pipes.reader.aio import MAX_READS, Aio
+from dali_pipes.reader.aio import _CALLS, MAX_READS, Aio
 from dali_pipes.reader.aio_reader import AioReader
 from dali_pipes.reader.buffers import Buffers, as_dali
-from dali_pipes.reader.segments import Lines, SegmentReader, open_reader
+from dali_pipes.reader.opening import open_reader
+from dali_pipes.reader.segments import Lines, SegmentReader
 from dali_pipes.reader.webdataset import WebdatasetReader
 
 BLOCKS = 64
@@ -186,7 +187,8 @@ def test_segment_may_be_closed_before_it_is_read(readers: dict[str, SegmentReade
 
 AFTER_MAIN = """
 import sys, threading, numpy as np
-from dali_pipes.reader.segments import Lines, open_reader
+from dali_pipes.reader.opening import open_reader
+from dali_pipes.reader.segments import Lines
 
 def read():
     threading.main_thread().join()
@@ -216,20 +218,30 @@ def test_source_info_ends_in_the_ordinal(file: Path) -> None:
         assert segment.read()[0][0].source_info().endswith(f":512:{2**40}")
 
 
+@pytest.mark.parametrize("refused", ["io_setup", "io_submit"])
 def test_auto_takes_dalis_reader_where_the_system_allows_no_other(
-    file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    file: Path, refused: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A container may filter the system calls; a user who asked for them is told."""
+    """A container may filter either system call; a user who asked for them is told."""
+    call = Aio._call
+    number = dict(zip(["io_setup", "io_destroy", "io_submit"], _CALLS[platform.machine()], strict=False))[refused]
 
-    def refuse(*_: object, **__: object) -> AioReader:
-        raise PermissionError(1, "Operation not permitted")
+    def filtered(self: Aio, called: int, *arguments: int | None) -> int:
+        if called == number:
+            raise PermissionError(1, "Operation not permitted")
+        return call(self, called, *arguments)
 
-    monkeypatch.setattr("dali_pipes.reader.aio_reader.AioReader", refuse)
-    caplog.set_level("INFO", segments_module.__name__)
+    monkeypatch.setattr(Aio, "_call", filtered)
     assert isinstance(open_reader(str(file)), WebdatasetReader)
     assert "Operation not permitted" in caplog.text
     with pytest.raises(PermissionError):
         open_reader(str(file), kind="aio")
+
+
+def test_missing_file_is_no_reason_to_take_another_reader(tmp_path: Path) -> None:
+    """Only the system's refusal is."""
+    with pytest.raises(FileNotFoundError):
+        open_reader(str(tmp_path / "missing"))
 
 
 # Linux's asynchronous I/O
@@ -342,7 +354,7 @@ def test_reader_keeps_few_buffers(file: Path) -> None:
 
     gc.disable()
     try:
-        with contextlib.closing(AioReader(str(file), buffers=Buffers(allocate))) as reader:
+        with contextlib.closing(AioReader(str(file), aio=Aio(), buffers=Buffers(allocate))) as reader:
             for _ in range(5):
                 segment = reader.open(lines([np.arange(40) * 512], [np.full(40, 300)]), batch_size=4)
                 for _ in range(10):
