@@ -11,7 +11,8 @@ import pytest
 
 import dali_pipes as dp
 from tests.conftest import Sample, make_samples, write_shards
-from tests.dali_pipes.bad_samples.test_bad_samples import cut, garbage, spoilt
+from tests.dali_pipes.bad_samples.test_bad_samples import garbage, spoilt
+from tests.hostile_photos import undecodable
 
 NUM_SAMPLES = 20
 KEYS = [f"s{number:05d}" for number in range(NUM_SAMPLES)]
@@ -115,7 +116,7 @@ def test_nothing_interrupts_between_counting_and_hand_over(shards: Path, face: s
         assert not [(where, name) for where, name in ran if name.startswith(INTERRUPTIBLE)]
 
 
-@pytest.mark.parametrize("how", [cut, garbage], ids=["by DALI", "by the index"])
+@pytest.mark.parametrize("how", [undecodable, garbage], ids=["by DALI", "by the index"])
 @pytest.mark.parametrize("bad", [2, 12, 19])
 def test_state_after_an_error_has_the_lost_batch_to_come(
     tmp_path: Path, samples: list[Sample], how: Callable[[bytes], bytes], bad: int
@@ -147,7 +148,7 @@ def test_state_after_an_error_has_the_lost_batch_to_come(
 
 def test_error_after_an_error_counts_neither(tmp_path: Path, samples: list[Sample]) -> None:
     """Two batches lost in a row, and an interruption after them: the state still says where the loop stands."""
-    shards = write_shards(tmp_path, spoilt(samples, [7, 11], how=cut), per_shard=5)
+    shards = write_shards(tmp_path, spoilt(samples, [7, 11], how=undecodable), per_shard=5)
     with open_loader(shards) as loader:
         assert next(loader)[0]["key"] == KEYS[:5]
         for key in (KEYS[7], KEYS[11]):
