@@ -178,21 +178,11 @@ def loader(
         inputs = _plan_inputs(data_set, _select(data_set, stored, pipeline, select), order, resumed)
         # The first batch's shards are on their way while the graph waits for its example.
         example = resources.enter_context(Ahead(stored.example)) if pipeline is None else None
-        share = data_set.open_share(
-            reserved=inputs.reserved_bytes(data_set.extent_bytes, batching),
-            is_windowed=window_bytes(order, data_set.manifest.shard_bytes) != "all",
-            group=inputs.group,
-            cache_dir=_directory(cache),
-            cache_bytes=cache.max_bytes,
-            verify=cache.verify,
-        )
-        resources.callback(share.close)
-        stager = data_set.open_stager(share, num_fetchers=cache.fetchers)
-        resources.callback(stager.close)
+        share, stager = _open_cache(data_set, inputs, batching, cache, resources)
         buffers = Buffers() if device_id is None else pinned_buffers()
         reader = open_reader(share.path, kind=decode.reader, buffers=buffers)
         resources.callback(reader.close)
-        components: list[str] = []
+        components: list[str] = []  # filled when the graph is known
         feeds = Feeds(
             inputs,
             batching=batching,
@@ -351,6 +341,24 @@ def _open_data_set(
     data_set = DataSet(found, alignment=extent_alignment(_directory(cache)))
     resources.callback(data_set.close)
     return data_set
+
+
+def _open_cache(
+    data_set: DataSet, inputs: PlanInputs, batching: Batching, cache: Cache, resources: contextlib.ExitStack
+) -> tuple[CacheShare, Stager]:
+    """Reserve this loader's part of the cache, and start the threads that stage shards."""
+    share = data_set.open_share(
+        reserved=inputs.reserved_bytes(data_set.extent_bytes, batching),
+        is_windowed=window_bytes(inputs.order, data_set.manifest.shard_bytes) != "all",
+        group=inputs.group,
+        cache_dir=_directory(cache),
+        cache_bytes=cache.max_bytes,
+        verify=cache.verify,
+    )
+    resources.callback(share.close)
+    stager = data_set.open_stager(share, num_fetchers=cache.fetchers)
+    resources.callback(stager.close)
+    return share, stager
 
 
 def _excluded(data_set: DataSet, select: Select) -> Int64s:

@@ -91,7 +91,7 @@ class ScriptedServer:
                 self._script(visit)
                 if visit.is_over:
                     break
-        # Close in order: a reset could overtake the bytes that were sent.
+        # Shut down first: closing at once may send a reset, and the client then loses bytes that were sent before it.
         with contextlib.suppress(OSError):
             sock.shutdown(socket.SHUT_WR)
             sock.close()

@@ -104,7 +104,7 @@ class LoaderScenario(Scenario[Inputs, Contender, Turn]):
         A peer that fails is left out; its error is in the record.
 
         Raises:
-            OutputError: If one of our own loaders does not yield what the shards hold.
+            OutputError: If one of our own loaders yields other samples than the shards hold.
             PipesError: If one of our own loaders cannot be opened, or takes too long.
             ValueError: If the shards do not allow a setting, or there is too little space for what is to be written.
         """

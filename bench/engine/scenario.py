@@ -37,7 +37,7 @@ class Rounds(Generic[Subject, Row]):
     rows: dict[Subject, list[Row]] = field(init=False)
     """The measurements of each subject, in the order of the rounds."""
     errors: dict[Subject, str] = field(default_factory=dict)
-    """The error that ended a subject's turns, by subject, if the scenario `goes_on_without` it."""
+    """The errors of failed subjects, by subject, in a scenario that continues without them (see `goes_on_without`)."""
     tries: dict[Subject, int] = field(default_factory=dict)
     """How often a process ended in a turn of a subject, in the runs that this one goes on with."""
     at: str = ""

@@ -66,7 +66,7 @@ def _copied(scenario: GpuScenario, point: Point) -> tuple[dict[str, float] | Non
 
 
 def measure_copies(run: Callable[[], None]) -> dict[str, int]:
-    """Count the bytes that ``run`` copies to the GPU, by kind of host memory; empty if CUPTI reports no copy.
+    """Count the bytes that ``run`` copies to the GPU: kind of host memory -> bytes; empty if CUPTI reports no copy.
 
     `torch.profiler` sees all copies of the process, DALI's too. It slows the process down, so nothing is timed with it.
     """
@@ -82,7 +82,10 @@ def measure_copies(run: Callable[[], None]) -> dict[str, int]:
 
 
 def copied_bytes(trace: Mapping[str, Any]) -> dict[str, int]:
-    """Sum the bytes of the copies from host to GPU in a trace of `torch.profiler`, by kind of host memory.
+    """Sum the bytes that a trace of `torch.profiler` shows as copied from the host to the GPU.
+
+    Returns:
+        Kind of host memory -> bytes.
 
     >>> copied_bytes({"traceEvents": [{"name": "Memcpy HtoD (Pinned -> Device)", "args": {"bytes": 4096}}]})
     {'pinned': 4096}

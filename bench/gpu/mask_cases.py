@@ -60,7 +60,7 @@ def lz4_masks(workload: Workload, setting: GpuSetting) -> tuple[Any, float]:
 def _fed(
     values: Sequence[Any], setting: GpuSetting, *, made: Callable[[Any], Any] = lambda value: value, **options: Any
 ) -> Any:
-    """Make an input that feeds ``made(value)`` for each value in turn, again and again."""
+    """Make an input of the pipeline that feeds ``made(value)`` for each value, and starts again after the last."""
     turns = map(made, itertools.cycle(values))
     return fn.external_source(
         source=lambda: list(itertools.islice(turns, setting.batch_size)),

@@ -132,7 +132,7 @@ FEED_FIGURES: Mapping[str, Figure] = {
     ),
     "num_reading": _low("reading threads", "threads", 1, "Threads that read many bytes at the same time."),
 }
-"""The further figures of `bench feed`, which has ``samples_per_s``, too."""
+"""The figures that `bench feed` has in addition to ``samples_per_s``."""
 
 FIGURES: Mapping[str, Figure] = {**RUN_FIGURES, **FEED_FIGURES}
 """All figures, in the order of a report."""

@@ -17,9 +17,9 @@ CAUSE_CHARS = 1000
 class FaultError(Exception):
     """An attempt failed; another one may succeed.
 
-    ``retry_after_s`` is the pause that the server asked for. ``is_away``: the cluster, or a part of it, does not serve
-    the object now; else it answers, and wrongly. ``is_fruitless``: the bytes that came are of no use,
-    or too few to go on like this.
+    The server asked for a pause of ``retry_after_s``. ``is_away``: the cluster, or a part of it, does not serve the
+    object now; otherwise the cluster gave a wrong answer. ``is_fruitless``: the bytes that came are of no use, or too
+    few to continue.
     """
 
     def __init__(

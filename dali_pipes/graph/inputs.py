@@ -160,8 +160,8 @@ class Components:
     def same_size(self, photo: str, mask: str) -> None:
         """Make each sample bad whose mask has another height or width than its photo.
 
-        Such a mask does not fit the photo, but a crop of each can be made, so that nothing else would notice it.
-        Components that are decoded by the same crop, in stored pixels, are compared without this call.
+        Such a mask does not fit the photo, but each can be cropped, so no other check finds it. Components that the
+        graph decodes with the same crop are compared anyway.
         """
         for component in (photo, mask):
             self.inputs.photos.add(component)

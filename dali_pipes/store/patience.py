@@ -161,9 +161,9 @@ class Ahead(Generic[_Returned]):
 
 
 class Waiting:
-    """The time for which one request waits for ``whom``, an endpoint.
+    """Counts the time for which one request waits for ``whom``, an endpoint.
 
-    ``since`` starts with the first failure after the last progress.
+    The time starts with the first failure after the last progress.
     """
 
     def __init__(self, patience: Patience, whom: str) -> None:
@@ -179,9 +179,9 @@ class Waiting:
         return 0.0 if self._since is None else time.monotonic() - self._since
 
     def next_pause_s(self, cause: str, *, retry_after_s: float = 0.0, has_answered: bool = True) -> float | None:
-        """Count a failure: the seconds to pause before the next attempt, or ``None`` if the patience is at its end.
+        """Count a failure; return the seconds to pause before the next attempt, or ``None`` if the patience is over.
 
-        ``retry_after_s`` is the pause that the server asked for. Tells the user once a minute.
+        The server asked for a pause of ``retry_after_s``. While the pauses go on, the log has a line once a minute.
         """
         now = time.monotonic()
         if self._since is None:

@@ -4,6 +4,7 @@ import json
 import re
 import socket
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from email.utils import formatdate
 from http import HTTPStatus
@@ -25,7 +26,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 Headers = Sequence[tuple[str, str]]
 
 
-class Exchange(BaseRequestHandler):
+class Exchange(BaseRequestHandler, ABC):
     """Handles the requests of one connection, which stays open, and answers in AIS's form."""
 
     request: socket.socket
@@ -63,9 +64,9 @@ class Exchange(BaseRequestHandler):
         if self.has_answered:
             self._linger()
 
+    @abstractmethod
     def dispatch(self) -> None:
         """Answer one request."""
-        raise NotImplementedError
 
     def _read_head(self, behind: bytes) -> bool:
         """Wait for a request, and return whether there is one; answer here what breaks HTTP's rules."""
@@ -101,7 +102,7 @@ class Exchange(BaseRequestHandler):
         return True
 
     def refuse_connection(self, status: int, body: bytes, headers: Headers) -> None:
-        """Answer whatever the client sends, and close the connection."""
+        """Send this answer, whatever the client has sent, and close the connection."""
         self.close_connection = True
         self._send(status, body, headers, len(body))
         self._linger()

@@ -18,7 +18,7 @@ LATE_S = 2.0
 
 @contextmanager
 def bucket_of(folder: Path, before: Callable[[str], int | None]) -> Iterator[Answering]:
-    """A cluster with the bucket ``b``; ``before`` is called with each path, and returns a status other than 200."""
+    """Serve the bucket ``b``. ``before`` gets the path of each request; if it returns a status, that is the answer."""
 
     def act(exchange: Exchange) -> None:
         path = urlsplit(exchange.path).path

@@ -1,4 +1,4 @@
-"""Files of text that lie beside shards, or that people write: lists, tables, settings, states."""
+"""Valid text files: those that are stored beside shards, and those that users write (lists, tables, settings)."""
 
 import json
 import tempfile
